@@ -36,7 +36,7 @@ class Names:
     Decisions compare ids and look at nothing else of them. So each id is replaced by a place in an order.
     """
 
-    __slots__ = ("blocks", "ledger", "requests", "slots", "transfers")
+    __slots__ = ("blocks", "ledger", "requests", "slots", "transfers", "workers")
 
     def __init__(
         self,
@@ -45,14 +45,21 @@ class Names:
         transfers: Mapping[int, int],
         slots: Mapping[int, int],
         blocks: Mapping[int, int],
+        workers: Sequence[int] = (),
     ) -> None:
         self.ledger, self.requests, self.transfers = ledger, requests, transfers
         self.slots, self.blocks = slots, blocks
+        self.workers = workers or range(ledger.config.workers)
+        """The workers in the order of their names."""
 
     def tables(self, tables: Iterable[Sequence[int]]) -> list[list[int]]:
         """Lists of device blocks, renamed. The null block stays nobody."""
         get = self.blocks.get
         return [[get(block, NOBODY) for block in table] for table in tables]
+
+    def of_each_worker(self, bits: int) -> int:
+        """A set of workers as bits, renamed."""
+        return sum((bits >> worker & 1) << place for place, worker in enumerate(self.workers))
 
 
 class Kept(NamedTuple):

@@ -65,7 +65,7 @@ def test_with_changed_bounds_an_unreached_sometimes_is_reported_and_refutes_noth
     """The scope requires a reset under a copy, which bounds without resets exclude."""
     result = run("serving", "-b", "resets=0", "-b", "failures=0")
     assert result.exit_code == 0
-    assert "  reached    a hit is loaded, a key waits, deferred\n" in result.stdout
+    assert "  reached    a hit is loaded, a key waits, waits for a store\n" in result.stdout
     failures, resets = "a load fails, a store is made again", "a reset under a store, a reset under a load"
     unreached = f"  unreached  {failures}, {resets}\n"
     assert (

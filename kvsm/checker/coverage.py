@@ -32,8 +32,13 @@ class TableEdge(NamedTuple):
     target: str
     why: str
 
+    @property
+    def name(self) -> str:
+        """The edge without its reason."""
+        return f"{self.machine} {self.source} --{self.trigger}--> {self.target}"
+
     def __str__(self) -> str:
-        return f"{self.machine} {self.source} --{self.trigger}--> {self.target} ({self.why})"
+        return f"{self.name} ({self.why})"
 
 
 def all_edges(machine: Machine) -> tuple[TableEdge, ...]:

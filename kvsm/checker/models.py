@@ -32,6 +32,7 @@ from kvsm.checker.protocol.terms import Declaration
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
+from kvsm.checker.serving_pairs import PAIRS
 from kvsm.checker.threads import SCOPES as THREAD_SCOPES
 from kvsm.checker.threads import ThreadScope, explore_schedules, retell_schedule
 from kvsm.checker.tiers import SCOPES as TIER_SCOPES
@@ -79,6 +80,8 @@ class CheckedModel:
     says: str
     machines: tuple[str, ...] = ()
     scopes: Mapping[str, Any]
+    families: Mapping[str, Sequence[str]] = {}
+    """Several scopes under one name."""
     takes_depth = True
     counts = "states"
 
@@ -215,7 +218,11 @@ class _ServingChecks(CheckedModel):
     name = "serving"
     says = "the real offloader and scheduler with a small engine, and copies that end in any order"
     machines = ("block", "transfer", "lease", "request")
-    scopes: Mapping[str, ServingScope] = SERVING_SCOPES
+    scopes: Mapping[str, ServingScope] = {**SERVING_SCOPES, **PAIRS}
+    families: Mapping[str, Sequence[str]] = {
+        "pairs": tuple(PAIRS),
+        "every-small": (*[name for name in SERVING_SCOPES if not name.startswith("full")], *PAIRS),
+    }
 
     def model(self, scope: ServingScope) -> RerunModel[ServingWorld]:
         """Only for retelling: to explore, `ServingModel` saves and restores its worlds instead."""

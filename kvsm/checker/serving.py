@@ -38,6 +38,16 @@ def _abandons(world: ServingWorld, direction: Direction) -> bool:
     return any(one.direction is direction and one.state is TransferState.ABANDONED for one in live)
 
 
+def _waits(world: ServingWorld, direction: Direction) -> bool:
+    """Whether a request is deferred for such a copy. A load must be another request's."""
+    ledger = world.engine.core.ledger
+    waiting = [ledger.requests[name] for name in ledger.deferred]
+    return any(
+        one.direction is direction and any(other.awaits == one.id != other.load for other in waiting)
+        for one in ledger.transfers.values()
+    )
+
+
 def _skipped(world: ServingWorld, reason: str) -> bool:
     return any(isinstance(event, ev.StoreSkipped) and event.reason == reason for event in world.news)
 
@@ -66,7 +76,14 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
         "a block waits for another copy of its key",
         lambda world: _skipped(world, SkipReason.KEY_IN_FLIGHT),
     ),
-    "deferred": ("a request waits for a copy", lambda world: bool(world.engine.core.ledger.deferred)),
+    "waits for a store": (
+        "a request waits for a block that is being stored",
+        lambda world: _waits(world, Direction.STORE),
+    ),
+    "waits for a load": (
+        "a request waits for a block that another one loads",
+        lambda world: _waits(world, Direction.LOAD),
+    ),
     "over under its load": ("a request ends, and its load goes on", _ends_under_its_load),
     "preempted": ("a request loses its blocks", _news(ev.RequestPreempted)),
     "a report is refused": ("a report comes twice, or too late", _news(ev.ReportRejected)),
@@ -89,12 +106,16 @@ SOMETIMES: Mapping[str, tuple[str, Callable[[ServingWorld], bool]]] = {
 
 
 class ServingScope(msgspec.Struct, frozen=True):
-    """The options of a world, and what its exploration should meet. required: whether it must."""
+    """The options of a world, and what its exploration should meet. required: whether it must.
+
+    says: what else to tell of its bounds.
+    """
 
     name: str
     options: ServingOptions
     sometimes: tuple[str, ...] = ()
     required: bool = True
+    says: str = ""
 
 
 class ServingModel:
@@ -124,6 +145,7 @@ class ServingModel:
                 f"{options.slots} slots",
                 f"{options.workers} workers",
                 *budgets,
+                *([f"made of: {self.scope.says}"] if self.scope.says else []),
             ]
         )
 
@@ -233,7 +255,7 @@ def _small_scopes() -> Iterator[ServingScope]:
                 "a load fails",
                 "a store is made again",
                 "a key waits",
-                "deferred",
+                "waits for a store",
                 "a reset under a store",
                 "a reset under a load",
             ),
@@ -241,17 +263,17 @@ def _small_scopes() -> Iterator[ServingScope]:
         (
             "aborts",
             _with(_EAGER, aborts=1, repeats=1),
-            ("a key waits", "deferred", "over under its load", "a report is refused"),
+            ("a key waits", "waits for a store", "over under its load", "a report is refused"),
         ),
         (
             "preemptions",
             _with(_EAGER, preemptions=1, partial=1, waits=1, most=2),
-            ("a key waits", "deferred", "over under its load", "preempted"),
+            ("a key waits", "waits for a store", "waits for a load", "over under its load", "preempted"),
         ),
         (
             "evictions",
             _with(whole, failures=1, partial=1),
-            ("a load fails", "an eviction", "deferred"),
+            ("a load fails", "an eviction", "waits for a store"),
         ),
         (
             "lazy",
@@ -266,16 +288,31 @@ def _small_scopes() -> Iterator[ServingScope]:
         (
             "no-references",
             _with(_NO_REFERENCES, preemptions=1),
-            ("over under its load", "preempted", "a flush"),
+            ("over under its load", "preempted", "a flush", "waits for a store", "waits for a load"),
         ),
-        ("asynchronous", _with(_ASYNCHRONOUS, aborts=1), ("a key waits", "deferred", "over under its load")),
-        ("losing", _with(_LOSING), ("a load fails", "deferred", "a report is refused", "a transfer is lost")),
+        (
+            "asynchronous",
+            _with(_ASYNCHRONOUS, aborts=1),
+            ("a key waits", "waits for a store", "over under its load"),
+        ),
+        ("router", _with(_ROUTED), ("an eviction",)),
+    ):
+        yield ServingScope(name, options, ("a hit is loaded", *sometimes))
+
+
+def _losing_scopes() -> Iterator[ServingScope]:
+    """Transfers are given up. Each is explored in a second or two."""
+    for name, options, sometimes in (
+        (
+            "losing",
+            _with(_LOSING),
+            ("a load fails", "waits for a store", "a report is refused", "a transfer is lost"),
+        ),
         (
             "shared",
             _with(_SHARED, failures=1, resets=1, most=1),
             ("a load fails", "a reset under a store", "a reset under a load", "a transfer is lost"),
         ),
-        ("router", _with(_ROUTED), ("an eviction",)),
     ):
         yield ServingScope(name, options, ("a hit is loaded", *sometimes))
 
@@ -287,9 +324,14 @@ def _restart_scopes() -> Iterator[ServingScope]:
         (
             "restarts",
             _with(_EAGER, resets=1, crashes=1),
-            ("deferred", "a reset under a store", "a reset under a load"),
+            ("waits for a store", "waits for a load", "a reset under a store", "a reset under a load"),
         ),
         ("restarts-evictions", _with(whole, failures=1, crashes=2, most=2), ("an eviction",)),
+        (
+            "any-two",
+            _with(structs.replace(_EAGER, workers=1), aborts=1, preemptions=1, resets=2, crashes=1, most=2),
+            ("waits for a store", "waits for a load", "over under its load", "preempted"),
+        ),
         ("restarts-router", _with(_ROUTED, crashes=1), ("an eviction",)),
         (
             "restarts-losing",
@@ -321,5 +363,5 @@ def _full_scopes() -> Iterator[ServingScope]:
 
 
 SCOPES: Mapping[str, ServingScope] = {
-    scope.name: scope for scope in (*_small_scopes(), *_restart_scopes(), *_full_scopes())
+    scope.name: scope for scope in (*_small_scopes(), *_losing_scopes(), *_restart_scopes(), *_full_scopes())
 }

@@ -22,6 +22,7 @@ from kvsm.checker.explorer import ExplorationProgress
 from kvsm.checker.induction.solvers import Solver, chosen_solvers
 from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
+from kvsm.checker.untaken import UNTAKEN
 from kvsm.cli.any_size import check_any_size, keep_events
 from kvsm.cli.executors import cluster_option, executor_of_processes
 from kvsm.cli.exit_codes import ExitCode
@@ -169,6 +170,7 @@ def check(
     \b
     kvsm check                                 a small scope of each model, some seconds
     kvsm check serving --scope full            minutes
+    kvsm check serving --scope pairs           some eighty small scopes, made by rule: minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
     kvsm check tiers --scope full --cluster ray://head:10001      on many machines
     kvsm check --list                          all models and scopes
@@ -183,36 +185,67 @@ def check(
         return
     if any_size:
         raise SystemExit(_prove(models, chosen_solvers(solver), jobs, log, as_json))
-    chosen = [(model, _bounded(model, scope, bounds)) for model in _choose(models, scope, bounds)]
+    chosen = _choose(models, scope, bounds)
     if log is not None:
-        _check_free(log, [model.name for model, _ in chosen])
+        _check_free(log, [model.name for model in chosen])
     limit = ExplorationLimits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
     with nullcontext() if cluster is None else executor_of_processes(cluster, jobs) as executor:
         limit = msgspec.structs.replace(limit, executor=executor)
-        _explore_all(chosen, limit, bool(models), log, as_json)
+        codes = set()
+        for model in chosen:
+            taken = limit if models else _those_taken(limit, model)
+            if scope in model.families:
+                codes.add(_check_family(model, scope, bounds, taken, log, as_json))
+            else:
+                found = _check_scope(model, _bounded(model, scope, bounds), taken, log, as_json)
+                codes.add(_exit_code(found))
+    raise SystemExit(next(code for code in WORST_FIRST if code in codes))
 
 
-def _explore_all(
-    chosen: Sequence[tuple[CheckedModel, Any]],
+def _check_scope(
+    model: CheckedModel,
+    scope: Any,
     limit: ExplorationLimits,
-    are_named: bool,
     log: Path | None,
     as_json: bool,
-) -> None:
-    """Explore one model after the other, and end the command with the worst of their exit codes."""
-    codes = set()
-    for model, wanted in chosen:
-        found = _explore(model, wanted, limit if are_named else _those_taken(limit, model))
-        way = _way(found)
-        told = None if way is None else model.retell(wanted, way)
-        if as_json:
-            say_json(_answer(model, found, told))
-        else:
-            say(*_lines(model, found, told))
-        if log is not None and way is not None:
-            _keep_log(log / model.name, model, wanted, way)
+    *,
+    is_one_of_many: bool = False,
+) -> Exploration:
+    """Explore one scope, and tell what was seen. is_one_of_many: tell it in one line unless it is refuted."""
+    found = _explore(model, scope, limit)
+    way = _way(found)
+    told = None if way is None else model.retell(scope, way)
+    if as_json:
+        say_json(_answer(model, found, told))
+    elif is_one_of_many and found.verdict is not Verdict.REFUTED:
+        say(_short_line(found))
+    else:
+        say(*_lines(model, found, told))
+    if log is not None and way is not None:
+        _keep_log(log / model.name, model, scope, way)
+    return found
+
+
+def _check_family(
+    model: CheckedModel,
+    family: str,
+    bounds: Sequence[str],
+    limit: ExplorationLimits,
+    log: Path | None,
+    as_json: bool,
+) -> ExitCode:
+    """Explore the scopes of a family, until one is refuted or interrupted."""
+    explored, codes = [], set()
+    for name in model.families[family]:
+        wanted = _bounded(model, name, bounds)
+        found = _check_scope(model, wanted, limit, log, as_json, is_one_of_many=True)
+        explored.append(found)
         codes.add(_exit_code(found))
-    raise SystemExit(next(code for code in WORST_FIRST if code in codes))
+        if codes & {ExitCode.BROKEN, ExitCode.INTERRUPTED}:
+            break
+    if not as_json:
+        say(*_family_lines(model, family, explored))
+    return next(code for code in WORST_FIRST if code in codes)
 
 
 # Without bounds.
@@ -265,17 +298,27 @@ def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[Che
     for name in names:
         if name not in MODELS:
             raise ConfigError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    chosen = [one for one in MODELS.values() if (one.name in names if names else scope in one.scopes)]
+    has_it = {name for name, one in MODELS.items() if scope in one.scopes or scope in one.families}
+    chosen = [one for one in MODELS.values() if one.name in (names or has_it)]
     for one in chosen:
-        if scope not in one.scopes:
-            raise ConfigError(f"{one.name} has no scope {scope!r}; it has {', '.join(one.scopes)}")
+        if one.name not in has_it:
+            raise ConfigError(f"{one.name} has no scope {scope!r}; it has {', '.join(_own_scopes(one))}")
     if not chosen:
         raise ConfigError(f"no model has a scope {scope!r}; see kvsm check --list")
-    known = {name for one in chosen for name in one.bounds(one.scopes[scope])}
+    first = {one.name: one.scopes[one.families.get(scope, (scope,))[0]] for one in chosen}
+    known = {name for one in chosen for name in one.bounds(first[one.name])}
     for name in _numbers(bounds):
         if name not in known:
             raise ConfigError(f"there is no bound {name!r} here; there are {', '.join(sorted(known))}")
     return chosen
+
+
+def _own_scopes(model: CheckedModel) -> list[str]:
+    """The scopes that are worth a line each, and the families."""
+    many = {
+        name for names in model.families.values() for name in names if name.rpartition("-")[2].isdecimal()
+    }
+    return [name for name in model.scopes if name not in many] + list(model.families)
 
 
 def _bounded(model: CheckedModel, scope: str, bounds: Sequence[str]) -> Any:
@@ -320,8 +363,12 @@ def _print_list(as_json: bool) -> None:
     for model in MODELS.values():
         say(f"{model.name}: {model.says}")
         first: dict[str, int] = {}
-        for name, scope in model.scopes.items():
-            bounds = model.bounds(scope)
+        for name in _own_scopes(model):
+            if name in model.families:
+                names = model.families[name]
+                say(f"  {name}: {len(names)} scopes, {names[0]} to {names[-1]}")
+                continue
+            bounds = model.bounds(model.scopes[name])
             told = [f"{bound}={number}" for bound, number in bounds.items() if first.get(bound) != number]
             say(f"  {name}: {' '.join(told) or 'the same bounds'}")
             first = first or bounds
@@ -375,13 +422,38 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
             yield f"{reason}; changed bounds require none"
     if model.machines:
         missed = never_taken(found.edges, model.machines)
-        edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)
-        yield f"  edges      {edges - len(missed)} of {edges} in the tables of {', '.join(model.machines)}"
+        yield _edges_line(model, len(missed))
         for (machine, trigger), same in groupby(missed, lambda edge: (edge.machine, edge.trigger)):
             ways = ", ".join(f"{edge.source} -> {edge.target}" for edge in same)
             yield f"    never taken: {machine} {trigger}: {ways}"
     if told is not None:
         yield from render(told).split("\n")
+
+
+def _edges_line(model: CheckedModel, missed: int) -> str:
+    edges = sum(len(all_edges(MACHINES[name])) for name in model.machines)
+    return f"  edges      {edges - missed} of {edges} in the tables of {', '.join(model.machines)}"
+
+
+def _short_line(found: Exploration) -> str:
+    """One scope of a family."""
+    limit = f" (stopped at {found.limit})" if found.limit else ""
+    return (
+        _COLOURS[found.verdict](f"{found.model}: {found.verdict.value}{limit}")
+        + f", {found.states:,} states, {found.transitions:,} transitions, {found.seconds:.1f} s"
+    )
+
+
+def _family_lines(model: CheckedModel, family: str, explored: Sequence[Exploration]) -> Iterator[str]:
+    """The sum of a family, and why no scope takes the edges that are left."""
+    states, transitions = (sum(getattr(one, name) for one in explored) for name in ("states", "transitions"))
+    yield f"{model.name}, {family}: {len(explored)} of {len(model.families[family])} scopes"
+    seconds = sum(one.seconds for one in explored)
+    yield f"  seen       {states:,} states, {transitions:,} transitions; {seconds:.1f} s"
+    missed = never_taken({edge for one in explored for edge in one.edges}, model.machines)
+    yield _edges_line(model, len(missed))
+    for edge in missed:
+        yield f"    never taken: {edge.name}: {UNTAKEN.get(edge.name, 'no scope of this family leads there')}"
 
 
 def _answer(model: CheckedModel, found: Exploration, told: Counterexample | None) -> CheckAnswer:

@@ -25,7 +25,7 @@ class LoadEnded(msgspec.Struct, frozen=True):
     num_computed_tokens: int
     """How many tokens the request has now, from its first."""
     lost: bool = False
-    """A copy may still write to the request's blocks."""
+    """A copy may still write to the request's blocks. An engine without references gives them to nobody."""
 
 
 def _in_order(names: Names, requests: Iterable[str]) -> list[int]:

@@ -14,7 +14,7 @@ to is declared beside the field (`kvsm.canonical`), with the reason. Here things
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 from typing import Any, Protocol
 
@@ -25,6 +25,7 @@ from kvsm.ids import listed, to_list
 from kvsm.ledger import Ledger
 from kvsm.worlds.parts import lru_order
 from kvsm.worlds.small_engine import SmallEngine
+from kvsm.worlds.small_workers import TORN
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -58,17 +59,20 @@ def _names_in(engine: SmallEngine, renamed: bool) -> Names:
     num_slots, num_blocks = len(ledger.key_of), len(engine.device)
     slots: Iterable[int] = range(num_slots)
     blocks: Iterable[int] = range(num_blocks)
+    workers: Sequence[int] = ()
     if renamed:
         blocks = _blocks_in_order(engine, num_blocks)
         idle = lru_order(ledger)
         if idle is not None:
             slots = slots_in_order(ledger, engine.requests, idle, num_slots)
+        workers = _workers_in_order(engine, transfers, blocks)
     return Names(
         ledger,
         requests,
         transfers,
         {slot: place for place, slot in enumerate(slots)},
         {block: place for place, block in enumerate(blocks)},
+        workers,
     )
 
 
@@ -87,6 +91,29 @@ def slots_in_order(
     order.update(dict.fromkeys(idle))
     order.update(dict.fromkeys(range(num_slots)))
     return order
+
+
+def _workers_in_order(
+    engine: SmallEngine, transfers: Mapping[int, int], blocks: Iterable[int]
+) -> Sequence[int]:
+    """The workers by what they have done of each copy, and by which blocks a failed copy has torn there."""
+    if engine.workers == 1:
+        return ()
+    live = engine.core.ledger.transfers
+
+    def done(worker: int) -> Any:
+        return (
+            [worker in copy.left for copy in engine.copies.values()],
+            [one.reported >> worker & 1 for one in live.values()],
+            sorted(
+                (transfers[one.transfer], one.good)
+                for one in engine.reports
+                if one.worker == worker and one.transfer in live
+            ),
+            [TORN in engine.device[block][worker] for block in blocks],
+        )
+
+    return sorted(range(engine.workers), key=done)
 
 
 def _blocks_in_order(engine: SmallEngine, num_blocks: int) -> Iterable[int]:

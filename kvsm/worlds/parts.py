@@ -94,7 +94,7 @@ declare(
     word=KEPT,
     epoch=_PEOPLE,
     since=Seen(_ticks_waited),
-    reported=KEPT,
+    reported=Seen(lambda one, names: names.of_each_worker(one.reported)),
     flush=_PEOPLE,
 )
 declare(

@@ -27,6 +27,7 @@ from kvsm.ledger import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import SlotQueue
+from kvsm.policies.use_counts import UseCounts
 from kvsm.scheduler import StoreMode
 from kvsm.scheduler.device_blocks import DeviceBlocksState
 from kvsm.scheduler.free_queue import WalkState
@@ -142,6 +143,14 @@ def _queue(capacity: int, slots: tuple[int, ...]) -> SlotQueue:
     return queue
 
 
+def _uses(most: int, counts: bytes) -> UseCounts:
+    # What `restore` saves and restores of the slots of a queue, here of all slots.
+    made, every_slot = UseCounts(len(counts), most), SlotQueue(len(counts))
+    every_slot.append(tuple(range(len(counts))))
+    made.restore(counts, every_slot)
+    return made
+
+
 def _numbers(numbers: bytes) -> array[int]:
     return array("q", numbers)
 
@@ -150,13 +159,14 @@ _CODECS = {codec.machine.name: codec for codec in (BLOCK_WORDS, LEASE_WORDS)}
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     StateWords: lambda one: (_words, (one.codec.machine.name, one.words.tobytes())),
     SlotQueue: lambda one: (_queue, (len(one._place), tuple(one))),
+    UseCounts: lambda one: (_uses, (one._most, bytes(one._bytes))),
     array: lambda one: (_numbers, (one.tobytes(),)),
 }
 
 # A pickle names classes and functions by numbers: to import them by name takes a third of the time of `load`.
 _FIRST_NUMBER = 0x4B560000
 _NUMBERED: tuple[Any, ...] = (
-    *(_words, _queue, _numbers, LRUPolicy, OrderedDict, Direction, TransferJob, WorkerReport),
+    *(_words, _queue, _uses, _numbers, LRUPolicy, OrderedDict, Direction, TransferJob, WorkerReport),
     *(TransferRecord, RequestRecord, Provenance, OfferHistory),
     *(SchedulerState, RetryStamp, LoadEnded, WalkState, DeviceBlocksState, TrackedRequest),
     *(SmallRequest, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys, BlockStored, Left),

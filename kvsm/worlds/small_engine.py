@@ -36,10 +36,12 @@ from kvsm.restart import KILLED
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
+from kvsm.states.lease import LeaseState
+from kvsm.states.words import STATE_MASK
 from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest
-from kvsm.worlds.small_workers import ComputedRange, SmallWorkers
+from kvsm.worlds.small_workers import ComputedRange, SmallWorkers, of_each
 
 
 def no_clock() -> int:
@@ -53,7 +55,9 @@ def _device(engine: SmallEngine, names: Names) -> list[Any]:
     references, caches = engine.pool.references, engine.pool.caches
     leases = names.ledger.leases.words
     return [
-        engine.device[block] if references[block] or block in caches or leases[block] else None
+        of_each(engine.device[block], names)
+        if references[block] or block in caches or leases[block]
+        else None
         for block in names.blocks
     ]
 
@@ -487,9 +491,18 @@ class SmallEngine(SmallWorkers):
                     tables = [list(table) for table in request.tables]
                     self.scheduler.update_state_after_alloc(request, tables, 0)
                 elif load.lost or not self.config.resumable:
+                    self._keep_lost(request)
                     self.preempt(request)
         for name in results.finished_sending:
             self.pool.free_blocks(self.sending.pop(name)[::-1])
+
+    def _keep_lost(self, request: SmallRequest) -> None:
+        """Give nobody the blocks that a lost load may still write. With references the offload core does."""
+        leases = self.core.ledger.leases.words
+        held = [block for table in request.tables for block in table if block != NULL]
+        lost = [block for block in held if leases[block] & STATE_MASK == LeaseState.RETIRED]
+        if not self.references:
+            self.pool.touch(lost)
 
     def reset(self) -> bool:
         """Empty the cache, on the device too as far as it is not in use."""

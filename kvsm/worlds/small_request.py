@@ -28,6 +28,11 @@ def chain(previous: bytes, *parts: bytes) -> bytes:
     return blake2b(previous + b"".join(parts), digest_size=32).digest()
 
 
+def decoded_token(request_id: str, place: int) -> int:
+    """The token that a request decodes at this place."""
+    return crc32(f"{request_id} {place}".encode())
+
+
 _WISH = "a wish of the request, which never changes; the place of the request says which wish"
 _FOLLOWS = "it follows from the tokens"
 
@@ -93,7 +98,7 @@ class SmallRequest:
 
     def sample(self) -> None:
         """Decode one token. The request and the place decide which one."""
-        self.all_token_ids.append(crc32(f"{self.request_id} {self.num_tokens}".encode()))
+        self.all_token_ids.append(decoded_token(self.request_id, self.num_tokens))
         self.hash_tokens()
 
     def append(self, token: int) -> None:

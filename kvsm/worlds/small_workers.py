@@ -56,12 +56,19 @@ class ComputedRange(msgspec.Struct):
 _UNREAD = (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED)
 
 
+def of_each(cells: Sequence[list[Cell]], names: Names) -> list[list[Cell]]:
+    """What the workers hold of one block, in the order of their names."""
+    return [cells[worker] for worker in names.workers]
+
+
 def _host(workers: SmallWorkers, names: Names) -> list[Any]:
     """Left out: free slots, planned ones and retired ones. They are written before they are read, or never
     read."""
     words, chunk = names.ledger.blocks.words, names.ledger.config.blocks_per_chunk
     return [
-        None if words[slot] & STATE_MASK in _UNREAD else workers.host[slot * chunk : (slot + 1) * chunk]
+        None
+        if words[slot] & STATE_MASK in _UNREAD
+        else [of_each(cells, names) for cells in workers.host[slot * chunk : (slot + 1) * chunk]]
         for slot in names.slots
     ]
 
@@ -70,7 +77,11 @@ def _copies(workers: SmallWorkers, names: Names) -> list[Any]:
     """The ledger says what a live transfer copies. It does not know a copy that was given up."""
     live = names.ledger.transfers
     return [
-        (names.transfers[id], sorted(copy.left), None if id in live else _given_up(copy.job, names))
+        (
+            names.transfers[id],
+            [worker in copy.left for worker in names.workers],
+            None if id in live else _given_up(copy.job, names),
+        )
         for id, copy in workers.copies.items()
     ]
 
@@ -88,8 +99,9 @@ def _given_up(job: TransferJob, names: Names) -> Any:
 def _reports(workers: SmallWorkers, names: Names) -> list[Any]:
     """They may be handed on in any order. Reports of transfers that are over are refused, all alike."""
     live, transfers = names.ledger.transfers, names.transfers
+    place = {worker: place for place, worker in enumerate(names.workers)}
     return sorted(
-        (transfers[one.transfer], one.worker, one.good) if one.transfer in live else (NOBODY, 0, False)
+        (transfers[one.transfer], place[one.worker], one.good) if one.transfer in live else (NOBODY, 0, False)
         for one in workers.reports
     )
 
