@@ -18,7 +18,7 @@ from kvsm.checker.walk import WalkResult, random_of
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.cli.walking import shown_walk
-from kvsm.vllm_fuzz.shape import KINDS, draw_shape
+from kvsm.vllm_fuzz.shape import FAULTS, KINDS, draw_shape
 from kvsm.worlds.world import Finding, World
 
 DEFAULT_SECONDS = 60.0
@@ -52,19 +52,27 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What is walked."""
+    """What is walked. faults: faults of workers that are drawn."""
 
     connector: str
     extra: dict[str, Any]
     without: tuple[str, ...]
+    faults: tuple[str, ...]
 
     def case(self, random: Random) -> WalkCase:
         """A run's world."""
-        shape = draw_shape(random)
+        shape = draw_shape(random, self.faults)
         return WalkCase(
             "vllm",
             msgspec.structs.replace(shape, connector=self.connector, extra=self.extra, without=self.without),
         )
+
+    def with_faults(self) -> Choices:
+        """The same, with the faults that the connector must survive."""
+        from kvsm.vllm_fuzz.connectors import faults_of
+
+        faults = dict.fromkeys((*faults_of(self.connector, self.extra), *self.faults))
+        return msgspec.structs.replace(self, faults=tuple(faults))
 
 
 def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dict[str, Any]:
@@ -106,6 +114,12 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
     type=click.Choice(list(KINDS)),
     help="Leave out this kind of action, to look behind a defect that is known. Repeatable.",
 )
+@click.option(
+    "--faults",
+    multiple=True,
+    type=click.Choice(FAULTS),
+    help="Draw this fault of the workers, too, although the connector need not survive it. Repeatable.",
+)
 @click.option("--first", is_flag=True, help="Stop at the first defect.")
 @click.option(
     "--log",
@@ -119,6 +133,7 @@ def vllm_fuzz(
     connector: str,
     extra: dict[str, Any],
     without: tuple[str, ...],
+    faults: tuple[str, ...],
     seed: int | None,
     jobs: int | None,
     directory: Path | None,
@@ -152,7 +167,7 @@ def vllm_fuzz(
     """
     seed = SystemRandom().getrandbits(32) if seed is None else seed
     hunt = Hunt(
-        Choices(connector, extra, tuple(without)),
+        Choices(connector, extra, tuple(without), tuple(faults)),
         seed,
         jobs or os.cpu_count() or 1,
         directory or Path(f"kvsm-vllm-fuzz-{seed}"),
@@ -184,6 +199,7 @@ class Hunt:
         """Walk until a limit. first: or until the first defect. Raises `ConfigError` for a connector that is
         not there."""
         self._choices.case(Random(0)).make()
+        self._choices = self._choices.with_faults()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, seed {self._seed}")
         if seconds is None and runs is None:

@@ -28,8 +28,11 @@ RUNS = 60
 
 
 def walked(connector: str, runs: int, seed: int = 1, **extra: object) -> WalkResult:
+    """Walk engines with full attention: SimpleCPUOffloadConnector refuses others (docs/findings.md)."""
+
     def make(random: object) -> VllmWorld:
-        return VllmWorld(msgspec.structs.replace(draw_shape(random), connector=connector, extra=extra))  # type: ignore[arg-type]
+        shape = msgspec.structs.replace(draw_shape(random), full=True)  # type: ignore[arg-type]
+        return VllmWorld(msgspec.structs.replace(shape, connector=connector, extra=extra))
 
     return walk(make, seed, runs=runs)  # type: ignore[arg-type]
 
@@ -119,6 +122,15 @@ def test_vllms_lazy_connector_copies_for_ever_when_nothing_is_asked() -> None:
     request: tuple[Action, ...] = (("arrive", 0, 34, 1, 1, 0),)
     assert "the connector wants more steps" in outcome_of(shape, request)
     assert outcome_of(msgspec.structs.replace(shape, host_blocks=40), request) == "None"
+
+
+def test_vllms_simple_connector_needs_full_attention() -> None:
+    """docs/findings.md tells it. All layers have a sliding window."""
+    shape = EngineShape(connector="SimpleCPUOffloadConnector", full=False, windows=True)
+    assert "assert 0 <= self.fa_gidx" in outcome_of(shape, (("schedule",),))
+    request: tuple[Action, ...] = (("arrive", 0, 34, 1, 1, 0),)
+    for other in ("KvsmConnector", "OffloadingConnector"):
+        assert outcome_of(msgspec.structs.replace(shape, connector=other), request) == "None"
 
 
 def test_each_defect_is_told_saved_and_repeated(tmp_path: Path) -> None:
