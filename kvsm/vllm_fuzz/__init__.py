@@ -11,6 +11,7 @@ so (`runtime.py`).
     model.py       the words that each block must hold
     runtime.py     streams, events and copies as a worker of vLLM sees them, over a simulated device
     stand_ins.py   where vLLM's workers meet a device, and what they meet instead
+    memory_tier.py a second tier for OffloadingConnector, in memory
     rank.py        a worker: the worker's side of the connector, and its device
     faults.py      what may go wrong in a worker, and who must survive it
     drawing.py     which action happens next in a run

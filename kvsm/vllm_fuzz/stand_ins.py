@@ -22,9 +22,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -96,6 +98,16 @@ def install() -> None:
     for module in (gpu_worker, copy_backend):
         module.current_platform = _With(module.current_platform, set_device=_nothing, **platform)
     CPUOffloadingSpec.get_worker = _get_worker
+
+
+@contextmanager
+def shared_memory_of(engine: str) -> Iterator[None]:
+    """Behind a `with` block in which an engine starts, the memory that its processes share has no name any
+    more, and goes with the engine."""
+    try:
+        yield
+    finally:
+        Path(f"/dev/shm/vllm_offload_{engine}.mmap").unlink(missing_ok=True)
 
 
 class _With:

@@ -53,7 +53,7 @@ from kvsm.vllm_fuzz.drawing import draw_action
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
 from kvsm.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
-from kvsm.vllm_fuzz.stand_ins import install
+from kvsm.vllm_fuzz.stand_ins import install, shared_memory_of
 from kvsm.worlds.world import Action
 
 MOST_SETTLING, MOST_SETTLING_A_REQUEST = 100, 30
@@ -165,7 +165,7 @@ class VllmWorld:
             adapters=shape.adapters,
         )
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
-        with self._calling("starting the engine"):
+        with self._calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self._ranks = [
                 SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
             ]
