@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.walk import MakeWorld, WalkResult, walk
+from kvsm.checker.schedules import ScheduleCounts, search
+from kvsm.checker.walk import MakeWorld, WalkFailure, WalkResult, walk
+from kvsm.worlds.world import Action, World
 
 
 def shown_walk(
@@ -31,5 +33,25 @@ def shown_walk(
 
     try:
         return walk(make_world, seed, progress=show, **limits)
+    finally:
+        live.stop()
+
+
+def shown_search(
+    make_world: Callable[[], World], alphabet: Mapping[Action, str], most: int, *, jobs: int
+) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
+    """`search`, with such a line. alphabet: the actions, and who takes each."""
+    live = Live(console=Console(stderr=True), refresh_per_second=5, transient=True)
+    try:
+        for counts, failure in search(make_world, list(alphabet), alphabet.__getitem__, most, jobs=jobs):
+            if sys.stderr.isatty():
+                live.start()
+                live.update(
+                    Text(
+                        f"{counts.schedules:,} schedules of at most {counts.length} actions, "
+                        f"{counts.skipped:,} like shorter ones, {counts.seconds:.0f} s"
+                    )
+                )
+            yield counts, failure
     finally:
         live.stop()

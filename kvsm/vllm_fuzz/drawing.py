@@ -1,4 +1,4 @@
-"""Which action happens next in a run."""
+"""Which action happens next in a run, and the few actions of which all short schedules are made."""
 
 from __future__ import annotations
 
@@ -8,6 +8,21 @@ from kvsm.vllm_fuzz.shape import BLOCK_TOKENS, FAULTS, KINDS, EngineShape
 from kvsm.worlds.world import Action
 
 _LONGEST_SHARED, _LONGEST_OWN = 40, 5
+
+ALPHABET: dict[Action, str] = {
+    ("arrive", 0, 8, 1, 2, 0): "client",
+    ("arrive", 2, 8, 1, 2, 0): "client",
+    ("abort", 0): "client",
+    ("schedule",): "scheduler",
+    ("execute",): "workers",
+    ("deliver",): "workers",
+    ("copies",): "device",
+    ("settle",): "all",
+    ("reset", 1, 0): "operator",
+    ("reset", 0, 1): "operator",
+}
+"""The actions of short schedules, and who takes each. Two prompts share nothing with each other, and each of
+them all but its last token with the next prompt of its family."""
 
 
 def draw_action(shape: EngineShape, random: Random) -> Action:

@@ -108,10 +108,12 @@ class SimulatedRank:
             happened += 1
         return bool(happened)
 
-    def run_all(self) -> None:
-        """Let all that is queued happen."""
+    def run_all(self) -> bool:
+        """Let all that is queued happen. False if nothing is."""
+        happened = False
         while self.runtime.device.step():
-            pass
+            happened = True
+        return happened
 
     def check(self) -> None:
         """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""

@@ -103,6 +103,13 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
         return 2 if self.is_async and self.stages > 1 else 1
 
 
+def small_shapes() -> tuple[EngineShape, ...]:
+    """The engines of all short schedules: one after the other, and with steps that overlap. There is no room
+    for more than two requests at once."""
+    small = EngineShape(device_blocks=MOST_BLOCKS, host_blocks=12, most_running=2)
+    return small, msgspec.structs.replace(small, is_async=True)
+
+
 def draw_shape(random: Random, faults: tuple[str, ...] = ()) -> EngineShape:
     """A small engine. The connector is the caller's choice. faults: what its connector must survive; half of
     the engines have them."""

@@ -253,9 +253,7 @@ class VllmWorld:
 
     def _copies(self) -> bool:
         with self._calling("a copy"):
-            for rank in self._ranks:
-                rank.run_all()
-        return True
+            return any(rank.run_all() for rank in self._ranks)
 
     def _abort(self, number: int) -> bool:
         waiting = [name for name, one in self._asked.items() if not one.is_finished()]

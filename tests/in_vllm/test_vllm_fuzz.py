@@ -176,6 +176,28 @@ def test_the_saved_test_fails_until_the_defect_is_mended(tmp_path: Path) -> None
         check()  # type: ignore[operator]
 
 
+def searched(connector: str, most: int) -> dict[str, object]:
+    result = fuzz("--connector", connector, "--systematic", str(most), "--jobs", "1", "--first", "--json")
+    assert result.exit_code in (ExitCode.GOOD, ExitCode.BROKEN), result.output
+    return dict(json.loads(result.output))
+
+
+def test_every_short_schedule_of_a_good_connector_is_good() -> None:
+    answer = searched("KvsmConnector", 2)
+    assert (answer["findings"], answer["complete"]) == ([], 2)
+
+
+def test_the_shortest_way_to_a_defect_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request arrives and is aborted: nothing shorter can leak."""
+    monkeypatch.chdir(tmp_path)
+    answer = searched("broken_connectors:LeaksOnAbort", 3)
+    (finding,) = answer["findings"]  # type: ignore[misc]
+    assert [action[0] for action in finding["failure"]["actions"]] == ["arrive", "abort"]
+    assert finding["failure"]["systematic"] == 3
+    (test,) = (tmp_path / "kvsm-vllm-fuzz-systematic-3" / "1").glob("test_*.py")
+    assert "--systematic 3` in run" in test.read_text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
