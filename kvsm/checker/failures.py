@@ -39,7 +39,12 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     actions: after reduction.
     found: how many actions there were before it.
     reruns: how many reruns the reduction took.
+    systematic: the most actions, if all schedules of so many were run; then `run` is the schedule's number.
     """
+
+    def found_by(self) -> str:
+        """The options of the command that found it."""
+        return f"--systematic {self.systematic}" if self.systematic else f"--seed {self.seed}"
 
     target: str
     options: dict[str, Any]
@@ -50,6 +55,7 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     run: int
     found: int
     reruns: int
+    systematic: int = 0
 
     def finding(self) -> Finding:
         """What went wrong."""
@@ -134,7 +140,8 @@ def _without_arrival(actions: tuple[Action, ...], number: int) -> tuple[Action, 
 def told(failure: SavedFailure) -> str:
     """The failure for people: numbered steps, the broken property, and where to look first."""
     case = failure.case()
-    bounds = f"seed {failure.seed}, run {failure.run}: {_options_text(case.options)}"
+    found_by = f"systematic {failure.systematic}" if failure.systematic else f"seed {failure.seed}"
+    bounds = f"{found_by}, run {failure.run}: {_options_text(case.options)}"
     model = RerunModel(f"{failure.target} world", bounds, case.make)
     lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
     # The first line of `render` gives the length of a shortest path, which only a search can know.
@@ -214,7 +221,7 @@ def load(directory: Path, allow_policies: Collection[str] = ()) -> SavedFailure:
 
 _TEST = '''"""{finding}
 
-Found by `{command} --seed {seed}` in run {run}, and reduced from {found} actions.
+Found by `{command} {found_by}` in run {run}, and reduced from {found} actions.
 It fails until the bug is fixed.
 """
 
@@ -238,8 +245,8 @@ def regression_test(failure: SavedFailure) -> str:
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
         command=_command(failure),
+        found_by=failure.found_by(),
         name=slug_of(failure),
-        seed=failure.seed,
         run=failure.run,
         found=failure.found,
         options=pformat(failure.options, width=100, sort_dicts=False),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from random import Random, SystemRandom
 from socket import gethostname
@@ -13,18 +14,20 @@ import click
 import msgspec
 
 from kvsm.checker.failures import SavedFailure, claim, reduced_case, save, told
+from kvsm.checker.schedules import ScheduleCounts
 from kvsm.checker.targets import WalkCase
-from kvsm.checker.walk import WalkResult, random_of
+from kvsm.checker.walk import WalkFailure, WalkResult, random_of
 from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.cli.signals import ends_with_sigterm
-from kvsm.cli.walking import shown_walk
+from kvsm.cli.walking import shown_search, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
-from kvsm.vllm_fuzz.shape import KINDS, draw_shape
-from kvsm.worlds.world import Finding, World
+from kvsm.vllm_fuzz.drawing import ALPHABET
+from kvsm.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
+from kvsm.worlds.world import Action, Finding, World
 
 DEFAULT_SECONDS = 60.0
 
@@ -43,6 +46,8 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
     connector: its name.
     version: of vLLM.
     seconds: of walking, without the reductions.
+    systematic: the most actions of a schedule, if all of so many were run; else 0, and runs were drawn.
+    complete: with `systematic`, the length of which all schedules have run in each engine.
     findings: the different defects, in the order in which they were met.
     """
 
@@ -53,23 +58,42 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
     operations: int
     seconds: float
     interrupted: bool
+    systematic: int = 0
+    complete: int = 0
     findings: tuple[VllmFuzzFinding, ...]
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What is walked."""
+    """What is walked. faults: faults of workers that are drawn."""
 
     connector: str
     extra: dict[str, Any]
     without: tuple[str, ...]
+    faults: tuple[str, ...]
 
     def case(self, random: Random) -> WalkCase:
         """A run's world."""
-        shape = draw_shape(random)
+        shape = draw_shape(random, self.faults)
         return WalkCase(
             "vllm",
             msgspec.structs.replace(shape, connector=self.connector, extra=self.extra, without=self.without),
         )
+
+    def small_cases(self) -> list[WalkCase]:
+        """The worlds of all short schedules."""
+        chosen = {"connector": self.connector, "extra": self.extra}
+        return [WalkCase("vllm", msgspec.structs.replace(shape, **chosen)) for shape in small_shapes()]
+
+    def alphabet(self) -> dict[Action, str]:
+        """The actions of all short schedules, and who takes each."""
+        return {action: actor for action, actor in ALPHABET.items() if action[0] not in self.without}
+
+    def with_faults(self) -> Choices:
+        """The same, with the faults that the connector must survive."""
+        from kvsm.vllm_fuzz.connectors import faults_of
+
+        faults = dict.fromkeys((*faults_of(self.connector, self.extra), *self.faults))
+        return msgspec.structs.replace(self, faults=tuple(faults))
 
 
 def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dict[str, Any]:
@@ -104,6 +128,12 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of all runs. Default: a random one."
 )
+@click.option(
+    "--systematic",
+    type=click.IntRange(1, 12),
+    metavar="N",
+    help="Draw nothing: run every schedule of at most N actions, the shortest first.",
+)
 @jobs_option
 @cluster_option
 @click.option(
@@ -111,6 +141,12 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
     multiple=True,
     type=click.Choice(list(KINDS)),
     help="Leave out this kind of action, to look behind a defect that is known. Repeatable.",
+)
+@click.option(
+    "--faults",
+    multiple=True,
+    type=click.Choice(FAULTS),
+    help="Draw this fault of the workers, too, although the connector need not survive it. Repeatable.",
 )
 @click.option("--first", is_flag=True, help="Stop at the first defect.")
 @click.option(
@@ -132,7 +168,9 @@ def vllm_fuzz(
     connector: str,
     extra: dict[str, Any],
     without: tuple[str, ...],
+    faults: tuple[str, ...],
     seed: int | None,
+    systematic: int | None,
     jobs: int | None,
     cluster: str | None,
     directory: Path | None,
@@ -158,6 +196,11 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector OffloadingConnector --without reset --seconds 300
       kvsm vllm-fuzz --connector SimpleCPUOffloadConnector --config '{"lazy_offload": true}'
       kvsm vllm-fuzz --connector my_package.my_module:MyConnector --seed 7 --runs 500
+      kvsm vllm-fuzz --connector OffloadingConnector --systematic 4
+
+    With --systematic N, each schedule of at most N actions runs in two small engines: with steps one after
+    the other, and with steps that overlap. The actions are few: two prompts, abort, schedule, execute,
+    deliver, copies, settle, two resets. Each further action takes about seven times as long.
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
     is mended. `kvsm fuzz --replay DIR` repeats it. Two failures count as one defect if they break the same
@@ -168,15 +211,16 @@ def vllm_fuzz(
     nothing found.
     """
     seed = SystemRandom().getrandbits(32) if seed is None else seed
+    name = f"systematic-{systematic}" if systematic else seed
     with chosen_executor(cluster, jobs) as executor, ends_with_sigterm() as ending:
         hunt = Hunt(
-            Choices(connector, extra, tuple(without)),
+            Choices(connector, extra, tuple(without), tuple(faults)),
             seed,
             executor,
-            directory or Path(f"kvsm-vllm-fuzz-{seed}"),
+            directory or Path(f"kvsm-vllm-fuzz-{name}"),
             as_json,
         )
-        answer = hunt.run(**limits)
+        answer = hunt.run_all(systematic, **limits) if systematic else hunt.run(**limits)
     if as_json:
         say_json(answer)
     else:
@@ -206,6 +250,7 @@ class Hunt:
         """Walk until a limit. first: or until the first defect. Raises `ConfigError` for a connector that is
         not there."""
         self._choices.case(Random(0)).make()
+        self._choices = self._choices.with_faults()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, seed {self._seed}")
         if seconds is None and runs is None:
@@ -224,7 +269,8 @@ class Hunt:
                 seconds=total.seconds + result.seconds,
             )
             if result.failure is not None:
-                self._note(result)
+                case = self._choices.case(random_of(self._seed, result.failure.run))
+                self._note(case, result.failure)
             over = (seconds is not None and total.seconds >= seconds) or (
                 runs is not None and total.runs >= runs
             )
@@ -264,16 +310,43 @@ class Hunt:
             text=text,
         )
 
-    def _note(self, result: WalkResult) -> None:
-        failure = result.failure
-        assert failure is not None
+    def run_all(self, most: int, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
+        """Run every schedule of at most this many actions, until a limit. Raises `ConfigError` as `run`."""
+        cases, actions = self._choices.small_cases(), self._choices.alphabet()
+        cases[0].make()
+        if not self._quiet:
+            say(f"connector {self._choices.connector}, vLLM {_version()}, all schedules of {most} actions")
+        done, interrupted = [ScheduleCounts() for _ in cases], False
+        try:
+            for place, case in enumerate(cases):
+                for counts, failure in shown_search(case.make, actions, most, self._executor):
+                    done[place] = counts
+                    if failure is not None:
+                        self._note(case, failure, most)
+                    if _is_over(done, seconds, runs) or (first and self._found):
+                        break
+        except KeyboardInterrupt:
+            interrupted = True
+        return VllmFuzzAnswer(
+            connector=self._choices.connector,
+            version=_version(),
+            seed=self._seed,
+            runs=sum(counts.schedules for counts in done),
+            operations=sum(counts.actions for counts in done),
+            seconds=round(sum(counts.seconds for counts in done), 1),
+            interrupted=interrupted,
+            systematic=most,
+            complete=min(counts.complete for counts in done),
+            findings=tuple([found for _, found in self._found]),
+        )
+
+    def _note(self, case: WalkCase, failure: WalkFailure, systematic: int = 0) -> None:
         for place, (finding, known) in enumerate(self._found):
             if finding.is_like(failure.finding):
                 self._found[place] = finding, msgspec.structs.replace(known, times=known.times + 1)
                 return
         began = time.monotonic()
-        case = self._choices.case(random_of(self._seed, failure.run))
-        saved = reduced_case(case, self._seed, failure)
+        saved = msgspec.structs.replace(reduced_case(case, self._seed, failure), systematic=systematic)
         if not self._found:
             claim(self._directory)
         directory = self._directory / str(len(self._found) + 1)
@@ -282,6 +355,11 @@ class Hunt:
         if not self._quiet:
             say("", *told(saved).split("\n"), "")
             say(f"reduced in {time.monotonic() - began:.0f} s; saved in {directory}", "")
+
+
+def _is_over(done: Sequence[ScheduleCounts], seconds: float | None, runs: int | None) -> bool:
+    lasted, made = sum(counts.seconds for counts in done), sum(counts.schedules for counts in done)
+    return (seconds is not None and lasted >= seconds) or (runs is not None and made >= runs)
 
 
 def _version() -> str:
@@ -294,10 +372,10 @@ def _ci_report(answer: VllmFuzzAnswer) -> WalkReport:
     return WalkReport(
         command="kvsm vllm-fuzz",
         target=answer.connector,
-        name=f"seed {answer.seed}, vLLM {answer.version}",
+        name=f"{_limits_of(answer)}, vLLM {answer.version}",
         seconds=answer.seconds,
         totals=f"{answer.runs:,} runs, {answer.operations:,} actions in {answer.seconds:.0f} s",
-        made_by=f"kvsm vllm-fuzz --connector {answer.connector} --seed {answer.seed} --runs {answer.runs}",
+        made_by=f"kvsm vllm-fuzz --connector {answer.connector} {_limits_of(answer)}",
         failures=[
             failure_report(
                 one.failure, told(one.failure), Path(one.directory), f"kvsm fuzz --replay {one.directory}"
@@ -307,8 +385,19 @@ def _ci_report(answer: VllmFuzzAnswer) -> WalkReport:
     )
 
 
+def _limits_of(answer: VllmFuzzAnswer) -> str:
+    """The options that make the same runs again."""
+    if answer.systematic:
+        return f"--systematic {answer.systematic}"
+    return f"--seed {answer.seed} --runs {answer.runs}"
+
+
 def _print_totals(answer: VllmFuzzAnswer) -> None:
     totals = f"{answer.runs:,} runs, {answer.operations:,} actions in {answer.seconds:.0f} s"
+    if answer.systematic:
+        totals = (
+            f"{answer.runs:,} schedules in {answer.seconds:.0f} s: all of at most {answer.complete} actions"
+        )
     if not answer.findings:
         say(f"{totals}{', interrupted' if answer.interrupted else ''}", in_green("no defect was found"))
         return

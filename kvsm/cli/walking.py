@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.walk import MakeWorld, RunMaker, WalkResult, walk
+from kvsm.checker.schedules import ScheduleCounts, search
+from kvsm.checker.walk import MakeWorld, RunMaker, WalkFailure, WalkResult, walk
 from kvsm.cli.executors import told_workers
 from kvsm.executors.executor import Executor
+from kvsm.worlds.world import Action, World
+
+_REFRESH_SECONDS = 0.2
 
 
 def shown_walk(
@@ -40,3 +45,22 @@ def shown_walk(
         return walk(make_world, seed, executor=executor, progress=show, **limits)
     finally:
         live.stop()
+
+
+def shown_search(
+    make_world: Callable[[], World], alphabet: Mapping[Action, str], most: int, executor: Executor | None
+) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
+    """`search`, with such a line. alphabet: the actions, and who takes each."""
+    # Refreshed by hand, because processes are forked for each length, and must not be beside a thread.
+    live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
+    shown = 0.0
+    with live if sys.stderr.isatty() else nullcontext():
+        for counts, failure in search(make_world, list(alphabet), alphabet.__getitem__, most, executor):
+            if live.is_started and counts.seconds - shown >= _REFRESH_SECONDS:
+                shown = counts.seconds
+                told = (
+                    f"{counts.schedules:,} schedules of at most {counts.length} actions, "
+                    f"{counts.skipped:,} like shorter ones, {counts.seconds:.0f} s{told_workers(executor)}"
+                )
+                live.update(Text(told), refresh=True)
+            yield counts, failure

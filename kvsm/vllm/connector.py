@@ -78,7 +78,15 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
     register_kv_caches = _forwarded(WorkerSide.register_kv_caches)
     unregister_kv_caches = _forwarded(WorkerSide.unregister_kv_caches)
     restore_kv_caches = _forwarded(WorkerSide.restore_kv_caches)
-    handle_preemptions = _forwarded(WorkerSide.handle_preemptions)
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        """Start the step's copies.
+
+        Not in `handle_preemptions`: there other children of a MultiConnector still read blocks that are to be
+        overwritten.
+        """
+        super().bind_connector_metadata(connector_metadata)
+        self._side.begin_step(connector_metadata)  # type: ignore[union-attr]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         """Loads have started already."""

@@ -124,12 +124,11 @@ class WorkerSide:
                 self._disk.prove_host(_checksums(self._copies))
             log.info("kvsm: the KV cache of rank %d has moved", self._rank)
 
-    def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Start the step's copies: vLLM calls this before the step computes.
+    def begin_step(self, step: KVConnectorMetadata) -> None:
+        """Start the step's copies, before the step computes.
 
         Returns when the copies have ended that the step must wait for.
         """
-        step = kv_connector_metadata
         assert isinstance(step, StepPlan)
         self._failed_loads, self._ended_loads = step.failed_loads, step.ended_loads
         self.start(step)

@@ -5,13 +5,17 @@ sides of the connector, and the code of its workers that orders copies by stream
 model, which only writes and checks words (`model.py`), and the device, on which work runs when a seed says
 so (`runtime.py`).
 
-    shape.py     how large an engine is, and which connector it has
-    configs.py   vLLM's configurations and scheduler for it
-    model.py     the words that each block must hold
-    runtime.py   streams, events and copies as a worker of vLLM sees them, over a simulated device
-    stand_ins.py where vLLM's workers meet a device, and what they meet instead
-    rank.py      a worker: the worker's side of the connector, and its device
-    world.py     the engine as a world: what may happen, and what must hold
+    shape.py       how large an engine is, and which connector it has
+    connectors.py  the connectors that a shape names
+    configs.py     vLLM's configurations and scheduler for it
+    model.py       the words that each block must hold
+    runtime.py     streams, events and copies as a worker of vLLM sees them, over a simulated device
+    stand_ins.py   where vLLM's workers meet a device, and what they meet instead
+    memory_tier.py a second tier for OffloadingConnector, in memory
+    rank.py        a worker: the worker's side of the connector, and its device
+    faults.py      what may go wrong in a worker, and who must survive it
+    drawing.py     which action happens next in a run
+    world.py       the engine as a world: what may happen, and what must hold
 
 `world.py` is the file to begin with. It needs vLLM; `shape.py` does not.
 """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +27,7 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvsm.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, VOCABULARY, WINDOW
+from kvsm.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, VOCABULARY
 
 
 def changed(config: Any, **changes: Any) -> Any:
@@ -54,6 +55,8 @@ def make_config(
     device_blocks: int,
     step_tokens: int,
     most_running: int,
+    priorities: bool = False,
+    adapters: int = 0,
 ) -> Any:
     """vLLM's configuration.
 
@@ -70,20 +73,26 @@ def make_config(
             max_num_scheduled_tokens=step_tokens,
             async_scheduling=is_async,
             enable_chunked_prefill=True,
+            policy="priority" if priorities else "fcfs",
         ),
+        lora_config=vllm.LoRAConfig(max_loras=adapters, max_lora_rank=8) if adapters else None,
         kv_transfer_config=transfer,
         speculative_config=_speculative(base, drafts) if drafts else None,
     )
 
 
-def make_kv_cache_config(device_blocks: int, groups: int) -> Any:
-    """The configuration of the KV cache: full attention, and a sliding window if there are two groups."""
+def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:
+    """The configuration of the KV cache. windows: the sliding window of each group (tokens); 0: full
+    attention."""
     size = device_blocks * BLOCK_BYTES
     common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    specs = [FullAttentionSpec(**common), SlidingWindowSpec(**common, sliding_window=WINDOW)][:groups]
+    specs = [
+        SlidingWindowSpec(**common, sliding_window=window) if window else FullAttentionSpec(**common)
+        for window in windows
+    ]
     assert all(spec.page_size_bytes == BLOCK_BYTES for spec in specs)
     # Groups overlap, as in vLLM: a block belongs to one group at a time.
-    names = [f"layer.{group}" for group in range(groups)]
+    names = [f"layer.{group}" for group in range(len(specs))]
     tensors = [KVCacheTensor(size, [name], layer_stride=size, block_stride=BLOCK_BYTES) for name in names]
     specs_of_groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs)]
     return KVCacheConfig(device_blocks, tensors, specs_of_groups)

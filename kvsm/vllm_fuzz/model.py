@@ -88,10 +88,11 @@ class ModelRunner:
 
     drafts: speculative tokens of each step.
     random: decides how many of them are accepted.
+    windows: the sliding window of each KV cache group (tokens); 0: full attention.
     """
 
-    def __init__(self, drafts: int, random: Random) -> None:
-        self._drafts, self._random = drafts, random
+    def __init__(self, drafts: int, random: Random, windows: Sequence[int] = (0, WINDOW)) -> None:
+        self._drafts, self._random, self._windows = drafts, random, windows
         self._rows: dict[str, RunnerRow] = {}
         self.epoch = 0
         """The epoch of the weights. Other weights compute other content."""
@@ -110,7 +111,8 @@ class ModelRunner:
             row, truth = self._rows[name], truths[name]
             begin, right = row.computed, row.computed + count - (drafts - accepted)
             for group, table in enumerate(row.tables):
-                first = max(0, begin - WINDOW + 1) if group else 0
+                window = self._windows[group]
+                first = max(0, begin - window + 1) if window else 0
                 reads.add(name, table, first, truth.hashes(first, begin), self._salt(group))
                 writes.add(name, table, begin, truth.hashes(begin, right), self._salt(group))
                 garbage = [self._random.getrandbits(64) for _ in range(drafts - accepted)]

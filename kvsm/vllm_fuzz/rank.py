@@ -20,6 +20,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.vllm.rank_copies import RankCopies
 from kvsm.vllm_fuzz.configs import changed
+from kvsm.vllm_fuzz.faults import RankFaults
 from kvsm.vllm_fuzz.model import EngineStep, Words
 from kvsm.vllm_fuzz.runtime import PoolDevice, Runtime
 from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
@@ -40,7 +41,8 @@ class SimulatedRank:
         self._wrong: list[str] = []
         self._ends: list[Any] = []
         self.runtime = Runtime(self._memory)
-        self._pools = count()
+        self._pools, self._groups = count(), shape.groups
+        self.faults = RankFaults(self._words)
         names = [f"layer.{group}" for group in range(shape.groups)]
         with (
             self.runtime.acting(),
@@ -54,8 +56,11 @@ class SimulatedRank:
             # A worker that pauses lets the device go on, and no time passes.
             worker.clock, worker.pause = (lambda: 0.0), (lambda _pause_s: self.runtime.device.step())
 
-    def execute(self, step: EngineStep) -> ModelRunnerOutput:
-        """Queue a step's compute, as a worker of vLLM does, without waiting for it."""
+    def execute(self, step: EngineStep, may_hold: bool) -> ModelRunnerOutput:
+        """Queue a step's compute, as a worker of vLLM does, without waiting for it.
+
+        may_hold: whether its reports may come later.
+        """
         connector, metadata = self.connector, pickle.loads(step.metadata)
         with self.runtime.acting():
             connector.handle_preemptions(metadata)
@@ -82,6 +87,7 @@ class SimulatedRank:
                 kv_connector_worker_meta=connector.build_connector_worker_meta(),
             )
             connector.clear_connector_metadata()
+        told = self.faults.reported(told, may_hold, self._groups)
         names = list(step.sampled)
         return ModelRunnerOutput(
             req_ids=names,
@@ -102,10 +108,12 @@ class SimulatedRank:
             happened += 1
         return bool(happened)
 
-    def run_all(self) -> None:
-        """Let all that is queued happen."""
+    def run_all(self) -> bool:
+        """Let all that is queued happen. False if nothing is."""
+        happened = False
         while self.runtime.device.step():
-            pass
+            happened = True
+        return happened
 
     def check(self) -> None:
         """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""
@@ -119,7 +127,7 @@ class SimulatedRank:
     ) -> RankCopies:
         pool = HostPool(host_blocks, BLOCK_BYTES, path=path)
         device = PoolDevice(self.runtime, list(tensors), pool.blocks, next(self._pools))
-        return RankCopies(StreamCopyEngine(device), pool)
+        return RankCopies(self.faults.over(StreamCopyEngine(device)), pool)
 
     def _compute(self, step: EngineStep) -> None:
         reads, writes = step.reads, step.writes

@@ -30,8 +30,14 @@ KINDS = {
     "abort": 3,
     "reset": 2,
     "settle": 4,
+    "fail": 6,
+    "late": 2,
+    "double": 3,
 }
 """The kinds of actions, and how often each is drawn. `world.py` says what they do."""
+
+FAULTS = ("fail", "late", "double")
+"""The kinds of actions that are faults. `faults.py` says who must survive them."""
 
 
 class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
@@ -40,12 +46,17 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     connector: vLLM's name of a connector, or `package.module:Class`.
     extra: its `kv_connector_extra_config`.
     is_async: asynchronous scheduling: a step is scheduled while the one before is in flight.
-    shards: tensor-parallel ranks.
-    windows: a second KV cache group, with a sliding window.
+    shards: tensor-parallel ranks of each stage.
+    stages: pipeline stages.
+    full: a KV cache group with full attention.
+    windows: one with a sliding window.
     drafts: speculative tokens of each step.
     device_blocks, host_blocks: blocks of each rank. host_blocks is used unless `extra` gives a size.
     step_tokens: most tokens of a step.
     most_running: most requests of a step.
+    priorities: requests have priorities, and a request of a better one may preempt another.
+    adapters: LoRA adapters; a request has one of them or none.
+    faults: kinds of actions that are faults, and are drawn.
     without: kinds of actions that are not drawn.
     """
 
@@ -53,34 +64,69 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     extra: dict[str, Any] = {}
     is_async: bool = False
     shards: int = 1
+    stages: int = 1
+    full: bool = True
     windows: bool = False
     drafts: int = 0
     device_blocks: int = 34
     host_blocks: int = 40
     step_tokens: int = 16
     most_running: int = 4
+    priorities: bool = False
+    adapters: int = 0
+    faults: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+
+    @property
+    def ranks(self) -> int:
+        """How many workers it has."""
+        return self.shards * self.stages
+
+    @property
+    def windows_of_groups(self) -> tuple[int, ...]:
+        """The window of each KV cache group (tokens); 0: full attention."""
+        return (*((0,) if self.full else ()), *((WINDOW,) if self.windows else ()))
 
     @property
     def groups(self) -> int:
         """How many KV cache groups it has."""
-        return 1 + self.windows
+        return len(self.windows_of_groups)
 
     @property
     def most_steps(self) -> int:
         """How many steps may be in flight at once."""
-        return 1 + self.is_async
+        return self.stages + self.is_async
+
+    @property
+    def runner(self) -> int:
+        """The version of vLLM's model runner. Only the second one overlaps the steps of pipeline stages."""
+        return 2 if self.is_async and self.stages > 1 else 1
 
 
-def draw_shape(random: Random) -> EngineShape:
-    """A small engine. The connector is the caller's choice."""
+def small_shapes() -> tuple[EngineShape, ...]:
+    """The engines of all short schedules: one after the other, and with steps that overlap. There is no room
+    for more than two requests at once."""
+    small = EngineShape(device_blocks=MOST_BLOCKS, host_blocks=12, most_running=2)
+    return small, msgspec.structs.replace(small, is_async=True)
+
+
+def draw_shape(random: Random, faults: tuple[str, ...] = ()) -> EngineShape:
+    """A small engine. The connector is the caller's choice. faults: what its connector must survive; half of
+    the engines have them."""
+    windows, stages = random.random() < 0.4, random.choice((1, 1, 1, 2))
     return EngineShape(
         is_async=random.random() < 0.6,
         shards=random.choice((1, 1, 2)),
-        windows=random.random() < 0.4,
-        drafts=random.choice((0, 0, 2)),
+        stages=stages,
+        full=not windows or random.random() < 0.75,
+        windows=windows,
+        # vLLM refuses drafts together with pipeline stages.
+        drafts=random.choice((0, 0, 2)) if stages == 1 else 0,
         device_blocks=random.choice((MOST_BLOCKS, 34, 48)),
         host_blocks=random.choice((6, 40, 160, 160)),
         step_tokens=random.choice((8, 16, 64)),
         most_running=random.choice((2, 4)),
+        priorities=random.random() < 0.3,
+        adapters=random.choice((0, 0, 0, 2)),
+        faults=faults if random.random() < 0.5 else (),
     )

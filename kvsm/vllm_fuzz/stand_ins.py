@@ -20,10 +20,13 @@ The stand-ins stay for the rest of the process, which should serve no real engin
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -35,11 +38,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector i
 )
 from vllm.v1.kv_offload.cpu import gpu_worker
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
+from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 from vllm.v1.simple_kv_offload import copy_backend
 from vllm.v1.simple_kv_offload import worker as simple_worker
 
 from kvsm.copy_engines.simulated import SimulatedSubmitter
 from kvsm.vllm.connector import KvsmConnector
+from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 from kvsm.vllm_fuzz.runtime import Event, Stream, acting, current_stream, stream
 from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
 
@@ -53,14 +58,17 @@ def is_simulated(connector: Any) -> bool:
     return isinstance(connector, _OVER_THE_RUNTIME)
 
 
-def host_bytes(connector: type, shape: EngineShape) -> int:
+def host_bytes(connector: type, shape: EngineShape, extra: Mapping[str, Any]) -> int:
     """`cpu_bytes_to_use` of all ranks, so that each rank has `host_blocks` in host memory.
 
-    vLLM's OffloadingConnector takes whole pages of memory for a block of all ranks.
+    vLLM's CPUOffloadingSpec takes whole pages of memory for a block of all ranks. extra: its options.
     """
-    blocks, ranks = shape.host_blocks, shape.shards
-    if issubclass(connector, OffloadingConnector) and "spec_name" not in shape.extra:
-        chunk = BLOCK_BYTES * ranks * int(shape.extra.get("blocks_per_chunk", 1))
+    blocks, ranks = shape.host_blocks, shape.ranks
+    is_spec = issubclass(connector, OffloadingConnector) and not issubclass(
+        connector, KvsmOffloadingConnector
+    )
+    if is_spec and issubclass(OffloadingSpecFactory.get_spec_cls(extra), CPUOffloadingSpec):
+        chunk = BLOCK_BYTES * ranks * int(extra.get("blocks_per_chunk", 1))
         page = int(CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT)
         return blocks * (-(-chunk // page) * page)
     return blocks * BLOCK_BYTES * ranks
@@ -69,6 +77,8 @@ def host_bytes(connector: type, shape: EngineShape) -> int:
 @cache
 def install() -> None:
     """Put the stand-ins in place. A second call does nothing."""
+    if not (log := logging.getLogger("vllm")).handlers:
+        log.setLevel(logging.CRITICAL)  # vLLM has not set up its log, and would print each warning
     events = _With(torch, Event=Event, cuda=_With(torch.cuda, Stream=Stream, current_stream=current_stream))
     platform = {"Stream": Stream, "current_stream": current_stream, "stream": stream}
     stand_ins: dict[Any, dict[str, Any]] = {
@@ -88,6 +98,16 @@ def install() -> None:
     for module in (gpu_worker, copy_backend):
         module.current_platform = _With(module.current_platform, set_device=_nothing, **platform)
     CPUOffloadingSpec.get_worker = _get_worker
+
+
+@contextmanager
+def shared_memory_of(engine: str) -> Iterator[None]:
+    """Behind a `with` block in which an engine starts, the memory that its processes share has no name any
+    more, and goes with the engine."""
+    try:
+        yield
+    finally:
+        Path(f"/dev/shm/vllm_offload_{engine}.mmap").unlink(missing_ok=True)
 
 
 class _With:
@@ -116,9 +136,7 @@ def _nothing(*_args: object) -> None:
 def _get_worker(spec: Any, kv_caches: Any) -> Any:
     if spec._worker is None:
         tensors = [replace(one, tensor=one.tensor.as_subclass(_DeviceTensor)) for one in kv_caches.tensors]
-        spec._worker = gpu_worker.CPUOffloadingWorker(
-            replace(kv_caches, tensors=tensors), spec.blocks_per_chunk, spec.num_chunks
-        )
+        spec._worker = spec.create_worker(replace(kv_caches, tensors=tensors))
     return spec._worker
 
 

@@ -4,7 +4,7 @@
 action                                     what happens
 =========================================  ======================================================
 arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same
-                                           tokens; an odd family continues an earlier request
+PRIORITY ADAPTER                           tokens; an odd family continues an earlier request
 schedule                                   vLLM schedules a step
 execute                                    every rank takes the oldest scheduled step, and queues its compute
 deliver                                    the oldest step has computed; its output goes to the scheduler
@@ -13,6 +13,9 @@ copies                                     all that is queued on all devices hap
 abort N                                    the Nth unfinished request is aborted
 reset RUNNING CONNECTOR                    `reset_prefix_cache` with these arguments (0 or 1)
 settle                                     copies, then a step from schedule to deliver
+fail RANK WHAT                             the next copy of a kind fails on this rank
+late RANK STEPS                            its next reports are held back for this number of its steps
+double RANK                                the report of its next step is repeated in the step after it
 =========================================  ======================================================
 
 Checked: what each step reads is what was computed for these tokens (correct bytes, S15), and no two
@@ -20,8 +23,8 @@ accesses of a device are unordered (S12). No call raises (S8). At rest every cli
 device block is held (S4). The way to rest ends (S9). After a reset of all caches the weights are others, so
 what was stored before is wrong wherever it is read (S14 is seen as S15).
 
-Not checked: what a connector holds in memory of its own, KV events, and time. Not drawn: pipeline stages,
-mamba groups, adapters, pictures, failing copies, lost reports.
+Not checked: what a connector holds in memory of its own, KV events, and time. Not drawn: mamba groups,
+pictures, lost reports. `faults.py` says which connectors must survive the last three actions.
 """
 
 from __future__ import annotations
@@ -33,20 +36,22 @@ from typing import Any
 
 import torch
 from vllm import SamplingParams
-from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
+from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described, raised_at
+from kvsm.errors import KvsmError, PropertyBroken, described, raised_at
 from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
+from kvsm.vllm_fuzz.connectors import transfer_config
+from kvsm.vllm_fuzz.drawing import draw_action
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
-from kvsm.vllm_fuzz.shape import KINDS, MOST_TOKENS, VOCABULARY, EngineShape
-from kvsm.vllm_fuzz.stand_ins import host_bytes, install
+from kvsm.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
+from kvsm.vllm_fuzz.stand_ins import install, shared_memory_of
 from kvsm.worlds.world import Action
 
 MOST_SETTLING, MOST_SETTLING_A_REQUEST = 100, 30
@@ -68,14 +73,14 @@ class VllmWorld:
         install()
         torch.set_num_threads(1)
         self.shape = shape
-        self._runner = ModelRunner(shape.drafts, Random(0))
+        self._runner = ModelRunner(shape.drafts, Random(0), shape.windows_of_groups)
         self._truths: dict[str, KnownTokens] = {}
         self._asked: dict[str, Request] = {}
         self._told: dict[str, list[int]] = {}
         self._scheduled: list[EngineStep] = []
         self._executed: list[tuple[EngineStep, list[ModelRunnerOutput]]] = []
         self._settled = self._happened = 0
-        self._transfer = _transfer(shape)
+        self._transfer = transfer_config(shape)
         self._scheduler: Any = None
         self._ranks: list[SimulatedRank] = []
 
@@ -89,25 +94,7 @@ class VllmWorld:
         """Raises `IndexError` at the end of a run."""
         if self._happened >= LONGEST_RUN:
             raise IndexError("the run is over")
-        kinds = [kind for kind in KINDS if kind not in self.shape.without]
-        (kind,) = random.choices(kinds, [KINDS[kind] for kind in kinds])
-        if kind == "arrive":
-            length, own = random.randrange(0, 41), random.randint(1, 5)
-            return (
-                kind,
-                random.randrange(8),
-                length,
-                own,
-                random.randint(1, 9),
-                int(random.random() < 0.1),
-            )
-        if kind == "copy":
-            return kind, random.randrange(self.shape.shards), random.randint(1, 6)
-        if kind == "abort":
-            return kind, random.randrange(6)
-        if kind == "reset":
-            return kind, random.randrange(2), int(random.random() < 0.7)
-        return (kind,)
+        return draw_action(self.shape, random)
 
     def do(self, action: Action) -> bool:
         if self._scheduler is None:
@@ -163,36 +150,55 @@ class VllmWorld:
         """Make the engine. A connector that refuses it is a finding of the first action."""
         shape, transfer = self.shape, self._transfer
         connector = KVConnectorFactory.get_connector_class(transfer)
-        extra = {"cpu_bytes_to_use": host_bytes(connector, shape), **transfer.kv_connector_extra_config}
-        transfer.kv_connector_extra_config = extra
         config = make_config(
             transfer,
+            stages=shape.stages,
             shards=shape.shards,
             is_async=shape.is_async,
             drafts=shape.drafts,
             device_blocks=shape.device_blocks,
             step_tokens=shape.step_tokens,
             most_running=shape.most_running,
+            priorities=shape.priorities,
+            adapters=shape.adapters,
         )
-        kv_cache = make_kv_cache_config(shape.device_blocks, shape.groups)
-        with self._calling("starting the engine"):
+        kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
+        with self._calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self._ranks = [
-                SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.shards)
+                SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
             ]
-            self._scheduler = make_scheduler(config, kv_cache, shape.most_steps)
-            self._aggregator = KVOutputAggregator.from_connector(self._scheduler.connector, shape.shards)
+            self._scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
+            self._aggregator = KVOutputAggregator.from_connector(self._scheduler.connector, shape.ranks)
+        for rank in self._ranks:
+            rank.faults.blocks_of = self._loading
 
-    def _arrive(self, family: int, length: int, own: int, outputs: int, salt: int) -> bool:
+    def _arrive(
+        self,
+        family: int,
+        length: int,
+        own: int,
+        outputs: int,
+        salt: int,
+        priority: int = 0,
+        adapter: int = 0,
+    ) -> bool:
         if not own or not outputs:
             return False  # vLLM refuses such requests
         asked = [truth.tokens for truth in self._truths.values()]
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
         prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
         name = f"r{len(self._asked)}"
-        self._truths[name], self._told[name] = KnownTokens(prompt, salt), []
+        self._truths[name], self._told[name] = KnownTokens(prompt, 2 * adapter + salt), []
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
         request = Request(
-            name, prompt, sampling, None, block_hasher=hasher(), cache_salt=str(salt) if salt else None
+            name,
+            prompt,
+            sampling,
+            None,
+            lora_request=LoRARequest(f"adapter {adapter}", adapter, "nowhere") if adapter else None,
+            priority=priority,
+            block_hasher=hasher(),
+            cache_salt=str(salt) if salt else None,
         )
         self._asked[name] = request
         with self._calling(f"request {name} arrives"):
@@ -213,7 +219,9 @@ class VllmWorld:
             return False
         step = self._scheduled.pop(0)
         with self._calling("a worker's step"):
-            self._executed.append((step, [rank.execute(step) for rank in self._ranks]))
+            # After a step without unfinished requests there may be no other one.
+            may_hold = self._scheduler.has_unfinished_requests()
+            self._executed.append((step, [rank.execute(step, may_hold) for rank in self._ranks]))
         return True
 
     def _deliver(self) -> bool:
@@ -222,10 +230,10 @@ class VllmWorld:
         step, outputs = self._executed.pop(0)
         for rank in self._ranks:
             rank.await_compute()
-        output = outputs[0]
+        output = outputs[-1]
         with self._calling("Scheduler.update_from_output"):
-            if self.shape.shards > 1:
-                output = self._aggregator.aggregate(outputs, 0)
+            if self.shape.ranks > 1:
+                output = self._aggregator.aggregate(outputs, self.shape.ranks - 1)
             answers = self._scheduler.update_from_output(step.output, output)
         for answer in [one for outputs_of in answers.values() for one in outputs_of.outputs]:
             self._told[answer.request_id] += answer.new_token_ids
@@ -236,16 +244,14 @@ class VllmWorld:
         return True
 
     def _copy(self, rank: int, steps: int) -> bool:
-        if rank >= len(self._ranks):
+        if not self._has(rank):
             return False
         with self._calling("a copy"):
             return self._ranks[rank].go_on(steps)
 
     def _copies(self) -> bool:
         with self._calling("a copy"):
-            for rank in self._ranks:
-                rank.run_all()
-        return True
+            return any(rank.run_all() for rank in self._ranks)
 
     def _abort(self, number: int) -> bool:
         waiting = [name for name, one in self._asked.items() if not one.is_finished()]
@@ -267,6 +273,26 @@ class VllmWorld:
         if done and connector:
             self._runner.epoch += 1
         return True
+
+    def _fail(self, rank: int, what: int) -> bool:
+        return self._has(rank) and self._ranks[rank].faults.fail(what)
+
+    def _late(self, rank: int, steps: int) -> bool:
+        return self._has(rank) and self._ranks[rank].faults.hold(steps)
+
+    def _double(self, rank: int) -> bool:
+        return self._has(rank) and self._ranks[rank].faults.double()
+
+    def _has(self, rank: int) -> bool:
+        return rank < len(self._ranks)
+
+    def _loading(self, name: str) -> list[int]:
+        """The device blocks of a load under way. They get their hashes when it has ended."""
+        request, manager = self._scheduler.requests.get(name), self._scheduler.kv_cache_manager
+        if request is None or request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
+            return []
+        tables = manager.get_blocks(name).blocks
+        return [one.block_id for table in tables for one in table if one.block_hash is None and one.block_id]
 
     def _settle(self) -> bool:
         self._settled += 1
@@ -325,27 +351,3 @@ def _place(error: BaseException) -> tuple[str, str]:
     """("FILE:LINE", what stands there): the innermost line that is not kvsm's checking code."""
     theirs = raised_at(error, lambda file: "vllm_fuzz" in file)
     return theirs if theirs[0] else raised_at(error, lambda _: False)
-
-
-def _transfer(shape: EngineShape) -> Any:
-    """vLLM's configuration of the connector. Raises `ConfigError` for a name that it does not know."""
-    names, module = {"KvsmConnector", "KvsmOffloadingConnector"}, None
-    connector = shape.connector
-    if connector in names:
-        module = "kvsm.vllm"
-    elif ":" in connector:
-        module, connector = connector.split(":", 1)
-    transfer = KVTransferConfig(
-        kv_connector=connector,
-        kv_connector_module_path=module,
-        kv_role="kv_both",
-        kv_load_failure_policy="recompute",
-        kv_connector_extra_config=dict(shape.extra),
-    )
-    try:
-        KVConnectorFactory.get_connector_class(transfer)
-    except (ValueError, ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"connector {shape.connector}: {error}. Give a name that vLLM knows, or package.module:Class"
-        ) from error
-    return transfer

@@ -24,10 +24,10 @@ class CorruptingConnector(KvsmConnector):
         """Store -> the first of its host blocks."""
         self._corrupted = False
 
-    def handle_preemptions(self, kv_connector_metadata: Any) -> None:
-        for store in kv_connector_metadata.plan.stores:
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        for store in connector_metadata.plan.stores:
             self._stored_in[store.transfer] = listed(unpack(store.host_blocks))[0]
-        super().handle_preemptions(kv_connector_metadata)
+        super().bind_connector_metadata(connector_metadata)
 
     def build_connector_worker_meta(self) -> Any:
         meta = super().build_connector_worker_meta()

@@ -152,4 +152,4 @@ def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
         step_tokens=shape.step_tokens,
         most_running=shape.most_running,
     )
-    return config, make_kv_cache_config(shape.device_blocks, shape.groups)
+    return config, make_kv_cache_config(shape.device_blocks, (0, WINDOW)[: shape.groups])

@@ -36,7 +36,7 @@ class Rank(NamedTuple):
         job = TransferJob(transfer, direction, (device,), (host,))
         is_load = direction is Direction.LOAD
         plan = TransferPlan(loads=(job,)) if is_load else TransferPlan(stores=(job,))
-        self.connector.handle_preemptions(StepPlan(16, plan))
+        self.connector.bind_connector_metadata(StepPlan(16, plan))
 
     def reports(self, number: int) -> dict[int, bool]:
         """The next reports: transfer -> whether it was good. They may take several steps."""

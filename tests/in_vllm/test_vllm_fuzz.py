@@ -28,8 +28,11 @@ RUNS = 60
 
 
 def walked(connector: str, runs: int, seed: int = 1, **extra: object) -> WalkResult:
+    """Walk engines with full attention: SimpleCPUOffloadConnector refuses others (docs/findings.md)."""
+
     def make(random: object) -> VllmWorld:
-        return VllmWorld(msgspec.structs.replace(draw_shape(random), connector=connector, extra=extra))  # type: ignore[arg-type]
+        shape = msgspec.structs.replace(draw_shape(random), full=True)  # type: ignore[arg-type]
+        return VllmWorld(msgspec.structs.replace(shape, connector=connector, extra=extra))
 
     return walk(make, seed, runs=runs)  # type: ignore[arg-type]
 
@@ -121,6 +124,15 @@ def test_vllms_lazy_connector_copies_for_ever_when_nothing_is_asked() -> None:
     assert outcome_of(msgspec.structs.replace(shape, host_blocks=40), request) == "None"
 
 
+def test_vllms_simple_connector_needs_full_attention() -> None:
+    """docs/findings.md tells it. All layers have a sliding window."""
+    shape = EngineShape(connector="SimpleCPUOffloadConnector", full=False, windows=True)
+    assert "assert 0 <= self.fa_gidx" in outcome_of(shape, (("schedule",),))
+    request: tuple[Action, ...] = (("arrive", 0, 34, 1, 1, 0),)
+    for other in ("KvsmConnector", "OffloadingConnector"):
+        assert outcome_of(msgspec.structs.replace(shape, connector=other), request) == "None"
+
+
 def test_each_defect_is_told_saved_and_repeated(tmp_path: Path) -> None:
     result = fuzz(
         "--connector",
@@ -162,6 +174,28 @@ def test_the_saved_test_fails_until_the_defect_is_mended(tmp_path: Path) -> None
     (check,) = [one for name, one in space.items() if name.startswith("test_")]
     with pytest.raises(AssertionError, match="KeyError"):
         check()  # type: ignore[operator]
+
+
+def searched(connector: str, most: int) -> dict[str, object]:
+    result = fuzz("--connector", connector, "--systematic", str(most), "--jobs", "1", "--first", "--json")
+    assert result.exit_code in (ExitCode.GOOD, ExitCode.BROKEN), result.output
+    return dict(json.loads(result.output))
+
+
+def test_every_short_schedule_of_a_good_connector_is_good() -> None:
+    answer = searched("KvsmConnector", 2)
+    assert (answer["findings"], answer["complete"]) == ([], 2)
+
+
+def test_the_shortest_way_to_a_defect_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request arrives and is aborted: nothing shorter can leak."""
+    monkeypatch.chdir(tmp_path)
+    answer = searched("broken_connectors:LeaksOnAbort", 3)
+    (finding,) = answer["findings"]  # type: ignore[misc]
+    assert [action[0] for action in finding["failure"]["actions"]] == ["arrive", "abort"]
+    assert finding["failure"]["systematic"] == 3
+    (test,) = (tmp_path / "kvsm-vllm-fuzz-systematic-3" / "1").glob("test_*.py")
+    assert "--systematic 3` in run" in test.read_text()
 
 
 @pytest.mark.parametrize(

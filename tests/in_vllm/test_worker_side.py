@@ -55,7 +55,7 @@ def carry_out(engine: Engine, pauses: int, computes: bool) -> tuple[list[float],
         copies.pauses_left -= 1
 
     side.pause = pause
-    side.handle_preemptions(StepPlan(0, TransferPlan(stores=(JOB,)), computes=computes))
+    side.begin_step(StepPlan(0, TransferPlan(stores=(JOB,)), computes=computes))
     reports = side.build_connector_worker_meta()
     copies.close()
     return slept, () if reports is None else reports.reports

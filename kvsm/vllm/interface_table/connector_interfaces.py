@@ -42,7 +42,12 @@ _CONNECTOR = (
     inherited(
         "get_mem_pool_context", "", "None: kvsm copies to and from the KV cache where vLLM allocates it."
     ),
-    inherited("bind_connector_metadata", "connector_metadata", "Keeps the metadata for the step."),
+    Method(
+        "bind_connector_metadata",
+        "connector_metadata",
+        "Begins the copies of the step: vLLM calls it before the step computes.",
+        "test_real_scheduler.py::test_whatever_hangs_the_words_are_right",
+    ),
     inherited("clear_connector_metadata", "", "Forgets it after the step."),
     inherited("has_connector_metadata", "", "Whether there is metadata."),
     Method(
@@ -69,11 +74,10 @@ _CONNECTOR = (
     inherited("set_host_xfer_buffer_ops", "copy_operation", "Nothing: kvsm copies itself."),
     inherited("finish_forward", "", "Nothing: copies do not wait for the end of a step's compute."),
     inherited("reset_capture_state", "", "Nothing: a capture of CUDA graphs begins no copy."),
-    Method(
+    inherited(
         "handle_preemptions",
         "kv_connector_metadata",
-        "Begins the copies of the step: vLLM calls it before the step computes.",
-        "test_real_scheduler.py::test_whatever_hangs_the_words_are_right",
+        "Nothing: a block that kvsm reads or writes is held until the copy has ended.",
     ),
     Method("start_load_kv", "forward_context, **kwargs", "Nothing: loads have begun already."),
     Method("wait_for_layer_load", "layer_name", "Nothing: a request is scheduled when its load has ended."),
