@@ -134,7 +134,9 @@ def vllm_fuzz(
     two ranks.
 
     Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no
-    call raises; all work ends; and then every client has its tokens, and no device block is held.
+    call raises; all work ends, and each end is told once; and then every client has its tokens, and no device
+    block is held. At the end of a run the published KV events must say what the device and the host have, the
+    host must have lost no slot, and the shutdown must leave no thread.
 
     \b
     Examples:

@@ -54,6 +54,7 @@ def make_config(
     device_blocks: int,
     step_tokens: int,
     most_running: int,
+    kv_events: bool = False,
 ) -> Any:
     """vLLM's configuration.
 
@@ -73,6 +74,9 @@ def make_config(
         ),
         kv_transfer_config=transfer,
         speculative_config=_speculative(base, drafts) if drafts else None,
+        kv_events_config=vllm.KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        if kv_events
+        else None,
     )
 
 

@@ -46,6 +46,8 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     device_blocks, host_blocks: blocks of each rank. host_blocks is used unless `extra` gives a size.
     step_tokens: most tokens of a step.
     most_running: most requests of a step.
+    kv_events: KV events are published.
+    fills: at the end the host is filled, to see that no slot was lost. It costs as much as the run.
     without: kinds of actions that are not drawn.
     """
 
@@ -59,6 +61,8 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     host_blocks: int = 40
     step_tokens: int = 16
     most_running: int = 4
+    kv_events: bool = False
+    fills: bool = False
     without: tuple[str, ...] = ()
 
     @property
@@ -83,4 +87,6 @@ def draw_shape(random: Random) -> EngineShape:
         host_blocks=random.choice((6, 40, 160, 160)),
         step_tokens=random.choice((8, 16, 64)),
         most_running=random.choice((2, 4)),
+        kv_events=random.random() < 0.7,
+        fills=random.random() < 0.4,
     )
