@@ -20,5 +20,7 @@ What is checked beside the words, the order of copies and the errors of calls:
     kv_event_check.py  published KV events, folded, beside what the device and the host have
     host_probe.py      what the host has, asked of any connector
 
+    recorded.py        the events of a connector, as far as they are known, for a log beside a failure
+
 `world.py` is the file to begin with. It needs vLLM; `shape.py` does not.
 """

@@ -40,6 +40,7 @@ from vllm.v1.simple_kv_offload import worker as simple_worker
 
 from kvsm.copy_engines.simulated import SimulatedSubmitter
 from kvsm.vllm.connector import KvsmConnector
+from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 from kvsm.vllm_fuzz.runtime import Event, Stream, acting, current_stream, stream
 from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
 
@@ -59,7 +60,8 @@ def host_bytes(connector: type, shape: EngineShape) -> int:
     vLLM's OffloadingConnector takes whole pages of memory for a block of all ranks.
     """
     blocks, ranks = shape.host_blocks, shape.shards
-    if issubclass(connector, OffloadingConnector) and "spec_name" not in shape.extra:
+    is_of_pages = issubclass(connector, OffloadingConnector) and connector is not KvsmOffloadingConnector
+    if is_of_pages and "spec_name" not in shape.extra:
         chunk = BLOCK_BYTES * ranks * int(shape.extra.get("blocks_per_chunk", 1))
         page = int(CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT)
         return blocks * (-(-chunk // page) * page)

@@ -30,7 +30,7 @@ from __future__ import annotations
 import linecache
 import threading
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -44,13 +44,14 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.errors import ConfigError, KvsmError, PropertyBroken, described
-from kvsm.events import OffloadingEvent
+from kvsm.log.memory import MemoryLog
 from kvsm.properties import Property
 from kvsm.vllm_fuzz.completions import Completions
 from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
 from kvsm.vllm_fuzz.ending import Ending, filled
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
+from kvsm.vllm_fuzz.recorded import record_manager, recording
 from kvsm.vllm_fuzz.shape import KINDS, MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.vllm_fuzz.stand_ins import host_bytes, install
 from kvsm.worlds.world import Action
@@ -67,13 +68,13 @@ class VllmWorld:
     """One engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
 
     check_every = 25
-    events: Sequence[OffloadingEvent] = ()
-    """None of these: connectors of others keep none."""
 
     def __init__(self, shape: EngineShape) -> None:
         install()
         torch.set_num_threads(1)
         self.shape = shape
+        self.events: MemoryLog = MemoryLog()
+        """Of the connector, as far as `recorded.py` knows them."""
         self._runner = ModelRunner(shape.drafts, Random(0))
         self._truths: dict[str, KnownTokens] = {}
         self.asked: dict[str, Request] = {}
@@ -190,7 +191,9 @@ class VllmWorld:
             self.ranks = [
                 SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.shards)
             ]
-            self.scheduler = make_scheduler(config, kv_cache, shape.most_steps)
+            with recording(self.events):
+                self.scheduler = make_scheduler(config, kv_cache, shape.most_steps)
+            record_manager(self.scheduler.connector, self.events)
             self._completions = Completions(self.scheduler.connector, shape.shards)
             self._ending = Ending(self, threads)
             self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.shards)

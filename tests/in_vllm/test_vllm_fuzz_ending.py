@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -14,8 +15,11 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import msgspec
 from broken_endings import BROKEN_AT_THE_END
 
+from kvsm.checker.counterexample import save_log
 from kvsm.checker.walk import WalkResult, walk
+from kvsm.events import LogOpened, StorePlanned
 from kvsm.properties import Property
+from kvsm.replay import verify_log
 from kvsm.vllm_fuzz.rank import SimulatedRank
 from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.vllm_fuzz.world import VllmWorld
@@ -97,3 +101,25 @@ def test_threads_and_workers_do_not_pile_up() -> None:
 
 def _ranks() -> int:
     return sum(isinstance(one, SimulatedRank) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector", "OffloadingConnector"])
+def test_a_failure_leaves_a_log_that_can_be_replayed(connector: str, tmp_path: Path) -> None:
+    world = ended(connector, ("arrive", 0, 9, 3, 5, 0), *[("settle",)] * 9)
+    save_log(world.events, tmp_path / "log")
+    assert verify_log(tmp_path / "log").violations == ()
+    assert sum(isinstance(event, StorePlanned) for event in world.events) > 1
+
+
+def test_the_same_run_leaves_the_same_events() -> None:
+    """Determinism (S11)."""
+    first, second = [ended("OffloadingConnector", ("arrive", 0, 9, 3, 5, 0)).events for _ in range(2)]
+    assert first == second
+
+
+@pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector"])
+def test_the_host_pool_has_the_size_of_the_shape(connector: str) -> None:
+    """KvsmOffloadingConnector once had whole pages for each block, so its host was never full in a walk."""
+    opened = ended(connector, ("arrive", 0, 9, 3, 5, 0)).events[0]
+    assert isinstance(opened, LogOpened)
+    assert opened.config.host_blocks == 6
