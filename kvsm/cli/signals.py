@@ -11,16 +11,16 @@ from types import FrameType
 from kvsm.cli.exit_codes import ExitCode, Terminated
 
 
-class Ending:
+class EndRequest:
     """How the command is asked to end. code: of the signal that came; GOOD while none did."""
 
     code: ExitCode = ExitCode.GOOD
 
 
 @contextmanager
-def ends_with_sigterm() -> Iterator[Ending]:
+def ends_with_sigterm() -> Iterator[EndRequest]:
     """SIGTERM raises `Terminated` in this block, once. Ctrl-C is left to Python."""
-    ending, here = Ending(), os.getpid()
+    ending, here = EndRequest(), os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
         if os.getpid() != here:  # a forked process has inherited this

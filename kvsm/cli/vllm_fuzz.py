@@ -21,7 +21,7 @@ from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
-from kvsm.cli.signals import ends_with_sigterm
+from kvsm.cli.signals import EndRequest, ends_with_sigterm
 from kvsm.cli.walking import shown_search, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
@@ -126,7 +126,11 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
 )
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Walk N runs instead.")
 @click.option(
-    "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of all runs. Default: a random one."
+    "--seed",
+    type=click.IntRange(min=0),
+    default=lambda: SystemRandom().getrandbits(32),
+    metavar="S",
+    help="Seed of all runs. Default: a random one.",
 )
 @click.option(
     "--systematic",
@@ -169,7 +173,7 @@ def vllm_fuzz(
     extra: dict[str, Any],
     without: tuple[str, ...],
     faults: tuple[str, ...],
-    seed: int | None,
+    seed: int,
     systematic: int | None,
     jobs: int | None,
     cluster: str | None,
@@ -188,7 +192,8 @@ def vllm_fuzz(
     two ranks.
 
     Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no
-    call raises; all work ends; and then every client has its tokens, and no device block is held.
+    call raises; all work ends, and each end is told once; then every client has its tokens, no device block
+    is held, KV events say what is there, the host has lost no slot, and the shutdown leaves no thread.
 
     \b
     Examples:
@@ -198,9 +203,8 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector my_package.my_module:MyConnector --seed 7 --runs 500
       kvsm vllm-fuzz --connector OffloadingConnector --systematic 4
 
-    With --systematic N, each schedule of at most N actions runs in two small engines: with steps one after
-    the other, and with steps that overlap. The actions are few: two prompts, abort, schedule, execute,
-    deliver, copies, settle, two resets. Each further action takes about seven times as long.
+    With --systematic N, each schedule of at most N actions, of ten kinds, runs in two small engines: with
+    steps one after the other, and with steps that overlap. One more action takes seven times as long.
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
     is mended. `kvsm fuzz --replay DIR` repeats it. Two failures count as one defect if they break the same
@@ -210,23 +214,21 @@ def vllm_fuzz(
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, 143 SIGTERM, and
     nothing found.
     """
-    seed = SystemRandom().getrandbits(32) if seed is None else seed
     name = f"systematic-{systematic}" if systematic else seed
+    choices = Choices(connector, extra, tuple(without), tuple(faults))
     with chosen_executor(cluster, jobs) as executor, ends_with_sigterm() as ending:
-        hunt = Hunt(
-            Choices(connector, extra, tuple(without), tuple(faults)),
-            seed,
-            executor,
-            directory or Path(f"kvsm-vllm-fuzz-{name}"),
-            as_json,
-        )
+        hunt = Hunt(choices, seed, executor, directory or Path(f"kvsm-vllm-fuzz-{name}"), as_json)
         answer = hunt.run_all(systematic, **limits) if systematic else hunt.run(**limits)
+    if junit is not None or github:
+        tell_ci(_ci_report(answer), junit, github=github, quiet=as_json)
+    _leave(answer, ending, as_json)
+
+
+def _leave(answer: VllmFuzzAnswer, ending: EndRequest, as_json: bool) -> None:
     if as_json:
         say_json(answer)
     else:
         _print_totals(answer)
-    if junit is not None or github:
-        tell_ci(_ci_report(answer), junit, github=github, quiet=as_json)
     if answer.findings:
         raise SystemExit(ExitCode.BROKEN)
     if answer.interrupted:

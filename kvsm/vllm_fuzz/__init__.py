@@ -17,5 +17,14 @@ so (`runtime.py`).
     drawing.py     which action happens next in a run
     world.py       the engine as a world: what may happen, and what must hold
 
+What is checked beside the words, the order of copies and the errors of calls:
+
+    completions.py     each end of a transfer is told once
+    ending.py          what is asked at the end of a run: the three checks below, and the shutdown
+    kv_event_check.py  published KV events, folded, beside what the device and the host have
+    host_probe.py      what the host has, asked of any connector
+
+    recorded.py        the events of a connector, as far as they are known, for a log beside a failure
+
 `world.py` is the file to begin with. It needs vLLM; `shape.py` does not.
 """

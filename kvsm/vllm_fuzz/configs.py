@@ -57,6 +57,7 @@ def make_config(
     most_running: int,
     priorities: bool = False,
     adapters: int = 0,
+    kv_events: bool = False,
 ) -> Any:
     """vLLM's configuration.
 
@@ -78,6 +79,9 @@ def make_config(
         lora_config=vllm.LoRAConfig(max_loras=adapters, max_lora_rank=8) if adapters else None,
         kv_transfer_config=transfer,
         speculative_config=_speculative(base, drafts) if drafts else None,
+        kv_events_config=vllm.KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+        if kv_events
+        else None,
     )
 
 

@@ -115,6 +115,12 @@ class SimulatedRank:
             happened = True
         return happened
 
+    def shutdown(self) -> None:
+        """Shut down the worker's side of the connector, and let the device do what is queued."""
+        with self.runtime.acting():
+            self.connector.shutdown()
+        self.run_all()
+
     def check(self) -> None:
         """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""
         if self._wrong:

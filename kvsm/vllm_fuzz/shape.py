@@ -57,6 +57,8 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     priorities: requests have priorities, and a request of a better one may preempt another.
     adapters: LoRA adapters; a request has one of them or none.
     faults: kinds of actions that are faults, and are drawn.
+    kv_events: KV events are published.
+    fills: at the end the host is filled, to see that no slot was lost. It costs as much as the run.
     without: kinds of actions that are not drawn.
     """
 
@@ -75,6 +77,8 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     priorities: bool = False
     adapters: int = 0
     faults: tuple[str, ...] = ()
+    kv_events: bool = False
+    fills: bool = False
     without: tuple[str, ...] = ()
 
     @property
@@ -129,4 +133,6 @@ def draw_shape(random: Random, faults: tuple[str, ...] = ()) -> EngineShape:
         priorities=random.random() < 0.3,
         adapters=random.choice((0, 0, 0, 2)),
         faults=faults if random.random() < 0.5 else (),
+        kv_events=random.random() < 0.7,
+        fills=random.random() < 0.4,
     )

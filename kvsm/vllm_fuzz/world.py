@@ -16,20 +16,23 @@ settle                                     copies, then a step from schedule to 
 fail RANK WHAT                             the next copy of a kind fails on this rank
 late RANK STEPS                            its next reports are held back for this number of its steps
 double RANK                                the report of its next step is repeated in the step after it
+probe, fill, shutdown                      the end of a run: `ending.py` says what they check
 =========================================  ======================================================
 
 Checked: what each step reads is what was computed for these tokens (correct bytes, S15), and no two
 accesses of a device are unordered (S12). No call raises (S8). At rest every client has its tokens, and no
 device block is held (S4). The way to rest ends (S9). After a reset of all caches the weights are others, so
-what was stored before is wrong wherever it is read (S14 is seen as S15).
+what was stored before is wrong wherever it is read (S14 is seen as S15). Each end of a transfer is told once
+(`completions.py`). At the end of a run: KV events, lost host blocks, and the shutdown (`ending.py`).
 
-Not checked: what a connector holds in memory of its own, KV events, and time. Not drawn: mamba groups,
-pictures, lost reports. `faults.py` says which connectors must survive the last three actions.
+Not checked: time. Not drawn: mamba groups, pictures, lost reports. `faults.py` says which connectors must
+survive `fail`, `late` and `double`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Iterator
 from contextlib import contextmanager
 from random import Random
 from typing import Any
@@ -43,13 +46,16 @@ from vllm.v1.outputs import DraftTokenIds, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.errors import KvsmError, PropertyBroken, described, raised_at
-from kvsm.events import OffloadingEvent
+from kvsm.log.memory import MemoryLog
 from kvsm.properties import Property
+from kvsm.vllm_fuzz.completions import Completions
 from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
 from kvsm.vllm_fuzz.connectors import transfer_config
 from kvsm.vllm_fuzz.drawing import draw_action
+from kvsm.vllm_fuzz.ending import Ending, filled
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
+from kvsm.vllm_fuzz.recorded import record_manager, recording
 from kvsm.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.vllm_fuzz.stand_ins import install, shared_memory_of
 from kvsm.worlds.world import Action
@@ -66,23 +72,24 @@ class VllmWorld:
     """One engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
 
     check_every = 25
-    events: Sequence[OffloadingEvent] = ()
-    """None of these: connectors of others keep none."""
 
     def __init__(self, shape: EngineShape) -> None:
         install()
         torch.set_num_threads(1)
         self.shape = shape
+        self.events: MemoryLog = MemoryLog()
+        """Of the connector, as far as `recorded.py` knows them."""
         self._runner = ModelRunner(shape.drafts, Random(0), shape.windows_of_groups)
         self._truths: dict[str, KnownTokens] = {}
-        self._asked: dict[str, Request] = {}
+        self.asked: dict[str, Request] = {}
         self._told: dict[str, list[int]] = {}
         self._scheduled: list[EngineStep] = []
         self._executed: list[tuple[EngineStep, list[ModelRunnerOutput]]] = []
         self._settled = self._happened = 0
         self._transfer = transfer_config(shape)
-        self._scheduler: Any = None
-        self._ranks: list[SimulatedRank] = []
+        self.scheduler: Any = None
+        self.ranks: list[SimulatedRank] = []
+        self._ending: Ending | None = None
 
     # The protocol of a world.
 
@@ -97,46 +104,49 @@ class VllmWorld:
         return draw_action(self.shape, random)
 
     def do(self, action: Action) -> bool:
-        if self._scheduler is None:
+        if self._ending is None:
             self._start()
+        elif self._ending.is_over:
+            return False
         kind, *numbers = action
         happens = bool(getattr(self, f"_{kind}")(*numbers))
         self._happened += happens
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.check()
         return happens
 
     def check(self) -> None:
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.check()
-        if self._scheduler is not None and self._is_at_rest():
+        if self.scheduler is not None and self._is_at_rest():
+            self._completions.check_at_rest()
             self._check_device_blocks()
-            for name in self._asked:
+            for name in self.asked:
                 self._check_answer(name)
 
     def wind_down(self) -> Action | None:
         if self._is_at_rest():
-            return None
-        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self._asked)
+            return self._ending.next() if self._ending is not None else None
+        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self.asked)
         if self._settled > most:
-            left = [f"{name} is {one.status.name}" for name, one in self._scheduler.requests.items()]
+            left = [f"{name} is {one.status.name}" for name, one in self.scheduler.requests.items()]
             what = "; ".join(left) or "no request, but the connector wants more steps"
             raise PropertyBroken(Property.PROGRESS, f"all copies have ended, and after {most} steps: {what}")
         return ("settle",)
 
     def describe(self) -> dict[str, str]:
         """Requests, the device's blocks, and what each device has still to do."""
-        if self._scheduler is None:
+        if self.scheduler is None:
             return {}
-        pool = self._scheduler.kv_cache_manager.block_pool
+        pool = self.scheduler.kv_cache_manager.block_pool
         told = {
             f"request {name}": f"{one.status.name.lower()}, {one.num_computed_tokens} of "
             f"{one.num_tokens} tokens computed"
-            for name, one in self._asked.items()
+            for name, one in self.asked.items()
         }
         told["device"] = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} blocks free"
         told["steps"] = f"{len(self._scheduled)} scheduled, {len(self._executed)} executed"
-        for number, rank in enumerate(self._ranks):
+        for number, rank in enumerate(self.ranks):
             told[f"rank {number}"] = f"{rank.runtime.device.backlog} things queued"
         return told
 
@@ -148,7 +158,7 @@ class VllmWorld:
 
     def _start(self) -> None:
         """Make the engine. A connector that refuses it is a finding of the first action."""
-        shape, transfer = self.shape, self._transfer
+        shape, transfer, threads = self.shape, self._transfer, set(threading.enumerate())
         connector = KVConnectorFactory.get_connector_class(transfer)
         config = make_config(
             transfer,
@@ -161,15 +171,20 @@ class VllmWorld:
             most_running=shape.most_running,
             priorities=shape.priorities,
             adapters=shape.adapters,
+            kv_events=shape.kv_events,
         )
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
-        with self._calling("starting the engine"), shared_memory_of(transfer.engine_id):
-            self._ranks = [
+        with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
+            self.ranks = [
                 SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
             ]
-            self._scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
-            self._aggregator = KVOutputAggregator.from_connector(self._scheduler.connector, shape.ranks)
-        for rank in self._ranks:
+            with recording(self.events):
+                self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
+            record_manager(self.scheduler.connector, self.events)
+            self._completions = Completions(self.scheduler.connector, shape.ranks)
+            self._ending = Ending(self, threads)
+            self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
+        for rank in self.ranks:
             rank.faults.blocks_of = self._loading
 
     def _arrive(
@@ -187,7 +202,13 @@ class VllmWorld:
         asked = [truth.tokens for truth in self._truths.values()]
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
         prompt = [*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs]
-        name = f"r{len(self._asked)}"
+        self.add_request(f"r{len(self.asked)}", prompt, outputs, salt, priority, adapter)
+        return True
+
+    def add_request(
+        self, name: str, prompt: list[int], outputs: int, salt: int, priority: int = 0, adapter: int = 0
+    ) -> None:
+        """Let a request arrive. outputs: how many tokens it asks for. adapter: 0 for none."""
         self._truths[name], self._told[name] = KnownTokens(prompt, 2 * adapter + salt), []
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
         request = Request(
@@ -200,71 +221,79 @@ class VllmWorld:
             block_hasher=hasher(),
             cache_salt=str(salt) if salt else None,
         )
-        self._asked[name] = request
-        with self._calling(f"request {name} arrives"):
-            self._scheduler.add_request(request)
-        return True
+        self.asked[name] = request
+        with self.calling(f"request {name} arrives"):
+            self.scheduler.add_request(request)
+
+    def forget_request(self, name: str) -> None:
+        """Check the answer of a request that has finished, and forget it."""
+        self._check_answer(name)
+        for known in (self.asked, self._told, self._truths):
+            known.pop(name, None)
 
     def _schedule(self) -> bool:
         under_way = len(self._scheduled) + len(self._executed)
-        if under_way >= self.shape.most_steps or not self._scheduler.has_requests():
+        if under_way >= self.shape.most_steps or not self.scheduler.has_requests():
             return False
-        with self._calling("Scheduler.schedule"):
-            output = self._scheduler.schedule()
-        self._scheduled.append(self._runner.step(output, self._scheduler.requests, self._truths))
+        with self.calling("Scheduler.schedule"):
+            output = self.scheduler.schedule()
+        self._scheduled.append(self._runner.step(output, self.scheduler.requests, self._truths))
         return True
 
     def _execute(self) -> bool:
         if not self._scheduled:
             return False
         step = self._scheduled.pop(0)
-        with self._calling("a worker's step"):
+        with self.calling("a worker's step"):
             # After a step without unfinished requests there may be no other one.
-            may_hold = self._scheduler.has_unfinished_requests()
-            self._executed.append((step, [rank.execute(step, may_hold) for rank in self._ranks]))
+            may_hold = self.scheduler.has_unfinished_requests()
+            outputs = [rank.execute(step, may_hold) for rank in self.ranks]
+        for number, output in enumerate(outputs):
+            self._completions.told(number, step.finished, output.kv_connector_output)
+        self._executed.append((step, outputs))
         return True
 
     def _deliver(self) -> bool:
         if not self._executed and not self._execute():
             return False
         step, outputs = self._executed.pop(0)
-        for rank in self._ranks:
+        for rank in self.ranks:
             rank.await_compute()
         output = outputs[-1]
-        with self._calling("Scheduler.update_from_output"):
+        with self.calling("Scheduler.update_from_output"):
             if self.shape.ranks > 1:
                 output = self._aggregator.aggregate(outputs, self.shape.ranks - 1)
-            answers = self._scheduler.update_from_output(step.output, output)
+            answers = self.scheduler.update_from_output(step.output, output)
         for answer in [one for outputs_of in answers.values() for one in outputs_of.outputs]:
             self._told[answer.request_id] += answer.new_token_ids
         if step.drafted and not self.shape.is_async:
             # With asynchronous scheduling the workers keep their drafts.
             drafts = [[VOCABULARY - 1] * self.shape.drafts for _ in step.drafted]
-            self._scheduler.update_draft_token_ids(DraftTokenIds(list(step.drafted), drafts))
+            self.scheduler.update_draft_token_ids(DraftTokenIds(list(step.drafted), drafts))
         return True
 
     def _copy(self, rank: int, steps: int) -> bool:
         if not self._has(rank):
             return False
-        with self._calling("a copy"):
-            return self._ranks[rank].go_on(steps)
+        with self.calling("a copy"):
+            return self.ranks[rank].go_on(steps)
 
     def _copies(self) -> bool:
-        with self._calling("a copy"):
-            return any(rank.run_all() for rank in self._ranks)
+        with self.calling("a copy"):
+            return any(rank.run_all() for rank in self.ranks)
 
     def _abort(self, number: int) -> bool:
-        waiting = [name for name, one in self._asked.items() if not one.is_finished()]
+        waiting = [name for name, one in self.asked.items() if not one.is_finished()]
         if not waiting:
             return False
-        with self._calling("Scheduler.finish_requests"):
-            self._scheduler.finish_requests(waiting[number % len(waiting)], RequestStatus.FINISHED_ABORTED)
+        with self.calling("Scheduler.finish_requests"):
+            self.scheduler.finish_requests(waiting[number % len(waiting)], RequestStatus.FINISHED_ABORTED)
         return True
 
     def _reset(self, running: int, connector: int) -> bool:
-        with self._calling("Scheduler.reset_prefix_cache"):
+        with self.calling("Scheduler.reset_prefix_cache"):
             try:
-                done = self._scheduler.reset_prefix_cache(bool(running), bool(connector))
+                done = self.scheduler.reset_prefix_cache(bool(running), bool(connector))
             except RuntimeError as error:
                 # If a copy holds a block, vLLM refuses after it has preempted all requests, and goes on.
                 if "remote KV transfer" not in str(error):
@@ -275,20 +304,20 @@ class VllmWorld:
         return True
 
     def _fail(self, rank: int, what: int) -> bool:
-        return self._has(rank) and self._ranks[rank].faults.fail(what)
+        return self._has(rank) and self.ranks[rank].faults.fail(what)
 
     def _late(self, rank: int, steps: int) -> bool:
-        return self._has(rank) and self._ranks[rank].faults.hold(steps)
+        return self._has(rank) and self.ranks[rank].faults.hold(steps)
 
     def _double(self, rank: int) -> bool:
-        return self._has(rank) and self._ranks[rank].faults.double()
+        return self._has(rank) and self.ranks[rank].faults.double()
 
     def _has(self, rank: int) -> bool:
-        return rank < len(self._ranks)
+        return rank < len(self.ranks)
 
     def _loading(self, name: str) -> list[int]:
         """The device blocks of a load under way. They get their hashes when it has ended."""
-        request, manager = self._scheduler.requests.get(name), self._scheduler.kv_cache_manager
+        request, manager = self.scheduler.requests.get(name), self.scheduler.kv_cache_manager
         if request is None or request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             return []
         tables = manager.get_blocks(name).blocks
@@ -302,15 +331,45 @@ class VllmWorld:
         self._deliver()
         return True
 
+    # The end of a run.
+
+    def _probe(self) -> bool:
+        return self._is_at_rest() and self._ending is not None and self._ending.probe()
+
+    def _fill(self) -> bool:
+        return self._is_at_rest() and self._ending is not None and self._ending.fill()
+
+    def _shutdown(self) -> bool:
+        return self._is_at_rest() and self._ending is not None and self._ending.shutdown()
+
+    def to_rest(self) -> None:
+        """Settle until the engine is at rest. Raises `PropertyBroken` if it never is (progress, S9)."""
+        for _ in range(MOST_SETTLING):
+            if self._is_at_rest():
+                return
+            self._settle()
+        raise PropertyBroken(
+            Property.PROGRESS, f"all copies have ended, and after {MOST_SETTLING} steps there is work"
+        )
+
+    @classmethod
+    def filled_and_shut_down(cls, shape: EngineShape) -> int:
+        """How many blocks of `fill` the host of a fresh engine has."""
+        world = cls(shape)
+        world._start()
+        served = filled(world)
+        world.do(("shutdown",))
+        return served
+
     # Checks.
 
     def _is_at_rest(self) -> bool:
-        if self._scheduler is None:
+        if self.scheduler is None:
             return True
-        return not self._scheduled and not self._executed and not self._scheduler.has_requests()
+        return not self._scheduled and not self._executed and not self.scheduler.has_requests()
 
     def _check_device_blocks(self) -> None:
-        pool = self._scheduler.kv_cache_manager.block_pool
+        pool = self.scheduler.kv_cache_manager.block_pool
         held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
         if held or pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
             raise PropertyBroken(
@@ -320,7 +379,7 @@ class VllmWorld:
             )
 
     def _check_answer(self, name: str) -> None:
-        request, told, truth = self._asked[name], self._told[name], self._truths[name]
+        request, told, truth = self.asked[name], self._told[name], self._truths[name]
         begin = request.num_prompt_tokens
         right = [truth.token(begin + place) for place in range(len(told))]
         if told != right:
@@ -334,7 +393,7 @@ class VllmWorld:
             )
 
     @contextmanager
-    def _calling(self, what: str) -> Iterator[None]:
+    def calling(self, what: str) -> Iterator[None]:
         """What a call of the connector or of vLLM raises is a finding that names the line of theirs."""
         try:
             yield
