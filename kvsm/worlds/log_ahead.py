@@ -13,6 +13,8 @@ Whoever lets flushes wait (`flush_within_ms`) lets only the end of a step wait.
 
 from __future__ import annotations
 
+from typing import Any
+
 from kvsm.errors import PropertyBroken
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
@@ -44,7 +46,8 @@ class LogAheadWorld(CoreWorld):
         self._written = WrittenLog(bench.log)
         bench.log = bench.core.log = self._written
         for move in self._moves.values():
-            vars(move.__self__)["log"] = self._written
+            group: Any = getattr(move, "__self__")  # noqa: B009
+            group.log = self._written
         if waits:
             bench.core = Offloader(
                 bench.core.config,

@@ -79,7 +79,7 @@ FOUND = {
     "M25": FoundBy(BARE, Property.PROGRESS, 10),
     "M27": FoundBy(SERVING, Property.FULL_OFFLOAD, 154),
     "M28": FoundBy(SERVING, Property.ONE_TOKEN_LEFT, 80),
-    "M30": FoundBy(MACHINE, Property.PUBLISH_AFTER_COMMIT, 3),
+    "M30": FoundBy(LAYERS, Property.CORRECT_BYTES, 24),
     "M31": FoundBy(CORE, Property.MATCH_HOLDS, 2),
     "M32": FoundBy(CORE, Property.LEGAL_CALLS, 6),
     "M33": FoundBy(BARE, Property.LEGAL_CALLS, 8),
