@@ -108,7 +108,7 @@ _GROUPS = (
 )
 
 
-def _draw_serving(random: Random) -> ServingOptions:
+def draw_serving(random: Random) -> ServingOptions:
     """A few dozen requests with common prefixes, and an engine with room for a few of them."""
     groups = random.choice(_GROUPS)
     store = random.choice((StoreMode.EAGER, StoreMode.EAGER, StoreMode.LAZY))
@@ -178,7 +178,7 @@ TARGETS: dict[str, WalkTarget] = {
         "the offload core alone, every call in every order", CoreOptions, CoreWorld, draw_options, 8
     ),
     "serving": WalkTarget(
-        "the core and the scheduler with a small engine", ServingOptions, _WalkedServing, _draw_serving, 3
+        "the core and the scheduler with a small engine", ServingOptions, _WalkedServing, draw_serving, 3
     ),
     "copies": WalkTarget(
         "the engine of streams and events on a simulated device",

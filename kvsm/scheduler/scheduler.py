@@ -505,11 +505,11 @@ class OffloadScheduler:
         return request.num_computed_tokens - request.num_output_placeholders >= tracked.next_offer
 
     def _lost_something(self, tracked: TrackedRequest) -> bool:
-        """Whether the host has lost what was stored of this request."""
+        """Whether the host has lost what was stored of this request, or what its load has brought."""
         ledger = self.offloader.ledger
         entry, index = ledger.requests.get(tracked.name), ledger.index
-        settled = () if entry is None else entry.settled
-        return any(not index.keys() >= set(keys[:end]) for keys, end in zip(tracked.keys, settled))
+        ends = tracked.settled_or_loaded(() if entry is None else entry.settled, self.config)
+        return any(not index.keys() >= set(keys[:end]) for keys, end in zip(tracked.keys, ends))
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""

@@ -167,6 +167,13 @@ class TrackedRequest:
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
 
+    def settled_or_loaded(self, settled: Sequence[int], config: SchedulerConfig) -> list[int]:
+        """How many of its first chunks, by group, it does not offer before its end: they are settled, or its
+        load has brought them."""
+        loaded = self.loaded[1] // config.tokens_per_hash
+        ends = [loaded // hashes for hashes in self._hashes_per_chunk]
+        return list(map(max, settled, ends)) if settled else ends
+
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.
 

@@ -19,7 +19,7 @@ import msgspec
 
 from kvsm.canonical import PART, Names, Seen, declared
 from kvsm.errors import PropertyBroken
-from kvsm.events import OffloadConfig, Restarted
+from kvsm.events import OffloadConfig, Restarted, TransfersSubmitted
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.plan import TransferPlan
@@ -100,7 +100,7 @@ class FlushedLog(MemoryLog):
             self.pop()
 
     def check_leaving(self, plan: TransferPlan) -> None:
-        """Check that the plans of all jobs that leave now are written."""
+        """Check that the plans of all jobs that leave now are written, and that they leave."""
         for job in (*plan.loads, *plan.stores):
             if self.left is not None and job.transfer > self.left.seq:
                 message = (
@@ -108,6 +108,10 @@ class FlushedLog(MemoryLog):
                     f"{self.left.seq} are written"
                 )
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
+        written = self[-1].seq if self and self.left is None else self.left.seq if self.left else 0
+        if any(isinstance(event, TransfersSubmitted) and event.seq > written for event in self):
+            message = "jobs leave for the workers, and what is written does not say so"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def check_forgotten(self) -> None:
         """Check that no crash brings back what a reset has forgotten: its caller was told that it is gone."""

@@ -41,6 +41,7 @@ from kvsm.states.words import STATE_MASK
 from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import fingerprint
+from kvsm.worlds.lost_stores import check_next_to_go
 from kvsm.worlds.router import Router
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
@@ -48,11 +49,12 @@ from kvsm.worlds.world import Action
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """A request to come. parameters: its `kv_transfer_params`."""
+    """A request to come. parameters: its `kv_transfer_params`. parts: of a session, its later parts."""
 
     prompt: tuple[int, ...]
     outputs: int = 1
     parameters: dict[str, Any] | None = None
+    parts: tuple[tuple[int, ...], ...] = ()
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +72,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The engine steps, and admits nobody."""
     crashes: int = 0
     """The process is killed, and another one goes on."""
+    losses: int = 0
+    """A copy is given up between two steps. Its workers may still carry it out."""
     most: int = 0
     """Disturbances in all. 0: as many as the others add up to."""
 
@@ -81,6 +85,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     slots: `OffloadConfig.host_blocks`.
     router: whether a router takes the KV events.
+    checks_stores: as in `SmallEngine`.
     """
 
     requests: tuple[RequestSpec, ...] = (RequestSpec((1, 2, 3, 4, 5)), RequestSpec((1, 2, 3, 4, 6)))
@@ -103,6 +108,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     defer_ticks: int = 1
     transfer_ticks: int = 0
     router: bool = False
+    checks_stores: bool = False
     budgets: Budgets = Budgets()
 
     def __post_init__(self) -> None:
@@ -120,7 +126,8 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
         for request in self.requests:
             if not 0 <= request.outputs <= 1 << 12:
                 raise ConfigError(f"a request has {request.outputs} outputs; it must be from 0 to {1 << 12}")
-            tokens = len(request.prompt) + request.outputs - 1
+            parts = [len(part) + request.outputs for part in request.parts]
+            tokens = len(request.prompt) + request.outputs - 1 + sum(parts)
             needed = max(1, sum(-(-tokens // size) for size in full))
             if self.device_blocks < needed:
                 raise ConfigError(
@@ -138,6 +145,7 @@ _BUDGET_OF = {
     "accept": "partial",
     "wait": "waits",
     "crash": "crashes",
+    "lose": "losses",
 }
 """Action -> the budget that it is taken from."""
 
@@ -232,6 +240,8 @@ class ServingWorld:
             actions += [("preempt", place) for place in range(len(engine.running))]
         if left["resets"]:
             actions.append(("reset",))
+        if left["losses"]:
+            actions += [("lose", place) for place in range(len(engine.copies))]
         if left["crashes"]:
             actions.append(("crash",))
         if self._has_news():
@@ -253,7 +263,10 @@ class ServingWorld:
         """Whether a lost copy may still write to device blocks. The blocks left may be too few for a request,
         which must be ended then."""
         leases = self.engine.core.ledger.leases.words
-        return self.options.transfer_ticks > 0 and any(word & STATE_MASK == _RETIRED for word in leases)
+        return self._may_lose() and any(word & STATE_MASK == _RETIRED for word in leases)
+
+    def _may_lose(self) -> bool:
+        return self.options.transfer_ticks > 0 or self.options.budgets.losses > 0
 
     def _has_news(self) -> bool:
         return self.router is not None and self.router.has_news()
@@ -327,7 +340,7 @@ class ServingWorld:
 
     def _request(self, place: int) -> SmallRequest:
         spec = self.options.requests[place]
-        return SmallRequest(f"r{place}", spec.prompt, spec.outputs, spec.parameters)
+        return SmallRequest(f"r{place}", spec.prompt, spec.outputs, spec.parameters, parts=spec.parts)
 
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
         self.owes_step = False
@@ -405,6 +418,11 @@ class ServingWorld:
             self.engine.log.check_forgotten()
         return True
 
+    def _do_lose(self, place: int) -> bool:
+        """The engine gives a copy up."""
+        copies = list(self.engine.copies)
+        return place < len(copies) and self.engine.scheduler.lose(copies[place]) is not None
+
     def _do_crash(self) -> bool:
         """The process is killed with its workers. Another one goes on with the log and the host pool, and the
         clients of unfinished requests ask again. A router forgets an engine that is gone."""
@@ -443,6 +461,11 @@ class ServingWorld:
     # What must hold.
 
     def _check_last_step(self) -> None:
+        scheduler = self.engine.scheduler
+        for name, request in self.engine.running.items():
+            if request.loading and not scheduler.has_pending_work():
+                message = f"request {name} waits to be told of its load, and no work is pending"
+                raise PropertyBroken(Property.PROGRESS, message)
         if self.may_step():
             return
         for one in self.engine.core.ledger.transfers.values():
@@ -469,6 +492,9 @@ class ServingWorld:
                 continue
             if key not in self.contents:
                 self.contents.update(self._expected())
+            if key not in self.contents:
+                message = f"slot {slot} can be read under key {key.hex()}, which no request has"
+                raise PropertyBroken(Property.CORRECT_BYTES, message)
             for place, expected in enumerate(self.contents[key], slot * chunk):
                 for worker, held in enumerate(self.engine.host[place]):
                     if held != expected:
@@ -521,27 +547,12 @@ class ServingWorld:
             raise PropertyBroken(
                 Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, and nobody has them"
             )
-        if self.options.store is StoreMode.LAZY:
-            self._check_next_to_go()
+        if not (self.options.budgets.failures or self._may_lose()):
+            # A store that failed is not repeated without end.
+            check_next_to_go(engine, rests=True)
         if self.keep_events:
             self._check_fold()
         return True
-
-    def _check_next_to_go(self) -> None:
-        """A lazy store keeps what the device will give up next on the host, as long as there is room.
-
-        Content that a load of an older epoch brought is not stored. Where copies may fail nothing is checked:
-        a store that failed is not repeated without end.
-        """
-        engine = self.engine
-        ledger, pool = engine.core.ledger, engine.pool
-        if not len(ledger.free) or self.options.budgets.failures or self.options.transfer_ticks:
-            return
-        for block in pool.queue[: engine.config.lazy_target_blocks]:
-            key = pool.key_of(block)
-            if key is not None and key not in ledger.index and ledger.provenance.stale.get(block) != key:
-                message = f"at rest, device block {block} is next to go, and the host has room and lacks it"
-                raise PropertyBroken(Property.STORED_ONCE, message)
 
     def _check_fold(self) -> None:
         replayed = Ledger(self.engine.core.config)
@@ -567,6 +578,7 @@ def _engine_of(
         asynchronous=options.asynchronous,
         drafts=options.drafts,
         chunk_tokens=options.chunk_tokens,
+        checks_stores=options.checks_stores,
         publisher=router.publisher if router else None,
         log=log,
         ledger=ledger,

@@ -22,10 +22,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from kvsm import events as ev
 from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, declared, each_compared
 from kvsm.errors import PropertyBroken
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
@@ -33,14 +32,23 @@ from kvsm.offloader import Offloader
 from kvsm.plan import TransferPlan
 from kvsm.properties import Property
 from kvsm.restart import KILLED
-from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StepResults
+from kvsm.scheduler import (
+    GroupKind,
+    KVCacheGroup,
+    OffloadScheduler,
+    SchedulerConfig,
+    StepOutput,
+    StepResults,
+    StoreMode,
+)
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
 from kvsm.states.lease import LeaseState
 from kvsm.states.words import STATE_MASK
 from kvsm.worlds.crash import FlushedLog
+from kvsm.worlds.lost_stores import check_kept, check_next_to_go
 from kvsm.worlds.small_pool import SmallPool
-from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest
+from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest, first_read
 from kvsm.worlds.small_workers import ComputedRange, SmallWorkers, of_each
 
 
@@ -79,6 +87,7 @@ class SmallEngine(SmallWorkers):
     asynchronous: whether a step is decided before the one before it was computed.
     drafts: how many tokens each decode step drafts; all are rejected.
     chunk_tokens: how many tokens one step prefills at most.
+    checks_stores: whether it is checked that no store is lost (`kvsm.worlds.lost_stores`).
     log: where its events go; None: to a list.
     ledger: what the process before this one has left, taken over; None: nothing.
     core: more fields of `OffloadConfig`.
@@ -95,6 +104,7 @@ class SmallEngine(SmallWorkers):
     asynchronous: Annotated[bool, FIXED]
     drafts: Annotated[int, FIXED]
     chunk_tokens: Annotated[int, FIXED]
+    checks_stores: Annotated[bool, FIXED]
     device: Annotated[list[list[list[Cell]]], Seen(_device)]
     waiting: Annotated[
         list[SmallRequest],
@@ -146,6 +156,7 @@ class SmallEngine(SmallWorkers):
         asynchronous: bool = False,
         drafts: int = 0,
         chunk_tokens: int = 64,
+        checks_stores: bool = False,
         publisher: Publisher | None = None,
         log: MemoryLog | None = None,
         ledger: Ledger | None = None,
@@ -176,6 +187,7 @@ class SmallEngine(SmallWorkers):
             self.scheduler.bind_gpu_block_pool(self.pool)
         self.references, self.prefix_cache = references, prefix_cache
         self.asynchronous, self.drafts, self.chunk_tokens = asynchronous, drafts, chunk_tokens
+        self.checks_stores = checks_stores
         self.waiting, self.running, self.requests = [], {}, {}
         self.results, self.plan = [], TransferPlan()
         self.sending, self.preempted, self.states = {}, set(), {}
@@ -195,6 +207,7 @@ class SmallEngine(SmallWorkers):
     def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
         """End a request. Idempotent; legal at any time."""
         blocks, decided = request.tables, len(self.log)
+        had = frozenset(self.core.ledger.index) if self.checks_stores else frozenset()
         keep, _ = self.scheduler.request_finished(request, blocks, aborted=aborted)
         if request.finished:
             if keep:
@@ -204,7 +217,9 @@ class SmallEngine(SmallWorkers):
             return
         request.finished, request.aborted = True, aborted
         if request.kv_transfer_params and request.kv_transfer_params.get("do_remote_decode"):
-            self._check_full_offload(request, self.log[decided:])
+            check_kept(self, request, frozenset(), self.log[decided:], Property.FULL_OFFLOAD)
+        elif self.checks_stores and self.config.store is StoreMode.EAGER:
+            check_kept(self, request, had, self.log[decided:], Property.STORED_ONCE)
         if request in self.waiting:
             self.waiting.remove(request)
         self.running.pop(request.request_id, None)
@@ -215,24 +230,6 @@ class SmallEngine(SmallWorkers):
             self.pool.free_blocks(held[::-1])
         request.tables = []
 
-    def _check_full_offload(self, request: SmallRequest, decided: Sequence[OffloadingEvent]) -> None:
-        """Full offload (S16): every full chunk of full attention is on the host, in flight, or was skipped
-        for a recorded reason."""
-        if request.loading or not request.tables:
-            return
-        computed = request.num_computed_tokens - request.num_output_placeholders
-        confirmed = min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
-        skipped = {key for event in decided if isinstance(event, ev.StoreSkipped) for key in event.keys}
-        for index, group in enumerate(self.groups):
-            if group.kind is not GroupKind.FULL:
-                continue
-            tokens = group.block_tokens * self.core.config.blocks_per_chunk
-            for end in range(tokens, confirmed + 1, tokens):
-                key = request.cells[end - 1] + group_suffix(index)
-                if key not in self.core.ledger.index and key not in skipped:
-                    message = f"request {request.request_id} is over, and its first {end} tokens are not kept"
-                    raise PropertyBroken(Property.FULL_OFFLOAD, message)
-
     def preempt(self, request: SmallRequest) -> None:
         """Take the request's blocks at once. Without references, this step waits for the copies."""
         if request.request_id not in self.running:
@@ -240,7 +237,7 @@ class SmallEngine(SmallWorkers):
         del self.running[request.request_id]
         self.preempted.add(request.request_id)
         self.pool.free_blocks([block for table in request.tables for block in table[::-1] if block != NULL])
-        request.tables, request.loading = [], False
+        request.tables, request.loading, request.resumed = [], False, False
         request.num_computed_tokens = request.num_output_placeholders = 0
         self.waiting.insert(0, request)
 
@@ -275,6 +272,8 @@ class SmallEngine(SmallWorkers):
                 num_scheduled_tokens=scheduled,
             )
         )
+        if self.checks_stores:
+            check_next_to_go(self)
         self._advance(scheduled)
         if self.asynchronous:
             self.compute()
@@ -309,7 +308,11 @@ class SmallEngine(SmallWorkers):
         added = self._grow(request, end)
         if added is None:
             return
-        if any(added):
+        if request.resumed:
+            # As in vLLM, which allocates for the next part of a session as for a request that waits.
+            request.resumed = False
+            self.scheduler.update_state_after_alloc(request, [list(table) for table in request.tables], 0)
+        elif any(added):
             new_blocks[request.request_id] = added
         scheduled[request.request_id] = tokens
 
@@ -343,7 +346,7 @@ class SmallEngine(SmallWorkers):
     def _drop_left_window(self, request: SmallRequest) -> None:
         for group, table in zip(self.groups, request.tables):
             if group.kind is GroupKind.SLIDING_WINDOW:
-                first = group.first_needed_token(request.num_computed_tokens) // group.block_tokens
+                first = first_read(group, request.num_computed_tokens) // group.block_tokens
                 for place in range(min(first, len(table))):
                     if table[place] != NULL:
                         self.pool.free_blocks([table[place]])
@@ -402,7 +405,7 @@ class SmallEngine(SmallWorkers):
         """As in vLLM: nothing is touched before there is enough room. None without room."""
         tables = []
         for group, table in zip(self.groups, hits):
-            first = group.first_needed_token(end) // group.block_tokens
+            first = first_read(group, end) // group.block_tokens
             wanted = -(-max(total, end) // group.block_tokens)
             kept = [block if place >= first else NULL for place, block in enumerate(table)]
             skipped = [NULL] * max(0, min(first, wanted) - len(kept))
@@ -454,7 +457,7 @@ class SmallEngine(SmallWorkers):
                 request.num_output_placeholders -= 1
                 request.sample()
             self._cache(request, known)
-            if samples and request.done:
+            if samples and request.done and not request.go_on():
                 self.finish(request)
 
     def _cache(self, request: SmallRequest, computed: int) -> None:
@@ -482,6 +485,9 @@ class SmallEngine(SmallWorkers):
         self.results.append(results)
         for load in results.loads:
             request = self.requests[load.request]
+            if load.lost and load.num_computed_tokens:
+                message = f"{load} counts tokens, and the request must give up the blocks that hold them"
+                raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
             if request.loading and not request.finished:
                 request.loading = False
                 request.num_computed_tokens = load.num_computed_tokens

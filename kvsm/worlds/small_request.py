@@ -12,6 +12,7 @@ from typing import Annotated, Any
 from zlib import crc32
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared
+from kvsm.scheduler import GroupKind, KVCacheGroup
 
 Cell = bytes | None
 """The KV of one token. None if nothing was ever written there."""
@@ -33,6 +34,14 @@ def decoded_token(request_id: str, place: int) -> int:
     return crc32(f"{request_id} {place}".encode())
 
 
+def first_read(group: KVCacheGroup, end: int) -> int:
+    """The first token that the layers of a group look at to compute the token at `end`."""
+    if group.kind is GroupKind.FULL:
+        return 0
+    seen = group.window if group.kind is GroupKind.SLIDING_WINDOW else 2
+    return max(0, end + 1 - seen)
+
+
 _WISH = "a wish of the request, which never changes; the place of the request says which wish"
 _FOLLOWS = "it follows from the tokens"
 
@@ -43,6 +52,7 @@ class SmallRequest:
 
     outputs: how many tokens it decodes.
     extras: what else decides its content, such as a LoRA adapter or a salt. It is in the hashes, as in vLLM.
+    parts: of a session, the tokens of the later parts of its prompt.
     """
 
     prompt_embeds = cache_salt = lora_request = None
@@ -58,6 +68,9 @@ class SmallRequest:
     kv_transfer_params: Annotated[Mapping[str, Any] | None, Dropped(_WISH)]
     skip_reading_prefix_cache: Annotated[bool, Dropped(_WISH)]
     extras: Annotated[bytes, Dropped(_WISH)]
+    parts: Annotated[list[tuple[int, ...]], Seen(lambda one, _: len(one.parts))]
+    resumed: Annotated[bool, KEPT]
+    """Its next part has come, and it got no blocks for it yet."""
     block_hashes: Annotated[list[bytes], Dropped(_FOLLOWS)]
     cells: Annotated[list[bytes], Dropped(_FOLLOWS)]
     """What the KV of each token must be."""
@@ -75,6 +88,7 @@ class SmallRequest:
         parameters: Mapping[str, Any] | None = None,
         skip_reading: bool = False,
         extras: bytes = b"",
+        parts: Sequence[tuple[int, ...]] = (),
     ) -> None:
         self.request_id = name
         self.all_token_ids = list(prompt)
@@ -82,7 +96,7 @@ class SmallRequest:
         self.num_computed_tokens = self.num_output_placeholders = 0
         self.kv_transfer_params = parameters
         self.skip_reading_prefix_cache = skip_reading
-        self.extras = extras
+        self.extras, self.parts, self.resumed = extras, list(parts), False
         self.block_hashes, self.cells, self.tables = [], [], []
         self.loading = self.finished = self.aborted = False
         self.hash_tokens()
@@ -100,6 +114,19 @@ class SmallRequest:
         """Decode one token. The request and the place decide which one."""
         self.all_token_ids.append(decoded_token(self.request_id, self.num_tokens))
         self.hash_tokens()
+
+    def go_on(self) -> bool:
+        """Take the next part of a session. Returns whether there is one. As in vLLM, what was sampled last
+        and not computed goes: the part takes its place."""
+        if not self.parts:
+            return False
+        computed = self.num_computed_tokens
+        del self.all_token_ids[computed:], self.cells[computed:]
+        del self.block_hashes[computed // HASH_TOKENS :]
+        self.all_token_ids += self.parts.pop(0)
+        self.num_prompt_tokens, self.resumed = self.num_tokens, True
+        self.hash_tokens()
+        return True
 
     def append(self, token: int) -> None:
         """Add this token to its output."""

@@ -20,7 +20,7 @@ from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup
 from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
-from kvsm.worlds.small_request import NULL, Cell, SmallRequest
+from kvsm.worlds.small_request import NULL, Cell, SmallRequest, first_read
 
 TORN = b"torn"
 """What memory holds while a copy is to write it, and after a copy that failed."""
@@ -194,7 +194,7 @@ class SmallWorkers:
         for index, (group, table) in enumerate(zip(self.groups, one.tables)):
             if group.kind is GroupKind.MAMBA:
                 continue
-            for token in range(group.first_needed_token(end), end):
+            for token in range(first_read(group, end), end):
                 block, offset = table[token // group.block_tokens], token % group.block_tokens
                 for worker in range(self.workers):
                     cells = self.device[block][worker]

@@ -18,6 +18,17 @@ walk: tiers           random actions on a host pool with a disk     wrong, stale
                       losses                                        tell differently
 walk: serving         random actions on the scheduler and the core,     faults that take a long time to show
                       with dozens of requests
+walk: audited ...     the worlds of core, tiers and serving, with       a fold, a snapshot or a second book
+                      a second book beside each core, and states        that tells another state, in any
+                      that are saved and go on                          field
+walk: wrong books     good ledgers and logs with one thing changed      checks that do not object
+walk: serving with /  engines with windows, drafters and chunks, with   lost stores, wrong hits, old data
+ from ...             sessions, with a store from the free queue
+walk: workers         real workers over engines that refuse jobs,       unreported jobs, copies out of order
+                      and replicas
+walk: log ahead       a core whose log is watched                       effects ahead of the log
+walk: starts          processes on kept pools and a real log            what a kill leaves, wrong warm starts
+walk: hand-over       two engines that hand blocks over                 blocks that are given up too early
 machine: scheduler    the Hypothesis machine that users subclass to     faults that bytes and an engine's own
                       test their own parts (`kvsm.testing`), shrunk     books show
 exploration: threads  real threads of the copy engines, the log's       deadlocks, lost and early ends,
@@ -54,8 +65,21 @@ from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core_options import draw_options
 from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
+from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.worlds.world import Action, Finding, finding_of
 from museum.disk_world import drawn
+from museum.drawn_worlds import (
+    audited_core,
+    audited_serving,
+    audited_tiers,
+    layered_serving,
+    lazy_serving,
+    log_ahead,
+    session_serving,
+    wrong_books_of_a_core,
+    wrong_books_of_tiers,
+)
+from museum.started_world import started
 
 MOST_STATES = 20_000
 """Limit for one scope. A bug may make its scope larger."""
@@ -247,6 +271,22 @@ CHECKERS = (
     seeded_walk("disk", drawn, runs=3),
     seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=64),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
+    # The log is folded once more beside the world, and states that were saved go on.
+    seeded_walk("audited core", audited_core, runs=32, seed=2),
+    seeded_walk("audited tiers", audited_tiers, runs=12, seed=2),
+    seeded_walk("audited serving", audited_serving, runs=10, seed=2),
+    # What the checks themselves say of books with one thing wrong.
+    seeded_walk("wrong books of a core", wrong_books_of_a_core, runs=32, seed=2),
+    seeded_walk("wrong books of tiers", wrong_books_of_tiers, runs=4, seed=2),
+    # Engines, workloads and ends of processes that the targets of `kvsm fuzz` do not draw.
+    seeded_walk("serving with layers", layered_serving, runs=120, seed=2),
+    seeded_walk("serving with sessions", session_serving, runs=20, seed=2),
+    seeded_walk("serving from the free queue", lazy_serving, runs=20, seed=2),
+    seeded_walk("workers", lambda random: WorkerRanksWorld(draw_worker_ranks(random)), runs=40, seed=2),
+    # What of a log is written when something leaves, and what the next process makes of it.
+    seeded_walk("log ahead", log_ahead, runs=6, seed=2),
+    seeded_walk("starts", started, runs=3, seed=2),
+    seeded_walk("hand-over", lambda random: draw_case("hand-over", random).make(), runs=30, seed=2),
     machine("scheduler", OffloadMachine, examples=300),
     threads(
         *(

@@ -15,6 +15,17 @@ from kvsm.properties import Property
 MACHINE = "machine: scheduler"
 SERVING = "walk: serving"
 THREADS = "exploration: threads"
+AUDITED_CORE = "walk: audited core"
+AUDITED_TIERS = "walk: audited tiers"
+AUDITED_SERVING = "walk: audited serving"
+WRONG_CORE = "walk: wrong books of a core"
+WRONG_TIERS = "walk: wrong books of tiers"
+LAYERS = "walk: serving with layers"
+FREE_QUEUE = "walk: serving from the free queue"
+WORKERS = "walk: workers"
+LOG_AHEAD = "walk: log ahead"
+STARTS = "walk: starts"
+HAND_OVER = "walk: hand-over"
 
 
 class Need(Enum):
@@ -33,10 +44,8 @@ class Need(Enum):
     DISK = "The disk and tier worlds: real eras, failing resets, uneven ranks"
     SAVED = "A world that saves and restores in the middle, and goes on"
     LOG = "The killed scope on the real log, with kills between any two writes"
-    CHECKS = "Checks of the checks: forged logs and forged ledgers, in which each check must object"
     WORKERS = "The real `Worker`, and the engines around and beside the one of streams"
     ROUTER = "The router scope with chunks of two blocks and descriptions"
-    STARTS = "The real start of a process on kept pools"
     HAND_OVER = "The hand-over world, which exists, among the museum's checkers"
     VLLM = "A world around the adapters for vLLM, with real vLLM or a model of its calls"
 
@@ -53,32 +62,46 @@ class Missed(NamedTuple):
 
 
 FOUND = {
+    "M01": FoundBy(LAYERS, Property.CORRECT_BYTES, 5),
+    "M02": FoundBy(LAYERS, Property.STORED_ONCE, 13),
+    "M03": FoundBy(LAYERS, Property.STORED_ONCE, 165),
     "M04": FoundBy(SERVING, Property.CORRECT_BYTES, 40),
+    "M06": FoundBy(LAYERS, Property.STORED_ONCE, 46),
+    "M10": FoundBy(FREE_QUEUE, Property.STORED_ONCE, 5),
     "M11": FoundBy(LAZY, Property.ONE_RELEASE_PER_HOLD, 9),
+    "M12": FoundBy(LAYERS, Property.NO_REUSE_IN_FLIGHT, 19),
     "M15": FoundBy(DISTURBED, Property.ONE_RELEASE_PER_HOLD, 4),
     "M16": FoundBy(BARE, Property.CORRECT_BYTES, 7),
+    "M17": FoundBy(LAYERS, Property.NO_STALE_DATA, 20),
+    "M19": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
+    "M20": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
+    "M23": FoundBy(LAYERS, Property.STORED_ONCE, 22),
     "M24": FoundBy(SERVING, Property.FULL_OFFLOAD, 159),
     "M25": FoundBy(BARE, Property.PROGRESS, 10),
     "M27": FoundBy(SERVING, Property.FULL_OFFLOAD, 154),
     "M28": FoundBy(SERVING, Property.ONE_TOKEN_LEFT, 80),
-    "M30": FoundBy(MACHINE, Property.PUBLISH_AFTER_COMMIT, 3),
+    "M30": FoundBy(LAYERS, Property.CORRECT_BYTES, 24),
     "M31": FoundBy(CORE, Property.MATCH_HOLDS, 2),
     "M32": FoundBy(CORE, Property.LEGAL_CALLS, 6),
     "M33": FoundBy(BARE, Property.LEGAL_CALLS, 8),
     "M34": FoundBy(CORE, Property.LAST_STEP, 4),
     "M35": FoundBy(CORE, Property.PROGRESS, 5),
     "M36": FoundBy(CORE, Property.PROGRESS, 2),
+    "M37": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 11),
     "M39": FoundBy(CORE, Property.NO_STALE_DATA, 12),
     "M40": FoundBy(DISTURBED, Property.NO_STALE_DATA, 11),
     "M41": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "M45": FoundBy(CORE, Property.CONSERVATION, 6),
     "M46": FoundBy(TIERS, Property.CONSERVATION, 8),
     "M47": FoundBy(CORE, Property.LEGAL_CALLS, 6),
+    "M48": FoundBy(WRONG_CORE, Property.EVENTS_ARE_STATE, 1),
     "M49": FoundBy(CORE, Property.STORED_ONCE, 5),
+    "M50": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
     "M51": FoundBy(CORE, Property.STORED_ONCE, 3),
     "M52": FoundBy(CORE, Property.STORED_ONCE, 9),
     "M55": FoundBy(CORE, Property.ONE_RELEASE_PER_HOLD, 6),
     "M56": FoundBy(CORE, Property.NO_STALE_DATA, 13),
+    "M57": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
     "M58": FoundBy(CORE, Property.EVENTS_ARE_STATE, 6),
     "M59": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "M60": FoundBy(CORE, Property.STORED_ONCE, 2),
@@ -88,23 +111,52 @@ FOUND = {
     "M67": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 15),
     "M68": FoundBy(TIERS, Property.CONSERVATION, 12),
     "M72": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
+    "M73": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 4),
+    "M74": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
+    "M75": FoundBy(AUDITED_TIERS, Property.EVENTS_ARE_STATE, 5),
+    "M76": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 7),
+    "M77": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
+    "M78": FoundBy(AUDITED_SERVING, Property.EVENTS_ARE_STATE, 22),
     "M79": FoundBy(SERVING, Property.CONSERVATION, 12),
+    "M80": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
+    "M82": FoundBy(KILLED, Property.EVENTS_ARE_STATE, 3),
+    "M83": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 3),
+    "M84": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 2),
     "M85": FoundBy(KILLED, Property.NO_STALE_DATA, 6),
+    "M86": FoundBy(STARTS, Property.EVENTS_ARE_STATE, 4),
+    "M88": FoundBy(STARTS, Property.LEGAL_CALLS, 3),
     "M89": FoundBy(CORE, Property.LEGAL_CALLS, 1),
     "M90": FoundBy(CORE, Property.LEGAL_CALLS, 3),
+    "M91": FoundBy(STARTS, Property.EVENTS_ARE_STATE, 4),
+    "M92": FoundBy(STARTS, Property.EVENTS_ARE_STATE, 2),
+    "M93": FoundBy(WRONG_CORE, Property.MATCH_HOLDS, 8),
+    "M94": FoundBy(WRONG_CORE, Property.NO_REUSE_IN_FLIGHT, 9),
+    "M95": FoundBy(WRONG_CORE, Property.NO_STALE_DATA, 11),
+    "M96": FoundBy(AUDITED_SERVING, Property.STORED_ONCE, 16),
+    "M97": FoundBy(WRONG_CORE, Property.MATCH_HOLDS, 7),
+    "M98": FoundBy(WRONG_CORE, Property.PROGRESS, 3),
+    "M99": FoundBy(WRONG_CORE, Property.NO_REUSE_IN_FLIGHT, 11),
+    "M100": FoundBy(WRONG_CORE, Property.NO_STALE_DATA, 2),
+    "M101": FoundBy(WRONG_CORE, Property.PROGRESS, 1),
+    "M102": FoundBy(WRONG_CORE, Property.ONE_RELEASE_PER_HOLD, 8),
+    "M103": FoundBy(WRONG_TIERS, Property.STALE_REPORTS, 6),
+    "M104": FoundBy(WORKERS, Property.PROGRESS, 15),
+    "M105": FoundBy(WORKERS, Property.PROGRESS, 2),
+    "M106": FoundBy(WORKERS, Property.COPY_ORDER, 4),
+    "M107": FoundBy(WORKERS, Property.PROGRESS, 2),
+    "M111": FoundBy(STARTS, Property.NO_STALE_DATA, 5),
+    "M112": FoundBy(STARTS, Property.CORRECT_BYTES, 5),
+    "M113": FoundBy(STARTS, Property.CORRECT_BYTES, 4),
     "M114": FoundBy(THREADS, Property.LEGAL_CALLS, 20),
-    "M115": FoundBy(THREADS, Property.NO_REUSE_IN_FLIGHT, 15),
+    "M115": FoundBy(WORKERS, Property.NO_REUSE_IN_FLIGHT, 2),
     "M116": FoundBy(COPIES, Property.COPY_ORDER, 4),
+    "M117": FoundBy(WORKERS, Property.CORRECT_BYTES, 2),
     "M118": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 10),
     "M119": FoundBy(THREADS, Property.COPY_ORDER, 5),
+    "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 14),
 }
 
 MISSED = {
-    "M02": Missed(
-        Need.KEPT,
-        "At the end of a request each block that the device still holds is on the host, in "
-        "flight, or had no room.",
-    ),
     "M08": Missed(
         Need.KEPT, "A chunk that waits is offered in the first step in which the host has room for it."
     ),
@@ -117,35 +169,17 @@ MISSED = {
         Need.KEPT,
         "A name that is used again while the earlier request's blocks are kept, without references.",
     ),
-    "M23": Missed(
-        Need.KEPT,
-        "Several chunks of one request wait at once; at its end none may be missing without a skip after it.",
-    ),
-    "M01": Missed(
-        Need.LAYERS,
-        "A scope with a window that is no multiple of a block, whose bytes are compared for every "
-        "token that the window needs.",
-    ),
-    "M06": Missed(
-        Need.LAYERS, "A drafting group in a scope; at rest the last full chunk must be on the host."
-    ),
     "M07": Missed(
         Need.LAYERS, "A small engine that drafts: a rejected draft rewrites the last block of the group."
     ),
     "M18": Missed(
         Need.LAYERS, "A full and a window group, and an engine that accepts less than it was offered."
     ),
-    "M19": Missed(Need.LAYERS, "Two groups and chunks of two blocks, with a hit that begins within a chunk."),
-    "M20": Missed(
-        Need.LAYERS,
-        "Chunks of two blocks and a prompt that ends within one: what was promised must be loaded.",
-    ),
     "M21": Missed(Need.LAYERS, "Two window groups, of which each loses another block."),
     "M22": Missed(
         Need.LAYERS,
         "Chunks of two blocks, a hit that ends within one, and evictions while the request decodes.",
     ),
-    "M03": Missed(Need.SESSIONS, "A request that goes on with a next part after its blocks were evicted."),
     "M29": Missed(
         Need.SESSIONS,
         "A next part that replaces the last output token; stored bytes are compared with the tokens.",
@@ -155,7 +189,6 @@ MISSED = {
         "Lost loads in a scope; an engine that takes `LoadEnded.num_computed_tokens` at its word "
         "after a loss.",
     ),
-    "M12": Missed(Need.LOST, "Lost loads with references: no block of a lost load may be given to anybody."),
     "M26": Missed(
         Need.LOST,
         "The core loses a load between two steps; an engine that asks `has_pending_work` before each step.",
@@ -164,13 +197,6 @@ MISSED = {
         Need.LAZY,
         "No block leaves the head of the free queue while the host lacks it and has room: checked "
         "when it is taken.",
-    ),
-    "M10": Missed(Need.LAZY, "The same, with requests that take more blocks at once than the surplus."),
-    "M17": Missed(Need.EPOCHS, "A reset between the end of a load and the next blocks of its request."),
-    "M37": Missed(
-        Need.EPOCHS,
-        "Chunks of two blocks, of which a load before a reset brought the first one alone. The "
-        "core walk has both, but seldom together.",
     ),
     "M38": Missed(
         Need.EPOCHS, "A reset when the host is empty and the device still holds what a load brought."
@@ -189,22 +215,10 @@ MISSED = {
         "The same walk with large offers, or a model of `SlotQueue` that is checked with batches "
         "above sixteen.",
     ),
-    "M48": Missed(
-        Need.WITNESS,
-        "A check that the fold refuses a log without one of its events: forged logs, each with "
-        "one event cut out.",
-    ),
-    "M50": Missed(
-        Need.WITNESS, "The second book (`Witness.compare`) after each event of a walk: it keeps `ended_at`."
-    ),
     "M53": Missed(
         Need.WITNESS,
         "Two requests that match one block whose load is lost. The second book and `check_ledger` "
         "both see the pin.",
-    ),
-    "M57": Missed(
-        Need.WITNESS,
-        "The second book after each event: it keeps `forgotten_at`. Or the check of the lazy store above.",
     ),
     "M54": Missed(
         Need.DISK,
@@ -231,82 +245,21 @@ MISSED = {
         Need.DISK,
         "Resets to other weights that go through `OpenEra`, and a start with the first weights again.",
     ),
-    "M73": Missed(
-        Need.SAVED,
-        "A walk that saves and restores the ledger at a drawn event and goes on beside the "
-        "original; both must decide alike. `transfer_ticks` is set.",
-    ),
-    "M74": Missed(Need.SAVED, "The same, while a request waits."),
-    "M75": Missed(Need.SAVED, "The same with a disk tier below."),
-    "M76": Missed(Need.SAVED, "The same after a load and a reset."),
-    "M77": Missed(Need.SAVED, "The same: the next slots of both must be equal."),
-    "M78": Missed(Need.SAVED, "The same with ARC and a ghost whose store is in flight."),
-    "M80": Missed(Need.SAVED, "The same with store_threshold and a full history."),
     "M81": Missed(
         Need.SAVED,
         "An exploration that merges no states, of a scope that is small enough, must reach the "
         "same verdicts and states.",
-    ),
-    "M82": Missed(
-        Need.LOG, "A kill at each event: the log must say of each copy that a worker has seen that it left."
-    ),
-    "M83": Missed(Need.LOG, "The killed scope with `flush_within_ms` and a clock that is chosen."),
-    "M84": Missed(
-        Need.LOG,
-        "The killed scope with a copy that hangs: what a step has told the engine is in the log "
-        "after its end.",
-    ),
-    "M86": Missed(
-        Need.LOG, "The real `LogWriter` in a world: what was appended before a good end is read back."
     ),
     "M87": Missed(
         Need.LOG,
         "The real `LogWriter` on a disk whose sync fails and drops pages, and then a write: the "
         "history of the museum's disk world has such a disk.",
     ),
-    "M88": Missed(Need.LOG, "The killed scope on the real log instead of a model of it."),
-    "M91": Missed(
-        Need.LOG, "The same, with a kill right after the jobs left, and two steps within a sync interval."
-    ),
-    "M92": Missed(Need.LOG, "The same, with kills in the middle of a write."),
-    "M93": Missed(Need.CHECKS, "A log in which an eviction names a pinned slot."),
-    "M94": Missed(Need.CHECKS, "A log in which a store names a device block of a load in flight."),
-    "M95": Missed(Need.CHECKS, "A log in which a chunk begins with a block of an older epoch."),
-    "M96": Missed(
-        Need.CHECKS, "A walk that runs the second book on good logs with failed stores: it must be silent."
-    ),
-    "M97": Missed(Need.CHECKS, "A log in which a voided match is loaded."),
-    "M98": Missed(Need.CHECKS, "A ledger whose `since` was changed."),
-    "M99": Missed(Need.CHECKS, "A ledger in which a load and a store share a device block."),
-    "M100": Missed(Need.CHECKS, "A ledger in which a transfer of an older epoch is not abandoned."),
-    "M101": Missed(Need.CHECKS, "A ledger at rest with a leased device block."),
-    "M102": Missed(Need.CHECKS, "A ledger with a pin that no match holds."),
-    "M103": Missed(Need.CHECKS, "Two ledgers of which one lacks a report."),
-    "M104": Missed(
-        Need.WORKERS,
-        "The real `Worker` over an engine that refuses jobs: every job that was taken is reported once.",
-    ),
-    "M105": Missed(Need.WORKERS, "The same, if nothing else is in flight."),
-    "M106": Missed(
-        Need.WORKERS,
-        "The real `Worker` in the copies world, with plans that flush: no load before the awaited "
-        "store has ended.",
-    ),
-    "M107": Missed(Need.WORKERS, "The same: at rest `unreported` is empty."),
-    "M117": Missed(
-        Need.WORKERS,
-        "Replica engines in a world: the ranks' host pool is compared after a store of an odd "
-        "number of blocks.",
-    ),
     "M108": Missed(
         Need.ROUTER, "Self-describing events with chunks of two blocks, and prompts that part within a chunk."
     ),
     "M109": Missed(Need.ROUTER, "The same: the removal must name all blocks of the chunk."),
     "M110": Missed(Need.ROUTER, "A request with prompt embeddings beside another one in one store."),
-    "M111": Missed(Need.STARTS, "The real `kvsm.restart.start` in the killed scope, with other weights."),
-    "M112": Missed(Need.STARTS, "The same, with a pool that was made again."),
-    "M113": Missed(Need.STARTS, "The same, with a rank that says that its pool is cold."),
-    "M120": Missed(Need.HAND_OVER, "A lease that ends while its blocks are copied."),
     "M121": Missed(Need.HAND_OVER, "A load of the handed-over blocks that fails."),
     "M122": Missed(
         Need.VLLM, "A model with mamba layers and a reset: at rest each block's references are zero."

@@ -1,0 +1,82 @@
+"""The world of a core whose log is watched: what was written of it at each effect that leaves the core.
+
+A process may be killed at any moment, and then only what was flushed is left. So at these moments the flushed
+part must cover what decided them (events are state, S10):
+
+- when jobs leave for the workers, the log says so, and why;
+- when a reset has returned, the log has it: no stale data (S14);
+- when a step has ended that decided something, the log has all of it, unless it was flushed in this step when
+  jobs left.
+
+Whoever lets flushes wait (`flush_within_ms`) lets only the end of a step wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvsm.errors import PropertyBroken
+from kvsm.log import MemoryLog
+from kvsm.offloader import Offloader
+from kvsm.properties import Property
+from kvsm.worlds.core_options import CoreOptions
+from kvsm.worlds.core_world import CoreWorld
+from kvsm.worlds.world import Action
+
+_AN_HOUR_MS = 3_600_000
+
+
+class WrittenLog(MemoryLog):
+    """A log that counts what was flushed. written: events. flushes: calls."""
+
+    written = flushes = 0
+
+    def flush(self) -> None:
+        """Everything until now is written."""
+        self.written, self.flushes = len(self), self.flushes + 1
+
+
+class LogAheadWorld(CoreWorld):
+    """A `World`. waits: whether the ends of steps may wait for a flush."""
+
+    def __init__(self, options: CoreOptions, *, waits: bool) -> None:
+        super().__init__(options)
+        self._waits, self._flushed_in = waits, -1
+        bench = self._bench
+        self._written = WrittenLog(bench.log)
+        bench.log = bench.core.log = self._written
+        for move in self._moves.values():
+            group: Any = getattr(move, "__self__")  # noqa: B009
+            group.log = self._written
+        if waits:
+            bench.core = Offloader(
+                bench.core.config,
+                self._fresh(),
+                publisher=bench.core.publisher,
+                clock_ns=lambda: 0,
+                flush_within_ms=_AN_HOUR_MS,
+            )
+        self._written.flush()
+
+    def _fresh(self) -> WrittenLog:
+        self._written.clear()
+        return self._written
+
+    def do(self, action: Action) -> bool:
+        log, name = self._written, action[0]
+        flushes, step = log.flushes, self.core.step
+        done = super().do(action)
+        if log.flushes > flushes:
+            self._flushed_in = step
+        lacks = len(log) - log.written
+        if done and name in ("submit", "submit_all") and lacks:
+            message = f"jobs have left for the workers, and {lacks} events before that are not written"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        if done and name == "reset" and lacks:
+            message = f"a reset has returned, and {lacks} events are not written"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+        ended = done and name == "end_step" and not self._waits
+        if ended and lacks and log[-1].step == step != self._flushed_in:
+            message = f"a step has ended in which nothing was flushed, and {lacks} events are not written"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        return done

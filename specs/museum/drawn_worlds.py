@@ -1,0 +1,203 @@
+"""Worlds with drawn configurations, for the walks of the museum: what the targets of `kvsm fuzz` do not draw.
+
+None of them is about one bug. Each is about a kind of engine, of workload, or of disturbance.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+import msgspec
+
+from kvsm.checker.targets import draw_serving
+from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+from kvsm.worlds.audited import AuditedCore, AuditedWorld
+from kvsm.worlds.core_options import draw_options
+from kvsm.worlds.core_world import CoreWorld
+from kvsm.worlds.log_ahead import LogAheadWorld
+from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.worlds.small_request import HASH_TOKENS
+from kvsm.worlds.two_tiers import TwoTierWorld, draw_two_tier_options
+from kvsm.worlds.world import Action
+from museum.wrong_books import WrongBooksWorld
+
+_SELDOM = ("lose", "reset", "restart", "fail", "cancel", "touch", "import_blocks", "tick", "preempt")
+
+
+def _core_with(random: Random) -> CoreWorld:
+    """A core world in which some seldom actions are frequent. It moves no cursor as no engine would."""
+    options, often = draw_options(random), set(random.sample(_SELDOM, 3))
+    if random.random() < 0.4:
+        # Loads of parts of a chunk, and resets between them.
+        options = msgspec.structs.replace(
+            options,
+            blocks_per_chunk=2,
+            length=min(options.length, 4),
+            prompts=1,
+            requests=2,
+            store_threshold=1,
+        )
+        often = {"reset", "tick", "compute"}
+    world = CoreWorld(options)
+    world.favour(lambda name: 0.0 if name == "advance" else 8.0 if name in often else 1.0)
+    return world
+
+
+def log_ahead(random: Random) -> LogAheadWorld:
+    """A core whose log is watched."""
+    return LogAheadWorld(draw_options(random), waits=random.random() < 0.5)
+
+
+def audited_core(random: Random) -> AuditedWorld:
+    world = _core_with(random)
+    return AuditedWorld(world, lambda: [AuditedCore(world.core.ledger, world.events)])
+
+
+def audited_tiers(random: Random) -> AuditedWorld:
+    world = TwoTierWorld(draw_two_tier_options(random))
+    return AuditedWorld(
+        world, lambda: [AuditedCore(world.host.ledger, world.log), AuditedCore(world.disk.ledger, None)]
+    )
+
+
+def audited_serving(random: Random) -> AuditedWorld:
+    world = ServingWorld(draw_serving(random))
+    return AuditedWorld(world, lambda: [AuditedCore(world.engine.core.ledger, world.engine.log)])
+
+
+def wrong_books_of_a_core(random: Random) -> WrongBooksWorld:
+    world = _core_with(random)
+    return WrongBooksWorld(world, lambda: AuditedCore(world.core.ledger, world.events))
+
+
+def wrong_books_of_tiers(random: Random) -> WrongBooksWorld:
+    world = TwoTierWorld(draw_two_tier_options(random))
+    return WrongBooksWorld(world, lambda: AuditedCore(world.host.ledger, world.log), lambda: world.tier)
+
+
+# Serving worlds, in which no store may be lost.
+
+
+class EndingServing(ServingWorld):
+    """Ends a run when its engine has nothing more to do. It is checked often."""
+
+    check_every = 20
+
+    def draw(self, random: Random) -> Action:
+        action = super().draw(random)
+        if action == ("step",) and not self.may_step():
+            raise IndexError("nothing is left to do")
+        return action
+
+
+def _window(tokens: int) -> KVCacheGroup:
+    return KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=tokens)
+
+
+_FULL, _DRAFTER = KVCacheGroup(HASH_TOKENS), KVCacheGroup(HASH_TOKENS, drafter=True)
+_LAYERS = (
+    (_FULL,),
+    (_FULL, _window(4)),
+    (_FULL, _window(6)),
+    (_window(6), _window(9)),
+    (_DRAFTER,),
+    (_FULL, _DRAFTER),
+)
+
+
+def _spec(random: Random, length: int, parts: int = 0) -> RequestSpec:
+    """A request. Prompts part at any token, also within a block or a chunk."""
+
+    def tokens(count: int) -> tuple[int, ...]:
+        shared = random.randint(0, count)
+        return (*range(shared), *[random.randint(100, 101) for _ in range(count - shared)])
+
+    later = tuple(tokens(random.randint(1, 6)) for _ in range(random.randint(0, parts)))
+    return RequestSpec(tokens(random.randint(1, length)), random.randint(1, 6), None, later)
+
+
+def _again(random: Random, length: int, count: int) -> tuple[RequestSpec, ...]:
+    """Requests whose prompts are beginnings of a few long ones, so that most of them hit. Half of the prompts
+    end at a block boundary or right behind it."""
+    longest = [_spec(random, length).prompt + tuple(range(100, 100 + length)) for _ in range(2)]
+
+    def cut() -> int:
+        blocks = random.randint(1, length // HASH_TOKENS) * HASH_TOKENS
+        return random.choice((blocks, min(length, blocks + 1), random.randint(1, length)))
+
+    return tuple([RequestSpec(random.choice(longest)[: cut()], random.randint(1, 6)) for _ in range(count)])
+
+
+def layered_serving(random: Random) -> EndingServing:
+    """Engines with windows, drafters and chunks of several blocks, on hosts that are small or full."""
+    groups = random.choice(_LAYERS)
+    longest = random.randint(3, 6) * HASH_TOKENS
+    drafts = int(any(group.drafter for group in groups))
+    device_blocks = (longest // HASH_TOKENS + 4) * len(groups) + random.randint(0, 6)
+    # An engine that counts no references cannot keep the blocks of a lost load.
+    references = random.random() < 0.7
+    options = ServingOptions(
+        requests=_again(random, longest, random.randint(10, 40)),
+        device_blocks=device_blocks,
+        slots=random.choice((2, 4, 8, 20)),
+        workers=1,
+        groups=groups,
+        last_step=random.choice((LastStep.FLUSH, LastStep.KEEP_STEPPING)),
+        references=references,
+        prefix_cache=random.random() < 0.5,
+        drafts=drafts,
+        chunk_tokens=random.choice((3, HASH_TOKENS, 64)),
+        blocks_per_chunk=random.choice((1, 2)),
+        max_live_transfers=random.randint(2, 8),
+        defer_ticks=random.choice((0, 1, 3)),
+        checks_stores=True,
+        budgets=Budgets(
+            failures=random.choice((0, 0, 10)),
+            preemptions=random.choice((0, 10)),
+            resets=random.choice((0, 0, 4)),
+            partial=random.choice((0, 30)),
+            losses=random.choice((0, 3)) if references else 0,
+        ),
+    )
+    return EndingServing(options)
+
+
+def session_serving(random: Random) -> EndingServing:
+    """Sessions, whose prompts grow, on a host that has room for a part of them."""
+    longest = 3 * HASH_TOKENS
+    specs = tuple([_spec(random, longest, 3) for _ in range(random.randint(5, 20))])
+    return EndingServing(
+        ServingOptions(
+            requests=specs,
+            device_blocks=20,
+            slots=random.choice((2, 4, 10)),
+            workers=1,
+            last_step=LastStep.KEEP_STEPPING,
+            prefix_cache=False,
+            blocks_per_chunk=random.choice((1, 1, 2)),
+            checks_stores=True,
+            budgets=Budgets(preemptions=random.choice((0, 5)), resets=random.choice((0, 2))),
+        )
+    )
+
+
+def lazy_serving(random: Random) -> EndingServing:
+    """A lazy store, with requests that take many blocks at once, and a host that loses keys."""
+    longest = random.randint(2, 6) * HASH_TOKENS
+    return EndingServing(
+        ServingOptions(
+            requests=tuple([_spec(random, longest) for _ in range(random.randint(10, 40))]),
+            device_blocks=longest // HASH_TOKENS + random.randint(4, 10),
+            slots=random.randint(4, 20),
+            workers=1,
+            store=StoreMode.LAZY,
+            last_step=LastStep.KEEP_STEPPING,
+            lazy_target_blocks=random.randint(1, 3),
+            checks_stores=True,
+            budgets=Budgets(
+                failures=random.choice((0, 5)),
+                resets=random.choice((0, 3)),
+                preemptions=random.choice((0, 5)),
+            ),
+        )
+    )
