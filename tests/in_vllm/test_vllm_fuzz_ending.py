@@ -27,8 +27,10 @@ from kvsm.worlds.world import Action
 
 
 def walked(connector: str, runs: int, seed: int = 1) -> WalkResult:
+    """Walk engines with full attention: SimpleCPUOffloadConnector refuses others (docs/findings.md)."""
+
     def make(random: Random) -> VllmWorld:
-        return VllmWorld(msgspec.structs.replace(draw_shape(random), connector=connector))
+        return VllmWorld(msgspec.structs.replace(draw_shape(random), connector=connector, full=True))
 
     return walk(make, seed, runs=runs)
 
