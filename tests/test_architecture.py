@@ -8,6 +8,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+from source_trees import nodes_of
 
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
@@ -18,7 +19,7 @@ QUESTIONS = re.findall(r"^\| (.+\?) \| \[`([\w/.]+)`\]\(\.\./([\w/.]+)\): (.+) \
 def defined_in(path: Path) -> set[str]:
     """Names of all functions, classes and assigned variables of a module, at any depth."""
     names: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes_of(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
@@ -60,7 +61,7 @@ def test_a_class_name_means_one_thing() -> None:
     """No two classes of the package share a name."""
     places = defaultdict(set)
     for path in sorted((ROOT / "kvsm").rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.ClassDef):
                 places[node.name].add(str(path.relative_to(ROOT)))
     assert {name: sorted(files) for name, files in places.items() if len(files) > 1} == {}

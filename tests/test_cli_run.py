@@ -329,7 +329,7 @@ def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: obje
 LAZY = ["--store", "lazy", "--requests", 80, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, LAZY])
+@pytest.mark.parametrize("options", [EVERYTHING, pytest.param(LAZY, marks=pytest.mark.slow)])
 def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path, options: list[object]) -> None:
     """S11: under any PYTHONHASHSEED the files of the log are the same, with every option on."""
     first, second = (run_with_hash_seed(tmp_path / f"{seed}", "simulated", seed, *options) for seed in (1, 2))

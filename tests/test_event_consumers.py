@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from replay_life import CONFIGS, OPERATIONS, Life, Operations
+from source_trees import nodes_of
 from test_core_world import walked
 
 from kvsm import ledger
@@ -98,12 +99,7 @@ def test_every_reason_is_given_by_some_code(reason: Enum) -> None:
 @cache
 def names_used_in(*paths: Path) -> set[str]:
     """The names that follow a dot in the code of these files."""
-    return {
-        node.attr
-        for path in paths
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Attribute)
-    }
+    return {node.attr for path in paths for node in nodes_of(path) if isinstance(node, ast.Attribute)}
 
 
 # What is told of an event.

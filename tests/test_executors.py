@@ -339,9 +339,9 @@ def test_a_walk_ends_with_the_same_failure_whoever_makes_its_runs(make: MakeExec
 def test_an_exploration_has_the_same_result_whoever_expands_the_states(make: MakeExecutor) -> None:
     """A proof and a shortest counterexample."""
     for hasty in (False, True):
-        alone = explore(TwoPhaseCommit(3, hasty))
+        alone = explore(TwoPhaseCommit(2, hasty))
         for workers in (1, 2):
-            found = explore(TwoPhaseCommit(3, hasty), executor=make(workers))
+            found = explore(TwoPhaseCommit(2, hasty), executor=make(workers))
             assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
 
 

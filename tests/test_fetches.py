@@ -219,7 +219,11 @@ class Pressed(msgspec.Struct, frozen=True):
     host_blocks: int
 
 
-@pytest.fixture(name="pressed", scope="module", params=["full", "full,sliding:4096/1024"])
+@pytest.fixture(
+    name="pressed",
+    scope="module",
+    params=["full", pytest.param("full,sliding:4096/1024", marks=pytest.mark.slow)],
+)
 def _pressed(place: Path, request: pytest.FixtureRequest) -> Pressed:
     groups = request.param
     options = RunOptions(

@@ -14,6 +14,7 @@ import click
 import pytest
 from click.testing import CliRunner, Result
 from replay_life import story_life
+from source_trees import nodes_of
 
 from kvsm import cli
 from kvsm.cli import COMMANDS, SECTIONS, main
@@ -166,7 +167,7 @@ def test_a_verdict_has_no_colour_in_a_file(tmp_path: Path) -> None:
 def test_each_exit_code_has_one_meaning() -> None:
     """Commands name their codes: no number stands in the code of one."""
     for path in FOLDER.glob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("SystemExit", "exit")):
                 assert not any(isinstance(one, ast.Constant) for one in node.args), (path, node.lineno)
 

@@ -509,12 +509,11 @@ def fingerprint() -> str:
     return digest.hexdigest()
 
 
-@pytest.mark.parametrize("seed", ["1", "2"])
-def test_no_hash_order_decides(seed: str) -> None:
+def test_no_hash_order_decides() -> None:
     """Another PYTHONHASHSEED, the same victims and the same bytes (S11)."""
     path = os.pathsep.join([str(Path(__file__).parent), *sys.path])
     command = [sys.executable, "-c", f"import {Path(__file__).stem} as tests; print(tests.fingerprint())"]
-    environment = {**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONHASHSEED": "1", "PYTHONPATH": path}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == fingerprint()
 

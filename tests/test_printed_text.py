@@ -20,6 +20,7 @@ from click.testing import CliRunner, Result
 from hypothesis import given
 from hypothesis import strategies as st
 from replay_life import Life, key
+from source_trees import nodes_of
 
 from kvsm import events as ev
 from kvsm.cli import main, output
@@ -178,11 +179,7 @@ def test_commands_print_through_one_file() -> None:
     for path in Path(output.__file__).parent.glob("*.py"):
         if path.name == "output.py":
             continue
-        called = [
-            ast.unparse(one.func)
-            for one in ast.walk(ast.parse(path.read_text()))
-            if isinstance(one, ast.Call)
-        ]
+        called = [ast.unparse(one.func) for one in nodes_of(path) if isinstance(one, ast.Call)]
         assert not [
             one for one in called if one in ("print", "click.echo", "click.secho", "console.print")
         ], path

@@ -77,7 +77,10 @@ ANSWERS: Mapping[str, Sequence[str]] = {
 }
 """Ways to each answer, in this order. LOG is a good log, BROKEN one that breaks a property, SERVED one of the
 serving engine; NEW, FORKED, FAILURE, DISK and TIERS are directories to make, POOLS one with a host pool, and
-PAGE a file."""
+PAGE and TEST are files to make."""
+
+MAKERS = {"TIERS": ANSWERS["kvsm.run/1"][1], "FAILURE": ANSWERS["kvsm.fuzz/1"][0]}
+"""How what others read is made. Each test makes its own: another worker may run the test of the maker."""
 
 INSTALLED = InstallationCheck(
     version="0.32.0",
@@ -132,8 +135,8 @@ def test_each_command_that_prints_json_is_tried_here() -> None:
 
 
 @pytest.fixture(scope="module")
-def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the words in capitals stand for."""
+def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What the words in capitals stand for that is there before any command."""
     place = tmp_path_factory.mktemp("schemas")
     story_life(place / "log")
     life = scene()
@@ -146,8 +149,17 @@ def places(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
         "POOLS": str(place / "pools"),
         "BROKEN": str(broken),
         "SERVED": str(served(place / "served", requests=30)),
-        **{name: str(place / name.lower()) for name in ("NEW", "FORKED", "FAILURE", "DISK", "TIERS", "PAGE")},
-        "TEST": str(place / "test_repro.py"),
+    }
+
+
+@pytest.fixture
+def places(logs: dict[str, str], tmp_path: Path) -> dict[str, str]:
+    """What all words in capitals stand for."""
+    made = ("NEW", "FORKED", "FAILURE", "DISK", "TIERS", "PAGE")
+    return {
+        **logs,
+        **{name: str(tmp_path / name.lower()) for name in made},
+        "TEST": str(tmp_path / "test_repro.py"),
     }
 
 
@@ -198,13 +210,20 @@ def hunted() -> VllmFuzzAnswer:
 def test_json_is_what_its_schema_says(name: str, places: dict[str, str]) -> None:
     """Each line is an object whose first key is its name, and the written schema accepts it."""
     check = jsonschema.Draft202012Validator(strict(read_schema(name)))
+    for word, maker in MAKERS.items():
+        if maker not in ANSWERS[name] and any(word in way.split() for way in ANSWERS[name]):
+            printed(maker, places)
     for way in ANSWERS[name]:
-        result = CliRunner().invoke(main, [places.get(word, word) for word in shlex.split(way)])
-        assert result.stdout, (way, result.output)
-        for line in result.stdout.splitlines():
+        for line in printed(way, places).splitlines():
             told = json.loads(line)
             assert next(iter(told.items())) == ("schema", name), way
             check.validate(told)
+
+
+def printed(way: str, places: Mapping[str, str]) -> str:
+    result = CliRunner().invoke(main, [places.get(word, word) for word in shlex.split(way)])
+    assert result.stdout, (way, result.output)
+    return result.stdout
 
 
 def read_schema(name: str) -> dict[str, Any]:

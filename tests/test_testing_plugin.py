@@ -3,11 +3,14 @@ leaves or costs anything."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -62,31 +65,56 @@ TestMachine.settings = settings(
 """
 
 
-def run_pytest(directory: Path, *arguments: str) -> str:
-    """Only with this plugin: neither Hypothesis' own nor xdist is needed. The tests need not pass."""
-    (directory / "test_mine.py").write_text(TESTS)
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-p",
-        "kvsm.testing.plugin",
-        "-p",
-        "no:cacheprovider",
-        *arguments,
-    ]
-    done = subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True)
-    return done.stdout + done.stderr
+RUNS: Mapping[str, Sequence[str]] = {
+    "plain": (),
+    "told where": ("--kvsm-log-dir=kept/here", "-k", "test_fails"),
+    "beside": ("--kvsm-log-dir=.", "-k", "test_fails"),
+    "unwritable": ("--kvsm-log-dir=/dev/null/logs", "-k", "test_fails"),
+}
+"""Runs of pytest in a directory of this name, with these arguments."""
+
+PROGRAM = """
+import json, os, sys
+from contextlib import redirect_stderr, redirect_stdout
+import pytest
+for directory, arguments in json.loads(sys.argv[1]).items():
+    os.chdir(directory)
+    with open("output.txt", "w") as output, redirect_stdout(output), redirect_stderr(output):
+        pytest.main([
+            "-p", "kvsm.testing.plugin", "-p", "no:cacheprovider", "--import-mode=importlib", *arguments
+        ])
+    sys.modules.pop("test_mine", None)
+"""
+"""One process for all runs: it imports only once. A run reads `test_mine.py` of its own directory."""
+
+
+class Ran(NamedTuple):
+    """A run of pytest: where, and what it printed."""
+
+    directory: Path
+    output: str
 
 
 @pytest.fixture(scope="module")
-def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    directory = tmp_path_factory.mktemp("theirs")
-    return directory, run_pytest(directory)
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
+    """Only with this plugin: neither Hypothesis' own nor xdist is needed. The tests need not pass."""
+    theirs = tmp_path_factory.mktemp("theirs")
+    for name in RUNS:
+        (theirs / name).mkdir()
+        (theirs / name / "test_mine.py").write_text(TESTS)
+    (theirs / "beside" / ".gitignore").write_text("mine")
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    arguments = json.dumps({str(theirs / name): words for name, words in RUNS.items()})
+    subprocess.run([sys.executable, "-c", PROGRAM, arguments], env=environment, check=True)
+    return {name: Ran(theirs / name, (theirs / name / "output.txt").read_text()) for name in RUNS}
 
 
-def test_only_failures_with_a_core_leave_a_log(ran: tuple[Path, str]) -> None:
+@pytest.fixture
+def ran(runs: dict[str, Ran]) -> Ran:
+    return runs["plain"]
+
+
+def test_only_failures_with_a_core_leave_a_log(ran: Ran) -> None:
     directory, output = ran
     assert "5 failed, 1 passed" in output
     assert sorted(path.name for path in (directory / ".kvsm").iterdir()) == [
@@ -98,24 +126,24 @@ def test_only_failures_with_a_core_leave_a_log(ran: tuple[Path, str]) -> None:
     ]
 
 
-def test_log_is_that_of_the_failed_test(ran: tuple[Path, str]) -> None:
-    events = list(LogReader(ran[0] / ".kvsm" / "test_mine.py-test_fails").events())
+def test_log_is_that_of_the_failed_test(ran: Ran) -> None:
+    events = list(LogReader(ran.directory / ".kvsm" / "test_mine.py-test_fails").events())
     assert [event.kind for event in events] == [
         "LogOpened",
         "StorePlanned",
         "TransfersSubmitted",
         "RequestDeferred",
     ]
-    assert verify_log(ran[0] / ".kvsm" / "test_mine.py-test_fails").good
+    assert verify_log(ran.directory / ".kvsm" / "test_mine.py-test_fails").good
 
 
-def test_log_of_a_machine_is_that_of_the_smallest_example(ran: tuple[Path, str]) -> None:
-    events = list(LogReader(ran[0] / ".kvsm" / "test_mine.py-TestMachine-runTest").events())
+def test_log_of_a_machine_is_that_of_the_smallest_example(ran: Ran) -> None:
+    events = list(LogReader(ran.directory / ".kvsm" / "test_mine.py-TestMachine-runTest").events())
     assert len(events) <= 20
     assert events[-1].kind in {"HitMatched", "LoadPlanned", "TransfersSubmitted", "StepEnded"}
 
 
-def test_report_tells_the_life_of_what_the_failure_names(ran: tuple[Path, str]) -> None:
+def test_report_tells_the_life_of_what_the_failure_names(ran: Ran) -> None:
     directory, output = ran
     log = directory / ".kvsm" / "test_mine.py-test_fails"
     told = output.split(f"$ kvsm show {log} --transfer 2\n")[1].splitlines()
@@ -126,28 +154,27 @@ def test_report_tells_the_life_of_what_the_failure_names(ran: tuple[Path, str]) 
     assert " event 3 step 0: " in told[1]
 
 
-def test_report_tells_of_the_last_event_where_the_failure_names_nothing(ran: tuple[Path, str]) -> None:
-    log = ran[0] / ".kvsm" / "test_mine.py-test_fails_and_names_nothing"
-    assert f"$ kvsm show {log} --request r3\n" in ran[1]
+def test_report_tells_of_the_last_event_where_the_failure_names_nothing(ran: Ran) -> None:
+    log = ran.directory / ".kvsm" / "test_mine.py-test_fails_and_names_nothing"
+    assert f"$ kvsm show {log} --request r3\n" in ran.output
 
 
-def test_logs_go_where_they_are_told_to(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, "--kvsm-log-dir=kept/here", "-k", "test_fails")
+def test_logs_go_where_they_are_told_to(runs: dict[str, Ran]) -> None:
+    directory, output = runs["told where"]
     assert "3 failed" in output
-    assert (tmp_path / "kept" / "here" / "test_mine.py-test_fails").is_dir()
-    assert not (tmp_path / ".kvsm").exists()
+    assert (directory / "kept" / "here" / "test_mine.py-test_fails").is_dir()
+    assert not (directory / ".kvsm").exists()
 
 
-def test_what_git_ignores_in_a_directory_that_is_there_stays(tmp_path: Path) -> None:
+def test_what_git_ignores_in_a_directory_that_is_there_stays(runs: dict[str, Ran]) -> None:
     """An existing directory may be the root of a repository, and gets no .gitignore."""
-    (tmp_path / ".gitignore").write_text("mine")
-    run_pytest(tmp_path, "--kvsm-log-dir=.", "-k", "test_fails")
-    assert (tmp_path / "test_mine.py-test_fails").is_dir()
-    assert (tmp_path / ".gitignore").read_text() == "mine"
+    directory, _ = runs["beside"]
+    assert (directory / "test_mine.py-test_fails").is_dir()
+    assert (directory / ".gitignore").read_text() == "mine"
 
 
-def test_where_nothing_can_be_written_the_tests_go_on(tmp_path: Path) -> None:
-    output = run_pytest(tmp_path, "--kvsm-log-dir=/dev/null/logs", "-k", "test_fails")
+def test_where_nothing_can_be_written_the_tests_go_on(runs: dict[str, Ran]) -> None:
+    _, output = runs["unwritable"]
     assert "3 failed" in output
     assert "the events of this test could not be kept: [Errno 20] Not a directory" in output
     assert "INTERNALERROR" not in output

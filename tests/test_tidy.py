@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
+
+from source_trees import nodes_of
 
 import kvsm.ledger
 
@@ -61,12 +62,6 @@ FLOORS = (
 """docs/architecture.md, as data: a room imports its own floor and those below."""
 
 FLOOR_OF = {room: number for number, rooms in enumerate(FLOORS) for room in rooms}
-
-
-@cache
-def nodes_of(path: Path) -> list[ast.AST]:
-    """All nodes of a file, the module first. Each file is read once."""
-    return list(ast.walk(ast.parse(path.read_text())))
 
 
 def room_of(path: Path) -> str:

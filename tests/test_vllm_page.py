@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from source_trees import nodes_of
 
 TESTS = Path(__file__).parent
 PAGES = {
@@ -43,13 +44,9 @@ def file_named(name: str) -> Path | None:
 
 
 @cache
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
 def names_in(path: Path) -> set[str]:
     """The names of the tests in a file, also those that Hypothesis makes from a machine (`TestX = ...`)."""
-    nodes = [*ast.walk(tree_of(path))]
+    nodes = nodes_of(path)
     defined = {node.name for node in nodes if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     assigned = {
         target.id
@@ -61,15 +58,16 @@ def names_in(path: Path) -> set[str]:
     return {name for name in defined | assigned if name.lower().startswith("test")}
 
 
+@cache
 def words_near(path: Path) -> set[str]:
     """The strings in a file of tests, and in the modules beside it that it imports: also names of cases."""
-    imported = [node.module for node in ast.walk(tree_of(path)) if isinstance(node, ast.ImportFrom)]
+    imported = [node.module for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
     beside = [path.parent / f"{module}.py" for module in imported]
     return {
         node.value
         for module in (path, *beside)
         if module.exists()
-        for node in ast.walk(tree_of(module))
+        for node in nodes_of(module)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     }
 

@@ -14,8 +14,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-import managers_to_test as managers
-from managers_to_test import kvsms, tiers, vllms
+import tested_managers as managers
+from tested_managers import kvsms, tiers, vllms
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 
 from kvsm.testing import ManagerMachine, PropertyBroken
@@ -115,7 +115,7 @@ def test_a_broken_manager_is_found(name: str) -> None:
         run(Broken, 2_000, phases=[Phase.generate])
     assert str(caught.value).startswith(BROKEN[name])
     if "(S8)" in str(caught.value):
-        assert "managers_to_test.py:" in str(caught.value)
+        assert "tested_managers.py:" in str(caught.value)
 
 
 # Findings in vLLM's tiering manager (docs/findings.md).

@@ -1,0 +1,13 @@
+"""Code as syntax trees, for tests that read code. Each file is parsed once in a process."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def nodes_of(path: Path) -> list[ast.AST]:
+    """All nodes of a file, the module first. They are shared: do not change them."""
+    return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
