@@ -31,6 +31,7 @@ from kvsm.vllm_fuzz.host_probe import (
     AskedBlock,
     asked_blocks,
     fillers,
+    is_all_there_is,
     may_be_filled,
 )
 from kvsm.vllm_fuzz.kv_event_check import PublishedEvents
@@ -88,7 +89,7 @@ class Ending:
         with engine.calling("take_events"):
             self._events.check_device()
         known: set[bytes] = set()
-        for name, request in list(engine.asked.items()):
+        for name, request in list(engine.asked.items()) if is_all_there_is(engine.shape) else []:
             hashes = request.block_hashes[: (request.num_tokens - 1) // BLOCK_TOKENS]
             if hashes and hashes[-1] not in known:
                 known.update(hashes)

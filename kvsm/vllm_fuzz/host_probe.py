@@ -61,9 +61,15 @@ def asked_blocks(scheduler: Any, request: Request, of: str) -> list[AskedBlock]:
     ]
 
 
+def is_all_there_is(shape: EngineShape) -> bool:
+    """Whether what the connector matches is in its host pool: it has no tier below, and no siblings."""
+    return not {"secondary_tiers", "connectors"} & set(shape.extra)
+
+
 def may_be_filled(shape: EngineShape) -> bool:
     """Whether the host is filled at the end: the size of its pool is known, and small enough."""
-    return shape.fills and shape.host_blocks <= MOST_FILLED and "cpu_bytes_to_use" not in shape.extra
+    is_small = shape.host_blocks <= MOST_FILLED and "cpu_bytes_to_use" not in shape.extra
+    return shape.fills and is_small and is_all_there_is(shape)
 
 
 def fillers(shape: EngineShape) -> int:

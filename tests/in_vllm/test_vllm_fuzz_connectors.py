@@ -94,7 +94,7 @@ def test_a_chunk_comes_back_from_the_second_tier() -> None:
         for _ in range(20):
             world.do(("settle",))
         world.do(("reset", 0, 0))
-    manager = world._scheduler.connector.connector_scheduler.manager
+    manager = world.scheduler.connector.connector_scheduler.manager
     assert manager.secondary_tiers[0].loaded > 0
 
 
@@ -107,7 +107,7 @@ def test_vllms_tiers_keep_what_old_weights_computed(tier: str | None, tmp_path: 
 
     def serve() -> None:
         world.do(("arrive", 0, 28, 1, 4, 0))
-        while world.wind_down():
+        while world.wind_down() == ("settle",):
             world.do(("settle",))
             time.sleep(0.002 if tier == "fs" else 0)  # Its threads take some time.
 
