@@ -60,7 +60,7 @@ says which checker looks at which property, and how far.
 """
 
 _BUGS = """\
-# Sixty-two bugs of other systems
+# Seventy-two bugs of other systems
 
 <!-- Written by `PYTHONPATH=specs python -m write_docs` from specs/museum. Do not edit. -->
 
@@ -71,6 +71,8 @@ exploration, reduced for a walk. `kvsm museum --all ID` names every checker that
 
 A bug may be reported as another property than the one that it breaks: kvsm often refuses a step before the
 harm is done ("every call is legal"), or a checker sees an earlier effect.
+
+The last ten were found by kvsm, in vLLM's connectors and managers ([findings](findings.md)).
 """
 
 
@@ -148,7 +150,9 @@ def _told(exhibit: Exhibit) -> str:
 
 
 def source_link(source: str) -> str:
-    """A source as a link to the issue, pull request or commit; to the project if it names none."""
+    """A source as a link to the issue, pull request, commit or finding; to the project if it names none."""
+    if finding := re.search(r", found by kvsm: (.+)$", source):
+        return f"[{source}](findings.md#{finding[1].lower().replace(' ', '-')})"
     project = re.split(r"[# ,]", source)[0]
     place = f"https://github.com/{REPOSITORIES[project]}"
     if pull := re.search(r" PR (\d+)", source):

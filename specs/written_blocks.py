@@ -1,6 +1,6 @@
 """The parts of README.md that a program writes: a table of bugs, and what commands print.
 
-<!-- written: bugs -->              a few of the museum's sixty-two
+<!-- written: bugs -->              a few of the museum's seventy-two
 <!-- end -->
 
 <!-- written: kvsm why incident r50 -->

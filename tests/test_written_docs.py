@@ -65,3 +65,13 @@ def test_every_bug_is_found_by_a_checker_that_exists() -> None:
 )
 def test_a_source_is_a_link(source: str, place: str) -> None:
     assert source_link(source) == f"[{source}](https://github.com/{place})"
+
+
+def test_a_finding_of_kvsm_links_to_its_heading() -> None:
+    """Each exhibit that kvsm has found itself, and its finding names the exhibit."""
+    page = (DOCS / "findings.md").read_text(encoding="utf-8")
+    own = [one for one in EXHIBITS.values() if ", found by kvsm: " in one.source]
+    headings = re.findall(r"^## (.+)\n\nExhibit (B\d+) of the museum", page, re.MULTILINE)
+    assert {(one.source.partition(": ")[2], one.id) for one in own} == {(h.lower(), id) for h, id in headings}
+    place = "findings.md#a-load-beside-a-store"
+    assert source_link(EXHIBITS["B65"].source) == f"[vllm, found by kvsm: a load beside a store]({place})"

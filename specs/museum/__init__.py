@@ -1,4 +1,4 @@
-"""A museum of real bugs: each of sixty-two bugs of public KV offload systems, put back into kvsm."""
+"""A museum of real bugs: each of seventy-two bugs of public KV offload systems, put back into kvsm."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from museum.ending import ENDING
 from museum.exhibit import Edit, Exhibit
 from museum.holding import HOLDING
 from museum.matching import MATCHING
+from museum.own_findings import OWN_FINDINGS
 from museum.persisting import PERSISTING
 from museum.resetting import RESETTING
 from museum.restarting import RESTARTING
@@ -16,7 +17,18 @@ from museum.tiering import TIERING
 EXHIBITS: dict[str, Exhibit] = {
     one.id: one
     for one in sorted(
-        (*STORING, *MATCHING, *HOLDING, *RESETTING, *ENDING, *COPYING, *RESTARTING, *PERSISTING, *TIERING),
+        (
+            *STORING,
+            *MATCHING,
+            *HOLDING,
+            *RESETTING,
+            *ENDING,
+            *COPYING,
+            *RESTARTING,
+            *PERSISTING,
+            *TIERING,
+            *OWN_FINDINGS,
+        ),
         key=lambda exhibit: exhibit.id,
     )
 }

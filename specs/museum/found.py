@@ -19,6 +19,8 @@ CORE = "walk: core"
 DISK = "walk: disk"
 TIERS = "walk: tiers"
 KILLED = "exploration: serving, killed"
+SERVING = "walk: serving"
+LAYERS = "walk: serving with layers"
 
 
 class FoundBy(NamedTuple):
@@ -95,4 +97,14 @@ FOUND = {
     "B60": FoundBy(TIERS, Property.PROGRESS, 9),
     "B61": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "B62": FoundBy(TIERS, Property.NO_STALE_DATA, 6),
+    "B63": FoundBy(LAYERS, Property.LEGAL_CALLS, 5),
+    "B64": FoundBy(BARE, Property.LEGAL_CALLS, 7),
+    "B65": FoundBy(BARE, Property.CORRECT_BYTES, 10),
+    "B66": FoundBy(TIERS, Property.NO_STALE_DATA, 7),
+    "B67": FoundBy(LAYERS, Property.LEGAL_CALLS, 2),
+    "B68": FoundBy(LAYERS, Property.CORRECT_BYTES, 17),
+    "B69": FoundBy(CORE, Property.EVENTS_ARE_STATE, 6),
+    "B70": FoundBy(SERVING, Property.PROGRESS, 3),
+    "B71": FoundBy(TIERS, Property.MATCH_HOLDS, 9),
+    "B72": FoundBy(CORE, Property.EVENTS_ARE_STATE, 3),
 }

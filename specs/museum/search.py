@@ -23,6 +23,7 @@ from museum.checkers import CHECKERS, Checker, Sighting, Unexplored
 from museum.copy_scenarios import COPY_SCENARIOS
 from museum.disk_scenarios import DISK_SCENARIOS
 from museum.exhibit import Bug
+from museum.finding_scenarios import FINDING_SCENARIOS
 from museum.restart_scenarios import RESTART_SCENARIOS
 from museum.scenarios import SCENARIOS
 from museum.tier_scenarios import TIER_SCENARIOS
@@ -35,6 +36,7 @@ _ALL_SCENARIOS = {
     **RESTART_SCENARIOS,
     **DISK_SCENARIOS,
     **TIER_SCENARIOS,
+    **FINDING_SCENARIOS,
 }
 CLEAN = "none"
 """The unchanged code, in place of the id of an exhibit."""

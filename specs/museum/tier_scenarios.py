@@ -24,16 +24,16 @@ def acted(*actions: Action, **options: int) -> Callable[[], None]:
 
 
 _STORE: tuple[Action, ...] = (("store", 0), ("host", 0, 0, 1), ("plan",))
-_ON_DISK: tuple[Action, ...] = (*_STORE, ("disk", 0, 0, 1))
-_RETURNS: tuple[Action, ...] = (*_ON_DISK, ("store", 1), ("host", 0, 0, 1), ("ask", 0))
+ON_DISK: tuple[Action, ...] = (*_STORE, ("disk", 0, 0, 1))
+RETURNS: tuple[Action, ...] = (*ON_DISK, ("store", 1), ("host", 0, 0, 1), ("ask", 0))
 """A prompt is on the disk, another one takes its slots on the host, and the first one comes again."""
 
 TIER_SCENARIOS: dict[str, Callable[[], None]] = {
-    "B56": acted(*_ON_DISK),
-    "B57": acted(*_RETURNS),
-    "B58": acted(*_ON_DISK, ("reset", 1), ("crash", 0, 0)),
-    "B59": acted(*_RETURNS, ("plan",), ("disk", 0, 0, 0)),
-    "B60": acted(*_RETURNS),
+    "B56": acted(*ON_DISK),
+    "B57": acted(*RETURNS),
+    "B58": acted(*ON_DISK, ("reset", 1), ("crash", 0, 0)),
+    "B59": acted(*RETURNS, ("plan",), ("disk", 0, 0, 0)),
+    "B60": acted(*RETURNS),
     "B61": acted(*_STORE),
-    "B62": acted(*_ON_DISK, ("crash", 2, 0)),
+    "B62": acted(*ON_DISK, ("crash", 2, 0)),
 }
