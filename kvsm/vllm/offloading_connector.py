@@ -13,8 +13,8 @@ the core decides (`ReportedManager`). Its verdict takes these ways:
 Four faults of vLLM's connector would end an engine that is reset under load, or store wrong blocks. They are
 kept from it:
 
-- A second reset without a step in between fails an assertion. Here it is a reset like any other: requests that
-  have ended since the first one may have blocks to store.
+- A second reset without a step in between fails an assertion. Here it is a reset like any other, because
+  requests that have ended since the first one may have blocks to store.
 - In vLLM 0.32, so does a step that preempts a request and loads for it, as after a reset of running requests.
   Here such a request waits one step.
 - A reset makes running requests offer all their blocks again, even blocks that have left a sliding window

@@ -19,11 +19,10 @@ from kvsm.worlds.world import World
 VLLM_IS_THERE = find_spec("vllm") is not None
 
 _CONNECTORS = ("KvsmConnector", "KvsmOffloadingConnector")
-_POLICIES = ("lru", "arc")
 
 
 def adapted(random: Random) -> World:
-    """An engine of vLLM with a connector of kvsm: any shape, an extra option or none, and half with faults."""
+    """An engine of vLLM with a connector of kvsm: any shape, and half with faults."""
     connector = random.choice(_CONNECTORS)
     shape = draw_shape(random, _faults_of(connector))
     shape = msgspec.structs.replace(shape, connector=connector)

@@ -75,7 +75,8 @@ def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> 
     seconds: start no further checker after this time.
     all_look: ask every checker, even after one has seen it.
 
-    Without vLLM a mutant of its adapters has escaped: no checker runs them.
+    For a mutant of the adapters only the checkers look that run them. Without vLLM there is none, and it has
+    escaped.
     """
     started = time.monotonic()
     result = SearchResult(id=id)
@@ -105,6 +106,9 @@ def _seen_by(checker: Checker, id: str) -> Sighting | None:
 
 
 def _checkers_of(id: str) -> Iterator[Checker]:
+    if id in MUTANTS and MUTANTS[id].needs_vllm:
+        yield from (one for one in CHECKERS if one.needs_vllm)
+        return
     yield from CHECKERS
     if id in EXHIBITS:
         yield Checker(SCENARIO, lambda: _seen_in(scenario_of(id)))
