@@ -143,5 +143,8 @@ def test_a_mutant_that_no_checker_sees_has_escaped(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_mutant_of_the_adapters_escapes_where_vllm_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("museum.search.find_spec", lambda _name: None)
+    """The command says why."""
+    monkeypatch.setattr("museum.search.VLLM_IS_THERE", False)
+    monkeypatch.setattr("museum.search.CHECKERS", ())
     assert search("M131").is_wrong
+    assert "no checker has looked at the adapters" in museum("M131", "--jobs", "1").output
