@@ -33,7 +33,7 @@ class Router:
     known: Annotated[set[bytes], Seen(lambda router, _: sorted(router.known))]
     """The blocks that it believes to be on the host, each named like a key."""
 
-    def __init__(self, *, wants_tokens: bool, blocks_per_chunk: int = 1) -> None:
+    def __init__(self, blocks_per_chunk: int = 1, *, wants_tokens: bool) -> None:
         self.wants_tokens, self.blocks_per_chunk = wants_tokens, blocks_per_chunk
         self.publisher = Publisher(self_describing=True)
         self.known = set()

@@ -49,14 +49,13 @@ from kvsm.worlds.world import Action
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """A request to come. parameters: its `kv_transfer_params`. parts: of a session, its later parts. embeds:
-    its prompt is given as embeddings."""
+    """A request to come. parameters: its `kv_transfer_params`. parts: of a session, its later parts."""
 
     prompt: tuple[int, ...]
     outputs: int = 1
     parameters: dict[str, Any] | None = None
     parts: tuple[tuple[int, ...], ...] = ()
-    embeds: bool = False
+    embeds: bool = False  # whether the prompt is given as embeddings
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
@@ -183,9 +182,7 @@ class ServingWorld:
         self.options, self.keep_events = options, keep_events
         self.router = None
         if options.router:
-            self.router = Router(
-                wants_tokens=options.store is StoreMode.EAGER, blocks_per_chunk=options.blocks_per_chunk
-            )
+            self.router = Router(options.blocks_per_chunk, wants_tokens=options.store is StoreMode.EAGER)
         self.engine = _engine_of(options, self.router, FlushedLog() if options.budgets.crashes else None)
         self.left = structs.asdict(options.budgets)
         self.left["most"] = self.left["most"] or sum(self.left.values())

@@ -36,7 +36,6 @@ exploration: threads  real threads of the copy engines, the log's       deadlock
                       with few preemptions
 walk: router          a router behind an engine with chunks of two      blocks that are announced wrongly
                       blocks, of which some cannot be described
-walk: core, longer    more runs of the audited core's world             faults that show in one run of fifty
 walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
 ====================  ================================================  =====================================
@@ -140,7 +139,7 @@ def seeded_walk(
     """Walks through worlds with drawn configurations, and reduces a failure."""
 
     def look() -> Sighting | None:
-        failure = walk(make_world, seed, first_run=first_run, runs=runs).failure
+        failure = walk(make_world, seed, runs=runs).failure
         if failure is None:
             return None
         reduced = reduce(lambda: make_world(random_of(seed, failure.run)), failure.actions, failure.finding)
@@ -325,7 +324,6 @@ CHECKERS = (
         )
     ),
     seeded_walk("router", routed_serving, runs=30, seed=2),
-    seeded_walk("core, longer", audited_core, runs=28, seed=2, first_run=32),
     *([VLLM_WALK] if VLLM_IS_THERE else []),
 )
 """Those that can look here."""

@@ -27,7 +27,6 @@ LOG_AHEAD = "walk: log ahead"
 STARTS = "walk: starts"
 HAND_OVER = "walk: hand-over"
 ROUTER = "walk: router"
-CORE_LONGER = "walk: core, longer"
 VLLM = "walk: vllm"
 """Only where vLLM is."""
 
