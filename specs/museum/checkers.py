@@ -128,13 +128,7 @@ def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker
 
 
 def seeded_walk(
-    name: str,
-    make_world: MakeWorld,
-    runs: int,
-    seed: int = 1,
-    *,
-    first_run: int = 0,
-    needs_vllm: bool = False,
+    name: str, make_world: MakeWorld, runs: int, seed: int = 1, *, needs_vllm: bool = False
 ) -> Checker:
     """Walks through worlds with drawn configurations, and reduces a failure."""
 
