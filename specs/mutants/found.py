@@ -207,8 +207,8 @@ MISSED = {
     ),
     "M38": Missed(
         Need.EPOCHS,
-        "A reset when the host is empty and the device still holds what a load brought. The audited core walk "
-        "meets that in run 93, and makes 32.",
+        "A reset when the host is empty and the device still holds what a load brought. The audited core "
+        "walk meets that in run 93, and makes 32.",
     ),
     "M42": Missed(
         Need.BATCHES,
