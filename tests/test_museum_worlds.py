@@ -6,8 +6,9 @@ from random import Random
 
 import pytest
 from museum.checkers import CHECKERS
-from museum.drawn_worlds import wrong_books_of_a_core
+from museum.drawn_worlds import routed_serving, wrong_books_of_a_core
 from museum.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG
+from mutants import MUTANTS
 
 from kvsm.checker.walk import walk
 from kvsm.errors import PropertyBroken
@@ -80,6 +81,15 @@ def test_a_loaded_chunk_that_the_host_lost_is_offered_when_its_request_ends() ->
     engine.finish(again)
     assert key in engine.core.ledger.index
     assert engine.config.store is StoreMode.EAGER
+
+
+def test_a_router_knows_chunks_and_blocks_that_cannot_be_described() -> None:
+    """Events are state (S10)."""
+    assert walk(routed_serving, 2, runs=10).failure is None
+    with MUTANTS["M109"].put_back():
+        failure = walk(routed_serving, 2, runs=10).failure
+    assert failure is not None
+    assert failure.finding.property is Property.EVENTS_ARE_STATE
 
 
 @pytest.mark.slow

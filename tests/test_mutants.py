@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from museum import EXHIBITS
-from museum.checkers import CHECKERS
+from museum.checkers import CHECKERS, VLLM_WALK
 from museum.exhibit import PROJECT
 from museum.search import search
 from mutants import MUTANTS, Mutant
@@ -83,12 +83,14 @@ def test_a_mutant_is_gone_afterwards_even_after_an_error() -> None:
 
 def test_each_mutant_is_found_or_missed() -> None:
     assert sorted([*FOUND, *MISSED]) == sorted(MUTANTS)
-    assert {one.checker for one in FOUND.values()} <= {one.name for one in CHECKERS}
+    assert {one.checker for one in FOUND.values()} <= {VLLM_WALK.name, *(one.name for one in CHECKERS)}
 
 
-def test_what_needs_vllm_is_missed() -> None:
-    """No checker runs the adapters: a mutant of them is found by none, whether vLLM is there or not."""
-    assert {one.id for one in MUTANTS.values() if one.needs_vllm} <= set(MISSED)
+def test_only_the_walk_with_vllm_looks_for_mutants_of_the_adapters() -> None:
+    """`tests/in_vllm/test_adapter_mutants.py` looks for a sample of them, because it needs vLLM."""
+    by_walk = {id for id, one in FOUND.items() if one.checker == VLLM_WALK.name}
+    assert by_walk
+    assert by_walk == {id for id in FOUND if MUTANTS[id].needs_vllm}
 
 
 def test_the_page_says_what_is_pinned() -> None:
@@ -111,7 +113,7 @@ def test_a_sample_that_changes_by_day_is_found_or_missed_as_pinned() -> None:
     """`kvsm museum --mutants` looks for all of them. A mutant that was missed and is found now is good news:
     pin it. What the Hypothesis machine finds is left out, because its examples depend on what is imported."""
     drawn = random.Random(date.today().toordinal())
-    found = [id for id, one in FOUND.items() if one.checker != MACHINE]
+    found = [id for id, one in FOUND.items() if one.checker not in (MACHINE, VLLM_WALK.name)]
     missed = [id for id in MISSED if not MUTANTS[id].needs_vllm]
     ids = [*drawn.sample(found, FOUND_IN_SAMPLE), *drawn.sample(missed, MISSED_IN_SAMPLE)]
     for result in search_all(ids, ForkedProcesses(2)):
@@ -141,5 +143,8 @@ def test_a_mutant_that_no_checker_sees_has_escaped(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_mutant_of_the_adapters_escapes_where_vllm_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("museum.search.find_spec", lambda _name: None)
+    """The command says why."""
+    monkeypatch.setattr("museum.search.VLLM_IS_THERE", False)
+    monkeypatch.setattr("museum.search.CHECKERS", ())
     assert search("M131").is_wrong
+    assert "no checker has looked at the adapters" in museum("M131", "--jobs", "1").output

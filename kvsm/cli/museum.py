@@ -257,6 +257,8 @@ def _print_sum(search: Any, results: Sequence[Any]) -> None:
     found = [one for one in bugs if one.finding is not None]
     by_search = sum(one.checker != search.SCENARIO for one in found)
     say(f"{len(found)} of {len(bugs)} found, {by_search} of them by checkers that know nothing of the bug")
+    if not search.VLLM_IS_THERE and any(search.BUGS[one.id].needs_vllm for one in bugs):
+        say("vLLM is not installed, so no checker has looked at the adapters for it")
     for one in results:
         if one.id == search.CLEAN and one.finding is not None:
             say(f"in the unchanged code, {one.checker} found {one.finding}")

@@ -13,7 +13,8 @@ the core decides (`ReportedManager`). Its verdict takes these ways:
 Four faults of vLLM's connector would end an engine that is reset under load, or store wrong blocks. They are
 kept from it:
 
-- A second reset without a step in between fails an assertion. Here it does nothing, for there is nothing new.
+- A second reset without a step in between fails an assertion. Here it is a reset like any other, because
+  requests that have ended since the first one may have blocks to store.
 - In vLLM 0.32, so does a step that preempts a request and loads for it, as after a reset of running requests.
   Here such a request waits one step.
 - A reset makes running requests offer all their blocks again, even blocks that have left a sliding window
@@ -150,8 +151,6 @@ class KvsmOffloadingConnector(OffloadingConnector):
         """Request -> how many of its preemptions vLLM's connector has heard of, if any."""
         self._retried: dict[str, set[bytes]] = {}
         """Request -> keys that it offers again since their store has failed. It does so once for each."""
-        self._has_stepped = False
-        """Whether a step was scheduled since the last reset."""
 
     # In a worker process, in the order of a step.
 
@@ -227,7 +226,6 @@ class KvsmOffloadingConnector(OffloadingConnector):
 
     def build_connector_meta(self, scheduler_output: Any) -> OffloadingStep:
         """What the workers do in this step."""
-        self._has_stepped = True
         for name in scheduler_output.preempted_req_ids or ():
             if name in self._unfinished:
                 self._preemptions[name] = self._unfinished[name].num_preemptions
@@ -354,16 +352,19 @@ class KvsmOffloadingConnector(OffloadingConnector):
 
     def reset_cache(self) -> bool | None:
         """Make every key unmatchable. The next step waits for the copies in flight."""
-        if not self._has_stepped:
-            return True
-        self._has_stepped = False
         kept = [
             (group, group.next_stored_chunk_idx)
             for status in self.scheduler._req_status.values()
             for group, config in zip(status.group_states, self.scheduler.config.kv_group_configs)
             if config.sliding_window_size_in_chunks is not None
         ]
+        # vLLM's connector asserts that no step has to wait for a copy yet. After another reset it has.
+        awaited, self.scheduler._current_batch_jobs_to_flush = (
+            self.scheduler._current_batch_jobs_to_flush,
+            set(),
+        )
         answer: bool | None = super().reset_cache()
+        self.scheduler._current_batch_jobs_to_flush |= awaited
         for group, cursor in kept:
             group.next_stored_chunk_idx = cursor
         self._retried.clear()

@@ -55,6 +55,7 @@ class RequestSpec(msgspec.Struct, frozen=True):
     outputs: int = 1
     parameters: dict[str, Any] | None = None
     parts: tuple[tuple[int, ...], ...] = ()
+    embeds: bool = False  # whether the prompt is given as embeddings
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
@@ -181,7 +182,7 @@ class ServingWorld:
         self.options, self.keep_events = options, keep_events
         self.router = None
         if options.router:
-            self.router = Router(wants_tokens=options.store is StoreMode.EAGER)
+            self.router = Router(options.blocks_per_chunk, wants_tokens=options.store is StoreMode.EAGER)
         self.engine = _engine_of(options, self.router, FlushedLog() if options.budgets.crashes else None)
         self.left = structs.asdict(options.budgets)
         self.left["most"] = self.left["most"] or sum(self.left.values())
@@ -340,7 +341,9 @@ class ServingWorld:
 
     def _request(self, place: int) -> SmallRequest:
         spec = self.options.requests[place]
-        return SmallRequest(f"r{place}", spec.prompt, spec.outputs, spec.parameters, parts=spec.parts)
+        return SmallRequest(
+            f"r{place}", spec.prompt, spec.outputs, spec.parameters, parts=spec.parts, embeds=spec.embeds
+        )
 
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
         self.owes_step = False

@@ -48,14 +48,15 @@ _FOLLOWS = "it follows from the tokens"
 
 @declared
 class SmallRequest:
-    """An `EngineRequest`, and a `DescribedRequest` of text alone.
+    """An `EngineRequest`, and a `DescribedRequest` of text or of embeddings.
 
     outputs: how many tokens it decodes.
     extras: what else decides its content, such as a LoRA adapter or a salt. It is in the hashes, as in vLLM.
     parts: of a session, the tokens of the later parts of its prompt.
+    embeds: its prompt is given as embeddings, so its tokens do not say what its blocks hold.
     """
 
-    prompt_embeds = cache_salt = lora_request = None
+    cache_salt = lora_request = None
     mm_features = ()
 
     request_id: Annotated[str, Dropped("it is the place of the request among all requests")]
@@ -68,6 +69,7 @@ class SmallRequest:
     kv_transfer_params: Annotated[Mapping[str, Any] | None, Dropped(_WISH)]
     skip_reading_prefix_cache: Annotated[bool, Dropped(_WISH)]
     extras: Annotated[bytes, Dropped(_WISH)]
+    prompt_embeds: Annotated[bytes | None, Dropped(_WISH)]
     parts: Annotated[list[tuple[int, ...]], Seen(lambda one, _: len(one.parts))]
     resumed: Annotated[bool, KEPT]
     """Its next part has come, and it got no blocks for it yet."""
@@ -89,6 +91,7 @@ class SmallRequest:
         skip_reading: bool = False,
         extras: bytes = b"",
         parts: Sequence[tuple[int, ...]] = (),
+        embeds: bool = False,
     ) -> None:
         self.request_id = name
         self.all_token_ids = list(prompt)
@@ -96,7 +99,9 @@ class SmallRequest:
         self.num_computed_tokens = self.num_output_placeholders = 0
         self.kv_transfer_params = parameters
         self.skip_reading_prefix_cache = skip_reading
-        self.extras, self.parts, self.resumed = extras, list(parts), False
+        self.prompt_embeds = b"embeddings" if embeds else None
+        self.extras = extras + (self.prompt_embeds or b"")
+        self.parts, self.resumed = list(parts), False
         self.block_hashes, self.cells, self.tables = [], [], []
         self.loading = self.finished = self.aborted = False
         self.hash_tokens()

@@ -34,6 +34,10 @@ machine: scheduler    the Hypothesis machine that users subclass to     faults t
 exploration: threads  real threads of the copy engines, the log's       deadlocks, lost and early ends,
                       writer and the submitters, in every schedule      failures that are told as good
                       with few preemptions
+walk: router          a router behind an engine with chunks of two      blocks that are announced wrongly
+                      blocks, of which some cannot be described
+walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
+                      on a simulated device; only where vLLM is         adapter causes
 ====================  ================================================  =====================================
 
 The scopes are small enough to be explored completely on the unchanged code.
@@ -67,6 +71,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.worlds.world import Action, Finding, finding_of
+from museum.adapter_worlds import VLLM_IS_THERE, adapted
 from museum.disk_world import drawn
 from museum.drawn_worlds import (
     audited_core,
@@ -75,6 +80,7 @@ from museum.drawn_worlds import (
     layered_serving,
     lazy_serving,
     log_ahead,
+    routed_serving,
     session_serving,
     wrong_books_of_a_core,
     wrong_books_of_tiers,
@@ -93,10 +99,14 @@ class Sighting(msgspec.Struct, frozen=True):
 
 
 class Checker(NamedTuple):
-    """look: searches the code as it is now; None if nothing is found."""
+    """look: searches the code as it is now; None if nothing is found.
+
+    needs_vllm: whether it runs real vLLM, and so the adapters.
+    """
 
     name: str
     look: Callable[[], Sighting | None]
+    needs_vllm: bool = False
 
 
 class Unexplored(Exception):
@@ -117,7 +127,9 @@ def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker
     return Checker(f"exploration: {name}", look)
 
 
-def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> Checker:
+def seeded_walk(
+    name: str, make_world: MakeWorld, runs: int, seed: int = 1, *, needs_vllm: bool = False
+) -> Checker:
     """Walks through worlds with drawn configurations, and reduces a failure."""
 
     def look() -> Sighting | None:
@@ -127,7 +139,7 @@ def seeded_walk(name: str, make_world: MakeWorld, runs: int, seed: int = 1) -> C
         reduced = reduce(lambda: make_world(random_of(seed, failure.run)), failure.actions, failure.finding)
         return Sighting(reduced.finding, reduced.actions)
 
-    return Checker(f"walk: {name}", look)
+    return Checker(f"walk: {name}", look, needs_vllm)
 
 
 def threads(*scopes: ThreadScope) -> Checker:
@@ -212,6 +224,8 @@ def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
         for number, length in enumerate(lengths)
     )
 
+
+VLLM_WALK = seeded_walk("vllm", adapted, runs=60, seed=2, needs_vllm=True)
 
 CHECKERS = (
     # The first request ends when its second block lacks only the KV of the last sampled token.
@@ -303,4 +317,7 @@ CHECKERS = (
             )
         )
     ),
+    seeded_walk("router", routed_serving, runs=30, seed=2),
+    *([VLLM_WALK] if VLLM_IS_THERE else []),
 )
+"""Those that can look here."""

@@ -201,3 +201,23 @@ def lazy_serving(random: Random) -> EndingServing:
             ),
         )
     )
+
+
+def routed_serving(random: Random) -> EndingServing:
+    """A router behind an engine with chunks of two blocks. Prompts part within a chunk, some are embeddings,
+    and the host is small."""
+    longest = 4 * HASH_TOKENS
+    specs = [_spec(random, longest) for _ in range(random.randint(5, 20))]
+    return EndingServing(
+        ServingOptions(
+            requests=tuple([msgspec.structs.replace(one, embeds=random.random() < 0.3) for one in specs]),
+            device_blocks=longest // HASH_TOKENS + random.randint(4, 10),
+            slots=random.randint(1, 6),
+            workers=1,
+            router=True,
+            last_step=LastStep.KEEP_STEPPING,
+            prefix_cache=False,
+            blocks_per_chunk=random.choice((1, 2, 2)),
+            budgets=Budgets(failures=random.choice((0, 5)), resets=random.choice((0, 2))),
+        )
+    )

@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from importlib.util import find_spec
 from typing import Any
 
 import msgspec
@@ -19,6 +18,7 @@ from mutants import MUTANTS
 
 from kvsm.worlds.world import Action, Finding, finding_of
 from museum import EXHIBITS
+from museum.adapter_worlds import VLLM_IS_THERE
 from museum.checkers import CHECKERS, Checker, Sighting, Unexplored
 from museum.copy_scenarios import COPY_SCENARIOS
 from museum.disk_scenarios import DISK_SCENARIOS
@@ -77,11 +77,12 @@ def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> 
     seconds: start no further checker after this time.
     all_look: ask every checker, even after one has seen it.
 
-    Without vLLM a mutant of its adapters has escaped: no checker runs them.
+    For a mutant of the adapters only the checkers look that run them. Without vLLM there is none, and it has
+    escaped.
     """
     started = time.monotonic()
     result = SearchResult(id=id)
-    if id != CLEAN and BUGS[id].needs_vllm and find_spec("vllm") is None:
+    if id != CLEAN and BUGS[id].needs_vllm and not VLLM_IS_THERE:
         return result
     with nullcontext() if id == CLEAN else BUGS[id].put_back():
         for checker in _checkers_of(id):
@@ -107,6 +108,9 @@ def _seen_by(checker: Checker, id: str) -> Sighting | None:
 
 
 def _checkers_of(id: str) -> Iterator[Checker]:
+    if id in MUTANTS and MUTANTS[id].needs_vllm:
+        yield from (one for one in CHECKERS if one.needs_vllm)
+        return
     yield from CHECKERS
     if id in EXHIBITS:
         yield Checker(SCENARIO, lambda: _seen_in(scenario_of(id)))

@@ -31,6 +31,8 @@ from kvsm.vllm import KvsmOffloadingConnector, reported_manager, spec
 from kvsm.vllm.spec_manager import HostSlots
 from kvsm.vllm.spec_worker import ReportingWorker
 from kvsm.vllm.versions import features
+from kvsm.vllm_fuzz.shape import EngineShape
+from kvsm.vllm_fuzz.world import VllmWorld
 
 PROMPT = 16
 """Tokens of the prompts that are stored and loaded here."""
@@ -261,6 +263,19 @@ def test_two_resets_need_no_step_between_them(is_async: bool) -> None:
     engine.drain()
     assert len(engine.told["r0"]) == 8
     end(engine)
+
+
+def test_what_ends_between_two_resets_is_not_stored() -> None:
+    """No stale data (S14). The first reset leaves the device's blocks, because a request runs. It is aborted,
+    and the second one succeeds: what the request has computed is old, and must not be stored later."""
+    world = VllmWorld(EngineShape(connector="KvsmOffloadingConnector"))
+    asked, reset, another = ("arrive", 0, 12, 1, 4, 0), ("reset", 0, 1), ("arrive", 2, 1, 1, 1, 0)
+    settled = [("settle",)] * 3
+    for action in (asked, ("settle",), reset, ("abort", 0), reset, another, *settled, ("reset", 0, 0), asked):
+        assert world.do(action), action
+    while (action := world.wind_down()) is not None:
+        world.do(action)
+        world.check()
 
 
 def with_running_requests_reset(engine: SpecEngine) -> SpecEngine:
