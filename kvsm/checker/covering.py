@@ -1,12 +1,12 @@
-"""A covering array: few choices of many parameters in which every pair of values meets.
+"""A covering array: few choices of many parameters in which every two values meet, or every three.
 
-Most faults of software need one or two particular values, and not a particular choice of all (Kuhn, Wallace
-and Gallo, 2004). So a family of scopes in which every two values of two parameters meet sees most of what all
-choices would see, and is smaller by many orders of magnitude.
+Most faults of software need one, two or three particular values, and not a particular choice of all (Kuhn,
+Wallace and Gallo, 2004). So a family of scopes in which every two values of two parameters meet sees most of
+what all choices would see, and is smaller by many orders of magnitude.
 
 The rows are chosen greedily, as in AETG (Cohen, Dalal, Fredman and Patton, 1997). A row begins with the first
-pair that is in no row yet. Then each other parameter, in its order, takes the value that adds the most such
-pairs. A fixed seed decides between equal values, so the same parameters give the same rows every day.
+values that met in no row yet. Then each other parameter, in its order, takes the value that adds the most
+such meetings. A fixed seed decides between equal values, so the same parameters give the same rows every day.
 """
 
 from __future__ import annotations
@@ -21,17 +21,21 @@ from kvsm.errors import ConfigError
 Choice = tuple[int, int]
 """A value of a parameter: the places of both."""
 
-Pair = tuple[Choice, Choice]
-"""Values of two parameters, the earlier parameter first."""
+Choices = tuple[Choice, ...]
+"""Values of some parameters, the earlier parameters first."""
 
 Excluded = Callable[[Mapping[str, Any]], bool]
 """Whether two values, each under the name of its parameter, can never be chosen together."""
 
 
-def covering(parameters: Mapping[str, Sequence[Any]], excluded: Excluded) -> list[dict[str, Any]]:
-    """Rows that choose one value of each parameter. Every pair of values is in a row, unless it is excluded.
+def covering(
+    parameters: Mapping[str, Sequence[Any]], excluded: Excluded, strength: int = 2
+) -> list[dict[str, Any]]:
+    """Rows that choose one value of each parameter.
 
-    Raises `ConfigError` if a pair can be in no row.
+    strength: of how many parameters any values meet in a row, unless two of them are excluded.
+
+    Raises `ConfigError` if such values can be in no row.
     """
     names, sizes = list(parameters), [len(values) for values in parameters.values()]
 
@@ -39,23 +43,29 @@ def covering(parameters: Mapping[str, Sequence[Any]], excluded: Excluded) -> lis
         return parameters[names[choice[0]]][choice[1]]
 
     allowed = {
-        (one, other)
-        for first, second in combinations(range(len(names)), 2)
-        for one, other in product(_choices(first, sizes), _choices(second, sizes))
-        if not excluded({names[first]: value(one), names[second]: value(other)})
+        pair
+        for pair in _meetings(sizes, 2)
+        if not excluded({names[choice[0]]: value(choice) for choice in pair})
     }
-    left, rows = dict.fromkeys(sorted(allowed)), []
+    met = (one for one in _meetings(sizes, strength) if allowed.issuperset(combinations(one, 2)))
+    left, rows = dict.fromkeys(met), []
     chance = Random(1)
     while left:
-        pair = next(iter(left))
-        row = _completed(dict(pair), sizes, allowed, left, chance)
+        first = next(iter(left))
+        row = _completed(dict(first), sizes, allowed, left, strength, chance)
         if row is None:
-            told = " and ".join(f"{names[one]} {value((one, place))!r}" for one, place in pair)
+            told = " and ".join(f"{names[choice[0]]} {value(choice)!r}" for choice in first)
             raise ConfigError(f"no row can have {told}; exclude this pair, or less")
-        for covered in combinations(sorted(row.items()), 2):
+        for covered in combinations(sorted(row.items()), strength):
             left.pop(covered, None)
         rows.append({name: value((number, row[number])) for number, name in enumerate(names)})
     return rows
+
+
+def _meetings(sizes: Sequence[int], strength: int) -> list[Choices]:
+    """All values of `strength` parameters, in order."""
+    numbers = combinations(range(len(sizes)), strength)
+    return sorted(one for some in numbers for one in product(*(_choices(n, sizes) for n in some)))
 
 
 def _choices(number: int, sizes: Sequence[int]) -> Iterable[Choice]:
@@ -63,7 +73,12 @@ def _choices(number: int, sizes: Sequence[int]) -> Iterable[Choice]:
 
 
 def _completed(
-    row: dict[int, int], sizes: Sequence[int], allowed: set[Pair], left: Mapping[Pair, None], chance: Random
+    row: dict[int, int],
+    sizes: Sequence[int],
+    allowed: set[Choices],
+    left: Mapping[Choices, None],
+    strength: int,
+    chance: Random,
 ) -> dict[int, int] | None:
     """The row with a value for every parameter; None if there is none. It goes back where it is stuck."""
     number = next((one for one in range(len(sizes)) if one not in row), None)
@@ -71,11 +86,12 @@ def _completed(
         return row
     gains = []
     for choice in _choices(number, sizes):
-        pairs = [(min(choice, chosen), max(choice, chosen)) for chosen in row.items()]
-        if allowed.issuperset(pairs):
-            gains.append((-sum(pair in left for pair in pairs), chance.random(), choice[1]))
+        if allowed.issuperset((min(choice, chosen), max(choice, chosen)) for chosen in row.items()):
+            some = combinations(sorted(row.items()), strength - 1)
+            gain = sum(tuple(sorted((*others, choice))) in left for others in some)
+            gains.append((-gain, chance.random(), choice[1]))
     for _, _, place in sorted(gains):
-        whole = _completed({**row, number: place}, sizes, allowed, left, chance)
+        whole = _completed({**row, number: place}, sizes, allowed, left, strength, chance)
         if whole is not None:
             return whole
     return None

@@ -33,6 +33,7 @@ from kvsm.checker.rerun import RerunModel
 from kvsm.checker.serving import SCOPES as SERVING_SCOPES
 from kvsm.checker.serving import ServingModel, ServingScope
 from kvsm.checker.serving_pairs import PAIRS
+from kvsm.checker.serving_triples import TRIPLES
 from kvsm.checker.threads import SCOPES as THREAD_SCOPES
 from kvsm.checker.threads import ThreadScope, explore_schedules, retell_schedule
 from kvsm.checker.tiers import SCOPES as TIER_SCOPES
@@ -214,14 +215,18 @@ class _HandOverChecks(CheckedModel):
         return RerunModel(self.name, told, lambda: HandOverWorld(scope))
 
 
+_SMALL = [name for name in SERVING_SCOPES if not name.startswith("full")]
+
+
 class _ServingChecks(CheckedModel):
     name = "serving"
     says = "the real offloader and scheduler with a small engine, and copies that end in any order"
     machines = ("block", "transfer", "lease", "request")
-    scopes: Mapping[str, ServingScope] = {**SERVING_SCOPES, **PAIRS}
+    scopes: Mapping[str, ServingScope] = {**SERVING_SCOPES, **PAIRS, **TRIPLES}
     families: Mapping[str, Sequence[str]] = {
         "pairs": tuple(PAIRS),
-        "every-small": (*[name for name in SERVING_SCOPES if not name.startswith("full")], *PAIRS),
+        "triples": tuple(TRIPLES),
+        "every-small": (*_SMALL, *PAIRS, *TRIPLES),
     }
 
     def model(self, scope: ServingScope) -> RerunModel[ServingWorld]:

@@ -189,13 +189,13 @@ def _requests(row: Mapping[str, Any]) -> tuple[RequestSpec, ...]:
     )
 
 
-def _options(row: Mapping[str, Any]) -> ServingOptions:
-    """The world of a row."""
+def options_of(row: Mapping[str, Any]) -> ServingOptions:
+    """The world of a row, which has a value for each of `PARAMETERS`."""
     requests, groups = _requests(row), GROUPS[row["groups"]]
     drafts = int(row["groups"] == "drafter")
     needed = [_blocks(len(one.prompt) + one.outputs - 1 + drafts, groups) for one in requests]
     disturbances = row["disturbance"], row["another"]
-    budgets = {name: disturbances.count(name) for name in DISTURBANCES if name != LOSSES}
+    budgets = {name: disturbances.count(name) for name in disturbances if name != LOSSES}
     as_they_are = [name for name in PARAMETERS if name in ServingOptions.__struct_fields__]
     return ServingOptions(
         **{name: row[name] for name in as_they_are if name not in ("groups", "slots")},
@@ -213,12 +213,13 @@ def _blocks(tokens: int, groups: tuple[KVCacheGroup, ...]) -> int:
     return sum(-(-tokens // group.block_tokens) for group in groups)
 
 
-def _told(row: Mapping[str, Any]) -> str:
+def told(row: Mapping[str, Any]) -> str:
+    """The values of a row, for people."""
     values = [f"{name} {getattr(value, 'value', value)}" for name, value in row.items()]
     return ", ".join(values).replace("_", " ")
 
 
 PAIRS: Mapping[str, ServingScope] = {
-    name: ServingScope(name, _options(row), says=_told(row))
+    name: ServingScope(name, options_of(row), says=told(row))
     for name, row in ((f"pairs-{n:02}", row) for n, row in enumerate(covering(PARAMETERS, excluded), 1))
 }

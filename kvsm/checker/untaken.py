@@ -13,7 +13,7 @@ _IN_ONE_STEP = "in the small engine a plan leaves in the step that made it, so n
 _WITHOUT_BLOCKS = "only a running request has blocks that can be taken"
 _NO_LOAD = "the tables allow no load in flight in this state"
 _TOUCHED = "the core plans no store from a device block that a copy touches"
-_THREE_THINGS = "it needs a preemption, a step that admits nobody, and an end or a crash: no scope has three"
+_THREE_THINGS = "it needs a preemption, a step that admits nobody, and a crash: no scope has three"
 
 UNTAKEN: Mapping[str, str] = {
     "block QUARANTINED --END_COPY_GOOD--> QUARANTINED": _THREE_LOADS,
@@ -33,8 +33,6 @@ UNTAKEN: Mapping[str, str] = {
     "request PREEMPTED --PREEMPT--> PREEMPTED": _WITHOUT_BLOCKS,
     "request MATCHED --FINISH--> FINISHED": _NO_LOAD,
     "request LOADING --FINISH--> RELEASED": "a request that is LOADING has a load",
-    "request PREEMPTED --FINISH--> FINISHED": _THREE_THINGS,
-    "request PREEMPTED --FINISH--> RELEASED": _THREE_THINGS,
     "request PREEMPTED --RESTART--> RELEASED": _THREE_THINGS,
 }
 """Edge -> why no small scope takes it. The names are `TableEdge.name`."""

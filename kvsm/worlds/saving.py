@@ -3,8 +3,9 @@
     saver = Saver(ServingWorld(options, keep_events=False))
     again = saver.load(saver.save(world))
 
-What is saved is what the fields of the world's parts declare (`kvsm.canonical`). The log is not saved: a
-world that was loaded knows the events since then.
+What is saved is what the fields of the world's parts declare (`kvsm.canonical`), and each field that a part
+has got since it was made: a change of the code that is being checked may keep a memory of its own. The log is
+not saved: a world that was loaded knows the events since then.
 """
 
 from __future__ import annotations
@@ -63,6 +64,14 @@ class _Plan(NamedTuple):
     """(field, place of the part that it is)."""
     remade: tuple[tuple[str, Callable[[Any], Any]], ...]
 
+    def saved_of(self, part: object) -> list[Any]:
+        """The saved fields of such a part. Behind them, if there are any, the fields that it got later."""
+        fields = vars(part)
+        values = [fields[name] for name in self.saved]
+        if len(fields) > len(vars(self.original)):
+            values.append({name: fields[name] for name in fields.keys() - vars(self.original).keys()})
+        return values
+
 
 class Saver(Generic[AnySaved]):
     """Saves and loads worlds of the same options. blank: one of them; it is not changed.
@@ -78,10 +87,7 @@ class Saver(Generic[AnySaved]):
     def save(self, world: AnySaved) -> bytes:
         """All saved fields in one pickle: what is one object in the world is one object in the copy."""
         parts = world.parts()
-        values = []
-        for plan in self._plans:
-            fields = vars(parts[plan.place])
-            values.append([fields[name] for name in plan.saved])
+        values = [plan.saved_of(parts[plan.place]) for plan in self._plans]
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
         pickler.dispatch_table = _REDUCERS
@@ -95,6 +101,8 @@ class Saver(Generic[AnySaved]):
             copies[plan.place] = copy = plan.original.__new__(type(plan.original))
             copy.__dict__ = fields = vars(plan.original).copy()
             fields.update(zip(plan.saved, values))
+            if len(values) > len(plan.saved):
+                fields.update(values[-1])
         for plan in self._plans:
             copy = copies[plan.place]
             fields = vars(copy)

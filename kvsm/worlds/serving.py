@@ -42,6 +42,7 @@ from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import fingerprint
 from kvsm.worlds.lost_stores import check_next_to_go
+from kvsm.worlds.mistakes import load_over_a_copy, may_load_over_a_copy
 from kvsm.worlds.router import Router
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
@@ -75,6 +76,8 @@ class Budgets(msgspec.Struct, frozen=True, kw_only=True):
     """The process is killed, and another one goes on."""
     losses: int = 0
     """A copy is given up between two steps. Its workers may still carry it out."""
+    mistakes: int = 0
+    """The engine gives a load a device block that a copy touches (`kvsm.worlds.mistakes`)."""
     most: int = 0
     """Disturbances in all. 0: as many as the others add up to."""
 
@@ -147,6 +150,7 @@ _BUDGET_OF = {
     "wait": "waits",
     "crash": "crashes",
     "lose": "losses",
+    "mistake": "mistakes",
 }
 """Action -> the budget that it is taken from."""
 
@@ -245,6 +249,8 @@ class ServingWorld:
             actions += [("lose", place) for place in range(len(engine.copies))]
         if left["crashes"]:
             actions.append(("crash",))
+        if left["mistakes"] and may_load_over_a_copy(engine.core):
+            actions.append(("mistake",))
         if self._has_news():
             actions.append(("take",))
         return actions
@@ -402,8 +408,9 @@ class ServingWorld:
         if place >= len(unfinished):
             return False
         self.engine.finish(unfinished[place], aborted=aborted)
-        # To finish is idempotent (every call is legal, S8).
+        # To finish is idempotent (every call is legal, S8), for the scheduler and for the core below it.
         self.engine.finish(unfinished[place], aborted=aborted)
+        self.engine.core.finish(unfinished[place].request_id, aborted=aborted)
         return True
 
     def _do_preempt(self, place: int) -> bool:
@@ -425,6 +432,9 @@ class ServingWorld:
         """The engine gives a copy up."""
         copies = list(self.engine.copies)
         return place < len(copies) and self.engine.scheduler.lose(copies[place]) is not None
+
+    def _do_mistake(self) -> bool:
+        return load_over_a_copy(self.engine.core)
 
     def _do_crash(self) -> bool:
         """The process is killed with its workers. Another one goes on with the log and the host pool, and the
@@ -541,15 +551,9 @@ class ServingWorld:
         if self.wind_down() is not None:
             return False
         engine = self.engine
-        ledger = engine.core.ledger
-        for violation in check_rest(ledger):
+        for violation in check_rest(engine.core.ledger):
             raise PropertyBroken(violation.property, violation.message)
-        retired = sum(word & STATE_MASK == _RETIRED for word in ledger.leases.words)
-        if sum(engine.pool.references) > retired or len(engine.sending) > retired:
-            held = [block for block, count in enumerate(engine.pool.references) if count]
-            raise PropertyBroken(
-                Property.ONE_RELEASE_PER_HOLD, f"device blocks {held} are held, and nobody has them"
-            )
+        engine.check_nothing_is_held()
         if not (self.options.budgets.failures or self._may_lose()):
             # A store that failed is not repeated without end.
             check_next_to_go(engine, rests=True)

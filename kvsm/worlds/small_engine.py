@@ -44,6 +44,7 @@ from kvsm.scheduler import (
 from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.hits import HitSearch
 from kvsm.states.lease import LeaseState
+from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.lost_stores import check_kept, check_next_to_go
@@ -371,6 +372,7 @@ class SmallEngine(SmallWorkers):
             request.tables, request.num_computed_tokens = tables, end
             request.loading = external > 0
             self.scheduler.update_state_after_alloc(request, [list(table) for table in tables], external)
+            self._check_match_is_over(request)
             if tokens:
                 scheduled[request.request_id] = tokens
 
@@ -381,6 +383,12 @@ class SmallEngine(SmallWorkers):
         if found and local + found >= request.num_tokens:
             message = f"request {request.request_id}: all of its {request.num_tokens} tokens match"
             raise PropertyBroken(Property.ONE_TOKEN_LEFT, message)
+
+    def _check_match_is_over(self, request: SmallRequest) -> None:
+        """A match that got blocks holds no slots any more: its load does, or nobody."""
+        if self.core.ledger.requests[request.request_id].state is RequestState.MATCHED:
+            message = f"request {request.request_id} has its blocks, and its match still holds slots"
+            raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
 
     def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
         """How many tokens of it the device has in all groups, and their blocks."""
@@ -509,6 +517,14 @@ class SmallEngine(SmallWorkers):
         lost = [block for block in held if leases[block] & STATE_MASK == LeaseState.RETIRED]
         if not self.references:
             self.pool.touch(lost)
+
+    def check_nothing_is_held(self) -> None:
+        """At rest device blocks are held only for lost copies, which may still write them."""
+        retired = sum(word & STATE_MASK == LeaseState.RETIRED for word in self.core.ledger.leases.words)
+        if sum(self.pool.references) > retired or len(self.sending) > retired:
+            held = [block for block, count in enumerate(self.pool.references) if count]
+            message = f"device blocks {held} are held, and nobody has them"
+            raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
 
     def reset(self) -> bool:
         """Empty the cache, on the device too as far as it is not in use."""
