@@ -50,7 +50,6 @@ class DescribedRequest(SmallRequest):
     ) -> None:
         self.mm_features: Sequence[Any] = more.pop("mm_features", ())
         self.cache_salt: str | None = more.pop("cache_salt", None)
-        self.prompt_embeds: object | None = more.pop("prompt_embeds", None)
         super().__init__(name, prompt, outputs, extras=lora.encode(), **more)
         self.lora_request = SimpleNamespace(adapter_id=7, name=lora) if lora else None  # type: ignore[assignment]
 
@@ -342,7 +341,7 @@ def test_lazy_store_is_told_in_the_legacy_form() -> None:
 
 def test_request_of_embeddings_is_told_in_the_legacy_form() -> None:
     """Its token ids do not say what its blocks hold."""
-    events = stored_events(engine_of(FULL), DescribedRequest("r", range(10), prompt_embeds=object()))
+    events = stored_events(engine_of(FULL), DescribedRequest("r", range(10), embeds=True))
     assert [(event.block_size, event.token_ids) for event in events] == [(0, [])]
     assert len(events[0].block_hashes) == 2
 

@@ -572,6 +572,9 @@ class ServingWorld:
         return fingerprint(self)
 
 
+_OF_THE_CORE = "policy blocks_per_chunk store_threshold max_live_transfers defer_ticks transfer_ticks".split()
+
+
 def _engine_of(
     options: ServingOptions, router: Router | None, log: FlushedLog | None, ledger: Ledger | None = None
 ) -> SmallEngine:
@@ -589,14 +592,7 @@ def _engine_of(
         publisher=router.publisher if router else None,
         log=log,
         ledger=ledger,
-        core={
-            "policy": options.policy,
-            "blocks_per_chunk": options.blocks_per_chunk,
-            "store_threshold": options.store_threshold,
-            "max_live_transfers": options.max_live_transfers,
-            "defer_ticks": options.defer_ticks,
-            "transfer_ticks": options.transfer_ticks,
-        },
+        core={name: getattr(options, name) for name in _OF_THE_CORE},
         store=options.store,
         last_step=options.last_step,
         lazy_target_blocks=options.lazy_target_blocks,

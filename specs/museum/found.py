@@ -67,7 +67,7 @@ FOUND = {
     "B30": FoundBy(CORE, Property.LEGAL_CALLS, 1),
     "B31": FoundBy(CORE, Property.ONE_RELEASE_PER_HOLD, 7),
     "B32": FoundBy(BARE, Property.LEGAL_CALLS, 9),
-    "B33": FoundBy(BARE, Property.CORRECT_BYTES, 10),
+    "B33": FoundBy(BARE, Property.ONE_RELEASE_PER_HOLD, 9),
     "B34": FoundBy(CORE, Property.FAILURE_IS_NOT_SUCCESS, 3),
     "B35": FoundBy(DISTURBED, Property.CONSERVATION, 7),
     "B36": FoundBy(DISTURBED, Property.LEGAL_CALLS, 10),
