@@ -572,7 +572,7 @@ class ServingWorld:
         return fingerprint(self)
 
 
-_OF_THE_CORE = "policy blocks_per_chunk store_threshold max_live_transfers defer_ticks transfer_ticks".split()
+_CORE = "policy", "blocks_per_chunk", "store_threshold", "max_live_transfers", "defer_ticks", "transfer_ticks"
 
 
 def _engine_of(
@@ -592,7 +592,7 @@ def _engine_of(
         publisher=router.publisher if router else None,
         log=log,
         ledger=ledger,
-        core={name: getattr(options, name) for name in _OF_THE_CORE},
+        core={name: getattr(options, name) for name in _CORE},
         store=options.store,
         last_step=options.last_step,
         lazy_target_blocks=options.lazy_target_blocks,
