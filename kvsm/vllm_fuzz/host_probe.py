@@ -67,9 +67,12 @@ def is_all_there_is(shape: EngineShape) -> bool:
 
 
 def may_be_filled(shape: EngineShape) -> bool:
-    """Whether the host is filled at the end: the size of its pool is known, and small enough."""
+    """Whether the host is filled at the end: the size of its pool is known, and small enough.
+
+    With several groups a hit needs blocks of each, so how many are served says less about the pool.
+    """
     is_small = shape.host_blocks <= MOST_FILLED and "cpu_bytes_to_use" not in shape.extra
-    return shape.fills and is_small and is_all_there_is(shape)
+    return shape.fills and is_small and shape.groups == 1 and is_all_there_is(shape)
 
 
 def fillers(shape: EngineShape) -> int:
