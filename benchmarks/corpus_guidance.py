@@ -29,7 +29,7 @@ WALKS = ("no corpus", "empty corpus", "warm corpus")
 
 
 def limited(left: int) -> Any:
-    """A round of a walk that ends after so many operations in all."""
+    """A round of a walk that ends at a total of operations."""
 
     def walk_round(maker: Any, seed: int, *, before: WalkResult, **limits: Any) -> WalkResult:
         result = walk(maker, seed, operations=max(1, left - before.operations), **limits)

@@ -47,7 +47,7 @@ class CorpusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def name(self) -> str:
-        """What its content is called, whoever has found it. Equal for equal schedules."""
+        """The name of its content. Equal schedules have equal names, also on other machines."""
         content = (self.target, self.options, self.actions, self.choices)
         return blake2b(msgspec.json.encode(content), digest_size=10).hexdigest()
 

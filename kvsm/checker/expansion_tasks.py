@@ -1,7 +1,7 @@
 """The expansion of levels by an executor, so also by the workers of a cluster.
 
 The processes of `kvsm.checker.expansion` remember which states they have sent. A task remembers nothing: its
-result depends on its batch alone, whoever makes it, and a lost worker is made up for. So some states are
+result depends on its batch alone, not on the worker, and a lost worker is made up for. So some states are
 checked and sent several times, once for each batch that reaches them.
 """
 

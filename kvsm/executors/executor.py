@@ -6,7 +6,7 @@
 
 What every executor promises:
 
-- Results come in the order of the items, whoever made them, and however many work.
+- Results come in the order of the items, for any number of workers.
 - A task is deterministic: its result depends on its item only. So a lost worker is made up for: another one
   takes its item. An item that loses `MOST_LOSSES` workers is an error that names it.
 - Items may be endless. No more than `workers` are worked on at once, and no more than `AHEAD` (or four for

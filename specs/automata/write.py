@@ -84,7 +84,7 @@ _TOP = """\
 
 A manager decides what is on the host for vLLM's OffloadingConnector. Here three of them are black boxes:
 vLLM's `CPUOffloadingManager` (vLLM 0.33), kvsm's `KvsmManager`, and a manager that knows nothing but the
-rows of kvsm's [block machine](../../docs/machines.md). [AALpy](https://pypi.org/project/aalpy/) makes
+rows of kvsm's [block machine](../../docs/machines.md). [AALpy](https://github.com/DES-Lab/AALpy) makes
 calls, and learns the smallest Mealy automaton that gives the same answers and KV events. The pool has one
 block.
 
