@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from itertools import pairwise
@@ -38,6 +39,11 @@ COUNTS = {
     "closed-twice": 1262,
 }
 """How many schedules these scopes have. Lines have other instructions in each version of Python."""
+
+
+old_tracing = pytest.mark.skipif(
+    sys.version_info >= (3, 12), reason="from Python 3.12 on, switches within lines do not repeat themselves"
+)
 
 
 def scenario(body: Callable[[], None], lines: bool = False, preemptions: int = 2) -> ThreadScope:
@@ -113,6 +119,7 @@ def test_the_cheap_part_of_a_large_scope_is_proved(name: str) -> None:
     assert explore_schedules(lower).verdict is Verdict.PROVED
 
 
+@old_tracing
 def test_a_lost_update_needs_switches_within_a_line() -> None:
     """`self.count += 1` has no operation on a lock. With a lock no schedule loses it."""
     assert explore_schedules(scenario(lambda: count_to_two(locks=False))).verdict is Verdict.PROVED
@@ -231,6 +238,7 @@ def test_a_counterexample_is_numbered_steps_and_a_schedule_that_repeats_it() -> 
     assert [thread for thread, _ in switches_of(steps)][:2] == ["main", "kvsm-copy"]
 
 
+@old_tracing
 def test_lines_that_a_thread_passes_are_told_as_one_step() -> None:
     scope = scenario(lambda: count_to_two(locks=False), lines=True)
     found = explore_schedules(scope)
