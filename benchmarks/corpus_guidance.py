@@ -1,8 +1,8 @@
 """Whether a corpus helps a walk: what it reaches, and how long it takes to a bug of the museum.
 
 Three walks with equal seeds and limits, side by side: without a corpus, with an empty corpus, and with a
-corpus that walks through the unchanged code have left. Operations are compared, and not seconds; those of
-doing the corpus again at the beginning count.
+corpus that walks through the unchanged code have left. Operations are compared, and not seconds. They
+include the schedules of the corpus, which are done again at the beginning.
 
     PYTHONPATH=specs python benchmarks/corpus_guidance.py --output benchmarks/results/corpus_guidance.md
 """

@@ -168,7 +168,7 @@ def main(runs: int, rounds: int, output: Path | None) -> None:
         rows = walks(contestants, runs, rounds)
         idle = no_ops(contestants, seconds, payload)
     lines = [
-        f"{rounds} rounds of {runs} runs. Ratios are those of one round: median, least and most.",
+        f"{rounds} rounds of {runs} runs. Each ratio compares two figures of one round: median, least, most.",
         "",
         *markdown_table(
             [

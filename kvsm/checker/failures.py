@@ -39,7 +39,7 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     actions: after reduction.
     found: how many actions there were before it.
     reruns: how many reruns the reduction took.
-    systematic: the most actions, if all schedules of so many were run; then `run` is the schedule's number.
+    systematic: the length up to which all schedules were run, or 0; then `run` is the schedule's number.
     """
 
     def found_by(self) -> str:

@@ -65,7 +65,7 @@ class FuzzTarget(ABC):
 
     @abstractmethod
     def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
-        """Runs that are watched, of which some begin with an entry.
+        """Watched runs. Some of them begin with an entry.
 
         known: features that are not new.
         """

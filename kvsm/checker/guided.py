@@ -71,7 +71,7 @@ def reached_by(world: World) -> Sequence[str]:
 
 
 def chance_of(seed: int, number: int) -> Random:
-    """The random numbers that decide how a run begins. They are not those of its actions."""
+    """The random numbers that decide how a run begins. Its actions have others."""
     return Random(f"{seed}/{number}/corpus")
 
 

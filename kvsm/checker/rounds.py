@@ -27,7 +27,7 @@ WalkRound = Callable[..., WalkResult]
 class CorpusTotals(msgspec.Struct, frozen=True):
     """What a corpus holds after a walk.
 
-    schedules: how many. features: what they reach together. new: how many of the features are of this walk.
+    schedules: how many it has. features: how many they reach together. new: how many this walk added.
     """
 
     schedules: int

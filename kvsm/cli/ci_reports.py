@@ -4,16 +4,34 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from xml.etree import ElementTree
+
+import click
 
 from kvsm.checker.failures import SavedFailure
 from kvsm.cli.output import announce, say
 from kvsm.errors import ConfigError
 from kvsm.private_files import write_whole
 from kvsm.testing.recording import story
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def ci_options(command: Decorated) -> Decorated:
+    """`--junit FILE` and `--github`."""
+    junit = click.option(
+        "--junit",
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Write the result as JUnit XML, too.",
+    )
+    github = click.option(
+        "--github", is_flag=True, help="Print GitHub's annotations, and add to its job summary."
+    )
+    return junit(github(command))
 
 
 class WalkFailureReport(NamedTuple):

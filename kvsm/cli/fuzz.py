@@ -16,7 +16,7 @@ from kvsm.checker.own_code import is_path
 from kvsm.checker.rounds import Corpus, CorpusTotals, walk_in_rounds
 from kvsm.checker.shard import WHOLE, Shard
 from kvsm.checker.walk import RunMaker, WalkResult
-from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
+from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
@@ -146,13 +146,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     multiple=True,
     help="With --replay: run the code of this eviction policy if the failure names it. Repeatable.",
 )
-@click.option(
-    "--junit",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the result as JUnit XML, too.",
-)
-@click.option("--github", is_flag=True, help="Print GitHub's annotations, and add to its job summary.")
+@ci_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fuzz(
     replayed: Path | None,

@@ -17,7 +17,7 @@ from kvsm.checker.failures import SavedFailure, claim, reduced_case, save, told
 from kvsm.checker.schedules import ScheduleCounts
 from kvsm.checker.targets import WalkCase
 from kvsm.checker.walk import WalkFailure, WalkResult, random_of
-from kvsm.cli.ci_reports import WalkReport, failure_report, tell_ci
+from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, in_green, say, say_json
@@ -160,13 +160,7 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
     metavar="DIR",
     help="New or empty directory for the defects. Default: kvsm-vllm-fuzz-SEED.",
 )
-@click.option(
-    "--junit",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Write the result as JUnit XML, too.",
-)
-@click.option("--github", is_flag=True, help="Print GitHub's annotations, and add to its job summary.")
+@ci_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def vllm_fuzz(
     connector: str,

@@ -85,27 +85,31 @@ class Ending:
         if self._events is None:
             return False
         self._done("probe")
-        engine, asked = self._engine, list[AskedBlock]()
+        engine = self._engine
         with engine.calling("take_events"):
             self._events.check_device()
-        known: set[bytes] = set()
-        for name, request in list(engine.asked.items()) if is_all_there_is(engine.shape) else []:
+        if is_all_there_is(engine.shape):
+            asked = self._asked_of_all()
+            with engine.calling("take_events"):
+                self._events.check_host(asked, is_whole=engine.shape.windows_of_groups == (0,))
+        engine.to_rest()
+        return True
+
+    def _asked_of_all(self) -> list[AskedBlock]:
+        """What the connector matches of each request that there was, but of equal ones once."""
+        asked, known = list[AskedBlock](), set[bytes]()
+        for name, request in list(self._engine.asked.items()):
             hashes = request.block_hashes[: (request.num_tokens - 1) // BLOCK_TOKENS]
             if hashes and hashes[-1] not in known:
                 known.update(hashes)
                 asked += self._asked(name, request)
-        with engine.calling("take_events"):
-            self._events.check_host(asked, is_whole=engine.shape.windows_of_groups == (0,))
-        engine.to_rest()
-        return True
+        return asked
 
     def fill(self) -> bool:
         """Replace all that the host has, and compare what it serves with a fresh engine."""
         if not may_be_filled(self._engine.shape):
             return False
         self._done("fill")
-        for rank in self._engine.ranks:
-            rank.faults.forget()
         served, fresh = filled(self._engine), _served_by_fresh(msgspec.json.encode(self._engine.shape))
         if served < fresh:
             raise PropertyBroken(

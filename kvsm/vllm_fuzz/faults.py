@@ -106,12 +106,6 @@ class RankFaults:
         self._doubled = True
         return True
 
-    def forget(self) -> None:
-        """What was to fail, or to come twice, and has not yet, will be good."""
-        for engine in self._engines:
-            engine.failing.clear()
-        self._failing, self._doubled = None, False
-
     def reported(self, told: KVConnectorOutput, may_hold: bool, groups: int) -> KVConnectorOutput:
         """What the scheduler hears of this step. groups: KV cache groups."""
         if self._failing is not None and told.finished_recving:
