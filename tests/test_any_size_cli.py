@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -217,6 +218,29 @@ def test_interrupt_before_the_first_question_ends_the_proof(monkeypatch: pytest.
     answer = check(monkeypatch, [lamps(1)])
     assert answer.exit_code == 130
     assert "stopped at an interrupt" in answer.output
+
+
+def test_no_thread_that_takes_the_interrupt_ends_the_start_of_a_process() -> None:
+    """Other threads do not block the signal. Python interrupts the first thread for them, too."""
+    entered = threading.Event()
+
+    def take_it() -> None:
+        entered.wait()
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    other = threading.Thread(target=take_it)
+    other.start()
+    started = []
+
+    def start() -> None:
+        with proof._interrupts_held():
+            entered.set()
+            other.join()
+            started.append("a process")
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert started == ["a process"]
 
 
 SOLVERS_AND_TRACKER = 2 + 1

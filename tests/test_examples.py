@@ -94,7 +94,7 @@ def test_good_example_passes_long(path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 CAUGHT = {
     "test_block_pool": ("conservation (S1): after touch", 4),
-    "test_connector": ("progress (S9): after 100 steps", 3),
+    "test_connector": ("progress (S9): after 100 steps", 8),
     "test_copy_engine": ("correct bytes (S15): ", 2),
     "test_manager": ("conservation (S1): at rest", 3),
     "test_policy": ("conservation (S1): after event", 4),

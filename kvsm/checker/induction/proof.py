@@ -11,6 +11,7 @@ from multiprocessing import get_context, resource_tracker
 
 import msgspec
 
+from kvsm.checker.explorer import noticing_interrupts
 from kvsm.checker.induction.conditions import NO_STEP, Condition, Induction
 from kvsm.checker.induction.counting import CountingLemma
 from kvsm.checker.induction.progress import WINDING_DOWN, ProgressProof
@@ -138,9 +139,9 @@ def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Quest
             yield question, *_ask(question[0], question[2])
         return
     with ProcessPoolExecutor(jobs, get_context("spawn")) as processes:
-        with _interrupts_held():
-            running = {processes.submit(_ask, one[0], one[2]): one for one in questions}
         try:
+            with _interrupts_held():
+                running = {processes.submit(_ask, one[0], one[2]): one for one in questions}
             for future in as_completed(running):
                 yield running[future], *future.result()
         finally:
@@ -151,14 +152,26 @@ def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Quest
 def _interrupts_held() -> Iterator[None]:
     """Block Ctrl-C. Processes that start meanwhile keep it blocked: the one that asks ends them.
 
-    A handler that the new processes set would come too late for a Ctrl-C during their imports.
+    A handler that the new processes set would come too late for a Ctrl-C during their imports. In this
+    process another thread may take the signal, and Python would then interrupt the start of a process. So the
+    signal is noticed, and raised at the end.
     """
     resource_tracker.ensure_running()  # its start unblocks the signal
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    search = _Interrupted()
+    with noticing_interrupts(search):
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if search.is_interrupted:
+        raise KeyboardInterrupt
+
+
+class _Interrupted:
+    """Whether Ctrl-C came while it was held."""
+
+    is_interrupted = False
 
 
 def _ask(solver: str, condition: Condition) -> tuple[Answer, float]:
