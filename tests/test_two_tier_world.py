@@ -23,7 +23,7 @@ from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier
 from kvsm.tiers.fetches import Fetches
-from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
 from kvsm.worlds.world import Action, World
 
 
@@ -139,6 +139,17 @@ def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
         run()
     monkeypatch.undo()
     run()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_action_that_says_it_did_not_happen_has_emitted_nothing(seed: int) -> None:
+    """It is left out of a saved failure, which must repeat without it."""
+    random = Random(seed)
+    world = TwoTierWorld(draw_two_tier_options(random))
+    for _ in range(400):
+        before = world.host.ledger.seq, world.disk.ledger.seq
+        if not world.do(world.draw(random)):
+            assert (world.host.ledger.seq, world.disk.ledger.seq) == before
 
 
 def test_what_cannot_happen_changes_nothing() -> None:

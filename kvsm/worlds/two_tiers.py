@@ -259,15 +259,15 @@ class TwoTierWorld:
         blocks = self._free_blocks(len(keys))
         if not keys or len(blocks) < len(keys) or self.host.ledger.draining():
             return False
+        before = self.host.ledger.seq
         for rank in self.ranks:
             for key, block in zip(keys, blocks):
                 rank.device[block] = self._epoch, key
         self.host.rewrite(blocks)
         job = self.host.store((), keys, blocks).job
-        if job is None:
-            return False
-        self._leave(job)
-        return True
+        if job is not None:
+            self._leave(job)
+        return self.host.ledger.seq != before
 
     def _ask(self, number: int) -> bool:
         """A request for a prompt comes, or asks again. What only the disk has is fetched, and what the host
