@@ -209,6 +209,32 @@ def test_a_reset_whose_era_cannot_be_written_is_told_and_nothing_of_before_is_se
     assert tiers.host.lookup(KEYS[0]) is LookupResult.MISS
 
 
+def test_nothing_is_stored_on_the_disk_until_a_failed_reset_is_durable() -> None:
+    """No stale data (S14). A later process with the old weights would take it for theirs."""
+    tiers = Tiers()
+    full, told = True, []
+
+    def void(weights: str | None) -> None:
+        told.append(weights)
+        if full:
+            raise OSError(28, "No space left on device")
+
+    tiers.tier = DiskTier(tiers.host, tiers.disk, void, PLACES)
+    for weights in ("v2", None):
+        tiers.host.reset(weights)
+        with pytest.raises(OSError, match="No space"):
+            tiers.tier.reset(weights)
+    tiers.store(KEYS[:2])
+    assert tiers.tier.plan() == ()
+    assert tiers.tier._health.read().error.startswith("a reset could not be made durable: [Errno 28]")
+    full = False
+    (job,) = tiers.tier.plan()
+    assert job.keys == tuple(KEYS[:2])
+    assert told == ["v2", "v2", "v2", "v2"], "a reset that is still owed names its weights"
+    tiers.tier.plan()
+    assert len(told) == 4, "it is durable"
+
+
 def test_a_copy_that_is_never_reported_retires_what_it_may_touch_on_both_tiers() -> None:
     """No reuse in flight (S3)."""
     tiers = Tiers()

@@ -195,6 +195,10 @@ class DiskTier:
         self._waiting: dict[bytes, None] = {}
         """Keys to store on the disk, the oldest first."""
         self._planned: list[TransferJob] = []
+        self._is_durable = True
+        """Whether `void` has returned since the last reset."""
+        self._reset_weights: str | None = None
+        """What it is given then."""
 
     # What comes back.
 
@@ -328,7 +332,7 @@ class DiskTier:
         """Plan one copy to the disk. Returns whether another one may follow at once."""
         host, disk = self.host, self.disk
         blocked = not self._places or not _has_room(host) or not _has_room(disk)
-        if blocked or host.ledger.draining() or self._health.refusal():
+        if blocked or host.ledger.draining() or self._health.refusal() or not self._is_durable_now():
             return False
         keys = self._take_waiting(min(BATCH, len(self._places)))
         if not keys:
@@ -439,7 +443,8 @@ class DiskTier:
         call it just after the host's own reset. Copies in flight go on, as in any reset.
 
         weights: as `Offloader.reset` takes it. Raises what `void` raises: then nothing of before can be
-        matched in this process, and a later one may find it.
+        matched in this process, and a later one may find it. `void` is called again before the next store.
+        Otherwise a later process could take what is stored from here on for blocks of the old weights.
         """
         planned, self._planned = self._planned, []
         for job in planned:
@@ -449,8 +454,25 @@ class DiskTier:
             self._end(copy)
         self.counts.not_stored += len(self._waiting)
         self._waiting.clear()
+        if weights is not None or self._is_durable:
+            self._reset_weights = weights
+        self._is_durable = False
         self.disk.reset(weights)
-        self._void(weights)
+        self._make_durable()
+
+    def _make_durable(self) -> None:
+        """Make the last reset durable. Raises what `void` raises."""
+        self._void(self._reset_weights)
+        self._is_durable = True
+
+    def _is_durable_now(self) -> bool:
+        """Whether the last reset is durable. If it is not, this tries once more."""
+        if not self._is_durable:
+            try:
+                self._make_durable()
+            except OSError as error:
+                self._health.failed(f"a reset could not be made durable: {error}")
+        return self._is_durable
 
     def _end(self, copy: TierCopy) -> None:
         del self.copies[copy.disk]

@@ -59,6 +59,8 @@ declare(
     _fetches=PART,
     _waiting=COMPARED,
     _planned=COMPARED,
+    _is_durable=Fixed("the era of this world can always be written"),
+    _reset_weights=Dropped("`void` is called again with them if it has failed"),
 )
 declare(Fetches, _host=PART, _most=FIXED, _hits=COMPARED, _matched=COMPARED)
 declare(

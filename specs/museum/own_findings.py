@@ -93,8 +93,9 @@ OWN_FINDINGS = (
             Edit(
                 f"{_TIER}.reset",
                 """
+                self._is_durable = False
                 self.disk.reset(weights)
-                self._void(weights)
+                self._make_durable()
                 """,
             ),
         ),

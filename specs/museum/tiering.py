@@ -42,7 +42,7 @@ TIERING = (
         " were served KV that the old weights had computed. In kvsm a reset begins an era on disk before"
         " it is answered; with the bug it does not, and the next process finds the old blocks.",
         breaks=Property.NO_STALE_DATA,
-        edits=(Edit(f"{_TIER}.reset", "self._void(weights)"),),
+        edits=(Edit(f"{_TIER}._make_durable", "self._void(self._reset_weights)"),),
     ),
     Exhibit(
         id="B59",

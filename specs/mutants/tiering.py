@@ -45,10 +45,10 @@ TIERING = (
                 f"{_TIER}.reset",
                 """
                 self.disk.reset(weights)
-                self._void(weights)
+                self._make_durable()
                 """,
                 """
-                self._void(weights)
+                self._make_durable()
                 self.disk.reset(weights)
                 """,
             ),
