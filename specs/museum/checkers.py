@@ -36,6 +36,9 @@ exploration: threads  real threads of the copy engines, the log's       deadlock
                       with few preemptions
 walk: router          a router behind an engine with chunks of two      blocks that are announced wrongly
                       blocks, of which some cannot be described
+walk: eras            engines of two tiers, one after another, on       what resets and kills leave on disk,
+                      kept pools and the real files of a disk, with     uneven ranks, blocks that never reach
+                      failing resets, kills and other weights           the disk
 walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
 ====================  ================================================  =====================================
@@ -85,6 +88,7 @@ from museum.drawn_worlds import (
     wrong_books_of_a_core,
     wrong_books_of_tiers,
 )
+from museum.era_world import eras
 from museum.started_world import started
 
 MOST_STATES = 20_000
@@ -318,6 +322,7 @@ CHECKERS = (
         )
     ),
     seeded_walk("router", routed_serving, runs=30, seed=2),
+    seeded_walk("eras", eras, runs=8),
     *([VLLM_WALK] if VLLM_IS_THERE else []),
 )
 """Those that can look here."""

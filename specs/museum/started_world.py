@@ -128,8 +128,7 @@ class StartedWorld:
         if how == 1:
             core.arrive("somebody")
             writer.flush()
-        writer._place.segment.close()
-        writer._claimed.close()
+        leave_log(core)
         torn = max(self._log.glob("*.kvsm"))
         if how == 1 and torn == path:
             with path.open("r+b") as file:
@@ -194,6 +193,14 @@ class StartedWorld:
 
     def fingerprint(self) -> bytes:
         return repr((self.describe(), self._weights, self._pool)).encode()
+
+
+def leave_log(core: Offloader) -> None:
+    """The process of this core is killed: what of its log it has not written is lost."""
+    writer = core.writer
+    assert writer is not None
+    writer._place.segment.close()
+    writer._claimed.close()
 
 
 def started(_random: Random) -> StartedWorld:

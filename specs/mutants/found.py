@@ -27,6 +27,7 @@ LOG_AHEAD = "walk: log ahead"
 STARTS = "walk: starts"
 HAND_OVER = "walk: hand-over"
 ROUTER = "walk: router"
+ERAS = "walk: eras"
 VLLM = "walk: vllm"
 """Only where vLLM is."""
 
@@ -44,7 +45,6 @@ class Need(Enum):
     EPOCHS = "Resets while the device holds what loads have brought"
     BATCHES = "The core walk: batches of more than sixteen, and policies that protect"
     WITNESS = "The second book beside the ledger in every world, and forged logs"
-    DISK = "The disk and tier worlds: real eras, failing resets, uneven ranks"
     SAVED = "A world that saves and restores in the middle, and goes on"
     LOG = "The killed scope on the real log, with kills between any two writes"
     WORKERS = "The real `Worker`, and the engines around and beside the one of streams"
@@ -101,6 +101,7 @@ FOUND = {
     "M50": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
     "M51": FoundBy(CORE, Property.STORED_ONCE, 3),
     "M52": FoundBy(CORE, Property.STORED_ONCE, 9),
+    "M54": FoundBy(ERAS, Property.CONSERVATION, 4),
     "M55": FoundBy(CORE, Property.ONE_RELEASE_PER_HOLD, 6),
     "M56": FoundBy(CORE, Property.NO_STALE_DATA, 13),
     "M57": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
@@ -108,10 +109,16 @@ FOUND = {
     "M59": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "M60": FoundBy(CORE, Property.STORED_ONCE, 2),
     "M61": FoundBy(CORE, Property.NO_REUSE_IN_FLIGHT, 9),
+    "M62": FoundBy(ERAS, Property.STORED_ONCE, 18),
     "M63": FoundBy(TIERS, Property.CONSERVATION, 5),
+    "M64": FoundBy(ERAS, Property.NO_STALE_DATA, 5),
     "M65": FoundBy(DISK, Property.LEGAL_CALLS, 6),
+    "M66": FoundBy(ERAS, Property.NO_STALE_DATA, 10),
     "M67": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 15),
     "M68": FoundBy(TIERS, Property.CONSERVATION, 12),
+    "M69": FoundBy(ERAS, Property.NO_STALE_DATA, 7),
+    "M70": FoundBy(ERAS, Property.STORED_ONCE, 9),
+    "M71": FoundBy(ERAS, Property.STORED_ONCE, 7),
     "M72": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
     "M73": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 4),
     "M74": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
@@ -228,31 +235,6 @@ MISSED = {
         Need.WITNESS,
         "Two requests that match one block whose load is lost. The second book and `check_ledger` "
         "both see the pin.",
-    ),
-    "M54": Missed(
-        Need.DISK,
-        "A host pool that outlives its process, with a disk tier below it: a kill while a block "
-        "is copied to the disk.",
-    ),
-    "M62": Missed(
-        Need.DISK,
-        "A count of what should be on the disk: what the host stored, and no copy failed, is there at rest.",
-    ),
-    "M64": Missed(Need.DISK, "A `void` that raises: the disk is full when a reset writes its era."),
-    "M66": Missed(
-        Need.DISK, "The same key stored twice into one slot around a reset, and a kill between the two ranks."
-    ),
-    "M69": Missed(
-        Need.DISK,
-        "Resets that go through `OpenEra`, as a scheduler makes them. The disk world writes its era itself.",
-    ),
-    "M70": Missed(
-        Need.DISK,
-        "Ranks whose files were opened a different number of times: a kill between the opening of two files.",
-    ),
-    "M71": Missed(
-        Need.DISK,
-        "Resets to other weights that go through `OpenEra`, and a start with the first weights again.",
     ),
     "M81": Missed(
         Need.SAVED,
