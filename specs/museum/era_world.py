@@ -131,8 +131,8 @@ class EraRank:
                 one.close()
         self.engine = self.file = None
 
-    def on_disk(self, slot: int) -> bytes:
-        """The payload of a slot."""
+    def payload(self, slot: int) -> bytes:
+        """What a slot on disk holds."""
         begin = self.geometry.payload_at(slot)
         return self.path.read_bytes()[begin : begin + PAYLOAD]
 
@@ -170,6 +170,7 @@ class EraWorld:
         self._pool = 1
         self.weights, self.epoch, self._last_epoch = WEIGHTS[0], 0, 0
         self.on_host = self.on_disk = Kept(WEIGHTS[0], frozenset({0}))
+        """What each tier keeps, as this world knows it."""
         self._promised: set[bytes] = set()
         """Keys that the next process must find on the disk, if it has the weights of `on_disk`."""
         self._now = 0
@@ -314,8 +315,8 @@ class EraWorld:
         weights = WEIGHTS[(WEIGHTS.index(self.weights) + other) % len(WEIGHTS)]
         told = weights if other else None
         self.weights, self.epoch = weights, self._new_epoch()
-        self._counts = frozenset({self.epoch})
-        self.on_host = Kept(weights, self._counts)
+        self._epochs = frozenset({self.epoch})
+        self.on_host = Kept(weights, self._epochs)
         self._owed.clear()
         self.host.reset(told)
         if how == KILLED_IN_RESET:
@@ -417,7 +418,7 @@ class EraWorld:
         """What a start finds on the disk is what was promised, and nothing that does not count."""
         for key, slot in found.slots.items():
             for rank in self.ranks:
-                self._check_bytes(rank.on_disk(slot), key, rank, f"disk slot {slot}", self.on_disk.epochs)
+                self._check_bytes(rank.payload(slot), key, rank, f"disk slot {slot}", self.on_disk.epochs)
         lost = sorted(self._promised - found.slots.keys())
         if lost:
             message = f"{lost[0]!r} was stored on the disk of every rank, and the next process lacks it"
@@ -453,11 +454,11 @@ class EraWorld:
         """Keys that the host has stored, and that the disk must have at rest."""
         self.lives = True
         keeps = self.on_host.weights == self.weights and not remade
-        self._counts = self.on_host.epochs if keeps else frozenset()
+        self._epochs = self.on_host.epochs if keeps else frozenset()
         self._check_host()
-        self._counts |= self.on_disk.epochs
-        self.epoch = max(self._counts)
-        self.on_host = self.on_disk = Kept(self.weights, self._counts)
+        self._epochs |= self.on_disk.epochs
+        self.epoch = max(self._epochs)
+        self.on_host = self.on_disk = Kept(self.weights, self._epochs)
         self.check()
 
     # What must hold.
@@ -473,7 +474,7 @@ class EraWorld:
         for key, slot in self.host.ledger.index.items():
             if self.host.ledger.readable(slot):
                 for rank in self.ranks:
-                    self._check_bytes(rank.host[slot].tobytes(), key, rank, f"host slot {slot}", self._counts)
+                    self._check_bytes(rank.host[slot].tobytes(), key, rank, f"host slot {slot}", self._epochs)
 
     def _check_bytes(
         self, held: bytes, key: bytes, rank: EraRank, where: str, counts: frozenset[int]
