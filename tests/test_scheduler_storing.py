@@ -339,6 +339,21 @@ def test_lazy_store_prefers_the_head_to_what_stands_far_behind() -> None:
     drive(engine, [1625, 2, 496, 572, 2, 470, 1495, 4000, 0, 143])
 
 
+def test_lazy_store_knows_what_it_has_evicted_itself() -> None:
+    """No doubled or lost store (S13): the walk met block 2 while the host had it. Then it stored block 1, and
+    the host lost block 2 for that. Block 2 is stored again before it is taken."""
+    queue = Queue(3, target=1, host_blocks=2)
+    queue.core.store((), [queue.key(2), queue.key(0)], [3, 4])
+    (transfer,) = queue.core.ledger.transfers
+    queue.core.submit([transfer])
+    queue.core.report(transfer, 0, True)
+    assert queue.store() == [1]
+    assert queue.key(2) not in queue.core.ledger.index
+    queue.end()
+    assert queue.take(1) == []
+    assert queue.store() == [2]
+
+
 def test_lazy_store_waits_until_blocks_near_eviction() -> None:
     """As long as blocks without content stand before them, nothing is stored."""
     engine = lazy_engine(4, device_blocks=32)
@@ -936,6 +951,25 @@ def test_store_policy_pool_full_is_not_offered_again_until_something_has_changed
     hand.end(plan)
     assert blocks_stored(hand.step()) == [1]
     assert len(offers) == 1
+
+
+@pytest.mark.parametrize("tokens", [5, 9])
+def test_store_policy_what_an_offer_named_makes_room_in_the_next_one(tokens: int) -> None:
+    """No doubled or lost store (S13): an offer evicts nothing that it names itself. So a chunk waits although
+    the host has a slot that another request of the same offer named. It does not wait until a copy ends.
+
+    tokens: of the other request. With 9 it has a chunk that waits, too.
+    """
+    hand = Hand(core={"host_blocks": 1})
+    hand.store(SmallRequest("old", range(4)), [0])
+    other = SmallRequest("other", range(tokens), 9)
+    waiting = SmallRequest("waiting", range(50, 55), 9)
+    for request, blocks in ((other, [1, 2, 3]), (waiting, [4, 5])):
+        hand.scheduler.get_num_new_matched_tokens(request, 0)
+        hand.scheduler.update_state_after_alloc(request, [blocks], 0)
+        hand.compute(request)
+    assert not hand.step(other, waiting).stores
+    assert blocks_stored(hand.step()) == [4 if tokens == 5 else 2]
 
 
 def test_retry_stamp_is_compared_only_until_a_transfer_ends() -> None:

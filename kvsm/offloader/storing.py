@@ -47,6 +47,7 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     resident: how many keys are on the host already.
     evicted: keys that were evicted to make room.
     stored: the places of `keys` in the offer.
+    lacks_room: whether some had to wait because the host was full.
     """
 
     job: TransferJob | None
@@ -55,6 +56,7 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
     resident: int = 0
     evicted: Sequence[bytes] = ()
     stored: Sequence[int] = ()
+    lacks_room: bool = False
 
 
 class Admission(Enum):
@@ -123,8 +125,9 @@ def _store(
         return PreparedStore(None, (), tuple(deferred), len(resident))
     wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
     room, choice = _room_for(core, wanted, resident)
+    lacks_room = room < len(new) and has_room_for_transfer(core)
     if room < len(new):
-        reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
+        reason = SkipReason.POOL_FULL if lacks_room else SkipReason.TOO_MANY_TRANSFERS
         _skip_places(core, owners, keys, new[room:], reason, again)
         deferred = sorted([*deferred, *new[room:]])
         new, wanted = new[:room], wanted[:room]
@@ -133,7 +136,7 @@ def _store(
     # What is skipped was told before: the plan must be the next event after the eviction.
     evicted = () if choice is None else _evict(core, choice)
     job = _plan_store(core, owners, wanted, sources) if room else None
-    return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new)
+    return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new, lacks_room)
 
 
 def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], source: str) -> PreparedStore:

@@ -90,25 +90,27 @@ class FreeQueueWalk:
             keys += saved.keys()
             blocks += saved.values()
         prepared = self._offloader.store((), keys, blocks)
-        waits = bool(prepared.deferred)
+        # What this very store has evicted is safe no more.
+        evicted, waits = set(prepared.evicted), bool(prepared.deferred)
+        still_safe = next((place for place, key in enumerate(safe) if key in evicted), len(safe))
         state.store_budget -= len(prepared.keys)
         state.full_at = RetryStamp.of(ledger) if waits else None
-        state.walk_due_in = 0 if waits else max(0, safe - self._target + 1)
+        state.walk_due_in = 0 if waits else max(0, still_safe - self._target + 1)
         state.walked_at = ledger.seq
         return prepared.job
 
-    def _walk(self) -> tuple[list[bytes], list[int], int]:
-        """Keys to store, their blocks, and how many safe blocks were met."""
+    def _walk(self) -> tuple[list[bytes], list[int], list[bytes | None]]:
+        """Keys to store, their blocks, and the keys of the safe blocks that were met (None: it is empty)."""
         ledger, most = self._offloader.ledger, min(self.state.store_budget, 2 * self._target)
         index, stale, key_of = ledger.index, ledger.provenance.stale, self._pool.key_of
         keys: list[bytes] = []
         blocks: list[int] = []
-        safe = 0
+        safe: list[bytes | None] = []
         for block in self._pool.free_queue():
             key = key_of(block)
             if key is None or key in index or stale.get(block) == key:
-                safe += 1
-                if safe == 2 * self._target:
+                safe.append(key)
+                if len(safe) == 2 * self._target:
                     break
             elif len(keys) == most:
                 break

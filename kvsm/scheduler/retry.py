@@ -9,7 +9,11 @@ from kvsm.ledger import Ledger
 
 
 class RetryStamp(NamedTuple):
-    """What decides whether a store that had to wait can go on. It is tried again when this has changed."""
+    """What decides whether a store that had to wait can go on.
+
+    It is tried again when this has changed, or when the next offer names less than the last one
+    (`SchedulerState.crowded`).
+    """
 
     ended_at: int
     """Number of the last event that ended a transfer."""

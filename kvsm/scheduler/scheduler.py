@@ -22,7 +22,7 @@ from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, Offer, SkipReason
 from kvsm.ids import listed
 from kvsm.kv_events import KVCacheEvent
-from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit
+from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.offloader.arguments import flag
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.scheduler.arguments import block_tables, engine_name, new_blocks, token_count, worker_reports
@@ -67,7 +67,7 @@ class OffloadScheduler:
         self.offloader, self.config, self.below = offloader, config, below
         self.device_blocks = DeviceBlocks(offloader, config.null_block)
         self.walk: FreeQueueWalk | None = None
-        self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), [], {}, [], set())
+        self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), {}, [], {}, [], set())
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
         self._block_tokens = config.alignment
         self._has_drafter = any(group.drafter for group in config.groups)
@@ -399,7 +399,7 @@ class OffloadScheduler:
         """Offer what was confirmed since the last step, and again what had to wait."""
         ledger, state = self.offloader.ledger, self.state
         due = self._due(output.scheduled)
-        if state.awaiting_reoffer and state.reoffered_at != RetryStamp.of(ledger):
+        if state.awaiting_reoffer and state.offers_again(ledger, due):
             due.update(state.awaiting_reoffer)
         if due or output.boundary_states:
             self._store_eagerly(due, output.boundary_states)
@@ -421,8 +421,8 @@ class OffloadScheduler:
             if owner is not None and self._stores_eagerly(owner):
                 for group, block, tokens in states:
                     batch.hand_over(owner, group, block, tokens)
-        self._offer(batch)
-        state.reoffered_at = RetryStamp.of(ledger)
+        cursors = state.cursors(ledger, due)
+        state.offered(ledger, cursors, lacks_room=self._offer(batch).lacks_room)
         for name, tracked in due.items():
             entry = ledger.requests.get(name)
             if entry is not None and entry.settled != entry.offered:
@@ -446,15 +446,15 @@ class OffloadScheduler:
     def _stores_eagerly(self, tracked: TrackedRequest) -> bool:
         return self.config.store is StoreMode.EAGER or tracked.remote_decode
 
-    def _offer(self, batch: OfferBatch) -> None:
+    def _offer(self, batch: OfferBatch) -> PreparedStore:
         prepared, publisher = batch.store(), self.offloader.publisher
         job = prepared.job
-        if job is None:
-            return
-        self._add_to_plan(job)
-        if publisher is not None and publisher.self_describing:
-            stored = batch.stored(prepared)
-            publisher.describe(job.transfer, describe(self.config, self._blocks_per_chunk, stored))
+        if job is not None:
+            self._add_to_plan(job)
+            if publisher is not None and publisher.self_describing:
+                stored = batch.stored(prepared)
+                publisher.describe(job.transfer, describe(self.config, self._blocks_per_chunk, stored))
+        return prepared
 
     # The end of requests and of transfers.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Annotated
 
 import msgspec
 
 from kvsm.canonical import NOBODY, Names, Seen, compared, declared
+from kvsm.ledger import Ledger
 from kvsm.plan import TransferJob
 from kvsm.scheduler.retry import RetryStamp
 from kvsm.scheduler.tracked import TrackedRequest
@@ -53,6 +54,14 @@ class SchedulerState(msgspec.Struct):
         Seen(lambda one, names: one.reoffered_at.seen(names.ledger) if one.awaiting_reoffer else NOBODY),
     ]
     """The stamp of the last offer. It is looked at as long as something waits."""
+    crowded: Annotated[
+        dict[str, Sequence[int]],
+        Seen(
+            lambda one, names: one.names_less(names.ledger) if one.crowded and one.awaiting_reoffer else None
+        ),
+    ]
+    """The requests of the last offer, each with its cursors then, if the offer lacked room although there is
+    some: an offer evicts nothing that it names itself. Else empty."""
     planned: Annotated[
         list[TransferJob],
         Seen(lambda one, names: [names.transfers.get(job.transfer, NOBODY) for job in one.planned]),
@@ -75,3 +84,27 @@ class SchedulerState(msgspec.Struct):
     """What the engine has not been told yet."""
     preempted: Annotated[set[str], Seen(lambda one, names: sorted(_in_order(names, one.preempted)))]
     """Requests that lost their blocks since the last step, and are noted as preempted."""
+
+    def cursors(self, ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]]:
+        """From which chunk on each of these requests offers, by group. Empty: from its first."""
+        known = ledger.requests
+        return {name: known[name].settled if name in known else () for name in requests}
+
+    def names_less(self, ledger: Ledger) -> bool:
+        """Whether another try would name other blocks than the last offer."""
+        return self.cursors(ledger, self.awaiting_reoffer) != self.crowded
+
+    def offers_again(self, ledger: Ledger, due: Collection[str]) -> bool:
+        """Whether what waits is worth another try. due: requests that offer something new in this step."""
+        if self.reoffered_at != RetryStamp.of(ledger):
+            return True
+        return bool(self.crowded) and (bool(due) or self.names_less(ledger))
+
+    def offered(self, ledger: Ledger, cursors: dict[str, Sequence[int]], *, lacks_room: bool) -> None:
+        """Note an offer.
+
+        cursors: of its requests, before it.
+        lacks_room: whether some had to wait because the host was full.
+        """
+        self.reoffered_at = RetryStamp.of(ledger)
+        self.crowded = cursors if lacks_room and self.reoffered_at.available_slots else {}

@@ -144,6 +144,7 @@ _BUDGET_OF = {
     "fail": "failures",
     "abort": "aborts",
     "preempt": "preemptions",
+    "reconsider": "preemptions",
     "reset": "resets",
     "repeat": "repeats",
     "accept": "partial",
@@ -153,6 +154,7 @@ _BUDGET_OF = {
     "mistake": "mistakes",
 }
 """Action -> the budget that it is taken from."""
+_CORE = "policy", "blocks_per_chunk", "store_threshold", "max_live_transfers", "defer_ticks", "transfer_ticks"
 
 
 def _over(world: ServingWorld, _: Names) -> bool:
@@ -164,6 +166,7 @@ def _over(world: ServingWorld, _: Names) -> bool:
 class ServingWorld:
     """A `World`. keep_events: keep all events; if false, only the last action's."""
 
+    engine_class = SmallEngine
     options: Annotated[ServingOptions, FIXED]
     keep_events: Annotated[bool, FIXED]
     engine: Annotated[SmallEngine, PART]
@@ -187,12 +190,34 @@ class ServingWorld:
         self.router = None
         if options.router:
             self.router = Router(options.blocks_per_chunk, wants_tokens=options.store is StoreMode.EAGER)
-        self.engine = _engine_of(options, self.router, FlushedLog() if options.budgets.crashes else None)
+        self.engine = self._make_engine(FlushedLog() if options.budgets.crashes else None)
         self.left = structs.asdict(options.budgets)
         self.left["most"] = self.left["most"] or sum(self.left.values())
         self.arrived, self.owes_step, self.over = 0, False, None
         self.first_news, self.contents = 0, {}
         self._begin_log()
+
+    def _make_engine(self, log: FlushedLog | None, ledger: Ledger | None = None) -> SmallEngine:
+        options = self.options
+        return self.engine_class(
+            options.groups,
+            options.device_blocks,
+            options.slots,
+            options.workers,
+            references=options.references,
+            prefix_cache=options.prefix_cache,
+            asynchronous=options.asynchronous,
+            drafts=options.drafts,
+            chunk_tokens=options.chunk_tokens,
+            checks_stores=options.checks_stores,
+            publisher=self.router.publisher if self.router else None,
+            log=log,
+            ledger=ledger,
+            core={name: getattr(options, name) for name in _CORE},
+            store=options.store,
+            last_step=options.last_step,
+            lazy_target_blocks=options.lazy_target_blocks,
+        )
 
     def _begin_log(self) -> None:
         log = self.engine.log
@@ -449,7 +474,7 @@ class ServingWorld:
         if self.router is not None:
             self.router = Router(wants_tokens=False)
         log.ledger = restore(left.saved)
-        self.engine = _engine_of(self.options, self.router, log, log.ledger)
+        self.engine = self._make_engine(log, log.ledger)
         self.engine.host = old.host
         for place, request in enumerate(old.requests.values()):
             if request.finished:
@@ -570,30 +595,3 @@ class ServingWorld:
 
     def fingerprint(self) -> bytes:
         return fingerprint(self)
-
-
-_CORE = "policy", "blocks_per_chunk", "store_threshold", "max_live_transfers", "defer_ticks", "transfer_ticks"
-
-
-def _engine_of(
-    options: ServingOptions, router: Router | None, log: FlushedLog | None, ledger: Ledger | None = None
-) -> SmallEngine:
-    return SmallEngine(
-        options.groups,
-        options.device_blocks,
-        options.slots,
-        options.workers,
-        references=options.references,
-        prefix_cache=options.prefix_cache,
-        asynchronous=options.asynchronous,
-        drafts=options.drafts,
-        chunk_tokens=options.chunk_tokens,
-        checks_stores=options.checks_stores,
-        publisher=router.publisher if router else None,
-        log=log,
-        ledger=ledger,
-        core={name: getattr(options, name) for name in _CORE},
-        store=options.store,
-        last_step=options.last_step,
-        lazy_target_blocks=options.lazy_target_blocks,
-    )

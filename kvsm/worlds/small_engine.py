@@ -465,8 +465,13 @@ class SmallEngine(SmallWorkers):
                 request.num_output_placeholders -= 1
                 request.sample()
             self._cache(request, known)
-            if samples and request.done and not request.go_on():
-                self.finish(request)
+            if samples and request.done:
+                self.end_part(request)
+
+    def end_part(self, request: SmallRequest) -> None:
+        """It has decoded all that was asked for. A session goes on with the next part of its prompt."""
+        if not request.go_on():
+            self.finish(request)
 
     def _cache(self, request: SmallRequest, computed: int) -> None:
         """Let its full blocks be found by their content."""

@@ -24,6 +24,9 @@ walk: audited ...     the worlds of core, tiers and serving, with       a fold, 
 walk: wrong books     good ledgers and logs with one thing changed      checks that do not object
 walk: serving with /  engines with windows, drafters and chunks, with   lost stores, wrong hits, old data
  from ...             sessions, with a store from the free queue
+walk: serving, ...    engines that accept less than a hit, draft,     the same; lost bytes behind drafts,
+                      pause sessions, use names again, think again    unjustified frees, late ends
+                      in a step, and lose loads
 walk: workers         real workers over engines that refuse jobs,       unreported jobs, copies out of order
                       and replicas
 walk: log ahead       a core whose log is watched                       effects ahead of the log
@@ -89,6 +92,14 @@ from museum.drawn_worlds import (
     wrong_books_of_tiers,
 )
 from museum.era_world import eras
+from museum.other_engines import (
+    chunks_and_drafts,
+    lazy_and_eager,
+    lost_loads,
+    names_and_sessions,
+    partial_hits,
+    second_thoughts,
+)
 from museum.started_world import started
 
 MOST_STATES = 20_000
@@ -323,6 +334,13 @@ CHECKERS = (
     ),
     seeded_walk("router", routed_serving, runs=30, seed=2),
     seeded_walk("eras", eras, runs=8),
+    # Engines that do more than the small one does elsewhere.
+    seeded_walk("serving, partial hits", partial_hits, runs=120, seed=3),
+    seeded_walk("serving, chunks and drafts", chunks_and_drafts, runs=70, seed=2),
+    seeded_walk("serving, names and sessions", names_and_sessions, runs=40, seed=2),
+    seeded_walk("serving, second thoughts", second_thoughts, runs=40, seed=2),
+    seeded_walk("serving, lost loads", lost_loads, runs=40, seed=2),
+    seeded_walk("serving, lazy and eager", lazy_and_eager, runs=40, seed=2),
     *([VLLM_WALK] if VLLM_IS_THERE else []),
 )
 """Those that can look here."""

@@ -28,6 +28,12 @@ STARTS = "walk: starts"
 HAND_OVER = "walk: hand-over"
 ROUTER = "walk: router"
 ERAS = "walk: eras"
+PARTIAL = "walk: serving, partial hits"
+DRAFTS = "walk: serving, chunks and drafts"
+NAMES = "walk: serving, names and sessions"
+THOUGHTS = "walk: serving, second thoughts"
+LOST = "walk: serving, lost loads"
+LAZY_AND_EAGER = "walk: serving, lazy and eager"
 VLLM = "walk: vllm"
 """Only where vLLM is."""
 
@@ -35,13 +41,6 @@ VLLM = "walk: vllm"
 class Need(Enum):
     """What a checker lacks that would see some mutants: a world, a scope, an action or a check."""
 
-    KEPT = "Offers: a check of what should be on the host, and engines that do more than one thing in a step"
-    LAYERS = (
-        "Serving scopes with other layers: sliding windows, several groups, drafters, chunks of two blocks"
-    )
-    SESSIONS = "Serving scopes with sessions, whose prompts grow"
-    LOST = "Serving scopes in which transfers are lost"
-    LAZY = "The lazy scope: a check when a block is taken"
     EPOCHS = "Resets while the device holds what loads have brought"
     BATCHES = "The core walk: batches of more than sixteen, and policies that protect"
     WITNESS = "The second book beside the ledger in every world, and forged logs"
@@ -68,20 +67,31 @@ FOUND = {
     "M02": FoundBy(LAYERS, Property.STORED_ONCE, 13),
     "M03": FoundBy(LAYERS, Property.STORED_ONCE, 165),
     "M04": FoundBy(SERVING, Property.CORRECT_BYTES, 40),
+    "M05": FoundBy(LOST, Property.FAILURE_IS_NOT_SUCCESS, 25),
     "M06": FoundBy(LAYERS, Property.STORED_ONCE, 46),
+    "M07": FoundBy(DRAFTS, Property.STORED_ONCE, 139),
+    "M08": FoundBy(DRAFTS, Property.STORED_ONCE, 88),
+    "M09": FoundBy(LAZY_AND_EAGER, Property.STORED_ONCE, 85),
     "M10": FoundBy(FREE_QUEUE, Property.STORED_ONCE, 5),
     "M11": FoundBy(LAZY, Property.ONE_RELEASE_PER_HOLD, 9),
     "M12": FoundBy(LAYERS, Property.NO_REUSE_IN_FLIGHT, 19),
+    "M13": FoundBy(THOUGHTS, Property.CORRECT_BYTES, 47),
+    "M14": FoundBy(NAMES, Property.NO_REUSE_IN_FLIGHT, 33),
     "M15": FoundBy(DISTURBED, Property.ONE_RELEASE_PER_HOLD, 4),
     "M16": FoundBy(BARE, Property.CORRECT_BYTES, 7),
     "M17": FoundBy(LAYERS, Property.NO_STALE_DATA, 20),
+    "M18": FoundBy(PARTIAL, Property.LEGAL_CALLS, 23),
     "M19": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
     "M20": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
+    "M21": FoundBy(PARTIAL, Property.LEGAL_CALLS, 17),
+    "M22": FoundBy(DRAFTS, Property.STORED_ONCE, 32),
     "M23": FoundBy(LAYERS, Property.STORED_ONCE, 22),
     "M24": FoundBy(SERVING, Property.FULL_OFFLOAD, 159),
     "M25": FoundBy(BARE, Property.PROGRESS, 10),
+    "M26": FoundBy(LOST, Property.PROGRESS, 23),
     "M27": FoundBy(SERVING, Property.FULL_OFFLOAD, 154),
     "M28": FoundBy(SERVING, Property.ONE_TOKEN_LEFT, 80),
+    "M29": FoundBy(NAMES, Property.STORED_ONCE, 18),
     "M30": FoundBy(LAYERS, Property.CORRECT_BYTES, 24),
     "M31": FoundBy(CORE, Property.MATCH_HOLDS, 2),
     "M32": FoundBy(CORE, Property.LEGAL_CALLS, 6),
@@ -171,47 +181,6 @@ FOUND = {
 }
 
 MISSED = {
-    "M08": Missed(
-        Need.KEPT, "A chunk that waits is offered in the first step in which the host has room for it."
-    ),
-    "M13": Missed(
-        Need.KEPT,
-        "An engine without references that preempts a request in the step that admitted it, and "
-        "gives its blocks away.",
-    ),
-    "M14": Missed(
-        Need.KEPT,
-        "A name that is used again while the earlier request's blocks are kept, without references.",
-    ),
-    "M07": Missed(
-        Need.LAYERS, "A small engine that drafts: a rejected draft rewrites the last block of the group."
-    ),
-    "M18": Missed(
-        Need.LAYERS, "A full and a window group, and an engine that accepts less than it was offered."
-    ),
-    "M21": Missed(Need.LAYERS, "Two window groups, of which each loses another block."),
-    "M22": Missed(
-        Need.LAYERS,
-        "Chunks of two blocks, a hit that ends within one, and evictions while the request decodes.",
-    ),
-    "M29": Missed(
-        Need.SESSIONS,
-        "A next part that replaces the last output token; stored bytes are compared with the tokens.",
-    ),
-    "M05": Missed(
-        Need.LOST,
-        "Lost loads in a scope; an engine that takes `LoadEnded.num_computed_tokens` at its word "
-        "after a loss.",
-    ),
-    "M26": Missed(
-        Need.LOST,
-        "The core loses a load between two steps; an engine that asks `has_pending_work` before each step.",
-    ),
-    "M09": Missed(
-        Need.LAZY,
-        "No block leaves the head of the free queue while the host lacks it and has room: checked "
-        "when it is taken.",
-    ),
     "M38": Missed(
         Need.EPOCHS,
         "A reset when the host is empty and the device still holds what a load brought. The audited core "
