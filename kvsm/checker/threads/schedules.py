@@ -28,8 +28,9 @@ from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
 from kvsm.worlds.world import Finding
 
-_BATCH = 8
-"""How many schedules a worker is given at once. It also runs those that they lead to for nothing."""
+_BATCH = 2
+"""How many schedules a worker is given at once. It also runs those that they lead to for nothing, which may
+be hundreds: so few, because a limit or Ctrl-C waits for the first answer."""
 
 
 class _Schedule(NamedTuple):
