@@ -42,6 +42,7 @@ COUNTS = {
     "closing-lines": None,
     "dying": 1284,
     "rotated-fails": 1131,
+    "rotated-goes-on": 1155,
     "rotated-deletes": 685,
     "disk-interval": 648,
     "submitters": 460,

@@ -44,7 +44,7 @@ class RotatedLog(ThreadScenario):
     """Each event begins a new segment. A follower reads all of them, or is told which it has missed."""
 
     says = "a log begins a new segment for each event while a reader follows it"
-    sizes: Mapping[str, int] = {"events": 2, "polls": 2, "deletes": 0, "failures": 0}
+    sizes: Mapping[str, int] = {"events": 2, "polls": 2, "deletes": 0, "failures": 0, "goes_on": 0}
     modules = (
         "kvsm.log.continued",
         "kvsm.log.frames",
@@ -78,7 +78,7 @@ class RotatedLog(ThreadScenario):
 
     def body(self) -> None:
         self._disk = FaultyDisk(-1)
-        self._appended = 0
+        self._appended, self._is_taken_back = 0, False
         with TemporaryDirectory(prefix="kvsm-threads-", dir=IN_MEMORY) as place:
             log = Path(place) / "log"
             writer = LogWriter(
@@ -89,6 +89,7 @@ class RotatedLog(ThreadScenario):
                 sync_thread=True,
                 segment_bytes=_SEGMENT_BYTES,
                 max_bytes=_MAX_BYTES if self.size["deletes"] else None,
+                on_failure="continue" if self.size["goes_on"] else "stop",
                 clock=lambda: 7,
                 run=bytes(range(16)),
             )
@@ -101,8 +102,8 @@ class RotatedLog(ThreadScenario):
             self._write(writer)
             following.join()
             self._look(reader)
-            if not self._disk.failed:
-                reader.expect_all(self.size["events"])
+            if not self._disk.failed or (self.size["goes_on"] and not self._is_taken_back):
+                reader.expect_all(self.size["events"], writer.failure)
             if reader.log.overtaken:
                 control().note_reached("a reader is overtaken")
 
@@ -131,6 +132,7 @@ class RotatedLog(ThreadScenario):
         except EventsTakenBack:
             if not self._disk.failed:
                 raise
+            self._is_taken_back = True
             control().note_reached("what was read is taken back")
 
 
@@ -148,6 +150,14 @@ class FailingRotatedLog(RotatedLog):
     says = "a log begins a new segment for each event, any sync may fail, and a reader follows it"
     sizes: Mapping[str, int] = {**RotatedLog.sizes, "failures": 1}
     notable = (*RotatedLog.notable, "the writer stops", "what was read is taken back")
+
+
+class GoingOnLog(RotatedLog):
+    """The same with `on_failure="continue"`: behind lost events a new segment begins with the state."""
+
+    says = "a log begins a new segment for each event and behind each loss, and a reader follows it"
+    sizes: Mapping[str, int] = {**RotatedLog.sizes, "failures": 1, "goes_on": 1}
+    notable = (*RotatedLog.notable, "events are lost", "what was read is taken back")
 
 
 class _WatchedFollower:
@@ -174,10 +184,12 @@ class _WatchedFollower:
         if self.log.end is LogEnd.CUT:
             control().note_reached("a segment has ended, and the next one has no name yet")
 
-    def expect_all(self, last: int) -> None:
-        """The log is closed, and this was its last event."""
-        if self._next - 1 != last or not self.log.closed:
-            _fail(f"the log is closed after event {last}, and a reader came to event {self._next - 1}")
+    def expect_all(self, last: int, failure: str | None) -> None:
+        """This was the last event, and the log is closed. failure: why it may not be."""
+        if self._next - 1 != last:
+            _fail(f"the log ends after event {last}, and a reader came to event {self._next - 1}")
+        if not self.log.closed and failure is None:
+            _fail(f"the log was closed, and a reader sees that it ends as {self.log.end.value}")
 
     def _begin_segment(self, news: News) -> None:
         head, gap = news.segment.head, news.segment.gap
@@ -187,6 +199,8 @@ class _WatchedFollower:
             _fail(f"a segment begins with event {head.seq + 1}, and {self._next} is next")
         if bytes(head.snapshot) != _state(head.seq):
             _fail(f"the state after event {head.seq} is {head.snapshot!r}")
+        if gap is not None and not self.log.overtaken:
+            control().note_reached("events are lost")
         if head.seq and gap is None:
             control().note_reached("a reader goes on to a new segment")
         self._next = head.seq + 1
