@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -30,6 +31,8 @@ import kvsm
 from kvsm.checker.explorer import explore
 from kvsm.checker.models import MODELS, ExplorationLimits
 from kvsm.checker.targets import draw_case
+from kvsm.checker.tiers import SCOPES as TIER_SCOPES
+from kvsm.checker.tiers import TiersModel
 from kvsm.checker.walk import walk
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
@@ -354,6 +357,29 @@ def test_an_exploration_of_real_code_takes_the_same_edges_whoever_expands_the_st
     alone, found = explore(model), explore(model, executor=make(2))
     assert alone.edges
     assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name, one in MODELS.items() if one.takes_depth])
+def test_each_model_that_a_cluster_can_explore_is_explored_there(
+    make_on_ray: MakeExecutor, name: str
+) -> None:
+    """A model must be pickled for it. That of two tiers could not: its saver had a world with locks."""
+    checked = MODELS[name]
+    alone, found = (
+        checked.explore(checked.scopes["small"], ExplorationLimits(max_depth=5, executor=executor))
+        for executor in (None, make_on_ray(2))
+    )
+    assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+
+
+def test_the_model_of_two_tiers_is_made_again_by_a_worker() -> None:
+    """Locks cannot be pickled. `test_each_model_...` tests it with a real cluster."""
+    model = TiersModel(TIER_SCOPES["small"], renamed=False)
+    again = pickle.loads(pickle.dumps(model))
+    assert (again.scope, again.renamed) == (model.scope, False)
+    world = next(iter(model.initial()))
+    assert again.fingerprint(again.load(model.save(world))) == model.fingerprint(world)
 
 
 def test_a_model_of_arrays_needs_no_cluster() -> None:

@@ -7,11 +7,15 @@ The scenarios check failure is not success (S6), progress (S9), no reuse in flig
 from __future__ import annotations
 
 import json
+import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -20,10 +24,13 @@ from click.testing import CliRunner
 from thread_bugs import BUGS, ThreadBug
 
 from kvsm.checker.model import Exploration, Verdict
+from kvsm.checker.models import MODELS, ExplorationLimits
 from kvsm.checker.threads import SCOPES, ThreadScenario, ThreadScope, controlled, explore_schedules
 from kvsm.checker.threads.retold import retell_schedule, steps_of, switches_of
 from kvsm.cli import main
 from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.executors.executor import LostWorker
+from kvsm.executors.processes import ForkedProcesses
 from kvsm.properties import Property
 
 COSTLY = ("store-lines",)
@@ -34,6 +41,9 @@ COUNTS = {
     "closing": 1082,
     "closing-lines": None,
     "dying": 1284,
+    "rotated-fails": 1131,
+    "rotated-goes-on": 1155,
+    "rotated-deletes": 685,
     "disk-interval": 648,
     "submitters": 460,
     "closed-twice": 1262,
@@ -216,6 +226,54 @@ def test_what_no_schedule_comes_to_is_told() -> None:
 def test_a_limit_leaves_it_undetermined() -> None:
     found = explore_schedules(SCOPES["small"], max_states=10)
     assert (found.verdict, found.states, found.limit) == (Verdict.UNDETERMINED, 10, "10 schedules")
+
+
+# Who runs the schedules.
+
+
+@pytest.mark.parametrize(
+    ("name", "max_states"),
+    [pytest.param("small", None, marks=pytest.mark.slow), ("small", 100), ("rotated-deletes", 60)],
+)
+def test_the_result_is_the_same_whoever_runs_the_schedules(name: str, max_states: int | None) -> None:
+    scope = SCOPES[name]
+    alone = explore_schedules(scope, max_states=max_states)
+    for workers in (1, 3):
+        found = explore_schedules(scope, max_states=max_states, executor=ForkedProcesses(workers))
+        assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+
+
+def test_a_bug_is_found_at_the_same_schedule_whoever_runs_them() -> None:
+    """The first one in the order of one process, and reduced to the same choices."""
+    scope = SCOPES["copies"]
+    with BUGS[0].planted():
+        alone = explore_schedules(scope)
+        found = explore_schedules(scope, executor=ForkedProcesses(2))
+    assert alone.refutation is not None
+    assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+
+
+def test_a_process_that_is_killed_is_told_and_made_up_for(tmp_path: Path) -> None:
+    once = tmp_path / "once"
+
+    class Deadly(ThreadScenario):
+        says = "a run whose process is killed once"
+        modules = ("racy_code",)
+
+        def body(self) -> None:
+            racy_code.poll_with_a_limit(3600.0)
+            if os.getpid() != here:
+                with suppress(FileExistsError):
+                    once.touch(exist_ok=False)
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    here, heard = os.getpid(), list[LostWorker]()
+    scope = ThreadScope(scenario=Deadly, preemptions=1)
+    alone = explore_schedules(scope)
+    limits = ExplorationLimits(jobs=2, heard=heard.append)
+    found = MODELS["threads"].explore(scope, limits)
+    assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+    assert [one.name for one in heard] == ["schedules of model threads"]
 
 
 # How it is told.

@@ -15,6 +15,8 @@ _STREAMS = "kvsm.copy_engines.streams:StreamCopyEngine"
 _VERIFYING = "kvsm.copy_engines.verifying:VerifyingCopyEngine"
 _DISK = "kvsm.disk.engine:DiskCopyEngine"
 _SUBMITTER = "kvsm.cuda_io.engine:ThreadSubmitter"
+_FOLLOWER = "kvsm.log.follower:LogFollower"
+_WRITER = "kvsm.log.writer:LogWriter"
 _SYNC = "kvsm.log.sync_thread:SyncThread"
 
 
@@ -189,6 +191,55 @@ BUGS = (
         Property.FAILURE_IS_NOT_SUCCESS,
         0,
         (Edit("kvsm.log.writer:LogWriter._sync", "self._sync_thread.wait()"),),
+    ),
+    ThreadBug(
+        "a follower asks whether a segment is complete when it has read it",
+        "rotated",
+        Property.LEGAL_CALLS,
+        1,
+        (
+            Edit(
+                f"{_FOLLOWER}.poll",
+                """
+                successor = next((later for later in self._paths() if later > self._path), None)
+                try:
+                    yield from self._news(followed=successor is not None)
+                """,
+                """
+                try:
+                    yield from self._news(followed=False)
+                    successor = next((later for later in self._paths() if later > self._path), None)
+                """,
+            ),
+        ),
+    ),
+    ThreadBug(
+        "a segment has its name before the one before it has its end",
+        "rotated",
+        Property.LEGAL_CALLS,
+        1,
+        (
+            Edit(
+                f"{_WRITER}._start_next_segment",
+                """
+                if place.segment.loss is None:
+                    self._write_tail(SegmentTail(follows=True))
+                self._maker.publish(segment, self.directory)
+                """,
+                """
+                self._maker.publish(segment, self.directory)
+                if place.segment.loss is None:
+                    self._write_tail(SegmentTail(follows=True))
+                """,
+            ),
+        ),
+    ),
+    ThreadBug(
+        "a follower does not expect that a segment goes while it reads",
+        "rotated-deletes",
+        Property.LEGAL_CALLS,
+        0,
+        (Edit(f"{_FOLLOWER}.poll", "except SegmentGone:", "except ZeroDivisionError:"),),
     ),
     ThreadBug(
         "a flush covers the stores that came while it ran",

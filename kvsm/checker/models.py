@@ -40,7 +40,8 @@ from kvsm.checker.tiers import SCOPES as TIER_SCOPES
 from kvsm.checker.tiers import TierScope, TiersModel
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadingEvent
-from kvsm.executors.executor import Executor
+from kvsm.executors.executor import Executor, Heard, unheard
+from kvsm.executors.processes import ForkedProcesses
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions
 from kvsm.worlds.serving import ServingWorld
@@ -57,6 +58,7 @@ class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     symmetry: count interchangeable things as one if the model can. Without it there are more states, and the
         verdict is the same.
+    heard: is told of each process that was lost and made up for, in place of those of `executor`.
     """
 
     jobs: int = 1
@@ -66,6 +68,7 @@ class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
     max_seconds: float | None = None
     symmetry: bool = True
     progress: Callable[[ExplorationProgress], None] | None = None
+    heard: Heard = unheard
 
 
 class CheckedModel:
@@ -140,6 +143,7 @@ class _DeclaredChecks(CheckedModel):
 
     def explore(self, scope: Any, limits: ExplorationLimits) -> Exploration:
         given = msgspec.structs.asdict(limits)
+        del given["heard"]
         if given.pop("max_depth") is not None:
             raise ConfigError("the protocol is explored without a limit of depth; give --states or --seconds")
         if given.pop("executor") is not None:
@@ -308,9 +312,10 @@ class _ThreadChecks(CheckedModel):
         if limits.max_depth is not None:
             raise ConfigError("threads are explored without a limit of depth; give --states or --seconds")
         if limits.executor is not None:
-            raise ConfigError("threads are explored in one process, without --cluster")
+            raise ConfigError("threads are explored on one machine, without --cluster")
         return explore_schedules(
             scope,
+            executor=None if limits.jobs == 1 else ForkedProcesses(limits.jobs, limits.heard),
             max_states=limits.max_states,
             max_seconds=limits.max_seconds,
             progress=limits.progress,
@@ -340,7 +345,7 @@ MODELS: dict[str, CheckedModel] = {
 def explorer_limits(limits: ExplorationLimits) -> dict[str, Any]:
     """The limits as keyword arguments of `explorer.explore`."""
     given = msgspec.structs.asdict(limits)
-    del given["symmetry"]
+    del given["symmetry"], given["heard"]
     return given
 
 

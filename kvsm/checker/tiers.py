@@ -8,6 +8,7 @@ A scope is a name, the options of a world, and what an exploration must meet to 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -83,6 +84,10 @@ class TiersModel:
         self.scope, self.renamed = scope, renamed
         self._saver = Saver(TwoTierWorld(scope.options))
         self.save = self._saver.save
+
+    def __reduce__(self) -> tuple[Callable[..., TiersModel], tuple[TierScope]]:
+        # A worker of a cluster makes its own: the blank world of the saver has locks.
+        return partial(TiersModel, renamed=self.renamed), (self.scope,)
 
     @property
     def name(self) -> str:

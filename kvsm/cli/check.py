@@ -24,7 +24,7 @@ from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
 from kvsm.checker.untaken import UNTAKEN
 from kvsm.cli.any_size import check_any_size, keep_events
-from kvsm.cli.executors import cluster_option, executor_of_processes
+from kvsm.cli.executors import cluster_option, executor_of_processes, tell_lost
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
@@ -188,7 +188,9 @@ def check(
     chosen = _choose(models, scope, bounds)
     if log is not None:
         _check_free(log, [model.name for model in chosen])
-    limit = ExplorationLimits(jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, **limits)
+    limit = ExplorationLimits(
+        jobs=jobs or os.cpu_count() or 1, symmetry=not no_symmetry, heard=tell_lost, **limits
+    )
     with nullcontext() if cluster is None else executor_of_processes(cluster, jobs) as executor:
         limit = msgspec.structs.replace(limit, executor=executor)
         codes = set()

@@ -61,11 +61,11 @@ def executor_of_processes(cluster: str | None, jobs: int | None) -> Iterator[Exe
         assert jobs is not None
         if jobs > MOST_JOBS:
             raise click.UsageError(f"--jobs {jobs}: at most {MOST_JOBS} without --cluster")
-        yield ForkedProcesses(jobs, _tell)
+        yield ForkedProcesses(jobs, tell_lost)
         return
     from kvsm.executors.ray_cluster import RayCluster  # Only here: most people have no Ray.
 
-    with RayCluster(cluster, jobs, _tell) as executor:
+    with RayCluster(cluster, jobs, tell_lost) as executor:
         yield executor
 
 
@@ -77,5 +77,6 @@ def told_workers(executor: Executor | None) -> str:
     return f", {executor.workers:,} workers{lost}"
 
 
-def _tell(lost: LostWorker) -> None:
+def tell_lost(lost: LostWorker) -> None:
+    """Say on standard error that a worker was lost and made up for."""
     complain(str(lost))

@@ -78,6 +78,28 @@ class FakeDriver:
         """Let a stream do all that is queued on it."""
         self._library.fake_run(ctypes.c_void_p(stream))
 
+    # For who chooses when the device works; until the next reset.
+
+    def choose_steps(self) -> None:
+        """From now on a stream works only by `step`, or for who waits for it. A query runs nothing."""
+        self._library.fake_stepped()
+
+    def can_step(self, stream: int) -> bool:
+        """Whether a stream has something queued that it can do now."""
+        return bool(self._library.fake_can_step(ctypes.c_void_p(stream)))
+
+    def step(self, stream: int) -> None:
+        """Let a stream do its next operation."""
+        self._library.fake_step(ctypes.c_void_p(stream))
+
+    def left(self, stream: int) -> int:
+        """How many operations a stream has not done."""
+        return int(self._library.fake_left(ctypes.c_void_p(stream)))
+
+    def is_reached(self, event: int) -> bool:
+        """Whether who waits for an event may go on: it is done, or the device is lost."""
+        return bool(self._library.fake_reached(ctypes.c_void_p(event)))
+
     @property
     def retained(self) -> int:
         """How many contexts are retained and not released."""

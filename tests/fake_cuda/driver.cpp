@@ -11,6 +11,9 @@
 //     of one that asks for stream order when it runs;
 //   - copies of one batch run last first.
 //
+// A test that chooses when the device works takes over with fake_stepped: then a query runs nothing, and a
+// stream does one operation for each fake_step.
+//
 // It refuses what the driver refuses: calls without a current context, unknown handles, copies of no bytes,
 // batches on the default stream, pitches below the width. A kernel that is given host memory which is not
 // page-locked loses the device. The kernel is the real source, compiled as host C++.
@@ -50,8 +53,16 @@ enum : Result {
     NOT_REGISTERED = 713,
 };
 
+struct Stream;
+
+struct Operation {
+    std::function<void()> work;
+    Stream* after = nullptr;  // what it waits for: so many operations of this stream
+    Address behind = 0;
+};
+
 struct Stream {
-    std::deque<std::function<void()>> queue;
+    std::deque<Operation> queue;
     Address queued = 0, ran = 0;  // operations so far
 };
 
@@ -78,6 +89,7 @@ Stream default_stream;
 Result lost = SUCCESS;
 int version = 13000;
 int retained = 0;
+bool stepped = false;
 Address now = 0;
 char the_context, the_module, the_kernel;
 thread_local std::vector<void*> contexts;
@@ -109,17 +121,24 @@ void lose(Result code)
 void run(Stream* stream, Address until)
 {
     while (!lost && stream->ran < until) {
-        auto operation = std::move(stream->queue.front());
+        Operation operation = std::move(stream->queue.front());
         stream->queue.pop_front();
         now += 1000;
-        operation();
+        if (operation.after) run(operation.after, operation.behind);
+        if (operation.work) operation.work();
         ++stream->ran;
     }
 }
 
-void queue(Stream* stream, std::function<void()> operation)
+void queue(Stream* stream, std::function<void()> work)
 {
-    stream->queue.push_back(std::move(operation));
+    stream->queue.push_back({std::move(work)});
+    ++stream->queued;
+}
+
+void queue_wait(Stream* stream, Stream* after, Address behind)
+{
+    stream->queue.push_back({{}, after, behind});
     ++stream->queued;
 }
 
@@ -347,11 +366,7 @@ Result cuStreamWaitEvent(void* handle, void* event_handle, unsigned int)
     Stream* stream = stream_of(handle);
     Event* event = static_cast<Event*>(event_handle);
     if (!stream || !events.count(event)) return INVALID_HANDLE;
-    if (event->stream) {
-        Stream* other = event->stream;
-        Address behind = event->behind;
-        queue(stream, [=] { run(other, behind); });
-    }
+    if (event->stream) queue_wait(stream, event->stream, event->behind);
     return SUCCESS;
 }
 
@@ -383,7 +398,7 @@ Result cuEventQuery(void* handle)
     Event* event = static_cast<Event*>(handle);
     if (!events.count(event)) return INVALID_HANDLE;
     if (!event->stream || event->stream->ran >= event->behind) return SUCCESS;
-    if (!event->asked) {
+    if (stepped || !event->asked) {
         event->asked = true;
         return NOT_READY;
     }
@@ -618,6 +633,7 @@ void fake_reset()
     default_stream.queue.clear();
     default_stream.ran = default_stream.queued;
     lost = SUCCESS;
+    stepped = false;
     version = 13000;
     misaligned = 0;
 }
@@ -665,6 +681,44 @@ void fake_run(void* handle)
 {
     std::lock_guard<std::recursive_mutex> guard(lock);
     if (Stream* stream = stream_of(handle)) run(stream, stream->queued);
+}
+
+void fake_stepped()
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    stepped = true;
+}
+
+// Whether a stream can do its next operation: one is queued, and what it waits for is done.
+int fake_can_step(void* handle)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    Stream* stream = stream_of(handle);
+    if (lost || !stream || stream->queue.empty()) return 0;
+    const Operation& next = stream->queue.front();
+    return !next.after || next.after->ran >= next.behind;
+}
+
+void fake_step(void* handle)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    if (Stream* stream = stream_of(handle)) run(stream, stream->ran + !stream->queue.empty());
+}
+
+// How many operations of a stream are queued, and were not done.
+int fake_left(void* handle)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    Stream* stream = stream_of(handle);
+    return stream && !lost ? static_cast<int>(stream->queue.size()) : 0;
+}
+
+// Whether nobody need wait for an event any more.
+int fake_reached(void* handle)
+{
+    std::lock_guard<std::recursive_mutex> guard(lock);
+    Event* event = static_cast<Event*>(handle);
+    return lost || !events.count(event) || !event->stream || event->stream->ran >= event->behind;
 }
 
 void fake_version(int asked)

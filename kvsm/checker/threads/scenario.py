@@ -93,6 +93,7 @@ class ScenarioRuns:
 
     def __init__(self, scope: ThreadScope, scenario: ThreadScenario) -> None:
         self._scenario, self._delays = scenario, scope.delays
+        self.says = scenario.says
         self._trace = tracing_of(scenario.line_modules) if scope.lines else None
 
     def run(self, deviations: Deviations = (), telling: bool = False) -> tuple[RunOutcome, int]:

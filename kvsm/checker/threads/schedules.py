@@ -14,7 +14,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import chain, islice
 from typing import NamedTuple
 
 from kvsm.checker.explorer import PROGRESS_SECONDS, ExplorationProgress, noticing_interrupts
@@ -22,7 +25,12 @@ from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
 from kvsm.checker.threads.control import ChoicePoint, Deviations
 from kvsm.checker.threads.scenario import ScenarioRuns, ThreadScope, controlled
 from kvsm.errors import ConfigError
+from kvsm.executors.executor import Executor
 from kvsm.worlds.world import Finding
+
+_BATCH = 2
+"""How many schedules a worker is given at once. It also runs those that they lead to for nothing, which may
+be hundreds: so few, because a limit or Ctrl-C waits for the first answer."""
 
 
 class _Schedule(NamedTuple):
@@ -33,10 +41,17 @@ class _Schedule(NamedTuple):
 
 
 class _Explored(NamedTuple):
-    """A schedule that was run, and the choices behind its last deviation."""
+    """A schedule that was run.
+
+    points: the choices behind its last deviation.
+    reached: the words that the scenario noted.
+    """
 
     deviations: Deviations
     points: list[ChoicePoint]
+    steps: int
+    reached: frozenset[str]
+    finding: Finding | None
 
     def others(self, free: bool) -> Iterator[_Schedule]:
         """The schedules that first differ from it in one of these choices, and cost nothing more, or one
@@ -47,6 +62,36 @@ class _Explored(NamedTuple):
                 yield _Schedule((*self.deviations, (point.number, option)), point.signature)
 
 
+def _explored(runs: ScenarioRuns, schedules: Iterable[_Schedule]) -> Iterator[_Explored]:
+    """Run each of these schedules, right before all that first differ from it and cost nothing more."""
+    waiting = [iter(schedules)]
+    while waiting:
+        schedule = next(waiting[-1], None)
+        if schedule is None:
+            waiting.pop()
+            continue
+        outcome, signature = runs.run(schedule.deviations)
+        if signature != schedule.signature:
+            raise ConfigError(
+                f"{runs.says}: the same schedule went another way the second time; a scenario must decide "
+                f"nothing by clocks, random numbers or the order of sets"
+            )
+        one = _Explored(schedule.deviations, outcome.points, outcome.steps, outcome.reached, outcome.finding)
+        yield one
+        if any(point.free > 1 for point in one.points):
+            waiting.append(one.others(free=True))
+
+
+def _batch_explored(runs: ScenarioRuns, is_last: bool, batch: Sequence[_Schedule]) -> list[_Explored]:
+    """The task of a worker: as `_explored`, until something is broken. is_last: nobody asks for choices."""
+    explored = []
+    for one in _explored(runs, batch):
+        explored.append(one._replace(points=[]) if is_last else one)
+        if one.finding is not None:
+            break
+    return explored
+
+
 class _ScheduleSearch:
     """What is known so far."""
 
@@ -54,11 +99,12 @@ class _ScheduleSearch:
         self,
         scope: ThreadScope,
         runs: ScenarioRuns,
+        executor: Executor | None,
         max_states: int | None,
         max_seconds: float | None,
         progress: Callable[[ExplorationProgress], None] | None,
     ) -> None:
-        self._scope, self._runs, self._report = scope, runs, progress
+        self._scope, self._runs, self._executor, self._report = scope, runs, executor, progress
         self._max_states, self._max_seconds = max_states, max_seconds
         self._started = self._reported = time.monotonic()
         self.is_interrupted = False
@@ -79,42 +125,42 @@ class _ScheduleSearch:
             if self.limit or self.refutation is not None:
                 return
 
-    def _level(self, begin: Iterator[_Schedule], preemptions: int) -> list[_Explored]:
+    def _level(self, waiting: Iterator[_Schedule], preemptions: int) -> list[_Explored]:
         """Run these schedules, and what costs nothing more."""
-        explored: list[_Explored] = []
-        waiting = [begin]
-        while waiting:
-            schedule = next(waiting[-1], None)
-            if schedule is None:
-                waiting.pop()
-                continue
-            if self._is_at_limit():
-                break
-            one = self._explore(schedule, preemptions)
-            if self.refutation is not None:
-                break
-            explored.append(one)
-            if any(point.free > 1 for point in one.points):
-                waiting.append(one.others(free=True))
-        return explored
-
-    def _explore(self, schedule: _Schedule, preemptions: int) -> _Explored:
-        outcome, signature = self._runs.run(schedule.deviations)
-        if signature != schedule.signature:
-            raise ConfigError(
-                f"{self._scope.scenario.says}: the same schedule went another way the second time; a "
-                f"scenario must decide nothing by clocks, random numbers or the order of sets"
-            )
-        self.schedules += 1
-        self.by_preemptions[preemptions] += 1
-        self.steps += outcome.steps
-        self.longest = max(self.longest, outcome.steps)
-        self.reached |= outcome.reached
-        if outcome.finding is not None:
-            deviations = self._reduced(schedule.deviations, outcome.finding)
-            finding = self._runs.run(deviations)[0].finding or outcome.finding
+        level, broken = list[_Explored](), None
+        is_last = preemptions == self._scope.preemptions
+        with self._exploring(waiting, preemptions, is_last) as explored:
+            for one in explored:
+                if self._is_at_limit():
+                    break
+                self.schedules += 1
+                self.by_preemptions[preemptions] += 1
+                self.steps += one.steps
+                self.longest = max(self.longest, one.steps)
+                self.reached |= one.reached
+                if one.finding is not None:
+                    broken = one
+                    break
+                if not is_last:
+                    level.append(one)
+        if broken is not None and broken.finding is not None:
+            deviations = self._reduced(broken.deviations, broken.finding)
+            finding = self._runs.run(deviations)[0].finding or broken.finding
             self.refutation = Refutation(finding, deviations)
-        return _Explored(schedule.deviations, outcome.points)
+        return level
+
+    @contextmanager
+    def _exploring(
+        self, waiting: Iterator[_Schedule], preemptions: int, is_last: bool
+    ) -> Iterator[Iterator[_Explored]]:
+        """The same schedules in the same order, whoever runs them."""
+        if self._executor is None or not preemptions:
+            yield _explored(self._runs, waiting)
+            return
+        task = partial(_batch_explored, self._runs, is_last)
+        batches = iter(lambda: list(islice(waiting, _BATCH)), [])
+        with self._executor.results(task, batches, name=lambda _: "schedules of model threads") as results:
+            yield chain.from_iterable(results)
 
     def _reduced(self, deviations: Deviations, finding: Finding) -> Deviations:
         """The schedule without the deviations that the finding does not need."""
@@ -167,6 +213,7 @@ class _ScheduleSearch:
 def explore_schedules(
     scope: ThreadScope,
     *,
+    executor: Executor | None = None,
     max_states: int | None = None,
     max_seconds: float | None = None,
     progress: Callable[[ExplorationProgress], None] | None = None,
@@ -175,12 +222,13 @@ def explore_schedules(
 
     In the result a state is a schedule, and a transition a step of a thread.
 
+    executor: forked processes that run the schedules; None: this one. The result is the same.
     max_states: how many schedules at most.
 
     Raises `ConfigError` if the scenario does not do the same when its threads run in the same order.
     """
     with controlled(scope) as runs:
-        search = _ScheduleSearch(scope, runs, max_states, max_seconds, progress)
+        search = _ScheduleSearch(scope, runs, executor, max_states, max_seconds, progress)
         with noticing_interrupts(search):
             search.run()
     return search.exploration()
