@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from kvsm.testing.machine import OffloadMachine
     from kvsm.testing.manager import ManagerMachine  # noqa: F401 (see `_WITH_VLLM`)
     from kvsm.testing.pool import BlockPool
+    from kvsm.testing.prefix_tree import PrefixTree, PrefixTreeMachine
+    from kvsm.testing.prefix_tree_books import PrefixMatch, TreeEvent
     from kvsm.testing.recording import Recorder
     from kvsm.testing.strategies import (
         Arrival,
@@ -44,6 +46,10 @@ if TYPE_CHECKING:
 __all__ = [
     "OffloadMachine",
     "CopyEngineMachine",
+    "PrefixTreeMachine",
+    "PrefixTree",
+    "PrefixMatch",
+    "TreeEvent",
     "BlockPool",
     "SmallEngine",
     "SmallRequest",
@@ -66,7 +72,17 @@ __all__ = [
 _WITH_VLLM = ("ManagerMachine",)
 """Not in `__all__`: without vLLM, `from kvsm.testing import *` must work."""
 
-_HOMES = ("assertions", "recording", "pool", "strategies", "copy_engine", "machine", "manager")
+_HOMES = (
+    "assertions",
+    "recording",
+    "pool",
+    "strategies",
+    "prefix_tree_books",
+    "copy_engine",
+    "prefix_tree",
+    "machine",
+    "manager",
+)
 """Where the names are. The first ones do not need Hypothesis, and only the last one needs vLLM."""
 
 

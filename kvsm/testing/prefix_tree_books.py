@@ -1,0 +1,177 @@
+"""Books beside a prefix tree: which blocks are inserted, which word is in each slot, and what events tell.
+
+They are sets and dicts, and share no code with any tree. A block of tokens is an int. A prefix is a tuple of
+blocks, so two requests share a prefix if their tuples begin alike.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
+
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+
+Prefix = tuple[int, ...]
+
+
+class PrefixMatch(NamedTuple):
+    """What a tree has of a prompt.
+
+    slots: the device slot of each block that the device has, from the first block of the prompt on.
+    host_blocks: how many blocks after them are on the host only.
+    node: whatever the tree needs to lock this prefix, or to load it back.
+    """
+
+    slots: Sequence[int]
+    host_blocks: int = 0
+    node: Any = None
+
+
+class TreeEvent(NamedTuple):
+    """A KV event of a tree: the last block of this prefix is stored on a tier, or removed from it.
+
+    "cleared" is about all blocks of both tiers; its prefix is empty.
+    """
+
+    kind: Literal["stored", "removed", "cleared"]
+    on_host: bool = False
+    prefix: Prefix = ()
+
+
+class TreeBooks:
+    """The books of one tree with that many device slots and host slots."""
+
+    def __init__(self, device_slots: int, host_slots: int) -> None:
+        self.sizes = {"device": device_slots, "host": host_slots}
+        self.inserted: set[Prefix] = set()
+        """All prefixes that were inserted since the last reset."""
+        self.before_reset: set[Prefix] = set()
+        """All prefixes that were inserted before it."""
+        self._words: dict[Prefix, int] = {}
+        self._last_word = 0
+        self._told: dict[bool, set[Prefix]] = {False: set(), True: set()}
+        """On the host or not -> the prefixes whose last block is there, as the events tell it."""
+
+    # Words.
+
+    def word(self, prefix: Prefix) -> int:
+        """What a step writes for the last block of this prefix. A reset stands for new weights: new words."""
+        if prefix not in self._words:
+            self._last_word += 1
+            self._words[prefix] = self._last_word
+        return self._words[prefix]
+
+    def read(self, request: Any, prefix: Prefix, slot: int, word: int) -> None:
+        """A step reads this word for the last block of a prefix."""
+        if word == self._words.get(prefix):
+            return
+        whose = [other for other, theirs in self._words.items() if theirs == word]
+        broken = Property.CORRECT_BYTES
+        if whose:
+            what = f"what was computed for {whose[0]}"
+        elif word:
+            broken, what = Property.NO_STALE_DATA, "what was computed before a reset"
+        else:
+            what = "nothing that was computed"
+        _fail(broken, f"{request} reads device slot {slot} for {prefix}, and finds {what}")
+
+    # Matches.
+
+    def insert(self, prefix: Prefix) -> None:
+        """The tree has taken all blocks of this prefix."""
+        self.inserted.update(prefix[: end + 1] for end in range(len(prefix)))
+
+    def matched(self, prompt: Prefix, match: PrefixMatch) -> None:
+        """The tree has answered a match."""
+        found = len(match.slots) + match.host_blocks
+        if match.host_blocks < 0 or found > len(prompt):
+            _fail(Property.LEGAL_CALLS, f"a prompt of {len(prompt)} blocks has a match of {found}: {match}")
+        prefix = prompt[:found]
+        if prefix and prefix not in self.inserted:
+            if prefix in self.before_reset:
+                _fail(Property.NO_STALE_DATA, f"{prefix} is a hit, but it is from before a reset")
+            _fail(Property.PUBLISH_AFTER_COMMIT, f"{prefix} is a hit, but it was never inserted")
+
+    def loaded(self, before: PrefixMatch, after: PrefixMatch) -> None:
+        """A load back has changed the match `before` to `after`."""
+        most = len(before.slots) + before.host_blocks
+        if list(after.slots[: len(before.slots)]) != list(before.slots) or len(after.slots) > most:
+            _fail(Property.LEGAL_CALLS, f"a load back of {before} answered {after}")
+
+    # Slots.
+
+    def compare_slots(
+        self,
+        tier: str,
+        free: Collection[int],
+        tree: Collection[int],
+        private: Mapping[int, Any],
+        held: Mapping[int, Any],
+    ) -> None:
+        """Each slot of a tier is free, in the tree, or a request's own; and just one of these.
+
+        private: slot -> the request whose own it is.
+        held: slot -> a request that has locked it in the tree.
+        """
+        for slot, request in held.items():
+            if slot not in tree:
+                where = "is free" if slot in free else f"is {private.get(slot, 'nowhere')}'s"
+                message = f"{request} has locked {tier} slot {slot}, which is evicted: it {where}"
+                _fail(Property.MATCH_HOLDS, message)
+        counted = Counter([*free, *tree, *private])
+        for slot in sorted(counted.keys() | set(range(self.sizes[tier]))):
+            if counted[slot] == 1 and 0 <= slot < self.sizes[tier]:
+                continue
+            places = ["free"] * list(free).count(slot) + ["in the tree"] * list(tree).count(slot)
+            if slot in private:
+                places.append(f"{private[slot]}'s own")
+            message = f"{tier} slot {slot} is {' and '.join(places) or 'lost'}"
+            twice = places.count("free") > 1
+            broken = Property.ONE_RELEASE_PER_HOLD if twice else Property.CONSERVATION
+            _fail(broken, f"{message}: it must be in one place of its {self.sizes[tier]}")
+
+    # KV events, and resets.
+
+    def take(self, events: Iterable[TreeEvent]) -> None:
+        """The tree has published these."""
+        for event in events:
+            if event.kind == "cleared":
+                self._told[False].clear()
+                self._told[True].clear()
+            elif event.kind == "stored":
+                self._told[event.on_host].add(event.prefix)
+            else:
+                self._told[event.on_host].discard(event.prefix)
+
+    def prefixes_to_compare(self) -> list[Prefix]:
+        """Of these prefixes somebody says that they are here."""
+        return sorted(
+            {*self.inserted, *self._told[False], *self._told[True]}, key=lambda one: (len(one), one)
+        )
+
+    def compare_events(self, prefix: Prefix, match: PrefixMatch) -> None:
+        """All copies have ended and all events are taken: they tell what a match of this prefix finds."""
+        on_device = len(match.slots) == len(prefix)
+        on_host = not on_device and len(match.slots) + match.host_blocks == len(prefix)
+        if on_device != (prefix in self._told[False]):
+            there, told = ("is", "no event says so") if on_device else ("is not", "the events say it is")
+            _fail(Property.EVENTS_ARE_STATE, f"{prefix} {there} on the device, and {told}")
+        if on_host and prefix not in self._told[True]:
+            _fail(Property.EVENTS_ARE_STATE, f"{prefix} is on the host, and no event says so")
+        if prefix in self._told[True] and not on_host and not on_device:
+            _fail(
+                Property.EVENTS_ARE_STATE, f"the events say that {prefix} is on the host, and it is nowhere"
+            )
+
+    def reset(self) -> None:
+        """The tree was reset."""
+        self.before_reset |= self.inserted
+        self.inserted.clear()
+        self._words.clear()
+
+
+def _fail(broken: Property, message: str) -> Any:
+    __tracebackhide__ = True
+    raise PropertyBroken(broken, message)
