@@ -36,6 +36,14 @@ exploration: threads  real threads of the copy engines, the log's       deadlock
                       with few preemptions
 walk: router          a router behind an engine with chunks of two      blocks that are announced wrongly
                       blocks, of which some cannot be described
+walk: policies        one eviction policy, with batches and         victims that are held, miscounted
+                      searches of any size                          blocks
+walk: large core /    offers of more than a hundred blocks; many        what large batches and rare meetings
+ crowded core         losses, failures and resets of a few keys         of requests show
+walk: hand-over with  two engines that also load for themselves         promises of blocks that are gone
+ loads
+walk: failing log     the real writer of a log on a disk whose writes   holes in a log that nobody tells
+                      and syncs fail
 walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
 ====================  ================================================  =====================================
@@ -72,6 +80,7 @@ from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.worlds.world import Action, Finding, finding_of
 from museum.adapter_worlds import VLLM_IS_THERE, adapted
+from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.disk_world import drawn
 from museum.drawn_worlds import (
     audited_core,
@@ -85,6 +94,8 @@ from museum.drawn_worlds import (
     wrong_books_of_a_core,
     wrong_books_of_tiers,
 )
+from museum.log_world import drawn_log
+from museum.policy_world import drawn_policy
 from museum.started_world import started
 
 MOST_STATES = 20_000
@@ -318,6 +329,12 @@ CHECKERS = (
         )
     ),
     seeded_walk("router", routed_serving, runs=30, seed=2),
+    # Large batches, few keys with many disturbances, loads beside hand-overs, and a disk that fails.
+    seeded_walk("large core", large_core, runs=8, seed=2),
+    seeded_walk("policies", drawn_policy, runs=12, seed=2),
+    seeded_walk("crowded core", crowded_core, runs=60, seed=4),
+    seeded_walk("hand-over with loads", loading_hand_over, runs=40, seed=2),
+    seeded_walk("failing log", drawn_log, runs=20, seed=5),
     *([VLLM_WALK] if VLLM_IS_THERE else []),
 )
 """Those that can look here."""
