@@ -211,6 +211,7 @@ class _HandOverChecks(CheckedModel):
         "ranks": HandOverWorldOptions(workers=2, resets=0),
         "faults": HandOverWorldOptions(resets=0, failures=1, cuts=1, losses=1),
         "readers": HandOverWorldOptions(prefill_slots=2, readers=2, resets=0),
+        "loads": HandOverWorldOptions(resets=0, failures=1, loads=1),
         "full": HandOverWorldOptions(workers=2, failures=1, cuts=1),
     }
 

@@ -52,11 +52,13 @@ _WEIGHTS: dict[str | int, int] = {
     "copy": 3,
     "step": 3,
     "compute": 3,
+    "loaded": 3,
     "leave": 3,
 }
 """How often a kind of action is drawn if others can happen too; the others 1. So most hand-overs go on."""
 
 _SIDES = ("prefill", "decode")
+_BUDGETS = ("computes", "decodes", "hand_overs", "waits", "resets", "failures", "cuts", "losses", "loads")
 _QUIET = getLogger("kvsm.worlds.hand_over")
 _QUIET.disabled = True
 
@@ -74,6 +76,7 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     waits: how often the time of all leases passes; without limit while nothing else goes on.
     cuts: how many connections break.
     losses: how many imports are given up by their deadline.
+    loads: how many prompts either engine loads from its own host for a request of its own.
     """
 
     prefill_slots: int = 1
@@ -93,6 +96,7 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
     failures: int = 0
     cuts: int = 0
     losses: int = 0
+    loads: int = 0
 
     def __post_init__(self) -> None:
         for name in ("prefill_slots", "decode_slots", "workers", "blocks_per_chunk", "prompts", "length"):
@@ -102,10 +106,11 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def core_config(self, side: int) -> OffloadConfig:
         """The configuration of the core of one side."""
-        groups = 2 if self.window else 1
+        groups, blocks = 2 if self.window else 1, self.length * self.blocks_per_chunk
         return OffloadConfig(
             host_blocks=(self.prefill_slots, self.decode_slots)[side],
-            device_blocks=self.prompts * self.length * groups * self.blocks_per_chunk,
+            # Each prompt has blocks of its own; a load writes to blocks behind them.
+            device_blocks=self.prompts * groups * blocks + (blocks if self.loads else 0),
             workers=self.workers,
             blocks_per_chunk=self.blocks_per_chunk,
             policy=self.policy,
@@ -168,8 +173,9 @@ class HandOverWorld:
         self._answered: list[_Answered] = []
         self._readers: dict[str, _DecodeRequest] = {}
         self._imports: list[_RankCopies] = []
-        counted = ("computes", "decodes", "hand_overs", "waits", "resets", "failures", "cuts", "losses")
-        self._left = {name: int(getattr(options, name)) for name in counted}
+        self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
+        self._keys = [self._tracked("own", prompt, None).keys[0] for prompt in range(options.prompts)]
+        """Of each prompt, in the first KV cache group."""
 
     def _new_name(self) -> str:
         self._names += 1
@@ -194,6 +200,10 @@ class HandOverWorld:
                 for worker in copy.waiting
                 for good in ends
             ]
+            if host.load is not None:
+                found += [("loaded", side, worker, good) for worker in host.load.waiting for good in ends]
+            elif left["loads"]:
+                found += [("load", side, n) for n, keys in enumerate(self._keys) if host.serves(keys[0])]
             if left["resets"]:
                 found.append(("reset", side))
         if left["hand_overs"]:
@@ -240,9 +250,10 @@ class HandOverWorld:
         """Whether it may bring an import about: a walk of other actions would mostly see refusals."""
         name, place = action[0], int(action[1]) if len(action) > 1 else 0
         if name == "offer":
-            keys = self._tracked("own", place, None).keys[0]
             ours, theirs = self.prefill.core.ledger.index, self.decode.core.ledger.index
-            return any(key in ours and key not in theirs for key in keys)
+            return any(key in ours and key not in theirs for key in self._keys[place])
+        if name == "load":
+            return any(one.prompt == action[2] for one in self._answered if one.lease in self.leases._leases)
         return name != "arrive" or self._answered[place].lease in self.leases._leases
 
     def do(self, action: Action) -> bool:
@@ -284,6 +295,31 @@ class HandOverWorld:
         if not good:
             self._spend("failures")
         host.end_store(place, worker, bool(good))
+        if side == 0:
+            self.outgoing.look()
+        return True
+
+    def _do_load(self, side: int, prompt: int) -> bool:
+        """A request of the engine's own loads what the host has of this prompt. The plan leaves at once."""
+        host = (self.prefill, self.decode)[side]
+        if prompt >= self.options.prompts or host.load is not None:
+            return False
+        keys = self._keys[prompt]
+        if not host.serves(keys[0]):
+            return False
+        self._spend("loads")
+        blocks = self.options.length * self.options.blocks_per_chunk
+        host.begin_load(keys, host.core.config.device_blocks - blocks)
+        return True
+
+    def _do_loaded(self, side: int, worker: int, good: int) -> bool:
+        """A rank ends its share of that load."""
+        host = (self.prefill, self.decode)[side]
+        if host.load is None or worker not in host.load.waiting:
+            return False
+        if not good:
+            self._spend("failures")
+        host.end_load(worker, bool(good))
         if side == 0:
             self.outgoing.look()
         return True
@@ -428,6 +464,8 @@ class HandOverWorld:
         for side, host in enumerate((self.prefill, self.decode)):
             if host.stores:
                 return ("store", side, 0, host.stores[0].waiting[0], 1)
+            if host.load is not None:
+                return ("loaded", side, host.load.waiting[0], 1)
         if self._imports:
             return ("copy", 0, self._imports[0].waiting[0], 1)
         for place, one in enumerate(self.channel.open):
@@ -553,4 +591,5 @@ def draw_hand_over_options(random: Random) -> HandOverWorldOptions:
         failures=random.choice((0, 3)),
         cuts=random.choice((0, 5)),
         losses=random.choice((0, 1)),
+        loads=random.choice((0, 40)),
     )

@@ -26,10 +26,14 @@ Piece = tuple[bytes, int]
 """A key, and which block of its chunk."""
 
 
-class HostCopy(msgspec.Struct):
-    """A store under way.
+LOADER = "own-load"
+"""The request that loads."""
 
-    pieces: (host block, what it brings there).
+
+class HostCopy(msgspec.Struct):
+    """A store or a load under way.
+
+    pieces: (host block, what it holds when the copy has ended well).
     waiting: ranks that have not reported.
     """
 
@@ -44,6 +48,7 @@ class SmallHost:
     Its device is left out: what it computes is always right.
 
     stores: copies from its own device, by transfer.
+    load: the copy to its own device, if there is one.
     """
 
     def __init__(self, config: OffloadConfig) -> None:
@@ -53,6 +58,7 @@ class SmallHost:
             [None] * (config.host_blocks * config.blocks_per_chunk) for _ in range(config.workers)
         ]
         self.stores: list[HostCopy] = []
+        self.load: HostCopy | None = None
 
     def begin_store(self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int]) -> None:
         """The engine has computed these chunks: what the host lacks is stored. The copies begin to write."""
@@ -78,6 +84,39 @@ class SmallHost:
         if not copy.waiting:
             self.stores.remove(copy)
         self.core.report(copy.transfer, worker, good)
+
+    def serves(self, key: bytes) -> bool:
+        """Whether a load may begin with this key."""
+        slot = self.core.ledger.index.get(key)
+        return slot is not None and self.core.ledger.readable(slot)
+
+    def begin_load(self, keys: Sequence[bytes], first: int) -> None:
+        """A request loads what the host has of these chunks, to the device blocks from `first` on."""
+        core, chunk = self.core, self.core.config.blocks_per_chunk
+        core.arrive(LOADER)
+        hits = core.match(LOADER, keys).hits
+        job = core.prepare_load(LOADER, range(first, first + hits * chunk))
+        if job is None:  # the next chunk is on its way to the host: the request would wait for it
+            core.finish(LOADER)
+            return
+        core.submit([job.transfer])
+        pieces = [(key, part) for key in keys[:hits] for part in range(chunk)]
+        workers = list(range(core.config.workers))
+        self.load = HostCopy(job.transfer, list(zip(to_list(job.host_blocks), pieces)), workers)
+
+    def end_load(self, worker: int, good: bool) -> None:
+        """A rank has read its share, and reports it. No other copy has written there meanwhile (S3)."""
+        copy = self.load
+        assert copy is not None
+        for host, piece in copy.pieces:
+            if self.cells[worker][host] != piece:
+                message = f"a load reads {self.cells[worker][host]} from host block {host}, and wants {piece}"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+        copy.waiting.remove(worker)
+        self.core.report(copy.transfer, worker, good)
+        if not copy.waiting:
+            self.load = None
+            self.core.finish(LOADER)
 
     def check_bytes(self, engine: str) -> None:
         """What can be read holds its own bytes on every rank (S2, S15)."""
@@ -114,10 +153,11 @@ class SmallHost:
         rank = self.ranks()
         same_slots = {slot: slot for slot in range(len(ledger.key_of))}
         same_blocks = {block: block for block in range(self.core.config.device_blocks)}
-        places = {name: place for place, name in enumerate(requests)}
+        places = {name: place for place, name in enumerate((*requests, LOADER))}
         names = Names(ledger, places, rank, same_slots, same_blocks)
-        stores = [(rank.get(one.transfer, -1), one.pieces, one.waiting) for one in self.stores]
-        return compared(ledger, names), self.cells, stores
+        under_way = (*self.stores, *([] if self.load is None else [self.load]))
+        copies = [(rank.get(one.transfer, -1), one.pieces, one.waiting) for one in under_way]
+        return compared(ledger, names), self.cells, copies
 
     def ranks(self) -> dict[int, int]:
         """The place of each live transfer."""

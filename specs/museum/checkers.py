@@ -42,6 +42,14 @@ walk: router          a router behind an engine with chunks of two      blocks t
 walk: eras            engines of two tiers, one after another, on       what resets and kills leave on disk,
                       kept pools and the real files of a disk, with     uneven ranks, blocks that never reach
                       failing resets, kills and other weights           the disk
+walk: policies        one eviction policy, with batches and         victims that are held, miscounted
+                      searches of any size                          blocks
+walk: large core /    offers of more than a hundred blocks; many        what large batches and rare meetings
+ crowded core         losses, failures and resets of a few keys         of requests show
+walk: hand-over with  two engines that also load for themselves         promises of blocks that are gone
+ loads
+walk: failing log     the real writer of a log on a disk whose writes   holes in a log that nobody tells
+                      and syncs fail
 walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
 ====================  ================================================  =====================================
@@ -78,6 +86,7 @@ from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.worlds.world import Action, Finding, finding_of
 from museum.adapter_worlds import VLLM_IS_THERE, adapted
+from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.disk_world import drawn
 from museum.drawn_worlds import (
     audited_core,
@@ -100,6 +109,8 @@ from museum.other_engines import (
     partial_hits,
     second_thoughts,
 )
+from museum.log_world import drawn_log
+from museum.policy_world import drawn_policy
 from museum.started_world import started
 
 MOST_STATES = 20_000
@@ -341,6 +352,12 @@ CHECKERS = (
     seeded_walk("serving, second thoughts", second_thoughts, runs=40, seed=2),
     seeded_walk("serving, lost loads", lost_loads, runs=40, seed=2),
     seeded_walk("serving, lazy and eager", lazy_and_eager, runs=40, seed=2),
+    # Large batches, few keys with many disturbances, loads beside hand-overs, and a disk that fails.
+    seeded_walk("large core", large_core, runs=8, seed=2),
+    seeded_walk("policies", drawn_policy, runs=12, seed=2),
+    seeded_walk("crowded core", crowded_core, runs=60, seed=4),
+    seeded_walk("hand-over with loads", loading_hand_over, runs=40, seed=2),
+    seeded_walk("failing log", drawn_log, runs=20, seed=5),
     *([VLLM_WALK] if VLLM_IS_THERE else []),
 )
 """Those that can look here."""

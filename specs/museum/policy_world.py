@@ -1,0 +1,215 @@
+"""The world of one eviction policy, as the ledger calls it, with batches of any size in a large pool.
+
+Blocks are stored, used, touched, voided and evicted. Keys that were evicted come back, so a policy with
+ghosts moves its targets. Each search is told to protect some blocks. The ledger names what an offer has found
+resident, and what is being copied to another tier. Above sixteen slots batches and searches are arrays, and a
+policy has another code path for them.
+
+- A policy orders exactly the idle blocks: conservation (S1).
+- It chooses as many victims as were asked for, if that many may go: progress (S9).
+- No victim is in use: no reuse in flight (S3). None is protected: a match holds what it counts (S7).
+- To ask changes nothing, and the answer is the same: determinism (S11).
+- A policy that was saved and restored goes on as the first would have: events are state (S10).
+
+What a policy should prefer is not checked here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.ids import NO_IDS, SMALL, IdArray, listed, pack, unpack
+from kvsm.policies import POLICIES, Choice, make_policy
+from kvsm.properties import Property
+from kvsm.worlds.world import Action
+
+_NAMES = ("admit", "admit", "begin_use", "end_use", "end_use", "touch", "void", "evict", "evict", "save")
+_QUARTERS = 4
+"""A search protects some quarters of the blocks."""
+
+
+class PolicyWorld:
+    """A `World`. Two in which the same actions happened are equal.
+
+    An action is (name, size of the batch, which batch of this size). For `evict` it also says how many
+    quarters of the blocks are protected.
+    """
+
+    events: tuple[OffloadingEvent, ...] = ()
+    check_every = 50
+
+    def __init__(self, policy: str, capacity: int) -> None:
+        self._name, self._capacity = policy, capacity
+        self._policy = make_policy(policy, capacity)
+        self._free, self._idle, self._used = list(range(capacity)), list[int](), list[int]()
+        self._key_of: dict[int, bytes] = {}
+        self._gone: list[bytes] = []
+        """Keys that were stored once, the one that left last at the end."""
+        self._made = 0
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        return [(name, 1, 0, 0) if name == "evict" else (name, 1, 0) for name in dict.fromkeys(_NAMES)]
+
+    def draw(self, random: Random) -> Action:
+        name, batch = random.choice(_NAMES), random.randrange(1000)
+        most = random.choice((4, SMALL + 2, self._capacity // 2))
+        size = random.randint(min(most, SMALL), most) if most > 4 else random.randint(1, most)
+        return (name, size, batch, random.randrange(_QUARTERS)) if name == "evict" else (name, size, batch)
+
+    def do(self, action: Action) -> bool:
+        name, *numbers = action
+        done = bool(getattr(self, f"_do_{name}")(*numbers))
+        if len(self._policy) != len(self._idle):
+            message = f"the policy orders {len(self._policy)} blocks, and {len(self._idle)} are idle"
+            raise PropertyBroken(Property.CONSERVATION, message)
+        return done
+
+    @staticmethod
+    def _batch(slots: Sequence[int], size: int, which: int) -> list[int]:
+        return Random(which).sample(slots, min(size, len(slots)))
+
+    def _do_admit(self, size: int, which: int) -> bool:
+        """Blocks are stored. Half of them, where that is possible, were on the host before."""
+        slots = self._free[: min(size, len(self._free))]
+        back = self._batch(self._gone, len(slots) // 2, which)
+        new = [b"key %d" % (self._made + place) for place in range(len(slots) - len(back))]
+        self._made += len(new)
+        keys = [*map(bytes, back), *new]
+        recalled = self._policy.recall(keys)
+        if not set(recalled) <= set(back):
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{recalled} are recalled, and were never there")
+        self._policy.recalled(recalled)
+        self._policy.admitted(_ids(slots), keys)
+        self._gone = [key for key in self._gone if key not in set(back)]
+        self._key_of.update(zip(slots, keys))
+        del self._free[: len(slots)]
+        self._idle += slots
+        return bool(slots)
+
+    def _do_begin_use(self, size: int, which: int) -> bool:
+        """Matches pin blocks, but never all of them: there would be nothing to choose from."""
+        batch = self._batch(self._idle, min(size, len(self._idle) // 2), which)
+        self._policy.busy(_ids(batch))
+        self._move(batch, self._idle, self._used)
+        return bool(batch)
+
+    def _do_end_use(self, size: int, which: int) -> bool:
+        batch = self._batch(self._used, size, which)
+        self._policy.idle(_ids(batch))
+        self._move(batch, self._used, self._idle)
+        return bool(batch)
+
+    def _do_touch(self, size: int, which: int) -> bool:
+        batch = self._batch(self._idle, size, which)
+        self._policy.touched(_ids(batch))
+        return bool(batch)
+
+    def _do_void(self, size: int, which: int) -> bool:
+        """Bytes were found bad. Their blocks may be idle or in use."""
+        batch = self._batch([*self._idle, *self._used], min(size, 3), which)
+        self._policy.removed(_ids(batch))
+        for group in (self._idle, self._used):
+            self._move([slot for slot in batch if slot in group], group, self._free)
+        self._leave(batch)
+        return bool(batch)
+
+    def _do_save(self, _size: int, _which: int) -> bool:
+        """Another process goes on with what was saved."""
+        saved = self._policy.snapshot()
+        self._policy = make_policy(self._name, self._capacity)
+        self._policy.restore(saved)
+        if self._policy.snapshot() != saved:
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, "a restored policy saves another state")
+        return True
+
+    def _do_evict(self, size: int, which: int, quarters: int) -> bool:
+        """Room is made for a batch."""
+        kept = [*self._idle, *self._used]
+        protected = frozenset(self._batch(kept, len(kept) * quarters // _QUARTERS, which + 1))
+        choice = self._asked_twice(size, protected)
+        may_go = set(self._idle) - protected
+        if choice is None:
+            if len(may_go) >= size:
+                message = f"no {size} victims are found, and {len(may_go)} blocks may go"
+                raise PropertyBroken(Property.PROGRESS, message)
+            return False
+        victims, moved = listed(choice.victims), listed(choice.moved)
+        if len(victims) != size or len({*victims, *moved}) != len(victims) + len(moved):
+            message = f"of {size} victims, {len(victims)} are named, or one slot is named twice"
+            raise PropertyBroken(Property.CONSERVATION, message)
+        self._check_victims(victims, protected)
+        keys = [self._key_of[slot] for slot in victims]
+        self._policy.evicted(Choice(_ids(victims), _ids(moved)), keys)
+        self._move(victims, self._idle, self._free)
+        self._leave(victims)
+        return True
+
+    def _asked_twice(self, count: int, protected: frozenset[int]) -> Choice | None:
+        before = self._policy.snapshot()
+        choice, again = (self._policy.choose(count, protected) for _ in range(2))
+        same = _told(choice) == _told(again)
+        if not same or self._policy.snapshot() != before:
+            raise PropertyBroken(
+                Property.DETERMINISM, "to ask for victims twice changes the answer or the policy"
+            )
+        return choice
+
+    def _check_victims(self, victims: Sequence[int], protected: frozenset[int]) -> None:
+        wrong = [slot for slot in victims if slot not in set(self._idle)]
+        if wrong:
+            message = f"slots {wrong} are to be evicted, and are not idle"
+            raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+        wrong = [slot for slot in victims if slot in protected]
+        if wrong:
+            raise PropertyBroken(Property.MATCH_HOLDS, f"slots {wrong} are to be evicted, and are protected")
+
+    def _move(self, slots: Sequence[int], source: list[int], target: list[int]) -> None:
+        leaving = set(slots)
+        source[:] = [slot for slot in source if slot not in leaving]
+        target += slots
+
+    def _leave(self, slots: Sequence[int]) -> None:
+        self._gone += [self._key_of.pop(slot) for slot in slots]
+        del self._gone[: -2 * self._capacity]
+
+    # What must hold.
+
+    def check(self) -> None:
+        """It knows which blocks are idle. Raises `PropertyBroken`."""
+        idle = set(self._idle)
+        wrong = [slot for slot in range(self._capacity) if (slot in self._policy) != (slot in idle)]
+        if wrong:
+            message = f"the policy is wrong about which of slots {wrong} are idle"
+            raise PropertyBroken(Property.CONSERVATION, message)
+
+    def wind_down(self) -> Action | None:
+        """All uses end, and every block can be evicted."""
+        if self._used:
+            return ("end_use", len(self._used), 0)
+        return ("evict", len(self._idle), 0, 0) if self._idle else None
+
+    def describe(self) -> dict[str, str]:
+        counts = {"free": self._free, "idle": self._idle, "in use": self._used}
+        return {"policy": self._name, **{name: str(len(slots)) for name, slots in counts.items()}}
+
+    def fingerprint(self) -> bytes:
+        return repr((self._free, self._idle, self._used, self._policy.snapshot())).encode()
+
+
+def _ids(slots: Sequence[int]) -> IdArray:
+    """In the form in which the ledger hands them over."""
+    return unpack(pack(slots)) if slots else NO_IDS
+
+
+def _told(choice: Choice | None) -> tuple[Sequence[int], ...] | None:
+    return None if choice is None else (listed(choice.victims), listed(choice.moved))
+
+
+def drawn_policy(random: Random) -> PolicyWorld:
+    """Any policy, with a pool that is small or has some hundred slots."""
+    return PolicyWorld(random.choice(tuple(POLICIES)), random.choice((20, 60, random.randint(100, 300))))
