@@ -14,6 +14,7 @@ from unittest.mock import patch
 
 import torch
 from vllm import config as vllm
+from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -75,6 +76,7 @@ def make_config(
             async_scheduling=is_async,
             enable_chunked_prefill=True,
             policy="priority" if priorities else "fcfs",
+            disable_hybrid_kv_cache_manager=not has_groups(transfer),
         ),
         lora_config=vllm.LoRAConfig(max_loras=adapters, max_lora_rank=8) if adapters else None,
         kv_transfer_config=transfer,
@@ -83,6 +85,11 @@ def make_config(
         if kv_events
         else None,
     )
+
+
+def has_groups(transfer: Any) -> bool:
+    """Whether vLLM makes several KV cache groups with this connector, or all layers have full attention."""
+    return bool(KVConnectorFactory.supports_hma_config(transfer))
 
 
 def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:

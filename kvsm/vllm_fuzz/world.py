@@ -37,6 +37,7 @@ from contextlib import contextmanager
 from random import Random
 from typing import Any
 
+import msgspec
 import torch
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
@@ -49,7 +50,7 @@ from kvsm.errors import KvsmError, PropertyBroken, described, raised_at
 from kvsm.log.memory import MemoryLog
 from kvsm.properties import Property
 from kvsm.vllm_fuzz.completions import Completions
-from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, make_scheduler
+from kvsm.vllm_fuzz.configs import has_groups, hasher, make_config, make_kv_cache_config, make_scheduler
 from kvsm.vllm_fuzz.connectors import transfer_config
 from kvsm.vllm_fuzz.drawing import draw_action
 from kvsm.vllm_fuzz.ending import Ending, filled
@@ -76,6 +77,9 @@ class VllmWorld:
     def __init__(self, shape: EngineShape) -> None:
         install()
         torch.set_num_threads(1)
+        self._transfer = transfer_config(shape)
+        if not has_groups(self._transfer):
+            shape = msgspec.structs.replace(shape, full=True, windows=False)
         self.shape = shape
         self.events: MemoryLog = MemoryLog()
         """Of the connector, as far as `recorded.py` knows them."""
@@ -86,7 +90,6 @@ class VllmWorld:
         self._scheduled: list[EngineStep] = []
         self._executed: list[tuple[EngineStep, list[ModelRunnerOutput]]] = []
         self._settled = self._happened = 0
-        self._transfer = transfer_config(shape)
         self.scheduler: Any = None
         self.ranks: list[SimulatedRank] = []
         self._ending: Ending | None = None

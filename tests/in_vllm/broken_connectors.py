@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import (
     SimpleCPUOffloadConnector,
 )
@@ -111,6 +112,31 @@ class NeedsToBeScheduled(SimpleCPUOffloadConnector):
     def request_finished_all_groups(self, request: Any, block_ids: Any) -> Any:
         self._known.remove(request.request_id)
         return super().request_finished_all_groups(request, block_ids)
+
+
+class KnowsOneGroup(KVConnectorBase_V1):
+    """No bug: a connector that stores nothing, and does not support several KV cache groups."""
+
+    def start_load_kv(self, forward_context: Any, **options: Any) -> None:
+        pass
+
+    def wait_for_layer_load(self, layer_name: str) -> None:
+        pass
+
+    def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **options: Any) -> None:
+        pass
+
+    def wait_for_save(self) -> None:
+        pass
+
+    def get_num_new_matched_tokens(self, *_: Any) -> tuple[int, bool]:
+        return 0, False
+
+    def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
+        pass
+
+    def build_connector_meta(self, *_: Any) -> KVConnectorMetadata:
+        return KVConnectorMetadata()
 
 
 BROKEN = (

@@ -155,3 +155,9 @@ def test_vllms_offloading_connector_does_not_see_what_another_one_loads(
 def test_these_two_keep_out_of_each_others_way() -> None:
     shape = msgspec.structs.replace(beside(KVSM, True), extra={"connectors": [KVSM, SIMPLE]})
     assert rerun(lambda: VllmWorld(shape), LOAD_BESIDE_A_STORE).finding is None
+
+
+def test_a_connector_without_support_for_groups_is_walked() -> None:
+    """vLLM gives it one KV cache group, and windows count as full attention."""
+    failure = walked(EngineShape(connector="broken_connectors:KnowsOneGroup"), 6).failure
+    assert failure is None, str(failure)
