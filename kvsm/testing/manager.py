@@ -18,8 +18,8 @@ stored, being stored and being loaded. Checked:
   evicted (correct bytes, S15) or that is from before a reset (S14); a load reads the block of its key (S15);
 - what a load reads or a store writes is not evicted, and its block is not given away (no reuse in flight,
   S3);
-- there are never more keys than blocks; once all copies have ended, each block can be filled again, also
-  after stores that failed (conservation, S1);
+- there are never more keys than blocks; once all copies have ended, each block can be filled again, and an
+  offer that fits is taken, also after stores that failed (conservation, S1);
 - the KV events tell exactly which keys are stored, each change once (events are state, S10);
 - no call raises (S8); once all copies have ended nobody waits, and no work is pending (progress, S9).
 
@@ -134,6 +134,12 @@ class ManagerMachine(PropertyMachine):
     tiers_below = False
     """Whether it has tiers below the host pool. Then a key may hit again after it was evicted or reset."""
 
+    hits_hold = False
+    """Whether a hit holds until `on_schedule_end`: no store of its step evicts it. vLLM does not need it."""
+
+    schedule_end_is_last = features().schedule_end_is_last
+    """Whether `on_schedule_end` comes after the offers of a step, as in this vLLM, or before them."""
+
     requests: Bundle[OffloadRequest] = Bundle("requests")
     copies: Bundle[Copy] = Bundle("copies")
 
@@ -145,15 +151,25 @@ class ManagerMachine(PropertyMachine):
 
     # Rules.
 
-    @initialize(target=requests, blocks=st.runner().flatmap(lambda machine: machine.pools))
-    def open(self, blocks: int) -> MultipleResults[OffloadRequest]:
-        """Make the manager, and let two requests of one conversation arrive."""
+    @initialize(
+        target=requests,
+        blocks=st.runner().flatmap(lambda machine: machine.pools),
+        asks=st.booleans(),
+    )
+    def open(self, blocks: int, asks: bool) -> MultipleResults[OffloadRequest]:
+        """Make the manager, and let two requests of one conversation arrive.
+
+        asks: whether at the end all requests ask before new keys fill the pool.
+        """
+        self._asks = asks
         self.blocks, self._books = blocks, ManagerBooks(blocks, self.tiers_below)
         self._asked: list[OffloadRequest] = []
         self._live: list[Copy] = []
         self._dropped: list[Copy] = []
         self._fills = 0
         self._new: list[str] = []
+        self._promised: dict[OffloadRequest, dict[Key, None]] = {}
+        """What lookups of this step have hit, and no load has begun to read."""
         self._phase = "between steps"
         self.manager = self.make_manager(blocks)
         self.under_test.watch(self.manager, "manager", _CALLED, self.make_manager)
@@ -197,6 +213,40 @@ class ManagerMachine(PropertyMachine):
         with self._locked():
             return multiple(*self._offer(request, keys))
 
+    @rule(
+        target=copies,
+        asking=st.lists(requests, max_size=3),
+        load=st.booleans(),
+        offering=st.lists(requests, max_size=2),
+        new=st.sampled_from([0, 0, 1, LONGEST]),
+    )
+    def step(
+        self, asking: list[OffloadRequest], load: bool, offering: list[OffloadRequest], new: int
+    ) -> MultipleResults[Copy]:
+        """A whole step: some requests are looked up, others offer blocks.
+
+        load: whether the device has room for what they hit.
+        new: how many blocks with new keys are offered, by a request that is over then.
+        """
+        with self._locked():
+            self._end_step()
+            began = list[Copy]()
+            for request in dict.fromkeys(asking):
+                if not request.over and not request.copies:
+                    hits = self._hits(request, 0)
+                    began += self._load(request, hits) if hits and load else []
+            for request in dict.fromkeys(offering):
+                if not request.over and not request.copies:
+                    began += self._offer_next(request)
+            if new:
+                self._fills += 1
+                stranger = self._arrive(_keys(f"new{self._fills}-", new))
+                began += self._offer_next(stranger)
+                self._finish(stranger)
+            self._end_step()
+            self._take_events()
+            return multiple(*began)
+
     @rule(copy=consumes(copies), good=st.sampled_from([True, True, True, False]))
     def end(self, copy: Copy, good: bool) -> None:
         """A copy has ended on all ranks. good: whether a store succeeded; a load always has."""
@@ -229,11 +279,11 @@ class ManagerMachine(PropertyMachine):
             self._end_step(names)
             self._take_events()
 
-    @rule()
-    def let_all_end(self) -> None:
-        """All copies end, and the manager has its steps until no work is pending."""
+    @rule(good=st.sampled_from([True, True, False]))
+    def let_all_end(self, good: bool) -> None:
+        """All copies end, and the manager has its steps until no work is pending. good: as in `end`."""
         with self._locked():
-            self._let_all_end()
+            self._let_all_end(good)
 
     @rule(conversation=st.sampled_from(CONVERSATIONS), length=st.integers(1, LONGEST))
     def serve(self, conversation: str, length: int) -> None:
@@ -261,6 +311,14 @@ class ManagerMachine(PropertyMachine):
                     self._end(copy, good=True)
             self._finish(request)
 
+    @rule(request=requests)
+    def offer_at_rest(self, request: OffloadRequest) -> None:
+        """At rest, a request offers what it has not stored yet: an offer that fits is taken."""
+        if not request.over:
+            with self._locked():
+                self._let_all_end()
+                self._offer_at_rest(request)
+
     @rule()
     def fill(self) -> None:
         """At rest, new keys fill the whole pool: no block is lost."""
@@ -287,20 +345,21 @@ class ManagerMachine(PropertyMachine):
         """Go on to this phase of a step: "lookups", then "stores"."""
         if (self._phase, phase) == ("stores", "lookups"):
             self._end_step()
-        if phase == "stores" and self._phase != "stores" and not features().schedule_end_is_last:
+        if phase == "stores" and self._phase != "stores" and not self.schedule_end_is_last:
             self._tell_schedule_end()
         self._phase = phase
 
     def _end_step(self, preempted: Collection[str] = ()) -> None:
         if self._phase == "between steps":
             return
-        if features().schedule_end_is_last or self._phase == "lookups":
+        if self.schedule_end_is_last or self._phase == "lookups":
             self._tell_schedule_end(preempted)
         self._phase = "between steps"
         self.manager.get_stats()
 
     def _tell_schedule_end(self, preempted: Collection[str] = ()) -> None:
         new, self._new = self._new, []
+        self._promised.clear()
         self.manager.on_schedule_end(ScheduleEndContext(new, preempted))
 
     def _arrive(self, keys: Sequence[Key]) -> OffloadRequest:
@@ -319,6 +378,7 @@ class ManagerMachine(PropertyMachine):
             self._must_be(answer, LookupResult, f"lookup({key!r}, {request})")
             if answer is LookupResult.HIT:
                 self._compare(self._books.hit, key)
+                self._promised.setdefault(request, {})[key] = None
                 hits.append(key)
             elif answer is LookupResult.MISS:
                 self._compare(self._books.missed, key)
@@ -343,6 +403,7 @@ class ManagerMachine(PropertyMachine):
             self.manager.get_load_source(key, request.context)
         self._take_events_of_tiers()
         spec = self.manager.prepare_load(keys, request.context)
+        self._promised.pop(request, None)
         self._books.load_begins(keys, self._blocks_of(spec, f"prepare_load({keys}, {request})"))
         if not request.was_scheduled:
             request.was_scheduled = True
@@ -357,12 +418,37 @@ class ManagerMachine(PropertyMachine):
         if answer is None:
             return []
         self._must_be(answer, PrepareStoreOutput, call)
-        stored = list(answer.keys_to_store)
-        self._books.store_begins(
-            keys, stored, list(answer.evicted_keys), self._blocks_of(answer.store_spec, call)
-        )
+        stored, evicted = list(answer.keys_to_store), list(answer.evicted_keys)
+        self._check_promises(evicted)
+        self._books.store_begins(keys, stored, evicted, self._blocks_of(answer.store_spec, call))
         request.offered += len(keys)
         return [self._began(Copy(request, stored, is_store=True))] if stored else []
+
+    def _offer_next(self, request: OffloadRequest) -> list[Copy]:
+        """The request offers all that it has not offered yet, as far as it fits the pool."""
+        keys = request.keys[request.offered : request.offered + self.blocks]
+        return self._offer(request, keys) if keys else []
+
+    def _offer_at_rest(self, request: OffloadRequest) -> None:
+        """The same, again and again. Each offer fits, so it is taken."""
+        while request.offered < len(request.keys):
+            offered = request.offered
+            copies = self._offer_next(request)
+            if request.offered == offered:
+                keys = request.keys[offered : offered + self.blocks]
+                message = f"at rest request {request} offers {keys} for {self.blocks} blocks"
+                raise PropertyBroken(Property.CONSERVATION, f"{message}, and is told that there is no room")
+            self._end_step()
+            for copy in copies:
+                self._end(copy, good=True)
+            self._take_events()
+
+    def _check_promises(self, evicted: Collection[Key]) -> None:
+        """No hit of this step is evicted, if hits hold."""
+        for request, keys in self._promised.items():
+            if self.hits_hold and (gone := [key for key in keys if key in evicted]):
+                message = f"{gone} are evicted, but request {request} was told in this step that it hits them"
+                raise PropertyBroken(Property.MATCH_HOLDS, message)
 
     def _began(self, copy: Copy) -> Copy:
         self._live.append(copy)
@@ -394,12 +480,14 @@ class ManagerMachine(PropertyMachine):
     def _finish(self, request: OffloadRequest) -> None:
         self._begin("stores")
         request.over = True
+        self._promised.pop(request, None)
         self.manager.on_request_finished(request.context)
 
     def _reset(self) -> None:
         self._end_step()
         self._take_events()
         self.manager.reset_cache()
+        self._promised.clear()
         self._books.reset()
         self._take_events()
         self._books.nothing_is_announced()
@@ -446,10 +534,10 @@ class ManagerMachine(PropertyMachine):
         blocks: Iterable[Any] | None = getattr(spec, "block_ids", None)
         return None if blocks is None else [int(block) for block in blocks]
 
-    def _let_all_end(self) -> None:
+    def _let_all_end(self, good: bool = True) -> None:
         self._end_step()
         for copy in [*self._live, *self._dropped]:
-            self._end(copy, good=True)
+            self._end(copy, good)
         for _ in range(STEPS_TO_REST):
             self._begin("lookups")
             self._end_step()
@@ -492,12 +580,18 @@ class ManagerMachine(PropertyMachine):
         """Bring everything to rest, and check that nothing is left."""
         with self._locked():
             self._let_all_end()
-            for request in self._asked:
-                if not request.over:
-                    self._answer(request)
-                    self._finish(request)
             for conversation in CONVERSATIONS:
-                self._answer(self._arrive(_keys(conversation, LONGEST)))
+                self._arrive(_keys(conversation, LONGEST))
+            waiting = [request for request in self._asked if not request.over]
+            for request in waiting if self._asks else ():
+                self._answer(request)
+            self._let_all_end()
+            # Requests that wait hold no block.
+            self._fill()
+            for request in waiting:
+                self._offer_at_rest(request)
+                self._answer(request)
+                self._finish(request)
             self._let_all_end()
             self._fill()
 

@@ -129,16 +129,20 @@ class KvsmManager(OffloadingManager):
         if found is _MISS:
             self._missed.setdefault(request, key)
             return LookupResult.MISS
-        if found is _HIT and self._may_promise(request):
+        if found is _HIT and self._may_promise(request, key):
             self._promises.add(request, key)
             return LookupResult.HIT
         return LookupResult.HIT_PENDING
 
-    def _may_promise(self, request: str) -> bool:
-        """Whether the request could load one more key besides all that is promised."""
-        transfers = len(self._core.ledger.transfers) + len(self._promises.by_request)
+    def _may_promise(self, request: str, key: bytes) -> bool:
+        """Whether the request could load this key besides all that is promised. What is promised stays so:
+        several KV cache groups ask for a key more than once in a step."""
+        promised = self._promises.by_request
+        if key in promised.get(request, ()):
+            return True
+        transfers = len(self._core.ledger.transfers) + len(promised) + (request not in promised)
         blocks = (self._promises.num_keys + 1) * self._chunk
-        has_room = transfers < self._max_transfers and blocks <= self._placeholders.num_free
+        has_room = transfers <= self._max_transfers and blocks <= self._placeholders.num_free
         return has_room and self._core.may_match(request)
 
     def get_load_source(self, key: Any, req_context: Any) -> CacheHitSource:  # noqa: ARG002 (vLLM's signature)

@@ -20,6 +20,7 @@ so (`runtime.py`).
 What is checked beside the words, the order of copies and the errors of calls:
 
     completions.py     each end of a transfer is told once
+    stored_bytes.py    what kvsm has on the host, beside what was computed
     ending.py          what is asked at the end of a run: the three checks below, and the shutdown
     kv_event_check.py  published KV events, folded, beside what the device and the host have
     host_probe.py      what the host has, asked of any connector

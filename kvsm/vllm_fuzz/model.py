@@ -149,8 +149,16 @@ class ModelRunner:
                     Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"
                 )
 
+    def words(self, group: int, hashes: Sequence[int]) -> Words:
+        """What this group holds for tokens with these hashes, before a rank is mixed in."""
+        return np.array([_word(one, self._salt(group)) for one in hashes], np.uint64)
+
     def _salt(self, group: int) -> int:
         return (self.epoch << 8) + group
+
+
+def _word(hash: int, salt: int) -> int:
+    return (hash + salt * 0x9E3779B97F4A7C15) % 2**64
 
 
 class _PlaceList:
@@ -165,7 +173,7 @@ class _PlaceList:
             block, offset = divmod(place, BLOCK_TOKENS)
             self._blocks.append(table[block])
             self._offsets.append(offset)
-            self._words.append((word + salt * 0x9E3779B97F4A7C15) % 2**64)
+            self._words.append(_word(word, salt))
             self._names.append(f"token {place} of request {name}")
 
     def places(self) -> Places:

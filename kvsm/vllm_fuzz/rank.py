@@ -42,6 +42,7 @@ class SimulatedRank:
         self._ends: list[Any] = []
         self.runtime = Runtime(self._memory)
         self._pools, self._groups = count(), shape.groups
+        self._host: HostPool | None = None
         self.faults = RankFaults(self._words)
         names = [f"layer.{group}" for group in range(shape.groups)]
         with (
@@ -128,21 +129,31 @@ class SimulatedRank:
         if self.runtime.device.races:
             raise PropertyBroken(Property.COPY_ORDER, f"rank {self._number}: {self.runtime.device.races[0]}")
 
+    def mixed(self, words: Words) -> Words:
+        """These words as this rank writes them."""
+        return words * np.uint64(2 * self._number + 1)
+
+    def host_words(self, block: int) -> Words | None:
+        """The words of a block of kvsm's host pool; None if this rank has no such pool."""
+        if self._host is None:
+            return None
+        words: Words = self._host.blocks[block].view(np.uint64)
+        return words
+
     def _make_copies(
         self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
     ) -> RankCopies:
-        pool = HostPool(host_blocks, BLOCK_BYTES, path=path)
+        pool = self._host = HostPool(host_blocks, BLOCK_BYTES, path=path)
         device = PoolDevice(self.runtime, list(tensors), pool.blocks, next(self._pools))
         return RankCopies(self.faults.over(StreamCopyEngine(device)), pool)
 
     def _compute(self, step: EngineStep) -> None:
         reads, writes = step.reads, step.writes
-        mix = np.uint64(2 * self._number + 1)
 
         def action() -> None:
             # In each layer, all tokens of a step are written before any token looks back.
-            self._words[writes.blocks, writes.offsets] = writes.words * mix
-            right = self._words[reads.blocks, reads.offsets] == reads.words * mix
+            self._words[writes.blocks, writes.offsets] = self.mixed(writes.words)
+            right = self._words[reads.blocks, reads.offsets] == self.mixed(reads.words)
             for place in np.flatnonzero(~right):
                 self._wrong.append(
                     f"rank {self._number}, device block {reads.blocks[place]} does not hold "

@@ -19,11 +19,12 @@ double RANK                                the report of its next step is repeat
 probe, fill, shutdown                      the end of a run: `ending.py` says what they check
 =========================================  ======================================================
 
-Checked: what each step reads is what was computed for these tokens (correct bytes, S15), and no two
-accesses of a device are unordered (S12). No call raises (S8). At rest every client has its tokens, and no
-device block is held (S4). The way to rest ends (S9). After a reset of all caches the weights are others, so
-what was stored before is wrong wherever it is read (S14 is seen as S15). Each end of a transfer is told once
-(`completions.py`). At the end of a run: KV events, lost host blocks, and the shutdown (`ending.py`).
+Checked: what each step reads is what was computed for these tokens (correct bytes, S15). So is what kvsm has
+on the host (`stored_bytes.py`). No two accesses of a device are unordered (S12). No call raises (S8). At rest
+every client has its tokens, and no device block is held (S4). The way to rest ends (S9). After a reset of all
+caches the weights are others, so what was stored before is wrong wherever it is read (S14 is seen as S15).
+Each end of a transfer is told once (`completions.py`). At the end of a run: KV events, lost host blocks, and
+the shutdown (`ending.py`).
 
 Not checked: time. Not drawn: mamba groups, pictures, lost reports. `faults.py` says which connectors must
 survive `fail`, `late` and `double`.
@@ -59,6 +60,7 @@ from kvsm.vllm_fuzz.rank import SimulatedRank
 from kvsm.vllm_fuzz.recorded import record_manager, recording
 from kvsm.vllm_fuzz.shape import MOST_TOKENS, VOCABULARY, EngineShape
 from kvsm.vllm_fuzz.stand_ins import install, shared_memory_of
+from kvsm.vllm_fuzz.stored_bytes import StoredBytes
 from kvsm.worlds.world import Action
 
 MOST_SETTLING, MOST_SETTLING_A_REQUEST = 100, 30
@@ -93,6 +95,7 @@ class VllmWorld:
         self.scheduler: Any = None
         self.ranks: list[SimulatedRank] = []
         self._ending: Ending | None = None
+        self._stored: StoredBytes | None = None
 
     # The protocol of a world.
 
@@ -121,6 +124,8 @@ class VllmWorld:
     def check(self) -> None:
         for rank in self.ranks:
             rank.check()
+        if self._stored is not None and self._ending is not None and not self._ending.is_over:
+            self._stored.check(self.asked, self._truths, self._runner)
         if self.scheduler is not None and self._is_at_rest():
             self._completions.check_at_rest()
             self._check_device_blocks()
@@ -185,6 +190,7 @@ class VllmWorld:
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
             record_manager(self.scheduler.connector, self.events)
             self._completions = Completions(self.scheduler.connector, shape.ranks)
+            self._stored = StoredBytes(self.scheduler.connector, self.ranks, shape.groups)
             self._ending = Ending(self, threads)
             self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
         for rank in self.ranks:

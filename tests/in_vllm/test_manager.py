@@ -364,6 +364,30 @@ def test_a_hit_that_cannot_be_loaded_now_is_pending() -> None:
     rig.check()
 
 
+def test_what_is_promised_stays_promised_when_it_is_asked_for_again() -> None:
+    """vLLM asks for a key more than once in a step, if a model has several KV cache groups. The first answer
+    has counted the key and its transfer."""
+    rig = Rig(2)
+    rig.store(keys(1, 2))
+    loading, asking = rig.context("loading"), rig.context("asking")
+    rig.manager.prepare_load(keys(1, 2), loading)
+    for _ in range(2):
+        assert [rig.manager.lookup(name, asking) for name in keys(1, 2)] == [HIT, HIT]
+    rig.manager.prepare_load(keys(1, 2), asking)
+    rig.check()
+
+
+def test_a_promised_load_has_room_for_its_next_key() -> None:
+    """It is one transfer, whatever the number of its keys."""
+    rig = Rig(16, max_live_transfers=2)
+    rig.store(keys(1, 2, 3))
+    loading, asking = rig.context("loading"), rig.context("asking")
+    rig.manager.prepare_load(keys(3), loading)
+    assert [rig.manager.lookup(name, asking) for name in keys(1, 2)] == [HIT, HIT]
+    rig.manager.prepare_load(keys(1, 2), asking)
+    rig.check()
+
+
 def test_loads_find_room_that_stores_must_leave() -> None:
     """Stores take at most half of the transfers, because a load cannot wait."""
     rig = Rig(16, max_live_transfers=4)
