@@ -25,7 +25,7 @@ from kvsm.cli.signals import EndRequest, ends_with_sigterm
 from kvsm.cli.walking import shown_search, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
-from kvsm.vllm_fuzz.drawing import ALPHABET
+from kvsm.vllm_fuzz.drawing import ALPHABET, FAULT_ALPHABET
 from kvsm.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
 from kvsm.worlds.world import Action, Finding, World
 
@@ -86,7 +86,8 @@ class Choices(msgspec.Struct, frozen=True):
 
     def alphabet(self) -> dict[Action, str]:
         """The actions of all short schedules, and who takes each."""
-        return {action: actor for action, actor in ALPHABET.items() if action[0] not in self.without}
+        faults = {action: actor for action, actor in FAULT_ALPHABET.items() if action[0] in self.faults}
+        return {one: actor for one, actor in {**ALPHABET, **faults}.items() if one[0] not in self.without}
 
     def with_faults(self) -> Choices:
         """The same, with the faults that the connector must survive."""
@@ -197,8 +198,12 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector my_package.my_module:MyConnector --seed 7 --runs 500
       kvsm vllm-fuzz --connector OffloadingConnector --systematic 4
 
-    With --systematic N, each schedule of at most N actions, of ten kinds, runs in two small engines: with
-    steps one after the other, and with steps that overlap. One more action takes seven times as long.
+    Workers have the faults that the connector must survive: copies fail, reports come late or twice. Copies
+    of kvsm's connectors also hang, or take longer than transfer_timeout_s.
+
+    With --systematic N, each schedule of at most N actions runs in two small engines: with steps one after
+    the other, and with steps that overlap. There are ten actions and up to seven faults. One more action
+    takes seven to twelve times as long.
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
     is mended. `kvsm fuzz --replay DIR` repeats it. Two failures count as one defect if they break the same
@@ -308,8 +313,10 @@ class Hunt:
 
     def run_all(self, most: int, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
         """Run every schedule of at most this many actions, until a limit. Raises `ConfigError` as `run`."""
-        cases, actions = self._choices.small_cases(), self._choices.alphabet()
+        cases = self._choices.small_cases()
         cases[0].make()
+        self._choices = self._choices.with_faults()
+        actions = self._choices.alphabet()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, all schedules of {most} actions")
         done, interrupted = [ScheduleCounts() for _ in cases], False

@@ -38,7 +38,10 @@ def classes_of(transfer: Any) -> list[type]:
 
 def faults_of(connector: str, extra: Mapping[str, Any]) -> tuple[str, ...]:
     """The faults that this connector must survive. Raises `ConfigError` for a connector that is not there."""
-    return survived_by(classes_of(transfer_config(EngineShape(connector=connector, extra=dict(extra)))))
+    transfer = transfer_config(EngineShape(connector=connector, extra=dict(extra)))
+    options = transfer.kv_connector_extra_config
+    children = [one.get("kv_connector_extra_config") or {} for one in options.get(_CHILDREN) or ()]
+    return survived_by(classes_of(transfer), children or [options])
 
 
 def _completed(given: Mapping[str, Any], shape: EngineShape) -> dict[str, Any]:

@@ -33,10 +33,12 @@ KINDS = {
     "fail": 6,
     "late": 2,
     "double": 3,
+    "lose": 2,
+    "slow": 2,
 }
 """The kinds of actions, and how often each is drawn. `world.py` says what they do."""
 
-FAULTS = ("fail", "late", "double")
+FAULTS = ("fail", "late", "double", "lose", "slow")
 """The kinds of actions that are faults. `faults.py` says who must survive them."""
 
 
@@ -95,6 +97,11 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     def groups(self) -> int:
         """How many KV cache groups it has."""
         return len(self.windows_of_groups)
+
+    @property
+    def spare_blocks(self) -> int:
+        """How many device blocks it can lose, and still serve its largest request."""
+        return self.device_blocks - self.groups * (MOST_TOKENS // BLOCK_TOKENS + 1)
 
     @property
     def most_steps(self) -> int:

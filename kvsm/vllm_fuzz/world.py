@@ -16,6 +16,8 @@ settle                                     copies, then a step from schedule to 
 fail RANK WHAT                             the next copy of a kind fails on this rank
 late RANK STEPS                            its next reports are held back for this number of its steps
 double RANK                                the report of its next step is repeated in the step after it
+lose RANK WHAT                             the next copy of a kind hangs on this rank, and is never reported
+slow                                       `transfer_timeout_s` passes, and copies on the way have not ended
 probe, fill, shutdown                      the end of a run: `ending.py` says what they check
 =========================================  ======================================================
 
@@ -25,8 +27,8 @@ device block is held (S4). The way to rest ends (S9). After a reset of all cache
 what was stored before is wrong wherever it is read (S14 is seen as S15). Each end of a transfer is told once
 (`completions.py`). At the end of a run: KV events, lost host blocks, and the shutdown (`ending.py`).
 
-Not checked: time. Not drawn: mamba groups, pictures, lost reports. `faults.py` says which connectors must
-survive `fail`, `late` and `double`.
+Time stands still but for lost and slow copies (`lost_copies.py`). Not drawn: mamba groups, pictures.
+`faults.py` says which connectors must survive which faults.
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from kvsm.vllm_fuzz.configs import hasher, make_config, make_kv_cache_config, ma
 from kvsm.vllm_fuzz.connectors import transfer_config
 from kvsm.vllm_fuzz.drawing import draw_action
 from kvsm.vllm_fuzz.ending import Ending, filled
+from kvsm.vllm_fuzz.lost_copies import SETTLING_A_LOSS, LostCopies
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
 from kvsm.vllm_fuzz.recorded import record_manager, recording
@@ -90,6 +93,7 @@ class VllmWorld:
         self.scheduler: Any = None
         self.ranks: list[SimulatedRank] = []
         self._ending: Ending | None = None
+        self._lost = LostCopies(shape)
 
     # The protocol of a world.
 
@@ -127,7 +131,7 @@ class VllmWorld:
     def wind_down(self) -> Action | None:
         if self._is_at_rest():
             return self._ending.next() if self._ending is not None else None
-        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self.asked)
+        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self.asked) + SETTLING_A_LOSS * self._lost.lost
         if self._settled > most:
             left = [f"{name} is {one.status.name}" for name, one in self.scheduler.requests.items()]
             what = "; ".join(left) or "no request, but the connector wants more steps"
@@ -176,7 +180,8 @@ class VllmWorld:
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
         with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self.ranks = [
-                SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
+                SimulatedRank(config, kv_cache, connector, shape, rank, self._lost)
+                for rank in range(shape.ranks)
             ]
             with recording(self.events):
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
@@ -184,6 +189,8 @@ class VllmWorld:
             self._completions = Completions(self.scheduler.connector, shape.ranks)
             self._ending = Ending(self, threads)
             self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
+        self._lost.give_clock_to(self.scheduler.connector)
+        self._lost.while_waiting = self._others_go_on
         for rank in self.ranks:
             rank.faults.blocks_of = self._loading
 
@@ -280,7 +287,8 @@ class VllmWorld:
 
     def _copies(self) -> bool:
         with self.calling("a copy"):
-            return any(rank.run_all() for rank in self.ranks)
+            happened = [rank.run_all() for rank in self.ranks]
+        return any(happened)
 
     def _abort(self, number: int) -> bool:
         waiting = [name for name, one in self.asked.items() if not one.is_finished()]
@@ -312,6 +320,23 @@ class VllmWorld:
     def _double(self, rank: int) -> bool:
         return self._has(rank) and self.ranks[rank].faults.double()
 
+    def _lose(self, rank: int, what: int) -> bool:
+        return self._has(rank) and self.ranks[rank].faults.lose(what)
+
+    def _slow(self) -> bool:
+        return self._lost.time_out()
+
+    def _others_go_on(self) -> None:
+        """While a rank waits for a lost copy, all that is queued happens, and reports arrive."""
+        for rank in self.ranks:
+            rank.run_all()
+            rank.faults.hold(0)
+
+    @property
+    def lost_host_blocks(self) -> int:
+        """How many host blocks may be missing, because copies were given up."""
+        return self._lost.num_host_blocks()
+
     def _has(self, rank: int) -> bool:
         return rank < len(self.ranks)
 
@@ -325,6 +350,7 @@ class VllmWorld:
 
     def _settle(self) -> bool:
         self._settled += 1
+        self._lost.settle()
         self._copies()
         while self._schedule():
             pass
@@ -344,12 +370,13 @@ class VllmWorld:
 
     def to_rest(self) -> None:
         """Settle until the engine is at rest. Raises `PropertyBroken` if it never is (progress, S9)."""
-        for _ in range(MOST_SETTLING):
+        most = MOST_SETTLING + SETTLING_A_LOSS * self._lost.lost
+        for _ in range(most):
             if self._is_at_rest():
                 return
             self._settle()
         raise PropertyBroken(
-            Property.PROGRESS, f"all copies have ended, and after {MOST_SETTLING} steps there is work"
+            Property.PROGRESS, f"all copies have ended, and after {most} steps there is work"
         )
 
     @classmethod
@@ -370,7 +397,9 @@ class VllmWorld:
 
     def _check_device_blocks(self) -> None:
         pool = self.scheduler.kv_cache_manager.block_pool
-        held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
+        # A lost load may still write its blocks, so they are held for ever, and the pool counts without them.
+        retired = self._lost.device_blocks()
+        held = [one.block_id for one in pool.blocks[1:] if one.ref_cnt and one.block_id not in retired]
         if held or pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
             raise PropertyBroken(
                 Property.ONE_RELEASE_PER_HOLD,
