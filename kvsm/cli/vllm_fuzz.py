@@ -64,16 +64,17 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What is walked. faults: faults of workers that are drawn."""
+    """What is walked. faults: faults of workers that are drawn. mamba: whether mamba layers are."""
 
     connector: str
     extra: dict[str, Any]
     without: tuple[str, ...]
     faults: tuple[str, ...]
+    mamba: bool = False
 
     def case(self, random: Random) -> WalkCase:
         """A run's world."""
-        shape = draw_shape(random, self.faults)
+        shape = draw_shape(random, self.faults, self.mamba)
         return WalkCase(
             "vllm",
             msgspec.structs.replace(shape, connector=self.connector, extra=self.extra, without=self.without),
@@ -89,12 +90,13 @@ class Choices(msgspec.Struct, frozen=True):
         faults = {action: actor for action, actor in FAULT_ALPHABET.items() if action[0] in self.faults}
         return {one: actor for one, actor in {**ALPHABET, **faults}.items() if one[0] not in self.without}
 
-    def with_faults(self) -> Choices:
-        """The same, with the faults that the connector must survive."""
-        from kvsm.vllm_fuzz.connectors import faults_of
+    def fitted(self) -> Choices:
+        """The same, with the faults that the connector must survive, and mamba layers if it serves them."""
+        from kvsm.vllm_fuzz.connectors import faults_of, serves_mamba
 
         faults = dict.fromkeys((*faults_of(self.connector, self.extra), *self.faults))
-        return msgspec.structs.replace(self, faults=tuple(faults))
+        mamba = serves_mamba(self.connector, self.extra)
+        return msgspec.structs.replace(self, faults=tuple(faults), mamba=mamba)
 
 
 def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dict[str, Any]:
@@ -183,8 +185,8 @@ def vllm_fuzz(
     No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
     and both sides of the connector are real. The model only writes and checks words. Copies are steps of a
     simulated device, and end when the seed says so. Requests share prefixes, and are preempted, aborted and
-    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows and
-    two ranks.
+    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows, mamba
+    states and two ranks.
 
     Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no
     call raises; all work ends, and each end is told once; then every client has its tokens, no device block
@@ -251,7 +253,7 @@ class Hunt:
         """Walk until a limit. first: or until the first defect. Raises `ConfigError` for a connector that is
         not there."""
         self._choices.case(Random(0)).make()
-        self._choices = self._choices.with_faults()
+        self._choices = self._choices.fitted()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, seed {self._seed}")
         if seconds is None and runs is None:
@@ -315,7 +317,7 @@ class Hunt:
         """Run every schedule of at most this many actions, until a limit. Raises `ConfigError` as `run`."""
         cases = self._choices.small_cases()
         cases[0].make()
-        self._choices = self._choices.with_faults()
+        self._choices = self._choices.fitted()
         actions = self._choices.alphabet()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, all schedules of {most} actions")

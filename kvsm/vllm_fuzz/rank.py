@@ -24,7 +24,7 @@ from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
 from kvsm.vllm_fuzz.configs import changed
 from kvsm.vllm_fuzz.faults import RankFaults
 from kvsm.vllm_fuzz.lost_copies import LostCopies
-from kvsm.vllm_fuzz.model import EngineStep, Words
+from kvsm.vllm_fuzz.model import EngineStep, Places, Words
 from kvsm.vllm_fuzz.runtime import PoolDevice, Runtime
 from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
 from kvsm.vllm_fuzz.stand_ins import is_simulated
@@ -162,22 +162,25 @@ class SimulatedRank:
         return RankCopies(self.faults.over(StreamCopyEngine(device)), pool)
 
     def _compute(self, step: EngineStep) -> None:
-        reads, writes = step.reads, step.writes
+        before, reads, writes = step.before, step.reads, step.writes
         mix = np.uint64(2 * self._number + 1)
+
+        def look(places: Places) -> None:
+            right = self._words[places.blocks, places.offsets] == places.words * mix
+            for place in np.flatnonzero(~right):
+                self._wrong.append(
+                    f"rank {self._number}, device block {places.blocks[place]} does not hold "
+                    f"{places.names[place]}"
+                )
 
         def action() -> None:
             # In each layer, all tokens of a step are written before any token looks back.
+            look(before)
             self._words[writes.blocks, writes.offsets] = writes.words * mix
-            right = self._words[reads.blocks, reads.offsets] == reads.words * mix
-            for place in np.flatnonzero(~right):
-                self._wrong.append(
-                    f"rank {self._number}, device block {reads.blocks[place]} does not hold "
-                    f"{reads.names[place]}"
-                )
+            look(reads)
 
-        self.runtime.device.launch(
-            "step", sorted({*reads.blocks.tolist()}), sorted({*writes.blocks.tolist()}), action
-        )
+        read = {*before.blocks.tolist(), *reads.blocks.tolist()}
+        self.runtime.device.launch("step", sorted(read), sorted({*writes.blocks.tolist()}), action)
 
 
 def _workers_of_kvsm(connector: Any) -> list[Any]:

@@ -27,7 +27,7 @@ device block is held (S4). The way to rest ends (S9). After a reset of all cache
 what was stored before is wrong wherever it is read (S14 is seen as S15). Each end of a transfer is told once
 (`completions.py`). At the end of a run: KV events, lost host blocks, and the shutdown (`ending.py`).
 
-Time stands still but for lost and slow copies (`lost_copies.py`). Not drawn: mamba groups, pictures.
+Time stands still but for lost and slow copies (`lost_copies.py`). Not drawn: pictures.
 `faults.py` says which connectors must survive which faults.
 """
 
@@ -176,6 +176,7 @@ class VllmWorld:
             priorities=shape.priorities,
             adapters=shape.adapters,
             kv_events=shape.kv_events,
+            mamba=shape.mamba,
         )
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
         with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
