@@ -39,6 +39,7 @@ from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig, StepOutput, StoreMode
 from kvsm.scheduler.free_queue import FreeQueueWalk, WalkState
+from kvsm.scheduler.groups import group_suffix
 from kvsm.scheduler.retry import RetryStamp
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.worlds.small_engine import SmallEngine
@@ -697,6 +698,20 @@ def test_chunks_that_have_left_their_window_are_passed_over(computed: int, store
     hand.admit(request, [*range(10, 18)])
     hand.compute(request, computed)
     assert blocks_stored(hand.step(request)) == stored
+
+
+@pytest.mark.parametrize("has_prefix_cache", [True, False])
+def test_what_a_pool_does_not_know_is_not_stored_from_a_window(has_prefix_cache: bool) -> None:
+    """A pool without a prefix cache cannot say whether a block still holds the window's content (S15)."""
+    sliding = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=6)
+    pool, request = SmallPool(16), SmallRequest("r", range(9), 3)
+    hand = Hand(KVCacheGroup(HASH_TOKENS), sliding, pool=pool)
+    full, window = pool.take(3), pool.take(3)
+    hand.admit(request, full, window)
+    hand.compute(request)
+    for place in range(2) if has_prefix_cache else ():
+        pool.cache(window[place], request.block_hashes[place] + group_suffix(1))
+    assert blocks_stored(hand.step(request)) == [*full[:2], *(window[:2] if has_prefix_cache else [])]
 
 
 def test_chunks_with_a_block_that_is_none_are_passed_over() -> None:

@@ -25,7 +25,7 @@ from kvsm.cli.signals import EndRequest, ends_with_sigterm
 from kvsm.cli.walking import shown_search, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.executors.executor import Executor
-from kvsm.vllm_fuzz.drawing import ALPHABET
+from kvsm.vllm_fuzz.drawing import ALPHABET, FAULT_ALPHABET
 from kvsm.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
 from kvsm.worlds.world import Action, Finding, World
 
@@ -64,16 +64,17 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What is walked. faults: faults of workers that are drawn."""
+    """What is walked. faults: faults of workers that are drawn. mamba: whether mamba layers are."""
 
     connector: str
     extra: dict[str, Any]
     without: tuple[str, ...]
     faults: tuple[str, ...]
+    mamba: bool = False
 
     def case(self, random: Random) -> WalkCase:
         """A run's world."""
-        shape = draw_shape(random, self.faults)
+        shape = draw_shape(random, self.faults, self.mamba)
         return WalkCase(
             "vllm",
             msgspec.structs.replace(shape, connector=self.connector, extra=self.extra, without=self.without),
@@ -86,14 +87,16 @@ class Choices(msgspec.Struct, frozen=True):
 
     def alphabet(self) -> dict[Action, str]:
         """The actions of all short schedules, and who takes each."""
-        return {action: actor for action, actor in ALPHABET.items() if action[0] not in self.without}
+        faults = {action: actor for action, actor in FAULT_ALPHABET.items() if action[0] in self.faults}
+        return {one: actor for one, actor in {**ALPHABET, **faults}.items() if one[0] not in self.without}
 
-    def with_faults(self) -> Choices:
-        """The same, with the faults that the connector must survive."""
-        from kvsm.vllm_fuzz.connectors import faults_of
+    def fitted(self) -> Choices:
+        """The same, with the faults that the connector must survive, and mamba layers if it serves them."""
+        from kvsm.vllm_fuzz.connectors import faults_of, serves_mamba
 
         faults = dict.fromkeys((*faults_of(self.connector, self.extra), *self.faults))
-        return msgspec.structs.replace(self, faults=tuple(faults))
+        mamba = serves_mamba(self.connector, self.extra)
+        return msgspec.structs.replace(self, faults=tuple(faults), mamba=mamba)
 
 
 def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dict[str, Any]:
@@ -182,8 +185,8 @@ def vllm_fuzz(
     No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
     and both sides of the connector are real. The model only writes and checks words. Copies are steps of a
     simulated device, and end when the seed says so. Requests share prefixes, and are preempted, aborted and
-    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows and
-    two ranks.
+    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows, mamba
+    states and two ranks.
 
     Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no
     call raises; all work ends, and each end is told once; then every client has its tokens, no device block
@@ -197,8 +200,12 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector my_package.my_module:MyConnector --seed 7 --runs 500
       kvsm vllm-fuzz --connector OffloadingConnector --systematic 4
 
-    With --systematic N, each schedule of at most N actions, of ten kinds, runs in two small engines: with
-    steps one after the other, and with steps that overlap. One more action takes seven times as long.
+    Workers have the faults that the connector must survive: copies fail, reports come late or twice. Copies
+    of kvsm's connectors also hang, or take longer than transfer_timeout_s.
+
+    With --systematic N, each schedule of at most N actions runs in two small engines: with steps one after
+    the other, and with steps that overlap. There are ten actions and up to seven faults. One more action
+    takes seven to twelve times as long.
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
     is mended. `kvsm fuzz --replay DIR` repeats it. Two failures count as one defect if they break the same
@@ -246,7 +253,7 @@ class Hunt:
         """Walk until a limit. first: or until the first defect. Raises `ConfigError` for a connector that is
         not there."""
         self._choices.case(Random(0)).make()
-        self._choices = self._choices.with_faults()
+        self._choices = self._choices.fitted()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, seed {self._seed}")
         if seconds is None and runs is None:
@@ -308,8 +315,10 @@ class Hunt:
 
     def run_all(self, most: int, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
         """Run every schedule of at most this many actions, until a limit. Raises `ConfigError` as `run`."""
-        cases, actions = self._choices.small_cases(), self._choices.alphabet()
+        cases = self._choices.small_cases()
         cases[0].make()
+        self._choices = self._choices.fitted()
+        actions = self._choices.alphabet()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, all schedules of {most} actions")
         done, interrupted = [ScheduleCounts() for _ in cases], False

@@ -142,6 +142,9 @@ class OfferBatch:
 
         The engine does not say when it frees such blocks. The pool knows where the content is now, if it is
         anywhere. Without a pool, chunks that left the window are passed over.
+
+        A pool without a prefix cache (`key_of` is None for every block) knows of no content. There nothing of
+        a window is stored, although it may be there: the engine may have given the block to another request.
         """
         size, spec = self._blocks_per_chunk, self._config.groups[group]
         blocks = tracked.tables[group][chunk * size : (chunk + 1) * size]

@@ -145,6 +145,8 @@ class KvsmOffloadingConnector(OffloadingConnector):
         """Requests whose load has ended well, and vLLM's scheduler has not been told."""
         self._misplaced: set[str] = set()
         """Requests whose load has failed, and that have not asked for a match since."""
+        self._recomputing: set[str] = set()
+        """Requests whose load has failed, and that were not scheduled since."""
         self._unfinished: dict[str, Any] = {}
         """Requests that are not over, by name."""
         self._preemptions: dict[str, int] = {}
@@ -205,7 +207,7 @@ class KvsmOffloadingConnector(OffloadingConnector):
         if self._must_wait(request):
             return None, False
         answer: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
-        return answer
+        return (0, False) if answer[0] and request.request_id in self._recomputing else answer
 
     def _must_wait(self, request: Any) -> bool:
         """Whether the request must ask once more, in the next step."""
@@ -222,13 +224,16 @@ class KvsmOffloadingConnector(OffloadingConnector):
             # request loads nothing in the same step.
             self._preemptions[name] = request.num_preemptions
             return True
-        return False
+        # vLLM keeps room on the device for a load that has failed until its request is scheduled. Loads find
+        # no room meanwhile, and what computes behind them would wait for ever. So these requests come first.
+        return bool(self._recomputing) and name not in self._recomputing
 
     def build_connector_meta(self, scheduler_output: Any) -> OffloadingStep:
         """What the workers do in this step."""
         for name in scheduler_output.preempted_req_ids or ():
             if name in self._unfinished:
                 self._preemptions[name] = self._unfinished[name].num_preemptions
+        self._recomputing.difference_update(scheduler_output.num_scheduled_tokens)
         for new in scheduler_output.scheduled_new_reqs:
             self._note_next_part(new.req_id)
         step = super().build_connector_meta(scheduler_output)
@@ -301,6 +306,7 @@ class KvsmOffloadingConnector(OffloadingConnector):
         self._failed_loads.add(ended.request)
         if ended.request in self._unfinished:
             self._misplaced.add(ended.request)
+            self._recomputing.add(ended.request)
         if ended.lost and self._pool is not None:
             blocks = [block for block in job.device_blocks if block != _NULL_BLOCK]
             self._pool.touch(blocks)
@@ -345,6 +351,7 @@ class KvsmOffloadingConnector(OffloadingConnector):
         for known in (self._unfinished, self._preemptions, self._retried):
             known.pop(request, None)
         self._misplaced.discard(request)
+        self._recomputing.discard(request)
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must keep stepping, even without requests."""

@@ -121,8 +121,8 @@ class SchedulerSide:
         """Requests that got blocks without a load of ours, and were not scheduled since. Another connector of
         a MultiConnector may still be filling these blocks, although vLLM counts their tokens as computed.
         """
-        self._misplaced: set[str] = set()
-        """Requests whose load has failed, and that have not asked for a match since."""
+        self._recomputing: dict[str, bool] = {}
+        """Request whose load has failed, and that was not scheduled since -> whether it asked for a match."""
         self._admitted: set[str] = set()
         """Requests that got blocks since the last step."""
         self._states: dict[str, Sequence[BoundaryState]] = {}
@@ -146,17 +146,22 @@ class SchedulerSide:
 
         None instead of the tokens: ask again later.
         """
-        if request.request_id in self._misplaced:
-            # vLLM has taken the request's blocks, but left it in the queue of requests that hold blocks. That
-            # queue is served in order, so a request with blocks could wait until this one gets new ones. Told
-            # to wait once, it moves to the other queue.
-            self._misplaced.remove(request.request_id)
+        name = request.request_id
+        if self._recomputing and not self._recomputing.get(name):
+            if name in self._recomputing:
+                # vLLM has taken the request's blocks, but left it in the queue of requests that hold blocks.
+                # That queue is served in order, so a request with blocks could wait until this one gets new
+                # ones. Told to wait once, it moves to the other queue.
+                self._recomputing[name] = True
+            # Others come later. vLLM keeps room on the device for a load that has failed until its request is
+            # scheduled. Loads find no room meanwhile, and what computes behind them would wait for ever.
             return None, False
         if self._incoming is not None and self._incoming.awaits(request.request_id):
             self._hear_of_hand_overs()
             if self._incoming.awaits(request.request_id):
                 return None, False
-        return self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
+        return (0, False) if answer[0] and name in self._recomputing else answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         """The request got these blocks. num_external_tokens: how many tokens are loaded into them."""
@@ -176,6 +181,8 @@ class SchedulerSide:
         disk = () if self._disk is None else self._disk.plan()
         if self._waiting:
             self._waiting.difference_update(output.num_scheduled_tokens)
+        for name in output.num_scheduled_tokens if self._recomputing else ():
+            self._recomputing.pop(name, None)
         if self._gives_back:
             plan = self._plan_with_states(output)
         else:
@@ -280,7 +287,7 @@ class SchedulerSide:
                 self.deadlines.ended(report.transfer)
         failed = {load.request for load in ended if not load.good}
         self._failed_loads |= failed
-        self._misplaced |= failed
+        self._recomputing.update(dict.fromkeys(failed & self._scheduler.state.tracked.keys(), False))
         if self._outgoing is not None:
             self._outgoing.look()
         return {load.request for load in ended if load.good}
@@ -317,7 +324,7 @@ class SchedulerSide:
         Returns (whether vLLM must keep its blocks until they are sent, what its client tells the engine that
         decodes it).
         """
-        self._misplaced.discard(request.request_id)
+        self._recomputing.pop(request.request_id, None)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
         if request.request_id in self._waiting:
             self._waiting.discard(request.request_id)

@@ -24,11 +24,12 @@ from vllm.v1.kv_cache_interface import (
     KVCacheConfig,
     KVCacheGroupSpec,
     KVCacheTensor,
+    MambaSpec,
     SlidingWindowSpec,
 )
 from vllm.v1.structured_output import StructuredOutputManager
 
-from kvsm.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, VOCABULARY
+from kvsm.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, STATES, VOCABULARY
 
 
 def changed(config: Any, **changes: Any) -> Any:
@@ -59,6 +60,7 @@ def make_config(
     priorities: bool = False,
     adapters: int = 0,
     kv_events: bool = False,
+    mamba: bool = False,
 ) -> Any:
     """vLLM's configuration.
 
@@ -67,7 +69,9 @@ def make_config(
     base = _base_config(stages, shards)
     return changed(
         base,
-        cache_config=changed(base.cache_config, num_gpu_blocks=device_blocks),
+        cache_config=changed(
+            base.cache_config, num_gpu_blocks=device_blocks, mamba_cache_mode="align" if mamba else "none"
+        ),
         scheduler_config=changed(
             base.scheduler_config,
             max_num_seqs=most_running,
@@ -94,13 +98,19 @@ def has_groups(transfer: Any) -> bool:
 
 def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:
     """The configuration of the KV cache. windows: the sliding window of each group (tokens); 0: full
-    attention."""
+    attention; `STATES`: mamba states."""
     size = device_blocks * BLOCK_BYTES
     common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
-    specs = [
-        SlidingWindowSpec(**common, sliding_window=window) if window else FullAttentionSpec(**common)
-        for window in windows
-    ]
+    kinds: dict[int, Any] = {
+        0: FullAttentionSpec(**common),
+        STATES: MambaSpec(
+            block_size=BLOCK_TOKENS,
+            shapes=((BLOCK_BYTES // 4,),),
+            dtypes=(torch.float32,),
+            mamba_cache_mode="align",
+        ),
+    }
+    specs = [kinds.get(one) or SlidingWindowSpec(**common, sliding_window=one) for one in windows]
     assert all(spec.page_size_bytes == BLOCK_BYTES for spec in specs)
     # Groups overlap, as in vLLM: a block belongs to one group at a time.
     names = [f"layer.{group}" for group in range(len(specs))]

@@ -7,6 +7,7 @@ from typing import Any
 
 from vllm.config import KVTransferConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
+from vllm.distributed.kv_transfer.kv_connector.v1.base import SupportsHMA
 
 from kvsm.errors import ConfigError, described
 from kvsm.vllm_fuzz.faults import survived_by
@@ -38,7 +39,19 @@ def classes_of(transfer: Any) -> list[type]:
 
 def faults_of(connector: str, extra: Mapping[str, Any]) -> tuple[str, ...]:
     """The faults that this connector must survive. Raises `ConfigError` for a connector that is not there."""
-    return survived_by(classes_of(transfer_config(EngineShape(connector=connector, extra=dict(extra)))))
+    transfer = transfer_config(EngineShape(connector=connector, extra=dict(extra)))
+    options = transfer.kv_connector_extra_config
+    children = [one.get("kv_connector_extra_config") or {} for one in options.get(_CHILDREN) or ()]
+    return survived_by(classes_of(transfer), children or [options])
+
+
+def serves_mamba(connector: str, extra: Mapping[str, Any]) -> bool:
+    """Whether vLLM starts a model with mamba layers and this connector: it must take several KV cache groups.
+
+    Raises `ConfigError` for a connector that is not there.
+    """
+    transfer = transfer_config(EngineShape(connector=connector, extra=dict(extra)))
+    return all(issubclass(one, SupportsHMA) for one in classes_of(transfer))
 
 
 def _completed(given: Mapping[str, Any], shape: EngineShape) -> dict[str, Any]:

@@ -24,6 +24,17 @@ ALPHABET: dict[Action, str] = {
 """The actions of short schedules, and who takes each. Two prompts share nothing with each other, and each of
 them all but its last token with the next prompt of its family."""
 
+FAULT_ALPHABET: dict[Action, str] = {
+    ("fail", 0, 0): "fault",
+    ("fail", 0, 1): "fault",
+    ("late", 0, 2): "fault",
+    ("double", 0): "fault",
+    ("lose", 0, 0): "fault",
+    ("lose", 0, 1): "fault",
+    ("slow",): "fault",
+}
+"""The faults of short schedules, as far as the connector must survive them."""
+
 
 def draw_action(shape: EngineShape, random: Random) -> Action:
     """An action that may happen in an engine of this shape."""
@@ -45,6 +56,8 @@ def draw_action(shape: EngineShape, random: Random) -> Action:
         return kind, random.randrange(shape.ranks), random.randint(1, 6)
     if kind == "double":
         return kind, random.randrange(shape.ranks)
+    if kind == "lose":
+        return kind, random.randrange(shape.ranks), random.randrange(2)
     return (kind,)
 
 

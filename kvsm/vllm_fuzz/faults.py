@@ -6,6 +6,9 @@ fault    what happens                                                        who
 fail     a copy ends in the middle, and the worker says so                   connectors whose loads can fail
 late     a rank's reports are held back for some steps                       all connectors
 double   a rank reports the same ends of copies in two steps                 kvsm's connectors
+lose     a copy hangs, and happens long after its time is up; the rank       kvsm's connectors, with a
+         never reports it                                                    `transfer_timeout_s`
+slow     `transfer_timeout_s` passes, and copies on the way have not ended   the same
 =======  ==================================================================  =================================
 
 vLLM promises to survive a failed load: its scheduler takes `failed_recving` and `invalid_block_ids`, and lets
@@ -20,12 +23,15 @@ without unfinished requests holds nothing back: after it there may be no other s
 
 vLLM sends each report once. A finished load that is reported twice fails an assertion of vLLM's scheduler,
 whatever the connector is. So `double` repeats only what the connector's sides tell each other.
+
+vLLM waits for a report without a bound. Only kvsm's connectors give a copy up, so only their workers' copies
+are lost or slow. What may be missing afterwards, `lost_copies.py` says.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -41,10 +47,14 @@ from kvsm.ids import listed, pack
 from kvsm.plan import TransferJob
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
+from kvsm.vllm_fuzz.lost_copies import LostCopies
 from kvsm.vllm_fuzz.model import Words
 
 LOAD, STORE, PART_OF_LOAD = range(3)
-"""What `fail` lets fail: a load, a store, or all blocks of a load but the first."""
+"""What `fail` lets fail: a load, a store, or all blocks of a load but the first. `lose` knows two of them."""
+
+LATE = 1.5
+"""When a lost copy is carried out (timeouts after its submission). It was given up before that."""
 
 _OF_KVSM = (KvsmConnector, KvsmOffloadingConnector)
 
@@ -53,11 +63,24 @@ _SPOILED = 0x5555555555555555
 """What is left where a load has failed. No token has this word."""
 
 
-def survived_by(connectors: Sequence[type]) -> tuple[str, ...]:
-    """The faults that an engine with these connectors must survive."""
+def survived_by(connectors: Sequence[type], options: Sequence[Mapping[str, Any]] = ()) -> tuple[str, ...]:
+    """The faults that an engine with these connectors must survive.
+
+    options: the `kv_connector_extra_config` of each connector, if it has any.
+    """
     ours = [issubclass(one, _OF_KVSM) for one in connectors]
-    fails = any(map(_can_fail, connectors))
-    return (*(("fail",) if fails else ()), "late", *(("double",) if all(ours) else ()))
+    gives_up = all(one.get("transfer_timeout_s") != 0 for one in options)
+    return tuple(
+        fault
+        for fault, is_survived in (
+            ("fail", any(map(_can_fail, connectors))),
+            ("late", True),
+            ("double", all(ours)),
+            ("lose", any(ours) and gives_up),
+            ("slow", any(ours) and gives_up),
+        )
+        if is_survived
+    )
 
 
 def _can_fail(connector: type) -> bool:
@@ -70,11 +93,13 @@ class RankFaults:
     """What goes wrong on one rank.
 
     words: its device blocks, one row each.
+    lost: what the engine may have given up.
     blocks_of: the device blocks that a request loads into now.
     """
 
-    def __init__(self, words: Words) -> None:
-        self._words = words
+    def __init__(self, words: Words, lost: LostCopies) -> None:
+        self._words, self._lost = words, lost
+        lost.watch(self)
         self.blocks_of: Callable[[str], list[int]] = lambda _name: []
         self._engines: list[FaultyCopies] = []
         self._failing: int | None = None
@@ -85,7 +110,7 @@ class RankFaults:
 
     def over(self, engine: Any) -> FaultyCopies:
         """A copy engine of kvsm's, with these faults."""
-        self._engines.append(FaultyCopies(engine))
+        self._engines.append(FaultyCopies(engine, self._lost))
         return self._engines[-1]
 
     def fail(self, what: int) -> bool:
@@ -96,8 +121,32 @@ class RankFaults:
             self._failing = what
         return bool(self._engines) or what != STORE
 
+    def lose(self, what: int) -> bool:
+        """The next copy of this kind that begins here is never reported. Returns whether there are such
+        copies."""
+        for engine in self._engines:
+            engine.losing.add(Direction.STORE if what == STORE else Direction.LOAD)
+        return bool(self._engines)
+
+    def at_risk(self) -> Iterator[tuple[int, TransferJob]]:
+        """The jobs that the engine may have given up, each with the number of its copy engine."""
+        for number, engine in enumerate(self._engines):
+            for job in engine.at_risk.values():
+                yield number, job
+
+    def on_the_way(self) -> Iterator[TransferJob]:
+        """The jobs whose end the scheduler has not been told."""
+        for engine in self._engines:
+            yield from engine.on_the_way.values()
+
+    def time_passed(self, overdue_since: float) -> None:
+        """What is on the way since this time (s), or for longer, may be given up from now on."""
+        for engine in self._engines:
+            late = [one for one in engine.on_the_way if engine.began[one] <= overdue_since]
+            engine.at_risk.update((one, engine.on_the_way[one]) for one in late)
+
     def hold(self, steps: int) -> bool:
-        """Hold back what the next steps report. Returns whether there are any."""
+        """Hold back what the next steps report. Returns whether there are any. 0: hold nothing any more."""
         self._steps = steps
         return bool(steps)
 
@@ -118,6 +167,8 @@ class RankFaults:
             self._steps -= 1
             self._held += [told, *([again] if again else ())]
             return KVConnectorOutput()
+        for engine in self._engines:
+            engine.told()
         told, self._held = _together([*self._held, told]), [again] if again else []
         return told
 
@@ -150,19 +201,38 @@ def _together(outputs: Sequence[KVConnectorOutput]) -> KVConnectorOutput:
 
 class FaultyCopies:
     """A `CopyEngine` over another one. The next job of a failing direction copies half of its blocks, and
-    ends as bad.
+    ends as bad. The next job of a losing direction hangs until `LATE` timeouts are over, and is not reported.
 
-    failing: these directions.
+    failing, losing: these directions.
+    lost: what the engine may have given up.
+    on_the_way: jobs whose end the scheduler has not been told.
+    began: when each of them was submitted (s).
+    at_risk: jobs that the scheduler may give up, or has given up.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self._engine, self._doomed = engine, set[int]()
+    def __init__(self, engine: Any, lost: LostCopies) -> None:
+        self._engine, self._losses = engine, lost
+        self._doomed, self._lost = set[int](), set[int]()
+        self._hanging: list[tuple[float, TransferJob, Any]] = []
+        """(when it is carried out, job, mark), the oldest first."""
+        self._ended: list[int] = []
         self.failing: set[Direction] = set()
+        self.losing: set[Direction] = set()
+        self.on_the_way: dict[int, TransferJob] = {}
+        self.began: dict[int, float] = {}
+        self.at_risk: dict[int, TransferJob] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
+        self.on_the_way[job.transfer], self.began[job.transfer] = job, self._losses.clock()
+        if job.direction in self.losing and self._losses.lose(job):
+            self.losing.remove(job.direction)
+            self._lost.add(job.transfer)
+            self.at_risk[job.transfer] = job
+            self._hanging.append((self._losses.clock() + LATE * self._losses.timeout_s, job, after))
+            return
         if job.direction in self.failing:
             self.failing.remove(job.direction)
             self._doomed.add(job.transfer)
@@ -173,8 +243,22 @@ class FaultyCopies:
             )
         self._engine.submit(job, after)
 
+    def wait(self, transfers: Iterable[int]) -> None:
+        self._engine.wait([one for one in transfers if one not in self._lost])
+
     def poll(self) -> list[CopyResult]:
-        return [self._outcome(result) for result in self._engine.poll()]
+        while self._hanging and self._hanging[0][0] <= self._losses.clock():
+            _, job, after = self._hanging.pop(0)
+            self._engine.submit(job, after)
+        results = [result for result in self._engine.poll() if result.transfer not in self._lost]
+        self._ended += [result.transfer for result in results]
+        return [self._outcome(result) for result in results]
+
+    def told(self) -> None:
+        """The scheduler will be told all that has ended, with the output of this step."""
+        for transfer in self._ended:
+            self.on_the_way.pop(transfer, None)
+        self._ended.clear()
 
     def _outcome(self, result: CopyResult) -> CopyResult:
         if result.transfer not in self._doomed:

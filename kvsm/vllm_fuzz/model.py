@@ -3,6 +3,11 @@
 The word of a token follows from all tokens up to it, the salt of its request, the KV cache group, the epoch
 of the weights, and the rank (which the rank mixes in). The output of a request follows from its prompt
 alone, so its tokens can be checked.
+
+A mamba layer has a state instead of a word for each token. The state follows from all tokens before it. A
+step reads the state behind the last token that was computed, and writes the one behind its own last token,
+into the same block or into the next one of the request's table. vLLM lets prefill steps end at the ends of
+blocks, so that a block that is kept holds the state at its end.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from numpy.typing import NDArray
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
-from kvsm.vllm_fuzz.shape import BLOCK_TOKENS, VOCABULARY, WINDOW
+from kvsm.vllm_fuzz.shape import BLOCK_TOKENS, STATES, VOCABULARY, WINDOW
 
 Words = NDArray[np.uint64]
 
@@ -64,11 +69,13 @@ class Places(NamedTuple):
 class EngineStep(NamedTuple):
     """A step in flight.
 
+    before: what it reads before it writes. reads: what it reads afterwards.
     finished: requests that ended since the step before.
     """
 
     output: Any
     metadata: bytes
+    before: Places
     reads: Places
     writes: Places
     sampled: dict[str, list[int]]
@@ -88,7 +95,7 @@ class ModelRunner:
 
     drafts: speculative tokens of each step.
     random: decides how many of them are accepted.
-    windows: the sliding window of each KV cache group (tokens); 0: full attention.
+    windows: the sliding window of each KV cache group (tokens); 0: full attention; `STATES`: mamba states.
     """
 
     def __init__(self, drafts: int, random: Random, windows: Sequence[int] = (0, WINDOW)) -> None:
@@ -102,7 +109,7 @@ class ModelRunner:
         if output.kv_cache_block_copies:
             raise AssertionError("blocks are copied on write; that is not simulated")
         self._take_rows(output)
-        reads, writes = _PlaceList(), _PlaceList()
+        before, reads, writes = _PlaceList(), _PlaceList(), _PlaceList()
         sampled: dict[str, list[int]] = {}
         for name, count in output.num_scheduled_tokens.items():
             drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
@@ -112,6 +119,10 @@ class ModelRunner:
             begin, right = row.computed, row.computed + count - (drafts - accepted)
             for group, table in enumerate(row.tables):
                 window = self._windows[group]
+                if window == STATES:
+                    before.add_state(name, table, begin, truth, self._salt(group))
+                    writes.add_state(name, table, right, truth, self._salt(group))
+                    continue
                 first = max(0, begin - window + 1) if window else 0
                 reads.add(name, table, first, truth.hashes(first, begin), self._salt(group))
                 writes.add(name, table, begin, truth.hashes(begin, right), self._salt(group))
@@ -123,6 +134,7 @@ class ModelRunner:
         return EngineStep(
             output,
             pickle.dumps(output.kv_connector_metadata),
+            before.places(),
             reads.places(),
             writes.places(),
             sampled,
@@ -175,6 +187,17 @@ class _PlaceList:
             self._offsets.append(offset)
             self._words.append(_word(word, salt))
             self._names.append(f"token {place} of request {name}")
+
+    def add_state(self, name: str, table: Sequence[int], tokens: int, truth: KnownTokens, salt: int) -> None:
+        """The state after this number of tokens, if any. It fills its block."""
+        if not tokens:
+            return
+        (word,) = truth.hashes(tokens - 1, tokens)
+        for offset in range(BLOCK_TOKENS):
+            self._blocks.append(table[(tokens - 1) // BLOCK_TOKENS])
+            self._offsets.append(offset)
+            self._words.append((word + salt * 0x9E3779B97F4A7C15 + offset) % 2**64)
+            self._names.append(f"the state of request {name} after {tokens} tokens")
 
     def places(self) -> Places:
         return Places(

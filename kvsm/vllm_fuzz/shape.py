@@ -18,6 +18,8 @@ MOST_BLOCKS = 26
 """As many device blocks as the largest request needs in two groups, and the null block."""
 WINDOW = 6
 """Tokens of the sliding window: it spans two or three blocks."""
+STATES = -1
+"""In place of a window: the group has mamba states. A block holds one state, in all of its words."""
 VOCABULARY = 1024
 
 KINDS = {
@@ -33,10 +35,12 @@ KINDS = {
     "fail": 6,
     "late": 2,
     "double": 3,
+    "lose": 2,
+    "slow": 2,
 }
 """The kinds of actions, and how often each is drawn. `world.py` says what they do."""
 
-FAULTS = ("fail", "late", "double")
+FAULTS = ("fail", "late", "double", "lose", "slow")
 """The kinds of actions that are faults. `faults.py` says who must survive them."""
 
 
@@ -50,6 +54,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     stages: pipeline stages.
     full: a KV cache group with full attention.
     windows: one with a sliding window.
+    mamba: one with mamba states at the ends of blocks (cache mode `align`). vLLM then has no drafts here.
     drafts: speculative tokens of each step.
     device_blocks, host_blocks: blocks of each rank. host_blocks is used unless `extra` gives a size.
     step_tokens: most tokens of a step.
@@ -69,6 +74,7 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
     stages: int = 1
     full: bool = True
     windows: bool = False
+    mamba: bool = False
     drafts: int = 0
     device_blocks: int = 34
     host_blocks: int = 40
@@ -88,13 +94,19 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def windows_of_groups(self) -> tuple[int, ...]:
-        """The window of each KV cache group (tokens); 0: full attention."""
-        return (*((0,) if self.full else ()), *((WINDOW,) if self.windows else ()))
+        """The window of each KV cache group (tokens); 0: full attention; `STATES`: mamba states."""
+        groups = (self.full, 0), (self.windows, WINDOW), (self.mamba, STATES)
+        return tuple(window for is_there, window in groups if is_there)
 
     @property
     def groups(self) -> int:
         """How many KV cache groups it has."""
         return len(self.windows_of_groups)
+
+    @property
+    def spare_blocks(self) -> int:
+        """How many device blocks it can lose, and still serve its largest request."""
+        return self.device_blocks - self.groups * (MOST_TOKENS // BLOCK_TOKENS + 1)
 
     @property
     def most_steps(self) -> int:
@@ -114,9 +126,22 @@ def small_shapes() -> tuple[EngineShape, ...]:
     return small, msgspec.structs.replace(small, is_async=True)
 
 
-def draw_shape(random: Random, faults: tuple[str, ...] = ()) -> EngineShape:
-    """A small engine. The connector is the caller's choice. faults: what its connector must survive; half of
-    the engines have them."""
+def draw_shape(random: Random, faults: tuple[str, ...] = (), mamba: bool = False) -> EngineShape:
+    """A small engine. The connector is the caller's choice.
+
+    faults: what its connector must survive; half of the engines have them.
+    mamba: whether it serves models with mamba layers; a fifth of the engines has such a model.
+    """
+    shape = _drawn(random, faults)
+    # Drawn aside, so that a seed gives the same actions with and without mamba layers.
+    if not mamba or Random(repr(random.getstate())).random() >= 0.2:
+        return shape
+    # Three groups need more blocks than two.
+    more = shape.device_blocks + MOST_BLOCKS // 2 * shape.windows
+    return msgspec.structs.replace(shape, mamba=True, full=True, drafts=0, device_blocks=more)
+
+
+def _drawn(random: Random, faults: tuple[str, ...]) -> EngineShape:
     windows, stages = random.random() < 0.4, random.choice((1, 1, 1, 2))
     return EngineShape(
         is_async=random.random() < 0.6,

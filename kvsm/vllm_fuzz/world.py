@@ -16,6 +16,8 @@ settle                                     copies, then a step from schedule to 
 fail RANK WHAT                             the next copy of a kind fails on this rank
 late RANK STEPS                            its next reports are held back for this number of its steps
 double RANK                                the report of its next step is repeated in the step after it
+lose RANK WHAT                             the next copy of a kind hangs on this rank, and is never reported
+slow                                       `transfer_timeout_s` passes, and copies on the way have not ended
 probe, fill, shutdown                      the end of a run: `ending.py` says what they check
 =========================================  ======================================================
 
@@ -26,8 +28,8 @@ caches the weights are others, so what was stored before is wrong wherever it is
 Each end of a transfer is told once (`completions.py`). At the end of a run: KV events, lost host blocks, and
 the shutdown (`ending.py`).
 
-Not checked: time. Not drawn: mamba groups, pictures, lost reports. `faults.py` says which connectors must
-survive `fail`, `late` and `double`.
+Time stands still but for lost and slow copies (`lost_copies.py`). Not drawn: pictures.
+`faults.py` says which connectors must survive which faults.
 """
 
 from __future__ import annotations
@@ -55,6 +57,7 @@ from kvsm.vllm_fuzz.configs import has_groups, hasher, make_config, make_kv_cach
 from kvsm.vllm_fuzz.connectors import transfer_config
 from kvsm.vllm_fuzz.drawing import draw_action
 from kvsm.vllm_fuzz.ending import Ending, filled
+from kvsm.vllm_fuzz.lost_copies import SETTLING_A_LOSS, LostCopies
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
 from kvsm.vllm_fuzz.recorded import record_manager, recording
@@ -96,6 +99,7 @@ class VllmWorld:
         self.ranks: list[SimulatedRank] = []
         self._ending: Ending | None = None
         self._stored: StoredBytes | None = None
+        self._lost = LostCopies(shape)
 
     # The protocol of a world.
 
@@ -135,7 +139,7 @@ class VllmWorld:
     def wind_down(self) -> Action | None:
         if self._is_at_rest():
             return self._ending.next() if self._ending is not None else None
-        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self.asked)
+        most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self.asked) + SETTLING_A_LOSS * self._lost.lost
         if self._settled > most:
             left = [f"{name} is {one.status.name}" for name, one in self.scheduler.requests.items()]
             what = "; ".join(left) or "no request, but the connector wants more steps"
@@ -180,11 +184,13 @@ class VllmWorld:
             priorities=shape.priorities,
             adapters=shape.adapters,
             kv_events=shape.kv_events,
+            mamba=shape.mamba,
         )
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
         with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self.ranks = [
-                SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
+                SimulatedRank(config, kv_cache, connector, shape, rank, self._lost)
+                for rank in range(shape.ranks)
             ]
             with recording(self.events):
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
@@ -193,6 +199,8 @@ class VllmWorld:
             self._stored = StoredBytes(self.scheduler.connector, self.ranks, shape.groups)
             self._ending = Ending(self, threads)
             self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
+        self._lost.give_clock_to(self.scheduler.connector)
+        self._lost.while_waiting = self._others_go_on
         for rank in self.ranks:
             rank.faults.blocks_of = self._loading
 
@@ -289,7 +297,8 @@ class VllmWorld:
 
     def _copies(self) -> bool:
         with self.calling("a copy"):
-            return any(rank.run_all() for rank in self.ranks)
+            happened = [rank.run_all() for rank in self.ranks]
+        return any(happened)
 
     def _abort(self, number: int) -> bool:
         waiting = [name for name, one in self.asked.items() if not one.is_finished()]
@@ -321,6 +330,23 @@ class VllmWorld:
     def _double(self, rank: int) -> bool:
         return self._has(rank) and self.ranks[rank].faults.double()
 
+    def _lose(self, rank: int, what: int) -> bool:
+        return self._has(rank) and self.ranks[rank].faults.lose(what)
+
+    def _slow(self) -> bool:
+        return self._lost.time_out()
+
+    def _others_go_on(self) -> None:
+        """While a rank waits for a lost copy, all that is queued happens, and reports arrive."""
+        for rank in self.ranks:
+            rank.run_all()
+            rank.faults.hold(0)
+
+    @property
+    def lost_host_blocks(self) -> int:
+        """How many host blocks may be missing, because copies were given up."""
+        return self._lost.num_host_blocks()
+
     def _has(self, rank: int) -> bool:
         return rank < len(self.ranks)
 
@@ -334,6 +360,7 @@ class VllmWorld:
 
     def _settle(self) -> bool:
         self._settled += 1
+        self._lost.settle()
         self._copies()
         while self._schedule():
             pass
@@ -353,12 +380,13 @@ class VllmWorld:
 
     def to_rest(self) -> None:
         """Settle until the engine is at rest. Raises `PropertyBroken` if it never is (progress, S9)."""
-        for _ in range(MOST_SETTLING):
+        most = MOST_SETTLING + SETTLING_A_LOSS * self._lost.lost
+        for _ in range(most):
             if self._is_at_rest():
                 return
             self._settle()
         raise PropertyBroken(
-            Property.PROGRESS, f"all copies have ended, and after {MOST_SETTLING} steps there is work"
+            Property.PROGRESS, f"all copies have ended, and after {most} steps there is work"
         )
 
     @classmethod
@@ -379,7 +407,9 @@ class VllmWorld:
 
     def _check_device_blocks(self) -> None:
         pool = self.scheduler.kv_cache_manager.block_pool
-        held = [block.block_id for block in pool.blocks[1:] if block.ref_cnt]
+        # A lost load may still write its blocks, so they are held for ever, and the pool counts without them.
+        retired = self._lost.device_blocks()
+        held = [one.block_id for one in pool.blocks[1:] if one.ref_cnt and one.block_id not in retired]
         if held or pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
             raise PropertyBroken(
                 Property.ONE_RELEASE_PER_HOLD,

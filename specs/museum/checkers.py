@@ -101,6 +101,7 @@ from museum.drawn_worlds import (
     wrong_books_of_tiers,
 )
 from museum.era_world import eras
+from museum.log_world import drawn_log
 from museum.other_engines import (
     chunks_and_drafts,
     lazy_and_eager,
@@ -109,7 +110,6 @@ from museum.other_engines import (
     partial_hits,
     second_thoughts,
 )
-from museum.log_world import drawn_log
 from museum.policy_world import drawn_policy
 from museum.started_world import started
 

@@ -1,13 +1,19 @@
-"""Connectors with a bug each: vLLM's SimpleCPUOffloadConnector, changed as a hurried developer might."""
+"""Connectors with a bug each: vLLM's SimpleCPUOffloadConnector, changed as a hurried developer might. Those
+whose bug is about mamba states are kvsm's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+import msgspec
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1, KVConnectorMetadata
 from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import (
     SimpleCPUOffloadConnector,
 )
+
+from kvsm.ids import listed, pack
+from kvsm.vllm.connector import KvsmConnector
 
 
 class LeaksOnAbort(SimpleCPUOffloadConnector):
@@ -138,6 +144,41 @@ class KnowsOneGroup(KVConnectorBase_V1):
     def build_connector_meta(self, *_: Any) -> KVConnectorMetadata:
         return KVConnectorMetadata()
 
+
+class StoresStatesTooSoon(KvsmConnector):
+    """It stores a mamba state in the step that computes it, before it has computed."""
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        side = self._side
+        hold = side._hold_states
+
+        def hold_nothing(output: Any) -> dict[str, Any]:
+            side._states.update(hold(output))
+            return {}
+
+        side._hold_states = hold_nothing
+
+
+class LoadsNoState(KvsmConnector):
+    """It reports a load whose last block, which is a mamba state, was not copied."""
+
+    def bind_connector_metadata(self, connector_metadata: Any) -> None:
+        plan = connector_metadata.plan
+        loads = tuple(
+            msgspec.structs.replace(
+                job,
+                device_blocks=pack(listed(job.pairs()[0])[:-1]),
+                host_blocks=pack(listed(job.pairs()[1])[:-1]),
+            )
+            for job in plan.loads
+        )
+        plan = msgspec.structs.replace(plan, loads=loads)
+        super().bind_connector_metadata(replace(connector_metadata, plan=plan))
+
+
+BROKEN_WITH_STATES = (StoresStatesTooSoon, LoadsNoState)
+"""Connectors with a bug that only models with mamba layers show, or that shows there too."""
 
 BROKEN = (
     LeaksOnAbort,

@@ -10,7 +10,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector i
     SimpleCPUOffloadConnector,
 )
 
+from kvsm.events import Direction
+from kvsm.plan import WorkerReport
 from kvsm.vllm.connector import KvsmConnector
+from kvsm.vllm.deadlines import silent_ranks
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm_fuzz.runtime import acting
 
@@ -88,10 +91,67 @@ class ExpectsReportsSoon(SimpleCPUOffloadConnector):
         return super().request_finished_all_groups(request, block_ids)
 
 
+class NeverGivesUp(KvsmConnector):
+    """It waits for each report without a bound."""
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self._side._give_up_overdue = lambda: None
+
+
+class TakesSilenceForFailure(KvsmConnector):
+    """When the time of a store is up, it believes that the store has failed, and uses its slots again."""
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        side, core = self._side, self._side._core.offloader
+        overdue = side.deadlines.overdue
+
+        def overdue_loads() -> list[int]:
+            found = overdue()
+            for transfer in found:
+                record = core.ledger.transfers[transfer]
+                if record.direction is Direction.STORE:
+                    ranks = silent_ranks(record, core.config.workers)
+                    side._take([WorkerReport(transfer, rank, False, "it is slow") for rank in ranks])
+            return [transfer for transfer in found if transfer in core.ledger.transfers]
+
+        side.deadlines.overdue = overdue_loads
+
+
+class FreesWhatALostLoadMayWrite(KvsmConnector):
+    """It lets vLLM use the device blocks of a load that was given up."""
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        self._side._pool.retire = self._side._pool.free_blocks
+
+
+class GivesUpAllAtOnce(KvsmConnector):
+    """When one copy is overdue, it gives up all that is in flight, however young."""
+
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_gpu_block_pool(gpu_block_pool)
+        deadlines = self._side.deadlines
+        overdue = deadlines.overdue
+
+        def all_if_any() -> list[int]:
+            found = overdue()
+            others = [one for queue in deadlines._queues.values() for one in queue.submitted_at]
+            for transfer in others if found else ():
+                deadlines.ended(transfer)
+            return [*found, *others] if found else []
+
+        deadlines.overdue = all_if_any
+
+
 BROKEN_UNDER_FAULTS = {
-    HidesFailedCopies: "fail",
-    CleansUpGoodLoadsOnly: "fail",
-    ExpectsEachReportOnce: "double",
-    ExpectsReportsSoon: "late",
+    HidesFailedCopies: ("fail",),
+    CleansUpGoodLoadsOnly: ("fail",),
+    ExpectsEachReportOnce: ("double",),
+    ExpectsReportsSoon: ("late",),
+    NeverGivesUp: ("lose",),
+    GivesUpAllAtOnce: ("lose", "slow"),
+    FreesWhatALostLoadMayWrite: ("lose", "slow"),
 }
-"""Each with the fault that shows its bug."""
+"""Each with the faults that show its bug."""

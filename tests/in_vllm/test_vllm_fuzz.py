@@ -198,6 +198,15 @@ def test_the_shortest_way_to_a_defect_is_found(tmp_path: Path, monkeypatch: pyte
     assert "--systematic 3` in run" in test.read_text()
 
 
+def test_the_shortest_way_to_a_defect_under_faults_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The faults that a connector must survive are actions of the schedules, too."""
+    monkeypatch.chdir(tmp_path)
+    (finding,) = searched("broken_under_faults:NeverGivesUp", 2)["findings"]  # type: ignore[misc]
+    assert [action[0] for action in finding["failure"]["actions"]] == ["arrive", "lose"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
