@@ -161,9 +161,12 @@ class ModelRunner:
                     Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"
                 )
 
-    def words(self, group: int, hashes: Sequence[int]) -> Words:
-        """What this group holds for tokens with these hashes, before a rank is mixed in."""
-        return np.array([_word(one, self._salt(group)) for one in hashes], np.uint64)
+    def block_words(self, group: int, block: int, truth: KnownTokens) -> Words:
+        """What this group holds in a full block of these tokens, before a rank is mixed in."""
+        first, end, salt = block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS, self._salt(group)
+        if self._windows[group] == STATES:
+            return np.array(_state_words(truth, end, salt), np.uint64)
+        return np.array([_word(one, salt) for one in truth.hashes(first, end)], np.uint64)
 
     def _salt(self, group: int) -> int:
         return (self.epoch << 8) + group
@@ -171,6 +174,12 @@ class ModelRunner:
 
 def _word(hash: int, salt: int) -> int:
     return (hash + salt * 0x9E3779B97F4A7C15) % 2**64
+
+
+def _state_words(truth: KnownTokens, tokens: int, salt: int) -> list[int]:
+    """The state after this number of tokens: it fills its block."""
+    (word,) = truth.hashes(tokens - 1, tokens)
+    return [(_word(word, salt) + offset) % 2**64 for offset in range(BLOCK_TOKENS)]
 
 
 class _PlaceList:
@@ -189,14 +198,13 @@ class _PlaceList:
             self._names.append(f"token {place} of request {name}")
 
     def add_state(self, name: str, table: Sequence[int], tokens: int, truth: KnownTokens, salt: int) -> None:
-        """The state after this number of tokens, if any. It fills its block."""
+        """The state after this number of tokens, if any."""
         if not tokens:
             return
-        (word,) = truth.hashes(tokens - 1, tokens)
-        for offset in range(BLOCK_TOKENS):
+        for offset, word in enumerate(_state_words(truth, tokens, salt)):
             self._blocks.append(table[(tokens - 1) // BLOCK_TOKENS])
             self._offsets.append(offset)
-            self._words.append((word + salt * 0x9E3779B97F4A7C15 + offset) % 2**64)
+            self._words.append(word)
             self._names.append(f"the state of request {name} after {tokens} tokens")
 
     def places(self) -> Places:

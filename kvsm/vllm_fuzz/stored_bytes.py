@@ -19,7 +19,6 @@ from kvsm.ledger import readable_keys
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.vllm_fuzz.model import KnownTokens, Words
-from kvsm.vllm_fuzz.shape import BLOCK_TOKENS
 
 _GROUP_BYTES = 4
 """A key is a hash of vLLM's, and the number of its KV cache group (big endian)."""
@@ -89,7 +88,6 @@ def _meanings(
             for group in range(groups):
                 key = hash + group.to_bytes(_GROUP_BYTES, "big")
                 if key in keys and key not in found:
-                    first = block * BLOCK_TOKENS
-                    words = runner.words(group, truths[name].hashes(first, first + BLOCK_TOKENS))
+                    words = runner.block_words(group, block, truths[name])
                     found[key] = _Meaning(f"block {block} of request {name} in group {group}", words)
     return found
