@@ -1,177 +1,41 @@
-"""A Ray cluster of several nodes, each with a raylet of its own, of which one is killed while it works.
-
-Ray's own tests make clusters so: all nodes are on this machine, and share nothing but its kernel.
-"""
+"""A Ray cluster of several nodes loses one of them in the middle of its work (`ray_nodes.py`)."""
 
 from __future__ import annotations
 
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from functools import partial
+import subprocess
+import sys
 from pathlib import Path
-from random import Random
-from threading import Thread
-from typing import Any
-from unittest.mock import patch
 
-import msgspec
 import pytest
-from test_executors import wait_for
 
 import kvsm
-from kvsm.checker.models import MODELS, ExplorationLimits
-from kvsm.checker.targets import draw_case
-from kvsm.checker.walk import walk
-from kvsm.executors.executor import Executor, LostWorker
-from kvsm.executors.ray_cluster import RayCluster
-from kvsm.worlds.world import World
 
 pytestmark = pytest.mark.slow
 
-STORE_BYTES = 80 << 20
 
-
-class Nodes:
-    """A cluster with a head of one CPU, from which this process works, and another node of two CPUs."""
-
-    def __init__(self) -> None:
-        from ray.cluster_utils import Cluster
-
-        head = {"num_cpus": 1, "object_store_memory": STORE_BYTES, "include_dashboard": False}
-        self._cluster = Cluster(initialize_head=True, head_node_args=head)
-        self.other: Any = None
-
-    @property
-    def address(self) -> str:
-        return str(self._cluster.address)
-
-    def add(self) -> None:
-        """Start the other node, or a new one in its place."""
-        self.other = self._cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
-        self._cluster.wait_for_nodes()
-
-    @property
-    def raylet(self) -> int:
-        """The process that starts the workers of the other node."""
-        return int(self.other.all_processes["raylet"][0].process.pid)
-
-    def kill(self) -> None:
-        """Kill the other node, with what works there."""
-        self._cluster.remove_node(self.other, allow_graceful=False)
-        self.other = None
-
-    def close(self) -> None:
-        self._cluster.shutdown()
-
-
-@pytest.fixture(scope="module")
-def nodes() -> Iterator[Nodes]:
+def run(call: str) -> None:
+    """In a process of its own, in which no other cluster was before."""
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kvsm[ray]'")
     path = [str(Path(__file__).parent), str(Path(kvsm.__file__).parents[1])]
     environment = {
+        **os.environ,
         "PYTHONPATH": os.pathsep.join(path),
-        "RAY_AUTH_MODE": "disabled",
+        "RAY_AUTH_MODE": "disabled",  # only this machine reaches it
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
-    with patch.dict(os.environ, environment):
-        started = Nodes()
-        try:
-            yield started
-        finally:
-            started.close()
+    environment.pop("RAY_ADDRESS", None)
+    program = f"import ray_nodes\nfrom pathlib import Path\nray_nodes.{call}"
+    ended = subprocess.run(
+        [sys.executable, "-c", program], env=environment, stderr=subprocess.PIPE, text=True, timeout=300
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
 
 
-class KillsNode:
-    """An executor on these nodes that kills one of them as soon as so many results are there."""
-
-    def __init__(self, cluster: RayCluster, nodes: Nodes, after: int) -> None:
-        self._cluster, self._nodes, self._left = cluster, nodes, after
-
-    @property
-    def workers(self) -> int:
-        return self._cluster.workers
-
-    @property
-    def losses(self) -> int:
-        return self._cluster.losses
-
-    @contextmanager
-    def results(
-        self, task: Callable[[Any], Any], items: Iterable[Any], **options: Any
-    ) -> Iterator[Iterator[Any]]:
-        with self._cluster.results(task, items, **options) as results:
-            yield self._counted(results)
-
-    def _counted(self, results: Iterator[Any]) -> Iterator[Any]:
-        for result in results:
-            self._left -= 1
-            if not self._left:
-                self._nodes.kill()
-            yield result
+def test_a_node_that_is_killed_is_made_up_for(tmp_path: Path) -> None:
+    run(f"made_up_for(Path({str(tmp_path)!r}))")
 
 
-def task_of_raylet(directory: Path, raylet: int, number: int) -> tuple[int, bytes]:
-    """From item 10 on the other node never ends one, and the head waits until it has begun one.
-
-    Some results are large: they stay in the memory of their node until they are wanted.
-    """
-    if number >= 10 and os.getppid() == raylet:
-        (directory / str(number)).touch()
-        time.sleep(10_000)
-    if number >= 10:
-        wait_for(lambda: any(directory.iterdir()), 60)
-    return number, bytes(200_000 if number % 3 == 0 else 1)
-
-
-def test_a_node_that_is_killed_is_made_up_for(nodes: Nodes, tmp_path: Path) -> None:
-    """What it worked on, and results that were still in its memory, are made again, and each loss is told."""
-    heard: list[LostWorker] = []
-    nodes.add()
-    with RayCluster(nodes.address, heard=heard.append) as cluster:
-        assert cluster.workers == 3
-        task = partial(task_of_raylet, tmp_path, nodes.raylet)
-
-        def kill() -> None:
-            wait_for(lambda: any(tmp_path.iterdir()), 60)
-            nodes.kill()
-
-        killer = Thread(target=kill)
-        killer.start()
-        with cluster.results(task, range(40), name="number {}".format) as results:
-            numbers = [number for number, _ in results]
-        killer.join()
-    assert numbers == list(range(40))
-    assert cluster.losses == len(heard)
-    begun_there = {f"number {path.name}" for path in tmp_path.iterdir()}
-    assert begun_there
-    assert begun_there <= {one.name for one in heard}
-
-
-def facts(executor: Executor | None) -> tuple[object, ...]:
-    def world(random: Random) -> World:
-        return draw_case("core", random).make()
-
-    result = walk(world, 3, runs=80, executor=executor)
-    return result.next_run, result.runs, result.operations, result.most_in_flight, result.failure
-
-
-def test_a_walk_has_the_same_totals_although_a_node_is_killed(nodes: Nodes) -> None:
-    nodes.add()
-    with RayCluster(nodes.address) as cluster:
-        assert facts(KillsNode(cluster, nodes, 4)) == facts(None)
-    assert nodes.other is None
-
-
-def test_an_exploration_sees_the_same_states_although_a_node_is_killed(nodes: Nodes) -> None:
-    checked = MODELS["hand-over"]
-    scope, limits = checked.scopes["small"], ExplorationLimits()
-    nodes.add()
-    alone = checked.explore(scope, limits)
-    with RayCluster(nodes.address) as cluster:
-        killing = msgspec.structs.replace(limits, executor=KillsNode(cluster, nodes, 20))
-        found = checked.explore(scope, killing)
-    assert nodes.other is None
-    assert msgspec.structs.replace(found, seconds=alone.seconds) == alone
+def test_the_results_are_those_of_one_process_although_a_node_is_killed() -> None:
+    run("same_results()")
