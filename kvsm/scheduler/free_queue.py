@@ -92,7 +92,9 @@ class FreeQueueWalk:
         prepared = self._offloader.store((), keys, blocks)
         # What this very store has evicted is safe no more.
         evicted, waits = set(prepared.evicted), bool(prepared.deferred)
-        still_safe = next((place for place, key in enumerate(safe) if key in evicted), len(safe))
+        still_safe = len(safe)
+        if evicted:
+            still_safe = next((place for place, key in enumerate(safe) if key in evicted), still_safe)
         state.store_budget -= len(prepared.keys)
         state.full_at = RetryStamp.of(ledger) if waits else None
         state.walk_due_in = 0 if waits else max(0, still_safe - self._target + 1)

@@ -135,7 +135,7 @@ FOUND = {
     "M75": FoundBy(AUDITED_TIERS, Property.EVENTS_ARE_STATE, 5),
     "M76": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 7),
     "M77": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
-    "M78": FoundBy(AUDITED_SERVING, Property.EVENTS_ARE_STATE, 22),
+    "M78": FoundBy(AUDITED_SERVING, Property.EVENTS_ARE_STATE, 21),
     "M79": FoundBy(SERVING, Property.CONSERVATION, 12),
     "M80": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
     "M82": FoundBy(KILLED, Property.EVENTS_ARE_STATE, 3),
