@@ -200,8 +200,12 @@ class WiderEngine(SmallEngine):
         return end, blocks
 
     def reset(self) -> bool:
-        self.offered.forget()
-        return super().reset()
+        epoch = self.core.ledger.epoch
+        done = super().reset()
+        if self.core.ledger.epoch > epoch:
+            # A reset of an empty host is none. What the host has lost before is offered at the end.
+            self.offered.forget()
+        return done
 
     def _advance(self, scheduled: Mapping[str, int]) -> None:
         """The plan of the step is there, and its tokens do not count yet."""
