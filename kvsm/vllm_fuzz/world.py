@@ -74,6 +74,8 @@ class VllmWorld:
     """One engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
 
     check_every = 25
+    rank_class: type[SimulatedRank] = SimulatedRank
+    """What a subclass may replace."""
 
     def __init__(self, shape: EngineShape) -> None:
         install()
@@ -181,7 +183,7 @@ class VllmWorld:
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
         with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self.ranks = [
-                SimulatedRank(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
+                self.rank_class(config, kv_cache, connector, shape, rank) for rank in range(shape.ranks)
             ]
             with recording(self.events):
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
