@@ -78,6 +78,8 @@ class VllmWorld:
     """One engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
 
     check_every = 25
+    rank_class: type[SimulatedRank] = SimulatedRank
+    """What a subclass may replace."""
 
     def __init__(self, shape: EngineShape) -> None:
         install()
@@ -189,7 +191,7 @@ class VllmWorld:
         kv_cache = make_kv_cache_config(shape.device_blocks, shape.windows_of_groups)
         with self.calling("starting the engine"), shared_memory_of(transfer.engine_id):
             self.ranks = [
-                SimulatedRank(config, kv_cache, connector, shape, rank, self._lost)
+                self.rank_class(config, kv_cache, connector, shape, rank, self._lost)
                 for rank in range(shape.ranks)
             ]
             with recording(self.events):

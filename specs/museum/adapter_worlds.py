@@ -1,6 +1,7 @@
-"""kvsm's connectors under vLLM's real scheduler, for a walk of the museum. vLLM must be there.
+"""kvsm's adapters for vLLM, for checkers of the museum. vLLM must be there when one of them looks.
 
-These are the engines of `kvsm vllm-fuzz`, with what both connectors must survive.
+`adapted` has the engines of `kvsm vllm-fuzz`, with what both connectors must survive; `lived` those of
+`adapter_lives.py`; `manager_machine` is in `adapter_machine.py`.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from importlib.util import find_spec
 from random import Random
 
 import msgspec
+from hypothesis.stateful import RuleBasedStateMachine
 
 from kvsm.checker.targets import case_of
 from kvsm.vllm_fuzz.shape import draw_shape
@@ -29,10 +31,30 @@ def adapted(random: Random) -> World:
     return case_of("vllm", msgspec.to_builtins(shape)).make()
 
 
+def lived(random: Random) -> World:
+    """An engine of vLLM with other weights, restarts, disks or copies that hang."""
+    _quiet()
+    from museum import adapter_lives
+
+    return adapter_lives.lived(random)
+
+
+def manager_machine() -> type[RuleBasedStateMachine]:
+    """The machine for kvsm's manager."""
+    _quiet()
+    from museum.adapter_machine import KvsmManagerMachine
+
+    return KvsmManagerMachine
+
+
+def _quiet() -> None:
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+
+
 @cache
 def _faults_of(connector: str) -> tuple[str, ...]:
     """The kinds of faults that this connector must survive."""
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    _quiet()
     from kvsm.vllm_fuzz.connectors import faults_of
 
     return faults_of(connector, {})

@@ -52,6 +52,14 @@ walk: failing log     the real writer of a log on a disk whose writes   holes in
                       and syncs fail
 walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
+walk: vllm lives      kvsm's connectors under vLLM's real scheduler     stale and lost blocks of earlier
+                      on a simulated device, with new weights,          lives, memory that is given away
+                      restarts, disks, loads that hang; only where
+                      vLLM is
+walk: vllm            the same with faults of the workers, adapters     wrong bytes and races that an
+                      and priorities; only there                        adapter causes
+machine: vllm         the Hypothesis machine for managers of vLLM,      hits that are not held, blocks that
+manager               with kvsm's; only there                           nobody gives back
 ====================  ================================================  =====================================
 
 The scopes are small enough to be explored completely on the unchanged code.
@@ -85,7 +93,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.worlds.world import Action, Finding, finding_of
-from museum.adapter_worlds import VLLM_IS_THERE, adapted
+from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, manager_machine
 from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.disk_world import drawn
 from museum.drawn_worlds import (
@@ -252,6 +260,14 @@ def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
 
 
 VLLM_WALK = seeded_walk("vllm", adapted, runs=60, seed=2, needs_vllm=True)
+VLLM_LIVES = seeded_walk("vllm lives", lived, runs=30, seed=2, needs_vllm=True)
+VLLM_MANAGER = Checker(
+    "machine: vllm manager",
+    lambda: machine("vllm manager", manager_machine(), examples=600).look(),
+    needs_vllm=True,
+)
+ADAPTER_CHECKERS = (VLLM_LIVES, VLLM_WALK, VLLM_MANAGER)
+"""Those that run the adapters, and need vLLM."""
 
 CHECKERS = (
     # The first request ends when its second block lacks only the KV of the last sampled token.
@@ -358,6 +374,6 @@ CHECKERS = (
     seeded_walk("crowded core", crowded_core, runs=60, seed=4),
     seeded_walk("hand-over with loads", loading_hand_over, runs=40, seed=2),
     seeded_walk("failing log", drawn_log, runs=20, seed=5),
-    *([VLLM_WALK] if VLLM_IS_THERE else []),
+    *(ADAPTER_CHECKERS if VLLM_IS_THERE else ()),
 )
 """Those that can look here."""

@@ -15,7 +15,8 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import tested_managers as managers
-from tested_managers import kvsms, tiers, vllms
+from museum.adapter_machine import KvsmManagerMachine
+from tested_managers import tiers, vllms
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 
 from kvsm.testing import ManagerMachine, PropertyBroken
@@ -37,11 +38,6 @@ class WithoutEvents(ManagerMachine):
 
     def make_manager(self, blocks: int) -> Any:
         return managers.CPUOffloadingManager(blocks)
-
-
-class Kvsm(ManagerMachine):
-    def make_manager(self, blocks: int) -> Any:
-        return kvsms(blocks)
 
 
 class Tiers(ManagerMachine):
@@ -78,7 +74,7 @@ def run(machine: type[ManagerMachine], examples: int, **options: Any) -> None:
     run_state_machine_as_test(machine, settings=chosen)
 
 
-@pytest.mark.parametrize("machine", [Lru, Arc, WithoutEvents, Kvsm, TiersWithRoom])
+@pytest.mark.parametrize("machine", [Lru, Arc, WithoutEvents, KvsmManagerMachine, TiersWithRoom])
 def test_a_good_manager_passes(machine: type[ManagerMachine]) -> None:
     run(machine, 30)
 

@@ -13,28 +13,9 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.kv_offload.tiering.example.manager import ExampleSecondaryTierManager
 from vllm.v1.kv_offload.tiering.manager import CPUPrimaryTierOffloadingManager, TieringOffloadingManager
 
-from kvsm.events import OffloadConfig
-from kvsm.kv_events import Publisher
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
-from kvsm.testing import Recorder
-from kvsm.vllm.engine_offloader import EngineOffloader
-from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
-
 
 def vllms(blocks: int, policy: str = "lru", kind: type[Any] = CPUOffloadingManager) -> Any:
     return kind(blocks, policy, enable_events=True)
-
-
-def kvsms(blocks: int) -> KvsmManager:
-    config = OffloadConfig(
-        host_blocks=blocks,
-        device_blocks=PLACEHOLDERS_PER_HOST_BLOCK * blocks,
-        defer_ticks=0,
-        transfer_ticks=0,
-    )
-    core = Offloader(config, Recorder(), publisher=Publisher(), clock_ns=lambda: 0)
-    return KvsmManager(EngineOffloader(core, Metrics.attached_to(core), None))
 
 
 class _Memory:
