@@ -128,7 +128,7 @@ class LivedRank(SimulatedRank):
 class HangingCopies:
     """A `CopyEngine` over another one. A load may not begin until `let_go`.
 
-    Stores do not hang: a step of vLLM's OffloadingConnector overwrites what a store reads that takes too long.
+    Stores do not hang: under vLLM's OffloadingConnector a step may overwrite what a store reads that is late.
 
     hangs_next: whether the next load hangs. written: the device blocks of loads that have hung.
     """

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -47,8 +48,11 @@ def manager_machine() -> type[RuleBasedStateMachine]:
     return KvsmManagerMachine
 
 
+@cache
 def _quiet() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # Else Python prints each warning of a logger that nobody handles.
+    logging.getLogger("kvsm").addHandler(logging.NullHandler())
 
 
 @cache
