@@ -1,7 +1,7 @@
 """kvsm's adapters for vLLM, for checkers of the museum. vLLM must be there when one of them looks.
 
-`adapted` has the engines of `kvsm vllm-fuzz`, with what both connectors must survive; `lived` those of
-`adapter_lives.py`; `manager_machine` is in `adapter_machine.py`.
+`adapted` has the engines of `kvsm vllm-fuzz`, with what both connectors must survive; `lived` and `troubled`
+those of `adapter_lives.py`; `manager_machine` is in `adapter_machine.py`.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ def lived(random: Random) -> World:
     from museum import adapter_lives
 
     return adapter_lives.lived(random)
+
+
+def troubled(random: Random) -> World:
+    """An engine of vLLM with loads that hang, or with resets of the host alone."""
+    _quiet()
+    from museum import adapter_lives
+
+    return adapter_lives.troubled(random)
 
 
 def manager_machine() -> type[RuleBasedStateMachine]:

@@ -9,7 +9,7 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from museum.checkers import ADAPTER_CHECKERS, CHECKERS, VLLM_LIVES, VLLM_MANAGER
+from museum.checkers import ADAPTER_CHECKERS, CHECKERS, VLLM_LIVES, VLLM_MANAGER, VLLM_TROUBLES
 from mutants import MUTANTS
 from mutants.found import FOUND
 
@@ -35,7 +35,7 @@ def test_one_of_them_that_changes_by_day_is_found_as_pinned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("checker", [VLLM_LIVES, VLLM_MANAGER], ids=lambda one: one.name)
+@pytest.mark.parametrize("checker", [VLLM_LIVES, VLLM_TROUBLES, VLLM_MANAGER], ids=lambda one: one.name)
 def test_the_right_code_is_clean(checker: object) -> None:
-    """Of these two; the other walk has the engines of `kvsm vllm-fuzz`, which has tests of its own."""
+    """Of these; the other walk has the engines of `kvsm vllm-fuzz`, which has tests of its own."""
     assert checker.look() is None  # type: ignore[attr-defined]
