@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 from museum import EXHIBITS
-from museum.checkers import CHECKERS, VLLM_WALK
+from museum.checkers import ADAPTER_CHECKERS, CHECKERS
 from museum.exhibit import PROJECT
 from museum.search import search
 from mutants import MUTANTS, Mutant
@@ -25,6 +25,7 @@ from kvsm.executors.processes import ForkedProcesses
 QUICK = ("M15", "M40")
 """Found by the first explorations, in less than a second each."""
 
+WITH_VLLM = {one.name for one in ADAPTER_CHECKERS}
 FOUND_IN_SAMPLE, MISSED_IN_SAMPLE = 6, 2
 """They take about four minutes together on two cores."""
 
@@ -83,14 +84,14 @@ def test_a_mutant_is_gone_afterwards_even_after_an_error() -> None:
 
 def test_each_mutant_is_found_or_missed() -> None:
     assert sorted([*FOUND, *MISSED]) == sorted(MUTANTS)
-    assert {one.checker for one in FOUND.values()} <= {VLLM_WALK.name, *(one.name for one in CHECKERS)}
+    assert {one.checker for one in FOUND.values()} <= {one.name for one in (*ADAPTER_CHECKERS, *CHECKERS)}
 
 
-def test_only_the_walk_with_vllm_looks_for_mutants_of_the_adapters() -> None:
+def test_only_checkers_with_vllm_look_for_mutants_of_the_adapters() -> None:
     """`tests/in_vllm/test_adapter_mutants.py` looks for a sample of them, because it needs vLLM."""
-    by_walk = {id for id, one in FOUND.items() if one.checker == VLLM_WALK.name}
-    assert by_walk
-    assert by_walk == {id for id in FOUND if MUTANTS[id].needs_vllm}
+    by_them = {id for id, one in FOUND.items() if one.checker in WITH_VLLM}
+    assert by_them
+    assert by_them == {id for id in FOUND if MUTANTS[id].needs_vllm}
 
 
 def test_the_page_says_what_is_pinned() -> None:
@@ -113,7 +114,7 @@ def test_a_sample_that_changes_by_day_is_found_or_missed_as_pinned() -> None:
     """`kvsm museum --mutants` looks for all of them. A mutant that was missed and is found now is good news:
     pin it. What the Hypothesis machine finds is left out, because its examples depend on what is imported."""
     drawn = random.Random(date.today().toordinal())
-    found = [id for id, one in FOUND.items() if one.checker not in (MACHINE, VLLM_WALK.name)]
+    found = [id for id, one in FOUND.items() if one.checker not in {MACHINE, *WITH_VLLM}]
     missed = [id for id in MISSED if not MUTANTS[id].needs_vllm]
     ids = [*drawn.sample(found, FOUND_IN_SAMPLE), *drawn.sample(missed, MISSED_IN_SAMPLE)]
     for result in search_all(ids, ForkedProcesses(2)):

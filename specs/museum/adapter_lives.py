@@ -128,7 +128,7 @@ class LivedRank(SimulatedRank):
 class HangingCopies:
     """A `CopyEngine` over another one. A load may not begin until `let_go`.
 
-    Stores do not hang: a step of vLLM's OffloadingConnector overwrites what a store reads that takes too long.
+    Stores do not hang: under vLLM's OffloadingConnector a step may overwrite what a store reads that is late.
 
     hangs_next: whether the next load hangs. written: the device blocks of loads that have hung.
     """
@@ -330,8 +330,16 @@ class LivedEngine(VllmWorld):
 
 
 def lived(random: Random) -> LivedEngine:
-    """An engine with one of three kinds of troubles: lives on one memory, copies that hang, lost prefixes."""
-    kind = random.choice(("lives", "lives", "hanging", "forgetful"))
+    """An engine with one of three kinds of troubles: lives on one memory, loads that hang, lost prefixes."""
+    return _engine(random.choice(("lives", "lives", "hanging", "forgetful")), random)
+
+
+def troubled(random: Random) -> LivedEngine:
+    """One of the latter two. Their runs are short, and there are more of them."""
+    return _engine(random.choice(("hanging", "forgetful")), random)
+
+
+def _engine(kind: str, random: Random) -> LivedEngine:
     shape = draw_shape(random)
     plain = {"fills": False, "kv_events": False, "adapters": 0}
     if kind == "lives":

@@ -1,11 +1,12 @@
 """kvsm's adapters for vLLM, for checkers of the museum. vLLM must be there when one of them looks.
 
-`adapted` has the engines of `kvsm vllm-fuzz`, with what both connectors must survive; `lived` those of
-`adapter_lives.py`; `manager_machine` is in `adapter_machine.py`.
+`adapted` has the engines of `kvsm vllm-fuzz`, with what both connectors must survive; `lived` and `troubled`
+those of `adapter_lives.py`; `manager_machine` is in `adapter_machine.py`.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -39,6 +40,14 @@ def lived(random: Random) -> World:
     return adapter_lives.lived(random)
 
 
+def troubled(random: Random) -> World:
+    """An engine of vLLM with loads that hang, or with resets of the host alone."""
+    _quiet()
+    from museum import adapter_lives
+
+    return adapter_lives.troubled(random)
+
+
 def manager_machine() -> type[RuleBasedStateMachine]:
     """The machine for kvsm's manager."""
     _quiet()
@@ -47,8 +56,11 @@ def manager_machine() -> type[RuleBasedStateMachine]:
     return KvsmManagerMachine
 
 
+@cache
 def _quiet() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    # Else Python prints each warning of a logger that nobody handles.
+    logging.getLogger("kvsm").addHandler(logging.NullHandler())
 
 
 @cache

@@ -56,6 +56,8 @@ walk: vllm lives      kvsm's connectors under vLLM's real scheduler     stale an
                       on a simulated device, with new weights,          lives, memory that is given away
                       restarts, disks, loads that hang; only where
                       vLLM is
+walk: vllm troubles   the same with loads that hang and resets of       blocks of copies in flight that are
+                      the host alone; only there                        given away, wrong offers
 walk: vllm            the same with faults of the workers, adapters     wrong bytes and races that an
                       and priorities; only there                        adapter causes
 machine: vllm         the Hypothesis machine for managers of vLLM,      hits that are not held, blocks that
@@ -93,7 +95,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
 from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.worlds.world import Action, Finding, finding_of
-from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, manager_machine
+from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, manager_machine, troubled
 from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.disk_world import drawn
 from museum.drawn_worlds import (
@@ -261,12 +263,13 @@ def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
 
 VLLM_WALK = seeded_walk("vllm", adapted, runs=60, seed=2, needs_vllm=True)
 VLLM_LIVES = seeded_walk("vllm lives", lived, runs=30, seed=2, needs_vllm=True)
+VLLM_TROUBLES = seeded_walk("vllm troubles", troubled, runs=60, seed=2, needs_vllm=True)
 VLLM_MANAGER = Checker(
     "machine: vllm manager",
     lambda: machine("vllm manager", manager_machine(), examples=600).look(),
     needs_vllm=True,
 )
-ADAPTER_CHECKERS = (VLLM_LIVES, VLLM_WALK, VLLM_MANAGER)
+ADAPTER_CHECKERS = (VLLM_LIVES, VLLM_TROUBLES, VLLM_WALK, VLLM_MANAGER)
 """Those that run the adapters, and need vLLM."""
 
 CHECKERS = (

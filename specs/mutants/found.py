@@ -34,8 +34,9 @@ NAMES = "walk: serving, names and sessions"
 THOUGHTS = "walk: serving, second thoughts"
 LOST = "walk: serving, lost loads"
 LAZY_AND_EAGER = "walk: serving, lazy and eager"
-VLLM = "walk: vllm"
-"""Only where vLLM is."""
+VLLM, VLLM_LIVES, VLLM_TROUBLES = "walk: vllm", "walk: vllm lives", "walk: vllm troubles"
+VLLM_MANAGER = "machine: vllm manager"
+"""Only where vLLM is. The steps of the machine depend on the version of Hypothesis."""
 
 
 class Need(Enum):
@@ -176,8 +177,15 @@ FOUND = {
     "M118": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 10),
     "M119": FoundBy(THREADS, Property.COPY_ORDER, 5),
     "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 14),
-    "M124": FoundBy(VLLM, Property.COPY_ORDER, 4),
+    "M124": FoundBy(VLLM_LIVES, Property.COPY_ORDER, 4),
+    "M125": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 4),
+    "M126": FoundBy(VLLM_LIVES, Property.PROGRESS, 2),
+    "M127": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 3),
+    "M128": FoundBy(VLLM_MANAGER, Property.MATCH_HOLDS, 4),
+    "M129": FoundBy(VLLM_MANAGER, Property.CONSERVATION, 4),
+    "M130": FoundBy(VLLM_MANAGER, Property.CONSERVATION, 4),
     "M131": FoundBy(VLLM, Property.CORRECT_BYTES, 45),
+    "M132": FoundBy(VLLM_TROUBLES, Property.CORRECT_BYTES, 26),
 }
 
 MISSED = {
@@ -220,12 +228,5 @@ MISSED = {
         Need.VLLM, "A model with mamba layers and a reset: at rest each block's references are zero."
     ),
     "M123": Missed(Need.VLLM, "A state that is offered in the step in which its request is preempted."),
-    "M125": Missed(Need.VLLM, "A request that is preempted and resumed, whose stored bytes are compared."),
-    "M126": Missed(Need.VLLM, "An engine with a disk tier and a step that only fetches."),
-    "M127": Missed(Need.VLLM, "A change of weights by name, and a warm start with the old ones."),
-    "M128": Missed(Need.VLLM, "Lookups and stores of several requests in one step, with a full host."),
-    "M129": Missed(Need.VLLM, "The same: after `on_schedule_end` no promise holds a pin."),
-    "M130": Missed(Need.VLLM, "A store that fails, and the same offer again."),
-    "M132": Missed(Need.VLLM, "A reset under load in a model with a window."),
     "M133": Missed(Need.VLLM, "A load that hangs, and a pool that must not give its blocks away."),
 }

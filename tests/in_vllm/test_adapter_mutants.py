@@ -1,4 +1,4 @@
-"""Mutants of the adapters for vLLM, which only the museum's walk with real vLLM can see."""
+"""Mutants of the adapters for vLLM, which only the museum's checkers with real vLLM can see."""
 
 from __future__ import annotations
 
@@ -9,26 +9,33 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from museum.checkers import CHECKERS, VLLM_WALK
-from museum.search import search
+from museum.checkers import ADAPTER_CHECKERS, CHECKERS, VLLM_LIVES, VLLM_MANAGER, VLLM_TROUBLES
+from mutants import MUTANTS
 from mutants.found import FOUND
 
-ADAPTERS = [id for id, one in FOUND.items() if one.checker == VLLM_WALK.name]
+ADAPTERS = {one.name: one for one in ADAPTER_CHECKERS}
 
 
-def test_the_walk_is_among_the_checkers_where_vllm_is() -> None:
-    assert VLLM_WALK in CHECKERS
+def test_these_checkers_look_where_vllm_is() -> None:
+    assert set(ADAPTER_CHECKERS) <= set(CHECKERS)
 
 
 @pytest.mark.slow
 def test_one_of_them_that_changes_by_day_is_found_as_pinned() -> None:
-    """It takes up to half a minute to reduce what was seen."""
-    id = random.Random(date.today().toordinal()).choice(ADAPTERS)
-    result = search(id)
-    assert result.finding is not None, id
-    assert (result.checker, result.finding.property, len(result.trace)) == FOUND[id], id
+    """It takes up to half a minute to reduce what was seen. The steps of the machine depend on the version of
+    Hypothesis and on what is imported."""
+    found = [id for id, one in FOUND.items() if one.checker in ADAPTERS]
+    id = random.Random(date.today().toordinal()).choice(found)
+    pinned = FOUND[id]
+    with MUTANTS[id].put_back():
+        sighting = ADAPTERS[pinned.checker].look()
+    assert sighting is not None, id
+    if pinned.checker != VLLM_MANAGER.name:
+        assert (sighting.finding.property, len(sighting.trace)) == (pinned.property, pinned.steps), id
 
 
 @pytest.mark.slow
-def test_the_right_code_is_clean() -> None:
-    assert VLLM_WALK.look() is None
+@pytest.mark.parametrize("checker", [VLLM_LIVES, VLLM_TROUBLES, VLLM_MANAGER], ids=lambda one: one.name)
+def test_the_right_code_is_clean(checker: object) -> None:
+    """Of these; the other walk has the engines of `kvsm vllm-fuzz`, which has tests of its own."""
+    assert checker.look() is None  # type: ignore[attr-defined]

@@ -94,6 +94,7 @@ BROKEN = {
     "LoadsTheNextBlock": ("correct bytes (S15): ",),
     "EvictsSilently": ("conservation (S1): ", "events are state (S10): "),
     "WaitsForever": ("progress (S9): ",),
+    "RefusesWhatFailed": ("conservation (S1): at rest request",),
     "AnswersYes": ("every call is legal (S8): your manager answered lookup(",),
     "LosesRequests": ("every call is legal (S8): your manager, called with complete_store(",),
 }
@@ -112,6 +113,17 @@ def test_a_broken_manager_is_found(name: str) -> None:
     assert str(caught.value).startswith(BROKEN[name])
     if "(S8)" in str(caught.value):
         assert "tested_managers.py:" in str(caught.value)
+
+
+def test_a_hit_that_a_store_of_its_step_evicts_is_found_if_hits_should_hold() -> None:
+    """vLLM's own manager does not promise it."""
+
+    class Holds(Lru):
+        hits_hold = True
+        schedule_end_is_last = True
+
+    with pytest.raises(PropertyBroken, match=r"\(S7\): .* was told in this step"):
+        run(Holds, 2_000, phases=[Phase.generate])
 
 
 # Findings in vLLM's tiering manager (docs/findings.md).

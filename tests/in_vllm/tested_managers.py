@@ -115,6 +115,24 @@ class AnswersYes(CPUOffloadingManager):
         return self._policy.get(key) is not None
 
 
+class RefusesWhatFailed(CPUOffloadingManager):
+    """What a request could not store once, it is told, has no room."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.failed: set[tuple[str, Any]] = set()
+
+    def complete_store(self, keys: Collection[Any], req_context: Any, success: bool = True) -> None:
+        if not success:
+            self.failed.update((req_context.req_id, key) for key in keys)
+        super().complete_store(keys, req_context, success)
+
+    def prepare_store(self, keys: Collection[Any], req_context: Any) -> Any:
+        if any((req_context.req_id, key) in self.failed for key in keys):
+            return None
+        return super().prepare_store(keys, req_context)
+
+
 class LosesRequests(CPUOffloadingManager):
     """Forgets a request when it is over, although its copies are not."""
 
