@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count, filterfalse
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 
 from kvsm.copy_engines import HostPool
 from kvsm.copy_engines.races import Race
+from kvsm.copy_engines.simulated import SimulatedDevice
 from kvsm.copy_engines.streams import StreamCopyEngine
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
@@ -30,51 +32,60 @@ from kvsm.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
 from kvsm.vllm_fuzz.stand_ins import is_simulated
 
 
-class SimulatedRank:
-    """One rank.
+class ModelRank:
+    """One rank of a small engine. What its device is and who copies, a subclass says.
 
     connector: the class of the connector.
-    lost: what the engine may have given up.
+    device_blocks: how many there are.
     """
 
-    def __init__(
-        self,
-        config: Any,
-        kv_cache: Any,
-        connector: type,
-        shape: EngineShape,
-        number: int,
-        lost: LostCopies,
-    ) -> None:
+    def __init__(self, config: Any, kv_cache: Any, connector: type, device_blocks: int, number: int) -> None:
         config = changed(config, parallel_config=changed(config.parallel_config, rank=number))
-        self._number, self._lost = number, lost
-        self._memory = torch.zeros(shape.device_blocks, BLOCK_BYTES, dtype=torch.int8)
+        self._number = number
+        self._memory = torch.zeros(device_blocks, BLOCK_BYTES, dtype=torch.int8)
         self._words: Words = self._memory.numpy().view(np.uint64)
         self._wrong: list[str] = []
         self._ends: list[Any] = []
-        self.runtime = Runtime(self._memory)
-        self._pools, self._groups = count(), shape.groups
-        self._host: HostPool | None = None
-        self.faults = RankFaults(self._words, lost)
-        names = [f"layer.{group}" for group in range(shape.groups)]
+        self._prepare()
+        names = [name for group in kv_cache.kv_cache_groups for name in group.layer_names]
         with (
-            self.runtime.acting(),
+            self._acting(),
             patch("kvsm.vllm.worker_side.make_copies", self._make_copies),
             patch("kvsm.vllm.spec_worker.make_copies", self._make_copies),
         ):
             self.connector: Any = connector(config, KVConnectorRole.WORKER, kv_cache)
             self.connector.register_kv_caches(dict.fromkeys(names, self._memory))
+        # A connector that copies by itself looks at the memory, and does not wait for a device.
         self._is_simulated = is_simulated(self.connector)
-        for worker in _workers_of_kvsm(self.connector):
-            worker.clock, worker.pause = lost.clock, self._pause
 
-    def execute(self, step: EngineStep, may_hold: bool) -> ModelRunnerOutput:
+    def _prepare(self) -> None:
+        """What must be there before the connector is made."""
+
+    def _acting(self) -> AbstractContextManager[object]:
+        """A `with` block in which the connector is called."""
+        return nullcontext()
+
+    def _make_copies(
+        self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
+    ) -> RankCopies:
+        """Stands for `kvsm.vllm.rank_copies.make_copies`."""
+        raise NotImplementedError
+
+    def _device(self) -> SimulatedDevice:
+        """The device that computes."""
+        raise NotImplementedError
+
+    def _told(self, told: KVConnectorOutput, _may_hold: bool) -> KVConnectorOutput:
+        """What the scheduler hears of this output."""
+        return told
+
+    def execute(self, step: EngineStep, may_hold: bool = False) -> ModelRunnerOutput:
         """Queue a step's compute, as a worker of vLLM does, without waiting for it.
 
         may_hold: whether its reports may come later.
         """
         connector, metadata = self.connector, pickle.loads(step.metadata)
-        with self.runtime.acting():
+        with self._acting():
             connector.handle_preemptions(metadata)
             connector.bind_connector_metadata(metadata)
             loads_first = step.output.has_sync_kv_loads
@@ -82,7 +93,7 @@ class SimulatedRank:
                 connector.start_load_kv(None)
             if step.sampled:
                 self._compute(step)
-            self._ends.append(self.runtime.device.compute.record())
+            self._ends.append(self._device().compute.record())
             if not self._is_simulated:
                 self._ends[-1].synchronize()
             if not loads_first:
@@ -99,7 +110,7 @@ class SimulatedRank:
                 kv_connector_worker_meta=connector.build_connector_worker_meta(),
             )
             connector.clear_connector_metadata()
-        told = self.faults.reported(told, may_hold, self._groups)
+        told = self._told(told, may_hold)
         names = list(step.sampled)
         return ModelRunnerOutput(
             req_ids=names,
@@ -112,6 +123,72 @@ class SimulatedRank:
     def await_compute(self) -> None:
         """Let the oldest step that was not waited for compute."""
         self._ends.pop(0).synchronize()
+
+    def check(self) -> None:
+        """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""
+        if self._wrong:
+            raise PropertyBroken(Property.CORRECT_BYTES, "; ".join(self._wrong[:3]))
+        races = self._device().races
+        if races and (race := next(filterfalse(self._is_harmless, races), None)) is not None:
+            raise PropertyBroken(Property.COPY_ORDER, f"rank {self._number}: {race}")
+
+    def _is_harmless(self, _race: Race) -> bool:
+        """Whether nobody looks at what this race spoils."""
+        return False
+
+    def mixed(self, words: Words) -> Words:
+        """These words as this rank writes them."""
+        return words * np.uint64(2 * self._number + 1)
+
+    def _compute(self, step: EngineStep) -> None:
+        before, reads, writes = step.before, step.reads, step.writes
+
+        def look(places: Places) -> None:
+            right = self._words[places.blocks, places.offsets] == self.mixed(places.words)
+            for place in np.flatnonzero(~right):
+                self._wrong.append(
+                    f"rank {self._number}, device block {places.blocks[place]} does not hold "
+                    f"{places.names[place]}"
+                )
+
+        def action() -> None:
+            # In each layer, all tokens of a step are written before any token looks back.
+            look(before)
+            self._words[writes.blocks, writes.offsets] = self.mixed(writes.words)
+            look(reads)
+
+        read = {*before.blocks.tolist(), *reads.blocks.tolist()}
+        self._device().launch("step", sorted(read), sorted({*writes.blocks.tolist()}), action)
+
+
+class SimulatedRank(ModelRank):
+    """A rank of the fuzz: its device runs when an action says so, and its workers have faults.
+
+    lost: what the engine may have given up.
+    """
+
+    def __init__(
+        self, config: Any, kv_cache: Any, connector: type, shape: EngineShape, number: int, lost: LostCopies
+    ) -> None:
+        self._lost, self._groups = lost, shape.groups
+        super().__init__(config, kv_cache, connector, shape.device_blocks, number)
+        for worker in workers_of_kvsm(self.connector):
+            worker.clock, worker.pause = lost.clock, self._pause
+
+    def _prepare(self) -> None:
+        self.runtime = Runtime(self._memory)
+        self._pools = count()
+        self._host: HostPool | None = None
+        self.faults = RankFaults(self._words, self._lost)
+
+    def _acting(self) -> AbstractContextManager[object]:
+        return self.runtime.acting()
+
+    def _device(self) -> SimulatedDevice:
+        return self.runtime.device
+
+    def _told(self, told: KVConnectorOutput, may_hold: bool) -> KVConnectorOutput:
+        return self.faults.reported(told, may_hold, self._groups)
 
     def go_on(self, steps: int) -> bool:
         """Let at most this number of steps of the device happen. False if none can."""
@@ -138,14 +215,6 @@ class SimulatedRank:
         if not self.runtime.device.step() and pause_s >= LONGEST_PAUSE_S:
             self._lost.wait()
 
-    def check(self) -> None:
-        """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""
-        if self._wrong:
-            raise PropertyBroken(Property.CORRECT_BYTES, "; ".join(self._wrong[:3]))
-        races = self.runtime.device.races
-        if races and (race := next(filterfalse(self._is_harmless, races), None)) is not None:
-            raise PropertyBroken(Property.COPY_ORDER, f"rank {self._number}: {race}")
-
     def _is_harmless(self, race: Race) -> bool:
         """Whether one side is a store that was given up: what it reads ends where nobody looks."""
         stores = tuple(
@@ -154,10 +223,6 @@ class SimulatedRank:
             if job.direction is Direction.STORE
         )
         return any(one.startswith(stores) and one.endswith(" reads") for one in (race.first, race.second))
-
-    def mixed(self, words: Words) -> Words:
-        """These words as this rank writes them."""
-        return words * np.uint64(2 * self._number + 1)
 
     def host_words(self, block: int) -> Words | None:
         """The words of a block of kvsm's host pool; None if this rank has no such pool."""
@@ -173,28 +238,8 @@ class SimulatedRank:
         device = PoolDevice(self.runtime, list(tensors), pool.blocks, next(self._pools))
         return RankCopies(self.faults.over(StreamCopyEngine(device)), pool)
 
-    def _compute(self, step: EngineStep) -> None:
-        before, reads, writes = step.before, step.reads, step.writes
 
-        def look(places: Places) -> None:
-            right = self._words[places.blocks, places.offsets] == self.mixed(places.words)
-            for place in np.flatnonzero(~right):
-                self._wrong.append(
-                    f"rank {self._number}, device block {places.blocks[place]} does not hold "
-                    f"{places.names[place]}"
-                )
-
-        def action() -> None:
-            # In each layer, all tokens of a step are written before any token looks back.
-            look(before)
-            self._words[writes.blocks, writes.offsets] = self.mixed(writes.words)
-            look(reads)
-
-        read = {*before.blocks.tolist(), *reads.blocks.tolist()}
-        self.runtime.device.launch("step", sorted(read), sorted({*writes.blocks.tolist()}), action)
-
-
-def _workers_of_kvsm(connector: Any) -> list[Any]:
+def workers_of_kvsm(connector: Any) -> list[Any]:
     """What of a connector is kvsm's and pauses."""
     parts = getattr(connector, "_connectors", None) or [connector]
     found = [getattr(one, "_side", None) for one in parts]

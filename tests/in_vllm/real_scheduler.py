@@ -25,10 +25,8 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
-import torch
 from hanging_copies import Clock, HangingCopyEngine
 from scheduler_shapes import (
     BLOCK_TOKENS,
@@ -38,7 +36,6 @@ from scheduler_shapes import (
     VOCABULARY,
     WORD_BYTES,
     Shape,
-    changed,
     hasher,
     make_configs,
     make_scheduler,
@@ -46,13 +43,13 @@ from scheduler_shapes import (
 )
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.copy_engines import HostPool, SimulatedCopyEngine
 from kvsm.copy_engines.failing import FailingCopyEngine
+from kvsm.copy_engines.simulated import SimulatedDevice
 from kvsm.errors import PropertyBroken
 from kvsm.gauges import gauges
 from kvsm.invariants import check_ledger
@@ -68,94 +65,62 @@ from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
-from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner, Words
+from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
+from kvsm.vllm_fuzz.rank import ModelRank, workers_of_kvsm
 
 DRAIN_STEPS = 2000
 """More steps than any of these engines needs to finish all its work."""
 
 
-class Rank:
-    """A worker: the worker's side of vLLM's connector, and a device on which compute is queued."""
+class Rank(ModelRank):
+    """A rank whose copies end in any later step and in any order, as a seed decides."""
+
+    device: SimulatedDevice
+    copies: HangingCopyEngine
 
     def __init__(
         self, config: Any, kv_cache: Any, shape: Shape, number: int, seed: int, clock: Clock
     ) -> None:
-        config = changed(config, parallel_config=changed(config.parallel_config, rank=number))
-        self._number = number
-        self._memory = torch.zeros(shape.device_blocks, BLOCK_TOKENS * WORD_BYTES, dtype=torch.int8)
-        self._words: Words = self._memory.numpy().view(np.uint64)
-        self._wrong: list[str] = []
-        self._ends: list[Any] = []
+        self._shape, self._seed, self._clock = shape, seed + number, clock
+        self._hangs = Random(f"hangs {seed} {number}")
         self.silent: set[int] = set()
         """Transfers whose end this rank does not report."""
         self.belated: list[WorkerReport] = []
         """Reports that were kept back, and come with the next step."""
         self._kept_back: list[WorkerReport] = []
+        super().__init__(config, kv_cache, KvsmConnector, shape.device_blocks, number)
+        # A step that waits for copies takes seconds; the short pauses of one that computes nothing take none.
+        for worker in workers_of_kvsm(self.connector):
+            worker.clock = clock.read
+            worker.pause = lambda pause_s: clock.advance(1 if pause_s == LONGEST_PAUSE_S else 0)
+            if shape.disk_blocks:
+                worker.pause = time.sleep  # The copies of the disk are real.
+
+    def _make_copies(
+        self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
+    ) -> RankCopies:
+        pool, shape = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES, path=path), self._shape
+        engine = SimulatedCopyEngine(list(tensors), pool.blocks, self._seed)
         never_loses_loads = issubclass(KvsmConnector, OffloadingConnector) and not issubclass(
             KvsmConnector, KvsmOffloadingConnector
         )
-
-        def copies(
-            tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
-        ) -> RankCopies:
-            pool = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES, path=path)
-            engine = SimulatedCopyEngine(list(tensors), pool.blocks, seed + number)
-            self.device = engine.simulated
-            self.copies = HangingCopyEngine(
-                FailingCopyEngine(engine, seed + number, shape.failing),
-                (tensors, [pool.blocks]),
-                clock,
-                Random(f"hangs {seed} {number}"),
-                shape.hanging,
-                waits_for_loads=never_loses_loads,
-                spare_blocks=(shape.device_blocks - MOST_BLOCKS) // shape.ranks,
-            )
-            return RankCopies(self.copies, pool)
-
-        self.connector = KvsmConnector(config, KVConnectorRole.WORKER, kv_cache)
-        with patch("kvsm.vllm.worker_side.make_copies", copies):
-            self.connector.register_kv_caches(
-                {f"layer.{group}": self._memory for group in range(shape.groups)}
-            )
-        is_vllms_own = isinstance(self.connector, OffloadingConnector)
-        worker = self.connector.connector_worker.worker if is_vllms_own else self.connector._side
-        # A step that waits for copies takes seconds; the short pauses of one that computes nothing take none.
-        worker.clock = clock.read
-        worker.pause = lambda pause_s: clock.advance(1 if pause_s == LONGEST_PAUSE_S else 0)
-        if shape.disk_blocks:
-            worker.pause = time.sleep  # The copies of the disk are real.
-
-    def execute(self, step: EngineStep) -> ModelRunnerOutput:
-        """Queue the step's compute, as a worker does, without waiting for anything."""
-        connector, metadata = self.connector, pickle.loads(step.metadata)
-        connector.handle_preemptions(metadata)
-        connector.bind_connector_metadata(metadata)
-        loads_first = step.output.has_sync_kv_loads
-        if loads_first:
-            connector.start_load_kv(None)
-        if step.sampled:
-            self._compute(step)
-        self._ends.append(self.device.compute.record())
-        if not loads_first:
-            connector.start_load_kv(None)
-        connector.wait_for_save()
-        results = connector.get_transfer_results(step.finished)
-        told = KVConnectorOutput(
-            finished_sending=results.finished_sending or None,
-            finished_recving=results.finished_recving or None,
-            failed_recving=results.failed_recving,
-            kv_connector_stats=connector.get_kv_connector_stats(),
-            kv_connector_worker_meta=self._heard(connector.build_connector_worker_meta()),
+        self.device = engine.simulated
+        self.copies = HangingCopyEngine(
+            FailingCopyEngine(engine, self._seed, shape.failing),
+            (tensors, [pool.blocks]),
+            self._clock,
+            self._hangs,
+            shape.hanging,
+            waits_for_loads=never_loses_loads,
+            spare_blocks=(shape.device_blocks - MOST_BLOCKS) // shape.ranks,
         )
-        connector.clear_connector_metadata()
-        names = list(step.sampled)
-        return ModelRunnerOutput(
-            req_ids=names,
-            req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=list(map(list, step.sampled.values())),
-            # vLLM returns nothing of a step that computed nothing and has nothing to report.
-            kv_connector_output=None if told.is_empty() and not names else told,
-        )
+        return RankCopies(self.copies, pool)
+
+    def _device(self) -> SimulatedDevice:
+        return self.device
+
+    def _told(self, told: KVConnectorOutput, _may_hold: bool) -> KVConnectorOutput:
+        return replace(told, kv_connector_worker_meta=self._heard(told.kv_connector_worker_meta))
 
     def _heard(self, reports: Any) -> Any:
         """These reports without those of silent transfers, and with those that are belated."""
@@ -175,35 +140,6 @@ class Rank:
     def speak(self) -> None:
         """Report what was kept back."""
         self.belated, self._kept_back = self._kept_back, []
-
-    def await_compute(self) -> None:
-        """Wait until the oldest step that was not waited for has computed."""
-        self._ends.pop(0).synchronize()
-        self.check()
-
-    def check(self) -> None:
-        if self._wrong:
-            raise PropertyBroken(Property.CORRECT_BYTES, "; ".join(self._wrong[:3]))
-        if self.device.races:
-            raise PropertyBroken(Property.COPY_ORDER, str(self.device.races[0]))
-
-    def _compute(self, step: EngineStep) -> None:
-        reads, writes = step.reads, step.writes
-        mix = np.uint64(2 * self._number + 1)
-
-        def action() -> None:
-            # In each layer, all tokens of a step are written before any token looks back.
-            self._words[writes.blocks, writes.offsets] = writes.words * mix
-            right = self._words[reads.blocks, reads.offsets] == reads.words * mix
-            for place in np.flatnonzero(~right):
-                self._wrong.append(
-                    f"rank {self._number}, device block {reads.blocks[place]} does not hold "
-                    f"{reads.names[place]}"
-                )
-
-        self.device.launch(
-            "step", sorted({*reads.blocks.tolist()}), sorted({*writes.blocks.tolist()}), action
-        )
 
 
 class Engine:
@@ -297,6 +233,7 @@ class Engine:
         self.clock.advance(1)
         for rank in self.ranks:
             rank.await_compute()
+            rank.check()
         output = outputs[-1]
         if self.shape.ranks > 1:
             output = self._aggregator.aggregate(outputs, self.shape.ranks - 1)

@@ -14,18 +14,19 @@ from real_scheduler import Engine
 from scheduler_shapes import Shape, changed
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from kvsm.vllm import worker_side
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
-from kvsm.vllm.rank_copies import RankCopies
 
 
 class _WithSide:
     """Has the core where these engines look for it."""
 
     scheduler: Any
+    connector_scheduler: Any
 
     @property
     def _side(self) -> Any:
+        if self.connector_scheduler is None:
+            return None  # A worker has none.
         manager = self.scheduler.manager
         return SimpleNamespace(_core=manager._engine_core, _disk=None, deadlines=manager.deadlines)
 
@@ -65,14 +66,9 @@ def built_with_specs(connector: type[Any]) -> Iterator[None]:
         transfer = changed(given, **settings, kv_connector_extra_config=options)
         return changed(config, kv_transfer_config=transfer), kv_cache
 
-    def copies(tensors: Sequence[Any], host_blocks: int, verify: bool, *_: Any) -> RankCopies:
-        # Looked up by this name, because a rank puts its simulated copies there.
-        return worker_side.make_copies(tensors, host_blocks, verify)
-
     with ExitStack() as stack:
         stack.enter_context(patch.object(real_scheduler, "make_configs", with_spec))
         stack.enter_context(patch.object(real_scheduler, "KvsmConnector", connector))
-        stack.enter_context(patch("kvsm.vllm.spec_worker.make_copies", copies))
         yield
 
 
