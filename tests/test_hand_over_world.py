@@ -197,7 +197,7 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         (believe_before_it_is_confirmed, "S2", 2),
         (confirm_what_has_ended, "S2", 16),
         (keep_no_pin, "S2", 2),
-        (forget_readers_in_a_reset, "S2", 366),
+        (forget_readers_in_a_reset, "S2", 2),
         (offer_what_is_in_flight, "S2", 2),
         (copy_the_wrong_slots, "S2", 2),
         (keep_a_pin, "S4 S9", 1),

@@ -40,7 +40,8 @@ A process that continues may be killed at any step, too. Each step leaves a log 
 
 1. Unpublished segments are deleted. No reader sees them.
 2. What is torn is cut. A reader would cut it, too.
-3. Older segments are synced, and the new one is written and synced under another name.
+3. The last segment's bytes are written once more, older segments are synced, and the new one is written and
+   synced under another name.
 4. It is renamed. Now the log ends with a segment without events.
 """
 
@@ -191,13 +192,17 @@ def begin_life(
 
 def _inherit(end: EndedLog, retention: Retention, syncs: bool) -> None:
     """Note the older segments. Cut the torn end, and sync what perhaps nobody has synced."""
-    for path in segment_paths(end.claimed.path):
+    paths = segment_paths(end.claimed.path)
+    for path in paths:
         older = SegmentFile(end.claimed.path, first_event(path))
         older.reopen()
         try:
             if end.torn is not None and Path(end.torn.path) == path:
                 older.cut(end.torn.offset)
             if syncs:
+                if path == paths[-1]:
+                    # An older one was synced before the next one began.
+                    older.write_again()
                 older.sync()
         finally:
             older.close()

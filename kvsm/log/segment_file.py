@@ -17,7 +17,10 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.events import OffloadingEvent
-from kvsm.log.frames import MARK, MARK_OFFSET, encode_mark, segment_path
+from kvsm.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, encode_mark, segment_path
+
+_AGAIN_BYTES = 1 << 20
+"""How much is written again at a time."""
 
 _open_private = partial(os.open, mode=0o600)
 
@@ -119,6 +122,15 @@ class SegmentFile:
         done = os.pwrite(self._descriptor, data, offset)
         if done < len(data):
             self._write_rest(data, offset, done)
+
+    def write_again(self) -> None:
+        """Write all behind the preamble once more, as it is, so that the next sync proves it.
+
+        A sync may have failed in a process that is gone. Then the system shows bytes that are not on the
+        disk, and would not write them.
+        """
+        for offset in range(PREAMBLE_BYTES, self.size, _AGAIN_BYTES):
+            self._write_rest(os.pread(self._descriptor, _AGAIN_BYTES, offset), offset, 0)
 
     def mark(self, number: int) -> None:
         """Mark the segment: events from `number` on were lost, or the log is closed."""

@@ -31,6 +31,7 @@ from kvsm.replay.witness import Witness
 from kvsm.snapshot import restore, snapshot
 from kvsm.states.words import StateWords
 from kvsm.worlds.world import Action, World
+from kvsm.worlds.wrapped import WrappedWorld
 
 SAVE: Action = ("save",)
 _SAVES = 0.02
@@ -163,19 +164,15 @@ def _raise_first(violations: Sequence[Violation]) -> None:
         raise PropertyBroken(violation.property, f"the second book: {violation.message}")
 
 
-class AuditedWorld:
+class AuditedWorld(WrappedWorld):
     """A `World`: another one, and auditors beside its cores. cores: its cores now, always equally many."""
 
     check_every = 25
 
     def __init__(self, world: World, cores: Callable[[], Sequence[AuditedCore]]) -> None:
-        self.world, self._cores = world, cores
+        super().__init__(world)
+        self._cores = cores
         self._auditors = [CoreAuditor(core) for core in cores()]
-
-    @property
-    def events(self) -> Sequence[OffloadingEvent]:
-        """The events of the world."""
-        return self.world.events
 
     def actions(self) -> list[Action]:
         return [SAVE, *self.world.actions()]
@@ -202,15 +199,6 @@ class AuditedWorld:
 
     def check(self) -> None:
         """Check every property. Raises `PropertyBroken`."""
-        self.world.check()
+        super().check()
         for auditor, core in self._pairs():
             auditor.check(core.ledger)
-
-    def wind_down(self) -> Action | None:
-        return self.world.wind_down()
-
-    def describe(self) -> dict[str, str]:
-        return self.world.describe()
-
-    def fingerprint(self) -> bytes:
-        return self.world.fingerprint()

@@ -50,6 +50,8 @@ walk: hand-over with  two engines that also load for themselves         promises
  loads
 walk: failing log     the real writer of a log on a disk whose writes   holes in a log that nobody tells
                       and syncs fail
+exploration: one      states that an explorer takes for one, in       states that differ and count as one
+ future               several ways each
 walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
 walk: vllm lives      kvsm's connectors under vLLM's real scheduler     stale and lost blocks of earlier
@@ -87,7 +89,7 @@ from kvsm.checker.targets import draw_case
 from kvsm.checker.threads import SCOPES as THREAD_SCOPES
 from kvsm.checker.threads import ThreadScope, explore_schedules, steps_of, switches_of
 from kvsm.checker.walk import MakeWorld, random_of, walk
-from kvsm.scheduler import LastStep, StoreMode
+from kvsm.scheduler import KVCacheGroup, LastStep, StoreMode
 from kvsm.testing import OffloadMachine
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core_options import draw_options
@@ -112,6 +114,7 @@ from museum.drawn_worlds import (
 )
 from museum.era_world import eras
 from museum.log_world import drawn_log
+from museum.one_future import two_futures
 from museum.other_engines import (
     chunks_and_drafts,
     lazy_and_eager,
@@ -236,6 +239,17 @@ def serving(name: str, **options: Any) -> Checker:
     """Explores a scope of the serving world."""
     made = _engine(**options)
     return exploration(f"serving, {name}", lambda: ServingModel(ServingScope(name, made)))
+
+
+def one_future(name: str, ways: int, expansions: int, **options: Any) -> Checker:
+    """Takes the states of a scope of the serving world in several ways each."""
+    made = _engine(**options)
+
+    def look() -> Sighting | None:
+        found = two_futures(ServingModel(ServingScope(name, made)), ways, expansions)
+        return None if found is None else Sighting(*found)
+
+    return Checker(f"exploration: {name}", look)
 
 
 def copies(**options: Any) -> Checker:
@@ -376,7 +390,23 @@ CHECKERS = (
     seeded_walk("policies", drawn_policy, runs=12, seed=2),
     seeded_walk("crowded core", crowded_core, runs=60, seed=4),
     seeded_walk("hand-over with loads", loading_hand_over, runs=40, seed=2),
-    seeded_walk("failing log", drawn_log, runs=20, seed=5),
+    seeded_walk("failing log", drawn_log, runs=20, seed=2),
+    # Stores wait for room and for another copy, so much of a state is what was tried when.
+    one_future(
+        "one future",
+        ways=3,
+        expansions=1_000,
+        requests=(*_prompts(15, 15, outputs=2), RequestSpec(tuple(range(201, 216)))),
+        device_blocks=26,
+        slots=2,
+        groups=(KVCacheGroup(4), KVCacheGroup(4, drafter=True)),
+        drafts=1,
+        chunk_tokens=4,
+        blocks_per_chunk=2,
+        max_live_transfers=1,
+        defer_ticks=2,
+        last_step=LastStep.FLUSH,
+    ),
     *(ADAPTER_CHECKERS if VLLM_IS_THERE else ()),
 )
 """Those that can look here."""

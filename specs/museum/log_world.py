@@ -37,7 +37,7 @@ _SNAPSHOT = bytes(700)
 _LONG = 30
 """A log with this many events is left behind, for each end reads all of it."""
 _ENDS = ("close", "kill", "lose_power")
-_LIKELY = (*["append", "flush", "sync"] * 4, *["fail_write", "fail_sync"] * 2, *_ENDS)
+_LIKELY = (*["append", "flush", "sync"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
 
 
 class LogOptions(NamedTuple):

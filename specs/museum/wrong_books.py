@@ -32,6 +32,7 @@ from kvsm.states.transfer import TransferState
 from kvsm.tiers import DiskTier, disagreements
 from kvsm.worlds.audited import AuditedCore
 from kvsm.worlds.world import Action, World
+from kvsm.worlds.wrapped import WrappedWorld
 
 CHANGE_BOOKS: Action = ("wrong books",)
 _SHARE = 0.05
@@ -589,7 +590,7 @@ def _check_number(ledger: Ledger, what: str, distance: int) -> None:
     raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the fold takes an event although {what}")
 
 
-class WrongBooksWorld:
+class WrongBooksWorld(WrappedWorld):
     """A `World`: another one, whose books are changed now and then. The changed ones are copies.
 
     core: its core now.
@@ -602,7 +603,8 @@ class WrongBooksWorld:
         core: Callable[[], AuditedCore],
         tier: Callable[[], DiskTier | None] = lambda: None,
     ) -> None:
-        self.world, self._core, self._tier = world, core, tier
+        super().__init__(world)
+        self._core, self._tier = core, tier
         self._begin()
 
     def _begin(self) -> None:
@@ -623,11 +625,6 @@ class WrongBooksWorld:
                     violation.property, f"the second book, of a good log: {violation.message}"
                 )
             self._read, self._last = self._read + 1, event
-
-    @property
-    def events(self) -> Sequence[OffloadingEvent]:
-        """The events of the world."""
-        return self.world.events
 
     def actions(self) -> list[Action]:
         return [CHANGE_BOOKS, *self.world.actions()]
@@ -680,16 +677,3 @@ class WrongBooksWorld:
                 raise PropertyBroken(Property.STALE_REPORTS, message)
             return True
         return False
-
-    def check(self) -> None:
-        """Check every property. Raises `PropertyBroken`."""
-        self.world.check()
-
-    def wind_down(self) -> Action | None:
-        return self.world.wind_down()
-
-    def describe(self) -> dict[str, str]:
-        return self.world.describe()
-
-    def fingerprint(self) -> bytes:
-        return self.world.fingerprint()

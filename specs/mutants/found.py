@@ -27,6 +27,12 @@ LOG_AHEAD = "walk: log ahead"
 STARTS = "walk: starts"
 HAND_OVER = "walk: hand-over"
 ROUTER = "walk: router"
+LARGE_CORE = "walk: large core"
+POLICIES = "walk: policies"
+CROWDED_CORE = "walk: crowded core"
+LOADING = "walk: hand-over with loads"
+FAILING_LOG = "walk: failing log"
+ONE_FUTURE = "exploration: one future"
 ERAS = "walk: eras"
 PARTIAL = "walk: serving, partial hits"
 DRAFTS = "walk: serving, chunks and drafts"
@@ -42,13 +48,7 @@ VLLM_MANAGER = "machine: vllm manager"
 class Need(Enum):
     """What a checker lacks that would see some mutants: a world, a scope, an action or a check."""
 
-    EPOCHS = "Resets while the device holds what loads have brought"
-    BATCHES = "The core walk: batches of more than sixteen, and policies that protect"
-    WITNESS = "The second book beside the ledger in every world, and forged logs"
-    SAVED = "A world that saves and restores in the middle, and goes on"
-    LOG = "The killed scope on the real log, with kills between any two writes"
     WORKERS = "The real `Worker`, and the engines around and beside the one of streams"
-    HAND_OVER = "The hand-over world, which exists, among the museum's checkers"
     VLLM = "The world around the adapters for vLLM: other engines, longer runs, and more that is checked"
 
 
@@ -101,9 +101,13 @@ FOUND = {
     "M35": FoundBy(CORE, Property.PROGRESS, 5),
     "M36": FoundBy(CORE, Property.PROGRESS, 2),
     "M37": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 11),
+    "M38": FoundBy(CROWDED_CORE, Property.NO_STALE_DATA, 11),
     "M39": FoundBy(CORE, Property.NO_STALE_DATA, 12),
     "M40": FoundBy(DISTURBED, Property.NO_STALE_DATA, 11),
     "M41": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
+    "M42": FoundBy(LARGE_CORE, Property.MATCH_HOLDS, 6),
+    "M43": FoundBy(POLICIES, Property.MATCH_HOLDS, 2),
+    "M44": FoundBy(LARGE_CORE, Property.CONSERVATION, 4),
     "M45": FoundBy(CORE, Property.CONSERVATION, 6),
     "M46": FoundBy(TIERS, Property.CONSERVATION, 8),
     "M47": FoundBy(CORE, Property.LEGAL_CALLS, 6),
@@ -112,6 +116,7 @@ FOUND = {
     "M50": FoundBy(AUDITED_CORE, Property.STORED_ONCE, 2),
     "M51": FoundBy(CORE, Property.STORED_ONCE, 3),
     "M52": FoundBy(CORE, Property.STORED_ONCE, 9),
+    "M53": FoundBy(CROWDED_CORE, Property.LEGAL_CALLS, 10),
     "M54": FoundBy(ERAS, Property.CONSERVATION, 4),
     "M55": FoundBy(CORE, Property.ONE_RELEASE_PER_HOLD, 6),
     "M56": FoundBy(CORE, Property.NO_STALE_DATA, 13),
@@ -139,11 +144,13 @@ FOUND = {
     "M78": FoundBy(AUDITED_SERVING, Property.EVENTS_ARE_STATE, 21),
     "M79": FoundBy(SERVING, Property.CONSERVATION, 12),
     "M80": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
+    "M81": FoundBy(ONE_FUTURE, Property.DETERMINISM, 9),
     "M82": FoundBy(KILLED, Property.EVENTS_ARE_STATE, 3),
     "M83": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 3),
     "M84": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 2),
     "M85": FoundBy(KILLED, Property.NO_STALE_DATA, 6),
     "M86": FoundBy(STARTS, Property.EVENTS_ARE_STATE, 4),
+    "M87": FoundBy(FAILING_LOG, Property.EVENTS_ARE_STATE, 9),
     "M88": FoundBy(STARTS, Property.LEGAL_CALLS, 3),
     "M89": FoundBy(CORE, Property.LEGAL_CALLS, 1),
     "M90": FoundBy(CORE, Property.LEGAL_CALLS, 3),
@@ -176,7 +183,8 @@ FOUND = {
     "M117": FoundBy(WORKERS, Property.CORRECT_BYTES, 2),
     "M118": FoundBy(THREADS, Property.FAILURE_IS_NOT_SUCCESS, 10),
     "M119": FoundBy(THREADS, Property.COPY_ORDER, 5),
-    "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 14),
+    "M120": FoundBy(HAND_OVER, Property.PUBLISH_AFTER_COMMIT, 19),
+    "M121": FoundBy(LOADING, Property.PUBLISH_AFTER_COMMIT, 33),
     "M124": FoundBy(VLLM_LIVES, Property.COPY_ORDER, 4),
     "M125": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 4),
     "M126": FoundBy(VLLM_LIVES, Property.PROGRESS, 2),
@@ -189,41 +197,6 @@ FOUND = {
 }
 
 MISSED = {
-    "M38": Missed(
-        Need.EPOCHS,
-        "A reset when the host is empty and the device still holds what a load brought. The audited core "
-        "walk meets that in run 93, and makes 32.",
-    ),
-    "M42": Missed(
-        Need.BATCHES,
-        "A walk with pools of some hundred slots and offers of more than sixteen keys, under each policy.",
-    ),
-    "M43": Missed(
-        Need.BATCHES,
-        "ARC with a high target and protected blocks in its first queue; no offer may evict what "
-        "it found resident.",
-    ),
-    "M44": Missed(
-        Need.BATCHES,
-        "The same walk with large offers, or a model of `SlotQueue` that is checked with batches "
-        "above sixteen.",
-    ),
-    "M53": Missed(
-        Need.WITNESS,
-        "Two requests that match one block whose load is lost. The second book and `check_ledger` "
-        "both see the pin.",
-    ),
-    "M81": Missed(
-        Need.SAVED,
-        "An exploration that merges no states, of a scope that is small enough, must reach the "
-        "same verdicts and states.",
-    ),
-    "M87": Missed(
-        Need.LOG,
-        "The real `LogWriter` on a disk whose sync fails and drops pages, and then a write: the "
-        "history of the museum's disk world has such a disk.",
-    ),
-    "M121": Missed(Need.HAND_OVER, "A load of the handed-over blocks that fails."),
     "M122": Missed(
         Need.VLLM, "A model with mamba layers and a reset: at rest each block's references are zero."
     ),
