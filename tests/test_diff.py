@@ -31,6 +31,8 @@ def difference(good: Path, bad: Path) -> LogDiff:
 def test_what_is_not_decided_does_not_part_two_logs(operations: Operations, others: Operations) -> None:
     """Other times, other numbers of events, reports that are rejected, flushes: the stories are the same."""
     noise = [("misreport", 10**6, 0), ("engine_waits", 0, 0)]
+    # The number of an event names another transfer in a log with other events.
+    operations = [one for one in operations if one[0] != "misreport"]
     with TemporaryDirectory() as scratch:
         good, bad = Path(scratch) / "good", Path(scratch) / "bad"
         Life(good).drive(operations).close()

@@ -496,8 +496,7 @@ class ManagerMachine(PropertyMachine):
         for request in self._asked:
             request.copies.clear()
             request.offered = 0
-        self._dropped += self._live
-        self._live = []
+        self._dropped, self._live = self._dropped + self._live, []
         self._tell_flushed()
 
     def _tell_flushed(self) -> None:
@@ -544,10 +543,8 @@ class ManagerMachine(PropertyMachine):
             self._take_events()
             if not self.manager.has_pending_work():
                 return
-        message = (
-            f"all copies have ended, and after {STEPS_TO_REST} steps the manager says that work is pending"
-        )
-        raise PropertyBroken(Property.PROGRESS, message)
+        message = f"all copies have ended, and after {STEPS_TO_REST} steps the manager says that"
+        raise PropertyBroken(Property.PROGRESS, f"{message} work is pending")
 
     def _fill(self) -> None:
         """Store as many new keys as there are blocks."""
@@ -556,10 +553,9 @@ class ManagerMachine(PropertyMachine):
         stores = self._offer(request, request.keys)
         taken = [key for copy in stores for key in copy.keys]
         if len(taken) < self.blocks:
-            message = (
-                f"at rest {self.blocks} new keys are offered for {self.blocks} blocks, and {taken or 'none'}"
-            )
-            raise PropertyBroken(Property.CONSERVATION, f"{message} can be stored: blocks are lost")
+            message = f"at rest {self.blocks} new keys are offered for {self.blocks} blocks"
+            lost = f"{message}, and {taken or 'none'} can be stored: blocks are lost"
+            raise PropertyBroken(Property.CONSERVATION, lost)
         self._finish(request)
         self._let_all_end()
 
