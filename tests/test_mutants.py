@@ -26,7 +26,7 @@ QUICK = ("M15", "M40")
 """Found by the first explorations, in less than a second each."""
 
 WITH_VLLM = {one.name for one in ADAPTER_CHECKERS}
-SAMPLE = 8
+FOUND_IN_SAMPLE = 7
 """They take about four minutes together on two cores."""
 
 
@@ -110,12 +110,12 @@ def test_a_mutant_is_found_as_pinned(id: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_sample_that_changes_by_day_is_found_as_pinned() -> None:
-    """`kvsm museum --mutants` looks for all of them. What the Hypothesis machine finds is left out, because its
-    examples depend on what is imported. All that are missed need vLLM."""
-    assert all(MUTANTS[id].needs_vllm for id in MISSED)
+def test_a_sample_that_changes_by_day_is_found_or_missed_as_pinned() -> None:
+    """`kvsm museum --mutants` looks for all of them. A mutant that was missed and is found now is good news:
+    pin it. What the Hypothesis machine finds is left out, because its examples depend on what is imported."""
     found = [id for id, one in FOUND.items() if one.checker not in {MACHINE, *WITH_VLLM}]
-    ids = random.Random(date.today().toordinal()).sample(found, SAMPLE)
+    missed = [id for id in MISSED if not MUTANTS[id].needs_vllm]
+    ids = [*random.Random(date.today().toordinal()).sample(found, FOUND_IN_SAMPLE), *missed[:1]]
     for result in search_all(ids, ForkedProcesses(2)):
         seen = None
         if result.finding is not None and result.checker != MACHINE:
