@@ -193,6 +193,7 @@ FOUND = {
     "M130": FoundBy(VLLM_MANAGER, Property.CONSERVATION, 4),
     "M131": FoundBy(VLLM, Property.CORRECT_BYTES, 5),
     "M132": FoundBy(VLLM_TROUBLES, Property.CORRECT_BYTES, 26),
+    "M133": FoundBy(VLLM_TROUBLES, Property.NO_REUSE_IN_FLIGHT, 19),
 }
 
 MISSED = {
@@ -205,5 +206,4 @@ MISSED = {
         Need.VLLM, "A model with mamba layers and a reset: at rest each block's references are zero."
     ),
     "M123": Missed(Need.VLLM, "A state that is offered in the step in which its request is preempted."),
-    "M133": Missed(Need.VLLM, "A load that hangs, and a pool that must not give its blocks away."),
 }
