@@ -84,8 +84,8 @@ class PrefixTree(Protocol):
     def insert(self, blocks: Prefix, slots: Sequence[int], held: int) -> PrefixMatch:
         """Take blocks that were computed into these device slots.
 
-        held: so many of the slots, the first ones, are the tree's already. Of the others it takes those whose
-        block is new, and frees the rest. The answer has the slots in which the blocks are now.
+        held: the tree has this number of the slots, the first ones. Of the others it takes those whose block
+        is new, and frees the rest. The answer has the slots in which the blocks are now.
         """
 
     def launch(self, compute: Callable[[], None]) -> Any:

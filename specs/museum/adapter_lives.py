@@ -63,7 +63,7 @@ TIMEOUT_S = 60.0
 """Of a copy that hangs."""
 
 WAITS = 16
-"""In so many waits for a copy that hangs its time is up."""
+"""After this number of waits for a copy that hangs its time is up."""
 
 DISK_BYTES = 1 << 18
 """Of each rank."""

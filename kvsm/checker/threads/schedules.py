@@ -153,7 +153,7 @@ class _ScheduleSearch:
     def _exploring(
         self, waiting: Iterator[_Schedule], preemptions: int, is_last: bool
     ) -> Iterator[Iterator[_Explored]]:
-        """The same schedules in the same order, whoever runs them."""
+        """The same schedules in the same order, in this process or in others."""
         if self._executor is None or not preemptions:
             yield _explored(self._runs, waiting)
             return
