@@ -335,11 +335,12 @@ def lived(random: Random) -> LivedEngine:
 
 
 def troubled(random: Random) -> LivedEngine:
-    """One of the latter two. Their runs are short, and there are more of them."""
-    return _engine(random.choice(("hanging", "forgetful")), random)
+    """One of the latter two. Their runs are short, and more loads hang until they are given up."""
+    hung = ("hang", "hang", "hang", "hang", "wake", "empty", "empty", "empty")
+    return _engine(random.choice(("hanging", "forgetful")), random, hung)
 
 
-def _engine(kind: str, random: Random) -> LivedEngine:
+def _engine(kind: str, random: Random, hung: Sequence[str] = ("hang", "wake", "empty")) -> LivedEngine:
     shape = draw_shape(random)
     plain = {"fills": False, "kv_events": False, "adapters": 0}
     if kind == "lives":
@@ -358,7 +359,7 @@ def _engine(kind: str, random: Random) -> LivedEngine:
         shape = msgspec.structs.replace(
             shape, connector=connector, shards=1, stages=1, device_blocks=blocks, **plain
         )
-        return LivedEngine(shape, ("hang", "wake", "empty"))
+        return LivedEngine(shape, hung)
     shape = msgspec.structs.replace(shape, connector=connector, windows=True, **plain)
     return LivedEngine(shape, ("forget",))
 
