@@ -116,7 +116,9 @@ class Ending:
         given_up = self._engine.lost_host_blocks
         # In what is left of the host, a request must have room.
         is_small = self._engine.shape.host_blocks - given_up < FILLED_BLOCKS
-        if served + given_up < fresh and not is_small:
+        # With a sliding window, one block on the host may serve a whole prompt.
+        missing = given_up * (FILLED_BLOCKS if self._engine.shape.windows else 1)
+        if served + missing < fresh and not is_small:
             lost = f" (up to {given_up} of them by copies that were given up)" if given_up else ""
             raise PropertyBroken(
                 Property.ONE_RELEASE_PER_HOLD,

@@ -139,11 +139,10 @@ class RankFaults:
         for engine in self._engines:
             yield from engine.on_the_way.values()
 
-    def time_passed(self, overdue_since: float) -> None:
-        """What is on the way since this time (s), or for longer, may be given up from now on."""
+    def time_passed(self) -> None:
+        """What is on the way may be overdue from now on."""
         for engine in self._engines:
-            late = [one for one in engine.on_the_way if engine.began[one] <= overdue_since]
-            engine.at_risk.update((one, engine.on_the_way[one]) for one in late)
+            engine.note_overdue()
 
     def hold(self, steps: int) -> bool:
         """Hold back what the next steps report. Returns whether there are any. 0: hold nothing any more."""
@@ -206,7 +205,6 @@ class FaultyCopies:
     failing, losing: these directions.
     lost: what the engine may have given up.
     on_the_way: jobs whose end the scheduler has not been told.
-    began: when each of them was submitted (s).
     at_risk: jobs that the scheduler may give up, or has given up.
     """
 
@@ -219,14 +217,15 @@ class FaultyCopies:
         self.failing: set[Direction] = set()
         self.losing: set[Direction] = set()
         self.on_the_way: dict[int, TransferJob] = {}
-        self.began: dict[int, float] = {}
+        self._began: dict[int, float] = {}
         self.at_risk: dict[int, TransferJob] = {}
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
-        self.on_the_way[job.transfer], self.began[job.transfer] = job, self._losses.clock()
+        self.on_the_way[job.transfer], self._began[job.transfer] = job, self._losses.began
+        self.note_overdue()
         if job.direction in self.losing and self._losses.lose(job):
             self.losing.remove(job.direction)
             self._lost.add(job.transfer)
@@ -242,6 +241,11 @@ class FaultyCopies:
                 job, device_blocks=pack(devices[:half]), host_blocks=pack(hosts[:half]), keys=job.keys[:half]
             )
         self._engine.submit(job, after)
+
+    def note_overdue(self) -> None:
+        """Note which jobs the scheduler may give up from now on."""
+        late = [one for one in self.on_the_way if self._losses.is_overdue(self._began[one])]
+        self.at_risk.update((one, self.on_the_way[one]) for one in late)
 
     def wait(self, transfers: Iterable[int]) -> None:
         self._engine.wait([one for one in transfers if one not in self._lost])

@@ -9,6 +9,7 @@ up, because nobody reads what it stores.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterator
 from typing import Any, Protocol
 
@@ -37,8 +38,8 @@ class JobsOfRank(Protocol):
     def on_the_way(self) -> Iterator[TransferJob]:
         """Those whose end the scheduler has not been told."""
 
-    def time_passed(self, overdue_since: float) -> None:
-        """What is on the way since this time (s), or for longer, may be given up from now on."""
+    def time_passed(self) -> None:
+        """What is on the way may be overdue from now on."""
 
 
 class LostCopies:
@@ -46,6 +47,8 @@ class LostCopies:
 
     timeout_s: how long a copy waits for its reports (s); 0: without a bound.
     lost: how many copies are never reported.
+    began: since when the scheduler may wait for what is submitted now. That is when the step before was
+        scheduled: a worker of vLLM's OffloadingConnector begins stores one step later.
     while_waiting: what happens elsewhere while a rank waits for a lost copy.
     """
 
@@ -55,6 +58,9 @@ class LostCopies:
         self._ranks: list[JobsOfRank] = []
         self._now = self.timeout_s = 0.0
         self.lost = 0
+        self._scheduled: deque[float] = deque()
+        """When each step was scheduled that no rank has taken yet."""
+        self._latest = self.began = 0.0
         self.while_waiting: Callable[[], None] = lambda: None
 
     def watch(self, rank: JobsOfRank) -> None:
@@ -71,6 +77,18 @@ class LostCopies:
             deadlines.clock = self.clock
             self.timeout_s = max(self.timeout_s, deadlines.timeout_s)
 
+    def scheduled(self) -> None:
+        """A step is scheduled."""
+        self._scheduled.append(self._now)
+
+    def executing(self) -> None:
+        """The ranks take the oldest step."""
+        self.began, self._latest = self._latest, self._scheduled.popleft()
+
+    def is_overdue(self, began: float) -> bool:
+        """Whether a copy that began at this time may be given up."""
+        return 0 < self.timeout_s <= self._now - began
+
     def settle(self) -> None:
         """A step is taken. If a copy was lost, some time passes in it."""
         if self.lost:
@@ -82,9 +100,13 @@ class LostCopies:
         self._pass_time(self.timeout_s / STEPS_UNTIL_TIMEOUT)
 
     def time_out(self) -> bool:
-        """Let `transfer_timeout_s` pass. False if nobody has such a bound, or if too much would be lost."""
+        """Let `transfer_timeout_s` pass.
+
+        False if nobody has such a bound, if too much would be lost, or if there are steps that no rank has
+        taken: what they copy is not known yet.
+        """
         on_the_way = [job for rank in self._ranks for job in rank.on_the_way()]
-        if not self.timeout_s or not on_the_way or not self._may_lose(on_the_way):
+        if not self.timeout_s or self._scheduled or not on_the_way or not self._may_lose(on_the_way):
             return False
         self._pass_time(self.timeout_s)
         return True
@@ -115,7 +137,7 @@ class LostCopies:
     def _pass_time(self, seconds: float) -> None:
         self._now += seconds
         for rank in self._ranks:
-            rank.time_passed(self._now - self.timeout_s)
+            rank.time_passed()
 
 
 def _written(jobs: Collection[TransferJob] | Iterator[TransferJob]) -> set[int]:

@@ -256,6 +256,7 @@ class VllmWorld:
             return False
         with self.calling("Scheduler.schedule"):
             output = self.scheduler.schedule()
+        self._lost.scheduled()
         self._scheduled.append(self._runner.step(output, self.scheduler.requests, self._truths))
         return True
 
@@ -263,6 +264,7 @@ class VllmWorld:
         if not self._scheduled:
             return False
         step = self._scheduled.pop(0)
+        self._lost.executing()
         with self.calling("a worker's step"):
             # After a step without unfinished requests there may be no other one.
             may_hold = self.scheduler.has_unfinished_requests()

@@ -151,7 +151,6 @@ BROKEN_UNDER_FAULTS = {
     ExpectsEachReportOnce: ("double",),
     ExpectsReportsSoon: ("late",),
     NeverGivesUp: ("lose",),
-    GivesUpAllAtOnce: ("lose", "slow"),
     FreesWhatALostLoadMayWrite: ("lose", "slow"),
 }
 """Each with the faults that show its bug."""
