@@ -58,7 +58,7 @@ class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     symmetry: count interchangeable things as one if the model can. Without it there are more states, and the
         verdict is the same.
-    heard: is told of each process that was lost and made up for, in place of those of `executor`.
+    heard: is told of each forked process that was lost. Its work is done again.
     """
 
     jobs: int = 1

@@ -2,7 +2,7 @@
 
 A wrong block on the host shows in a run only if a later request reads it before it is evicted. So each check
 of the world compares all blocks that kvsm's core calls readable with what requests have computed for their
-keys. A key that no known request has is not compared: it is of a request that was forgotten.
+keys. A key of a request that was forgotten is not compared.
 
 Only for engines with one core of kvsm's, whose keys name one block each.
 """

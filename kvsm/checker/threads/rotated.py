@@ -161,7 +161,7 @@ class GoingOnLog(RotatedLog):
 
 
 class _WatchedFollower:
-    """A follower. Each thing that it brings is checked: no hole of which it does not tell, and right states.
+    """A follower whose news are checked: it tells of each event that is lost, and states are right.
 
     appended: returns the last event that was appended.
     """
