@@ -1,4 +1,7 @@
-"""Only what pyproject.toml cannot say: the description of the package on an index. The rest stands there.
+"""Only what pyproject.toml cannot say: the native body, and the description of the package on an index.
+
+The native body is built where a C compiler is. Elsewhere kvsm is installed without it, and Python does the
+same (`kvsm --version`). From Python 3.11 on it uses the stable ABI alone: one build serves all.
 
 An index shows the README alone. A link into the source leads nowhere there, so it becomes the file's path. A
 picture does, too.
@@ -7,7 +10,9 @@ picture does, too.
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
+from typing import Any
 
 _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
 _NOTE = "Paths in this text name files of the source distribution.\n"
@@ -23,8 +28,32 @@ def description(readme: str) -> str:
     return f"{_LINK.sub(path, readme)}\n{_NOTE}"
 
 
+def native_body() -> dict[str, Any]:
+    """The arguments of `setup` that build the native body."""
+    from setuptools import Extension
+
+    folder = Path("kvsm") / "native"
+    # The buffer protocol is in the stable ABI since 3.11.
+    stable = sys.version_info >= (3, 11)
+    body = Extension(
+        "kvsm.native._body",
+        sources=[str(source) for source in sorted(folder.glob("*.c"))],
+        depends=[str(header) for header in sorted(folder.glob("*.h"))],
+        define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable else [],
+        py_limited_api=stable,
+        extra_compile_args=["-std=c11", "-O2"],
+        optional=True,
+    )
+    wheel = {"bdist_wheel": {"py_limited_api": "cp311"}} if stable else {}
+    return {"ext_modules": [body], "options": wheel}
+
+
 if __name__ == "__main__":
     from setuptools import setup
 
     readme = Path(__file__).with_name("README.md").read_text(encoding="utf-8")
-    setup(long_description=description(readme), long_description_content_type="text/markdown")
+    setup(
+        long_description=description(readme),
+        long_description_content_type="text/markdown",
+        **native_body(),
+    )

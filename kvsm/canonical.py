@@ -135,6 +135,11 @@ def declare(cls: type, **rules: Rule) -> None:
     _COMPARE[cls] = eval(f"lambda one, names: [{', '.join(values)}]", functions)
 
 
+def declare_alike(cls: type, base: type) -> None:
+    """Declare the fields of a class that has only those of its base."""
+    _RULES[cls], _COMPARE[cls] = _RULES[base], _COMPARE[base]
+
+
 def compared(one: Any, names: Names) -> Any:
     """The canonical form of an object whose class has declared its fields; None of None."""
     return _COMPARE[type(one)](one, names)

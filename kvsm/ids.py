@@ -85,6 +85,11 @@ def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
     return wide.view("<u4").reshape(-1).astype(np.int64)
 
 
+def array_of(numbers: bytes) -> NDArray[np.int64]:
+    """The ids in the memory of int64 numbers, as the ledger works on them."""
+    return np.frombuffer(numbers, dtype=np.int64)
+
+
 def count(ids: Ids) -> int:
     """How many ids a batch has, without unpacking it. Malformed bytes have any number of them."""
     if isinstance(ids, tuple):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from kvsm import native
 from kvsm.ledger import cache, order
 from kvsm.offloader import transfers
 
@@ -16,8 +17,10 @@ from kvsm.offloader import transfers
 def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: str, new: str) -> None:
     """Replace `old`, which is in the function's text once, by `new`.
 
-    The function gets other code: tables and modules that hold the function run it too.
+    The function gets other code: tables and modules that hold the function run it too. The native body would
+    not, so Python folds until the test ends.
     """
+    monkeypatch.setattr(native, "WHY_NOT", "a bug is planted")
     name, text = function.__name__, dedent(getsource(function))
     assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
     made: dict[str, Any] = {}
@@ -28,6 +31,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: st
 
 def forget(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
     """Let the function do nothing."""
+    monkeypatch.setattr(native, "WHY_NOT", "a bug is planted")
     monkeypatch.setattr(function, "__code__", _nothing.__code__)
 
 

@@ -38,10 +38,10 @@ def entry(*actions: str, **fields: Any) -> CorpusEntry:
 def test_a_watch_sees_the_edges_that_were_taken() -> None:
     """As `kvsm.checker.coverage` does, and no longer than it watches."""
     before = BLOCK_WORDS.next
-    world = draw_case("core", random_of(1, 0)).make()
     random = Random(1)
     forget()
     with watching() as watch:
+        world = draw_case("core", random_of(1, 0)).make()
         for _ in range(200):
             world.do(world.draw(random))
     assert {one for one in watch.new if one.startswith("edge ")} == {f"edge {one}" for one in taken()}
@@ -256,9 +256,9 @@ def test_a_world_says_itself_what_it_reached() -> None:
 
 def test_winding_down_is_part_of_a_schedule() -> None:
     """What is reached on the way to rest is kept, too."""
-    world = draw_case("core", random_of(1, 0)).make()
     done: list[Any] = []
     with watching(done) as watch:
+        world = draw_case("core", random_of(1, 0)).make()
         world.do(("import_blocks", 0, 0, 0, 0, 0))
         reached = set(watch.new)
         rest(world, done)

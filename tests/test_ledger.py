@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm import events as ev
+from kvsm import native
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import KINDS, TRIGGERS, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, pack, to_list
@@ -408,6 +409,7 @@ class TestTriggerTable:
             pulled[folding[-1]].append(trigger)
             return check(words, ids, trigger, seq)  # type: ignore[arg-type]
 
+        monkeypatch.setattr(native, "WHY_NOT", "the steps of the Python body are heard")
         monkeypatch.setattr(Ledger, "apply", spy_apply)
         monkeypatch.setattr(Codec, "step", spy_step)
 

@@ -4,6 +4,8 @@ An edge is a row of a table for one source state. No hook is needed to see edges
 the memo of a trigger from the table when a word is met for the first time. A memo that was emptied before a
 search therefore holds exactly the words that took this trigger.
 
+The native body has no memo, and notes each arc that it takes.
+
 Not counted: how often an edge was taken. A step that was looked up for a refused event counts as taken.
 """
 
@@ -12,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
+from kvsm import native
 from kvsm.states import MACHINES, Machine
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
@@ -66,6 +69,7 @@ def never_taken(taken: Collection[TableEdge], machines: Iterable[str] = MACHINES
 
 def forget() -> None:
     """Make `taken` start from nothing in this process."""
+    native.forget()
     for codec in CODECS:
         for memo in codec.next:
             memo.clear()
@@ -81,4 +85,7 @@ def taken() -> set[TableEdge]:
                 state, counts = codec.decode(word)
                 arcs = machine.dense[trigger][state]
                 edges.update(edge_of(machine, state, trigger, one) for one in arcs if one.admits(counts))
+    for name, places in native.arcs_taken().items():
+        in_order = all_edges(MACHINES[name])
+        edges.update(in_order[place] for place in places)
     return edges

@@ -2,7 +2,8 @@
 
 `kvsm.checker.coverage` sees which edges were taken, and needs no hook for it. A guided walk also asks in
 which order, and after which action. So a `Watch` puts a memo of its own before each memo of
-`kvsm.states.words` while it watches. An unwatched run pays nothing.
+`kvsm.states.words` while it watches. An unwatched run pays nothing. The native body has no memos: what
+is made while somebody watches has the Python body.
 
 A *feature* is one of
 
@@ -16,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager
 
+from kvsm import native
 from kvsm.checker.coverage import CODECS, edge_of
 from kvsm.states.words import Codec
 
@@ -72,7 +74,8 @@ def watching(done: Sequence[object] = (), known: Collection[str] = ()) -> Iterat
             for trigger, memo in zip(codec.machine.triggers, codec.next)
         )
     try:
-        yield watch
+        with native.without():
+            yield watch
     finally:
         for codec, memo_of in zip(CODECS, memos):
             codec.next = memo_of

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from kvsm.cli.exit_codes import ExitCode, Terminated
-from kvsm.cli.output import CommandGroup, complain
+from kvsm.cli.output import CommandGroup, complain, say
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogWriteFailed
 
 if TYPE_CHECKING:
@@ -137,8 +137,30 @@ def _note_system() -> None:
     complain(f"kvsm supports Linux, and is not tested on {sys.platform}; commands that read a log may work")
 
 
+def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
+    """Say which kvsm this is, and which body its fold has."""
+    if not asked:
+        return
+    from importlib.metadata import version
+
+    try:
+        from kvsm import native
+    except KvsmError as error:
+        complain(str(error))
+        ctx.exit(ExitCode.UNUSABLE)
+    say(f"kvsm {version('kvsm')}; body of the fold: {native.described()}")
+    ctx.exit()
+
+
 @click.group("kvsm", cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(package_name="kvsm")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_say_version,
+    help="Show the version, and which body of the fold runs.",
+)
 def main() -> None:
     """An event-sourced state machine for KV-cache offload: run it, ask its log why, check it.
 

@@ -29,7 +29,7 @@ there: they neither take a block out of the order nor move it.
 """
 
 from kvsm.ledger.index import indexed_slots, readable_keys
-from kvsm.ledger.ledger import HANDLERS, Ledger
+from kvsm.ledger.ledger import HANDLERS, Ledger, NativeLedger
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.ledger.restart import ALIKE, why_not_alike
 from kvsm.ledger.state import CacheListener
@@ -39,6 +39,7 @@ __all__ = [
     "HANDLERS",
     "CacheListener",
     "Ledger",
+    "NativeLedger",
     "OfferHistory",
     "Provenance",
     "RequestRecord",

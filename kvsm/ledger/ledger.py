@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvsm import events as ev
+from kvsm import native
 from kvsm.errors import InvalidEvent
 from kvsm.events import OffloadingEvent
 from kvsm.ids import MalformedIds
@@ -16,6 +17,10 @@ from kvsm.ledger.state import LedgerState
 
 class Ledger(LedgerState):
     """The state and its fold. Read anything; change it by `apply` alone."""
+
+    def __new__(cls, *_: object, **__: object) -> Ledger:
+        """A ledger with the body that runs (`kvsm.native`)."""
+        return super().__new__(NativeLedger if cls is Ledger and native.runs() else cls)
 
     def apply(self, event: OffloadingEvent) -> TransferRecord | None:
         """Fold one event. Returns the transfer that it ended, or None.
@@ -73,3 +78,10 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[LedgerState, Any], TransferRecor
     ev.Restarted: restart.restarted,
 }
 """What each kind of event does to a ledger. A handler checks everything before it changes anything."""
+
+
+class NativeLedger(native.FoldBody, Ledger):
+    """A ledger whose `apply` is the native body's. It leaves to `Ledger.apply` what it does not fold."""
+
+
+native.connect()

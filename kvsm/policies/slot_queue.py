@@ -7,6 +7,8 @@ the queue: the capacity may be what the head of a foreign log says.
 
 A linked list is as good for single slots, but not for eight thousand at once: here every batch operation is a
 few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
+
+With the native body a queue is a linked list in C (`kvsm/native/slot_queue.c`), and answers the same.
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from itertools import compress
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.ids import NO_IDS, SMALL, IdArray
+from kvsm import native
+from kvsm.ids import NO_IDS, SMALL, IdArray, array_of
 
 _ABSENT = -1
 _LEAST_ENTRIES = 64
@@ -44,7 +47,11 @@ def split(slots: IdArray, inside: Sequence[bool]) -> tuple[IdArray, IdArray]:
 class SlotQueue:
     """Distinct slots from 0 to `capacity` - 1, oldest first."""
 
-    __slots__ = ("_head", "_place", "_place_view", "_ring", "_ring_view", "_size", "_tail")
+    def __new__(cls, capacity: int) -> SlotQueue:
+        """A queue of the body that runs."""
+        if cls is SlotQueue and native.runs():
+            return NativeSlotQueue(capacity)
+        return super().__new__(cls)
 
     def __init__(self, capacity: int) -> None:
         self._ring = array("q", (0,)) * _LEAST_ENTRIES
@@ -52,6 +59,11 @@ class SlotQueue:
         self._place = array("q", (_ABSENT,)) * capacity
         self._place_view: NDArray[np.int64] = np.frombuffer(self._place, dtype=np.int64)
         self._head = self._tail = self._size = 0
+
+    @property
+    def capacity(self) -> int:
+        """How many slots it knows."""
+        return len(self._place)
 
     def __len__(self) -> int:
         return self._size
@@ -197,3 +209,31 @@ class SlotQueue:
         self._head, self._tail = 0, len(live)
         self._ring_view[: self._tail] = live
         self._place_view[live] = np.arange(self._tail)
+
+
+class NativeSlotQueue(native.QueueBody, SlotQueue):
+    """The queue of the native body. What is written here is made of `following`."""
+
+    def __new__(cls, capacity: int) -> NativeSlotQueue:
+        return native.QueueBody.__new__(cls, capacity)
+
+    def __init__(self, capacity: int) -> None:
+        """All is done."""
+
+    def __iter__(self) -> Iterator[int]:
+        return (slot for window in self.windows(SMALL) for slot in window.tolist())
+
+    def order(self) -> NDArray[np.int64]:
+        return array_of(self.following(-1, len(self)))
+
+    def windows(self, size: int) -> Iterator[NDArray[np.int64]]:
+        last = -1
+        while len(window := array_of(self.following(last, size))):
+            yield window
+            last, size = int(window[-1]), 2 * size
+
+    def restore(self, state: bytes) -> None:
+        slots = np.frombuffer(state, "<u4").astype(np.int64)
+        if len(slots) > self.capacity or slots.max(initial=0) >= self.capacity:
+            raise ValueError(f"the snapshot names slots that a queue of {self.capacity} does not have")
+        self.append(slots)

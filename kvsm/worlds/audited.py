@@ -4,7 +4,8 @@ The auditor folds each event once more, into a ledger of its own, and lets the s
 (`kvsm.replay.witness`). The action "save" restores a snapshot of the live ledger. The copy must equal its
 origin in every field, not only as a snapshot: a snapshot that forgets a field is equal to itself. From then
 on the copy folds the events in the place of the auditor's ledger, so a difference that shows late is seen,
-too.
+too. The auditor's ledgers have the Python body of the fold. So where the live ones have the native body, the
+two are compared field by field.
 - events are state (S10): the fold of the log, from its start or from any snapshot, is the live ledger, field
   by field;
 - what the second book finds in an event, or in what the fold made of it, is broken as it says.
@@ -21,6 +22,7 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
+from kvsm import native
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.invariants import Violation, check_ledger
@@ -117,7 +119,8 @@ class CoreAuditor:
 
     def __init__(self, core: AuditedCore) -> None:
         self._log = core.log
-        self._copy = Ledger(core.ledger.config)
+        with native.without():
+            self._copy = Ledger(core.ledger.config)
         self._witness = Witness(core.ledger.config)
         self._read = 0
         self._last: OffloadingEvent | None = None
@@ -151,7 +154,8 @@ class CoreAuditor:
 
     def save(self, ledger: Ledger) -> None:
         """Save and restore. The copy goes on. Raises `PropertyBroken`."""
-        copy = restore(snapshot(ledger))
+        with native.without():
+            copy = restore(snapshot(ledger))
         differs = ledger_difference(ledger, copy)
         if differs is not None:
             message = f"a ledger that was saved and restored differs from its origin in {differs}"

@@ -28,12 +28,13 @@ from kvsm.canonical import (
     Remade,
     Seen,
     declare,
+    declare_alike,
     each_compared,
 )
 from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger, OfferHistory, Provenance, RequestRecord, TransferRecord
+from kvsm.ledger import Ledger, NativeLedger, OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.policies.lru import LRUPolicy
@@ -177,6 +178,7 @@ declare(
     ),
     offers=Seen(lambda ledger, _: list(ledger.offers.times.items())),
 )
+declare_alike(NativeLedger, Ledger)
 
 # The offload core, the scheduler side, and what is told.
 

@@ -27,7 +27,7 @@ from kvsm.kv_events import BlockStored, PublisherState, RemovedKeys, StoredKeys
 from kvsm.ledger import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.policies.lru import LRUPolicy
-from kvsm.policies.slot_queue import SlotQueue
+from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
 from kvsm.policies.use_counts import UseCounts
 from kvsm.scheduler import StoreMode
 from kvsm.scheduler.device_blocks import DeviceBlocksState
@@ -166,7 +166,8 @@ def _numbers(numbers: bytes) -> array[int]:
 _CODECS = {codec.machine.name: codec for codec in (BLOCK_WORDS, LEASE_WORDS)}
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
     StateWords: lambda one: (_words, (one.codec.machine.name, one.words.tobytes())),
-    SlotQueue: lambda one: (_queue, (len(one._place), tuple(one))),
+    SlotQueue: lambda one: (_queue, (one.capacity, tuple(one))),
+    NativeSlotQueue: lambda one: (_queue, (one.capacity, tuple(one))),
     UseCounts: lambda one: (_uses, (one._most, bytes(one._bytes))),
     array: lambda one: (_numbers, (one.tobytes(),)),
 }

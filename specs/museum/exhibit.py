@@ -20,6 +20,7 @@ from unittest.mock import patch
 
 import msgspec
 
+from kvsm import native
 from kvsm.properties import Property
 from kvsm.states import block
 from kvsm.states.machine import Machine
@@ -27,6 +28,8 @@ from kvsm.states.machine import Machine
 PROJECT = Path(__file__).resolve().parents[2]
 BLOCK_ROWS = "kvsm.states.block:_rows"
 """The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
+HAVE_TWO_BODIES = ("kvsm.ledger.", "kvsm.policies.", "kvsm.states.")
+"""Rooms whose functions the native body has, too. A bug in their text needs the body that runs this text."""
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -86,6 +89,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     def put_back(self, *, without_stop: bool = False) -> ExitStack:
         """The bug, until the end of a `with` block."""
         stack = ExitStack()
+        if any(edit.target.startswith(HAVE_TWO_BODIES) for edit in self.edits):
+            stack.enter_context(native.without())
         try:
             for change in changes(self.edits + (self.without_stop if without_stop else ())):
                 stack.enter_context(change.made())

@@ -1,0 +1,124 @@
+"""The native body of the fold: which body runs, and why.
+
+The fold has two bodies over one state. `kvsm.ledger` is the one that is read and proved. The C files here do
+the same for what is common, function by function under the same names, and leave the rest to it (`body.h`).
+The environment variable `KVSM_NATIVE` chooses:
+
+- `auto`, or nothing: the native body if it was built for the tables of this kvsm, else Python;
+- `0`: Python;
+- `1`: the native body. The import fails if it cannot run.
+
+The C code runs under the GIL, and keeps what it needs of Python in one place: so it loads into the main
+interpreter only, not into a subinterpreter.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from kvsm.errors import ConfigError
+from kvsm.ids import SMALL
+from kvsm.states import MACHINES, machines_digest
+
+VARIABLE = "KVSM_NATIVE"
+
+try:
+    from kvsm.native._body import MACHINES as _BUILT_FOR
+    from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
+    from kvsm.native._body import FoldBody, QueueBody, connect, forget, taken
+
+    _missing = ""
+except ImportError as error:
+    _missing = str(error)
+
+
+def _why_not(chosen: str) -> str:
+    """Why the native body does not run; empty if it does. Raises `ConfigError` if it was asked for."""
+    if chosen not in ("0", "1", "auto"):
+        raise ConfigError(f"{VARIABLE} is {chosen!r}; it must be 0, 1 or auto")
+    if chosen == "0":
+        return f"{VARIABLE} is 0"
+    if _missing:
+        problem = f"it was not built, or cannot be loaded: {_missing}"
+    elif machines_digest() != _BUILT_FOR or SMALL != _BUILT_FOR_SMALL:
+        problem = "it was built for other machine tables; install kvsm again"
+    else:
+        return ""
+    if chosen == "1":
+        raise ConfigError(f"{VARIABLE} is 1, but the native body cannot run: {problem}")
+    return problem
+
+
+WHY_NOT = _why_not(os.environ.get(VARIABLE, "auto"))
+"""Why Python folds; empty if the native body does."""
+
+_built_for = [machine.dense for machine in MACHINES.values()]
+_without = 0
+
+
+def runs() -> bool:
+    """Whether a ledger that is made now has the native body. It has not if somebody has changed a table."""
+    return not (WHY_NOT or _without) and all(
+        machine.dense is table for machine, table in zip(MACHINES.values(), _built_for)
+    )
+
+
+@contextmanager
+def without() -> Iterator[None]:
+    """Ledgers and queues that are made inside have the Python body."""
+    global _without
+    _without += 1
+    try:
+        yield
+    finally:
+        _without -= 1
+
+
+def described() -> str:
+    """For people: which body runs, and why."""
+    return f"Python ({WHY_NOT})" if WHY_NOT else "native"
+
+
+if _missing:
+
+    class FoldBody:  # type: ignore[no-redef]
+        """Stands for the native part of a ledger where it was not built. Nobody makes one."""
+
+    class QueueBody:  # type: ignore[no-redef]
+        """The same for a queue."""
+
+    def connect() -> None:
+        """There is nothing to connect."""
+
+    def taken() -> bytes:
+        """No arc was taken."""
+        return b""
+
+    def forget() -> None:
+        """There is nothing to forget."""
+
+
+def arcs_taken() -> dict[str, list[int]]:
+    """By machine: the arcs that the native body has taken since `forget`, by their places in its table."""
+    flags = taken()
+    size = len(flags) // len(MACHINES)
+    return {
+        name: [place for place in range(size) if flags[number * size + place]]
+        for number, name in enumerate(MACHINES)
+    }
+
+
+__all__ = [
+    "VARIABLE",
+    "WHY_NOT",
+    "FoldBody",
+    "QueueBody",
+    "arcs_taken",
+    "connect",
+    "described",
+    "forget",
+    "runs",
+    "without",
+]

@@ -1,0 +1,201 @@
+/* The native body of the fold: what its files share.
+
+   The state is the Python one (kvsm/ledger/state.py): the same arrays, dicts and records. This body changes
+   them as the Python handlers do, file by file and function by function under the same names. It folds what is
+   common. Everything else, every refusal among it, it leaves to the Python handler, before anything is changed:
+   so there is one text of each rule that is seldom needed, and one text of each error. */
+
+#ifndef KVSM_BODY_H
+#define KVSM_BODY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tables.h"
+
+#define SMALL 16 /* kvsm.ids.SMALL, compared in module.c */
+
+/* What becomes of an event. */
+typedef enum {
+    FOLDED,
+    REFERENCE, /* nothing was changed: the Python handler folds the event, or refuses it */
+    FAILED     /* a Python error is set, and the state may be half changed: out of memory */
+} Verdict;
+
+/* ------------------------------------------------------------------------------------------- words.c */
+
+extern unsigned char arcs_taken[NUM_MACHINES][MOST_ARCS];
+
+int32_t machine_step(const Machine *machine, int trigger, int32_t word); /* -1: no row matches */
+
+static inline int state_of(int32_t word) { return word & STATE_MASK; }
+
+/* The words of many equal things: memory of a Python array. */
+typedef struct {
+    PyObject *owner; /* the StateWords whose memory this is */
+    Py_buffer buffer;
+    int32_t *words;
+    int32_t size;
+} Words;
+
+/* --------------------------------------------------------------------------------------------- ids.c */
+
+/* A batch of ids: a tuple of up to SMALL, or a numpy array of int64. */
+typedef struct {
+    PyObject *object; /* in the ledger's form; owned */
+    Py_ssize_t count;
+    const int64_t *ids;
+    int64_t small[SMALL];
+    Py_buffer buffer;
+} Batch;
+
+bool batch_of(Batch *batch, PyObject *ids);   /* packed or not; false: none that this body reads */
+void batch_clear(Batch *batch);
+PyObject *array_object(const int64_t *ids, Py_ssize_t count);
+PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
+bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
+
+/* -------------------------------------------------------------------------------------- slot_queue.c */
+
+typedef struct {
+    PyObject_HEAD
+    int32_t *next, *before; /* by slot + 1; 0 is the end of both directions */
+    int64_t size;
+    int32_t capacity;
+} SlotQueue;
+
+void queue_append(SlotQueue *queue, int32_t slot);
+void queue_remove(SlotQueue *queue, int32_t slot);
+bool queue_holds(const SlotQueue *queue, int32_t slot);
+
+/* ------------------------------------------------------------------------------------------ ledger.c */
+
+/* The C part of a ledger: where the memory of its arrays is, and scratch memory. */
+typedef struct {
+    PyObject_HEAD
+    Words blocks, leases;
+    PyObject *generation_owner;
+    Py_buffer generation_buffer;
+    int64_t *generation;
+    int32_t *mark; /* for doubled ids: when an id was seen last */
+    int32_t mark_size, marked;
+    int32_t *scratch; /* new words of a batch */
+    Py_ssize_t scratch_size;
+} Fold;
+
+/* One event that is being folded. */
+typedef struct {
+    Fold *fold;
+    PyObject *fields; /* the ledger's attributes */
+    PyObject *event;
+    PyObject *seq_object;
+    int64_t seq;
+    PyObject *ended; /* the transfer that it ended; owned */
+} Folding;
+
+/* Names of attributes, interned. */
+#define NAMES(X)                                                                                                 \
+    X(seq) X(step) X(tick) X(epoch) X(voided_at) X(ended_at) X(forgotten_at) X(blocks) X(leases) X(generation)    \
+    X(key_of) X(index) X(free) X(policy) X(copied_out) X(transfers) X(planned_word) X(requests) X(deferred)       \
+    X(provenance) X(offers) X(listener) X(config) X(_queue) X(words) X(brought) X(stale) X(times) X(workers)      \
+    X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
+    X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
+    X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
+    X(busy) X(idle) X(touched) X(admitted) X(rewritten) X(forget) X(stored) X(removed)
+
+typedef enum {
+#define X(name) N_##name,
+    NAMES(X)
+#undef X
+        NUM_NAMES
+} Name;
+
+/* What the module has of Python. Never freed: it lives as long as the process. */
+typedef struct {
+    PyObject *names[NUM_NAMES];
+    PyObject *unpack, *array_of, *lru, *transfer_record, *request_record, *store, *load;
+    PyObject *no_ids, *empty_text, *zero, *minus_one;
+    PyObject *kinds[NUM_KINDS];
+    PyObject *reference; /* Ledger.apply in Python */
+    PyTypeObject *slot_queue;
+} Python;
+
+extern Python python;
+
+static inline PyObject *name_of(Name name) { return python.names[name]; }
+
+/* An attribute of the ledger; borrowed. NULL without an error: it has none. */
+static inline PyObject *field(const Folding *folding, Name name)
+{
+    return PyDict_GetItemWithError(folding->fields, name_of(name));
+}
+
+bool set_field(Folding *folding, Name name, PyObject *value);
+bool get_number(PyObject *owner, Name name, int64_t *value);
+bool set_number(PyObject *owner, Name name, int64_t value);
+bool field_number(const Folding *folding, Name name, int64_t *value);
+bool is_empty(PyObject *container); /* of a dict or a tuple; true also for NULL */
+bool same_text(PyObject *text, PyObject *other);
+
+/* New words of a batch, in the fold's scratch memory, or NULL: no row matches, or an id does not exist. */
+int32_t *next_words(Folding *folding, const Words *words, const Machine *machine, int trigger, const Batch *ids);
+bool are_distinct(Folding *folding, const Batch *ids, int32_t size);
+void commit(const Words *words, const Batch *ids, const int32_t *new_words);
+
+/* ------------------------------------------------------------------------------- the fold, as in Python */
+
+/* index.c */
+Verdict enter(Folding *folding, PyObject *keys, const Batch *slots);
+PyObject *remove_keys(Folding *folding, const Batch *slots); /* the keys, as a tuple; NULL: FAILED */
+
+/* order.c */
+bool may_reorder(Folding *folding, PyObject *request);
+Verdict leave_order(Folding *folding, const Batch *slots, const int32_t *pinned);
+Verdict come_back(Folding *folding, const Batch *slots, const int32_t *released, Py_ssize_t *idle);
+Verdict touch(Folding *folding, const Batch *slots, const int32_t *words);
+Verdict admit(Folding *folding, const Batch *slots, PyObject *keys);
+SlotQueue *lru_queue(PyObject *policy); /* borrowed; NULL: another policy */
+SlotQueue *free_queue(Folding *folding);
+
+/* requests.c */
+Verdict request_arrived(Folding *);
+Verdict request_preempted(Folding *);
+Verdict request_finished(Folding *);
+Verdict hit_matched(Folding *);
+Verdict hit_released(Folding *);
+Verdict request_deferred(Folding *);
+Verdict ticked(Folding *);
+PyObject *named(Folding *folding, PyObject *name); /* borrowed; NULL: REFERENCE */
+bool live_pins(Folding *folding, PyObject *request, Batch *pins);
+Verdict unpin(Folding *folding, PyObject *request, const Batch *slots, int32_t *new_words);
+Verdict settle(Folding *folding, PyObject *request, int32_t word);
+Verdict wake_waiting(Folding *folding, int64_t transfer);
+
+/* stores.c */
+Verdict blocks_offered(Folding *);
+Verdict blocks_evicted(Folding *);
+Verdict store_planned(Folding *);
+
+/* loads.c */
+Verdict load_planned(Folding *);
+
+/* transfers.c */
+Verdict transfers_submitted(Folding *);
+Verdict transfer_cancelled(Folding *);
+Verdict worker_reported(Folding *);
+Verdict flush_requested(Folding *);
+Verdict plan(Folding *folding, PyObject *direction, PyObject *owners, const Batch *slots, const Batch *device_blocks,
+             PyObject *keys);
+bool pairs_fit(Folding *folding, const Batch *slots, const Batch *device_blocks);
+
+/* cache.c */
+Verdict blocks_touched(Folding *);
+
+/* ledger.c */
+Verdict only_recorded(Folding *);
+
+#endif

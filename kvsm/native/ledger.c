@@ -1,0 +1,215 @@
+/* `FoldBody.apply`, which folds one event, and the handler of each kind of event (kvsm/ledger/ledger.py). */
+
+#include "body.h"
+
+typedef Verdict (*Handler)(Folding *);
+
+/* Kinds without a handler here are left to Python. */
+static const Handler handlers[NUM_KINDS] = {
+    [KIND_RequestArrived] = request_arrived,
+    [KIND_RequestPreempted] = request_preempted,
+    [KIND_RequestFinished] = request_finished,
+    [KIND_HitMatched] = hit_matched,
+    [KIND_HitReleased] = hit_released,
+    [KIND_RequestDeferred] = request_deferred,
+    [KIND_BlocksEvicted] = blocks_evicted,
+    [KIND_StorePlanned] = store_planned,
+    [KIND_StoreSkipped] = only_recorded,
+    [KIND_LoadPlanned] = load_planned,
+    [KIND_TransfersSubmitted] = transfers_submitted,
+    [KIND_TransferCancelled] = transfer_cancelled,
+    [KIND_WorkerReported] = worker_reported,
+    [KIND_ReportRejected] = only_recorded,
+    [KIND_BlocksTouched] = blocks_touched,
+    [KIND_FlushRequested] = flush_requested,
+    [KIND_StepEnded] = only_recorded,
+    [KIND_Ticked] = ticked,
+    [KIND_BlocksOffered] = blocks_offered,
+};
+
+Verdict only_recorded(Folding *folding)
+{
+    (void)folding;
+    return FOLDED;
+}
+
+/* ---------------------------------------------------------------------------------- small questions */
+
+bool set_field(Folding *folding, Name name, PyObject *value)
+{
+    return value != NULL && PyDict_SetItem(folding->fields, name_of(name), value) == 0;
+}
+
+bool get_number(PyObject *owner, Name name, int64_t *value)
+{
+    PyObject *number = owner == NULL ? NULL : PyObject_GetAttr(owner, name_of(name));
+    const bool read = read_number(number, value);
+    Py_XDECREF(number);
+    return read;
+}
+
+bool set_number(PyObject *owner, Name name, int64_t value)
+{
+    PyObject *number = PyLong_FromLongLong(value);
+    const bool done = number != NULL && PyObject_SetAttr(owner, name_of(name), number) == 0;
+    Py_XDECREF(number);
+    return done;
+}
+
+bool field_number(const Folding *folding, Name name, int64_t *value) { return read_number(field(folding, name), value); }
+
+bool is_empty(PyObject *container)
+{
+    if (container == NULL)
+        return true;
+    return PyDict_Check(container) ? PyDict_Size(container) == 0 : PyObject_Size(container) == 0;
+}
+
+bool same_text(PyObject *text, PyObject *other)
+{
+    return text == other || (PyUnicode_CheckExact(text) && PyUnicode_Compare(text, other) == 0);
+}
+
+/* ------------------------------------------------------------------------- where the memory is */
+
+/* See the memory of the array behind a `StateWords`, if it is another one than before. */
+static bool see_words(Words *words, PyObject *owner)
+{
+    if (owner == words->owner)
+        return owner != NULL;
+    if (words->owner != NULL)
+        PyBuffer_Release(&words->buffer);
+    Py_CLEAR(words->owner);
+    PyObject *array = owner == NULL ? NULL : PyObject_GetAttr(owner, name_of(N_words));
+    if (array == NULL || PyObject_GetBuffer(array, &words->buffer, PyBUF_CONTIG) < 0) {
+        Py_XDECREF(array);
+        return false;
+    }
+    Py_DECREF(array);
+    if (words->buffer.itemsize != sizeof(int32_t)) {
+        PyBuffer_Release(&words->buffer);
+        return false;
+    }
+    Py_INCREF(owner);
+    words->owner = owner;
+    words->words = words->buffer.buf;
+    words->size = (int32_t)(words->buffer.len / (Py_ssize_t)sizeof(int32_t));
+    return true;
+}
+
+static bool see_generation(Fold *fold, PyObject *owner)
+{
+    if (owner == fold->generation_owner)
+        return owner != NULL;
+    if (fold->generation_owner != NULL)
+        PyBuffer_Release(&fold->generation_buffer);
+    Py_CLEAR(fold->generation_owner);
+    if (owner == NULL || PyObject_GetBuffer(owner, &fold->generation_buffer, PyBUF_CONTIG) < 0)
+        return false;
+    Py_INCREF(owner);
+    fold->generation_owner = owner;
+    fold->generation = fold->generation_buffer.buf;
+    return fold->generation_buffer.len / (Py_ssize_t)sizeof(int64_t) == fold->blocks.size;
+}
+
+static bool is_dict(const Folding *folding, Name name)
+{
+    PyObject *value = field(folding, name);
+    return value != NULL && PyDict_CheckExact(value);
+}
+
+/* Whether the ledger is made as this body knows it. A test may have made it otherwise. */
+static bool see_state(Folding *folding)
+{
+    Fold *fold = folding->fold;
+    PyObject *key_of = field(folding, N_key_of);
+    return see_words(&fold->blocks, field(folding, N_blocks)) && see_words(&fold->leases, field(folding, N_leases)) &&
+           see_generation(fold, field(folding, N_generation)) && key_of != NULL && PyList_CheckExact(key_of) &&
+           PyList_Size(key_of) == fold->blocks.size && is_dict(folding, N_index) && is_dict(folding, N_transfers) &&
+           is_dict(folding, N_requests) && is_dict(folding, N_deferred);
+}
+
+/* ------------------------------------------------------------------------------------------- apply */
+
+static int kind_of(PyObject *event)
+{
+    for (int kind = 0; kind < NUM_KINDS; kind++)
+        if ((PyObject *)Py_TYPE(event) == python.kinds[kind])
+            return kind;
+    return -1;
+}
+
+static Verdict fold_here(Folding *folding)
+{
+    const int kind = kind_of(folding->event);
+    int64_t before;
+    if (kind < 0 || handlers[kind] == NULL || folding->fields == NULL || folding->seq_object == NULL ||
+        !read_number(folding->seq_object, &folding->seq) || !field_number(folding, N_seq, &before) ||
+        folding->seq != before + 1 || !see_state(folding))
+        return REFERENCE;
+    const Verdict verdict = handlers[kind](folding);
+    if (verdict != FOLDED)
+        return verdict;
+    PyObject *step = PyObject_GetAttr(folding->event, name_of(N_step));
+    const bool done = set_field(folding, N_seq, folding->seq_object) && set_field(folding, N_step, step);
+    Py_XDECREF(step);
+    return done ? FOLDED : FAILED;
+}
+
+/* As `Ledger.apply` in Python, to which it leaves what is not folded here. */
+static PyObject *py_apply(PyObject *self, PyObject *event)
+{
+    Folding folding = {.fold = (Fold *)self, .event = event};
+    folding.fields = PyObject_GenericGetDict(self, NULL);
+    folding.seq_object = PyObject_GetAttr(event, name_of(N_seq));
+    const Verdict verdict = fold_here(&folding);
+    PyObject *ended = folding.ended;
+    Py_XDECREF(folding.fields);
+    Py_XDECREF(folding.seq_object);
+    if (verdict == REFERENCE) {
+        PyErr_Clear();
+        return PyObject_CallFunctionObjArgs(python.reference, self, event, NULL);
+    }
+    if (verdict == FAILED) {
+        Py_XDECREF(ended);
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_SystemError, "the native body of the fold failed without a reason");
+        return NULL;
+    }
+    if (ended != NULL)
+        return ended;
+    Py_RETURN_NONE;
+}
+
+static void fold_dealloc(PyObject *self)
+{
+    Fold *fold = (Fold *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    see_words(&fold->blocks, NULL);
+    see_words(&fold->leases, NULL);
+    see_generation(fold, NULL);
+    free(fold->mark);
+    free(fold->scratch);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"apply", py_apply, METH_O, "As `Ledger.apply` in Python."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The native part of a ledger."},
+    {Py_tp_dealloc, fold_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec fold_spec = {
+    .name = "kvsm.native._body.FoldBody",
+    .basicsize = sizeof(Fold),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,120 @@
+/* The module `kvsm.native._body`: two types, and what they have of Python. */
+
+#include "body.h"
+
+extern PyType_Spec fold_spec, slot_queue_spec;
+
+Python python;
+
+static const char *const names[NUM_NAMES] = {
+#define X(name) #name,
+    NAMES(X)
+#undef X
+};
+
+/* A member of a Python module; owned. */
+static PyObject *take(const char *module_name, const char *name)
+{
+    PyObject *module = PyImport_ImportModule(module_name);
+    if (module == NULL)
+        return NULL;
+    PyObject *member = PyObject_GetAttrString(module, name);
+    Py_DECREF(module);
+    return member;
+}
+
+static bool take_reference(void)
+{
+    PyObject *ledger = take("kvsm.ledger.ledger", "Ledger");
+    python.reference = ledger == NULL ? NULL : PyObject_GetAttrString(ledger, "apply");
+    Py_XDECREF(ledger);
+    return python.reference != NULL;
+}
+
+static bool take_kinds(void)
+{
+    PyObject *kinds = take("kvsm.events", "KINDS");
+    bool taken = kinds != NULL && PyTuple_Check(kinds) && PyTuple_Size(kinds) == NUM_KINDS;
+    for (Py_ssize_t kind = 0; taken && kind < NUM_KINDS; kind++) {
+        python.kinds[kind] = PyTuple_GetItem(kinds, kind);
+        Py_INCREF(python.kinds[kind]);
+    }
+    if (kinds != NULL && !taken)
+        PyErr_SetString(PyExc_ImportError, "the native body was built for other kinds of events");
+    Py_XDECREF(kinds);
+    return taken;
+}
+
+static bool take_names(void)
+{
+    for (int name = 0; name < NUM_NAMES; name++)
+        if ((python.names[name] = PyUnicode_InternFromString(names[name])) == NULL)
+            return false;
+    return true;
+}
+
+/* connect(): take what the fold needs of Python. Later than the import, because kvsm.ledger imports this module. */
+static PyObject *connect(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    const bool taken = take_kinds() && take_reference() && (python.unpack = take("kvsm.ids", "unpack")) != NULL &&
+                       (python.lru = take("kvsm.policies.lru", "LRUPolicy")) != NULL &&
+                       (python.transfer_record = take("kvsm.ledger.records", "TransferRecord")) != NULL &&
+                       (python.request_record = take("kvsm.ledger.records", "RequestRecord")) != NULL &&
+                       (python.store = take("kvsm.events", "STORE")) != NULL &&
+                       (python.load = take("kvsm.events", "LOAD")) != NULL;
+    if (!taken)
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *taken(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    return PyBytes_FromStringAndSize((const char *)arcs_taken, sizeof arcs_taken);
+}
+
+static PyObject *forget(PyObject *module, PyObject *nothing)
+{
+    (void)module, (void)nothing;
+    memset(arcs_taken, 0, sizeof arcs_taken);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef functions[] = {
+    {"connect", connect, METH_NOARGS, "Take what the fold needs of kvsm's Python."},
+    {"taken", taken, METH_NOARGS,
+     "A byte for each arc of each machine, in the order of the tables: 1 if it was taken since `forget`.\n"
+     "Each machine has as many bytes as the one with most arcs."},
+    {"forget", forget, METH_NOARGS, "Make `taken` start from nothing."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT, .m_name = "kvsm.native._body", .m_doc = "The native body of the fold.", .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__body(void)
+{
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL)
+        return NULL;
+    PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
+    python.slot_queue = (PyTypeObject *)queue;
+    python.array_of = take("kvsm.ids", "array_of");
+    python.no_ids = PyTuple_New(0);
+    python.empty_text = PyUnicode_FromString("");
+    python.zero = PyLong_FromLong(0);
+    python.minus_one = PyLong_FromLong(-1);
+    Py_XINCREF(queue);
+    if (fold == NULL || queue == NULL || python.array_of == NULL || python.no_ids == NULL ||
+        python.empty_text == NULL || python.zero == NULL || python.minus_one == NULL || !take_names() ||
+        PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
+        PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
+        PyModule_AddObject(module, "QueueBody", queue) < 0) {
+        Py_DECREF(module);
+        return NULL;
+    }
+    return module;
+}

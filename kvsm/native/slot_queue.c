@@ -1,0 +1,274 @@
+/* A first-in-first-out queue of slots (kvsm/policies/slot_queue.py), as a linked list: each slot has one place,
+   so nothing is ever swept or made larger. */
+
+#include "body.h"
+
+/* Slot s is node s + 1. Node 0 is the head and the tail. A node outside points nowhere. */
+bool queue_holds(const SlotQueue *queue, int32_t slot)
+{
+    const int32_t node = slot + 1;
+    return queue->next[node] != 0 || queue->before[node] != 0 || queue->next[0] == node;
+}
+
+static void unlink_node(SlotQueue *queue, int32_t node)
+{
+    const int32_t next = queue->next[node], before = queue->before[node];
+    queue->next[before] = next;
+    queue->before[next] = before;
+    queue->next[node] = queue->before[node] = 0;
+}
+
+void queue_append(SlotQueue *queue, int32_t slot)
+{
+    const int32_t node = slot + 1;
+    if (queue_holds(queue, slot))
+        unlink_node(queue, node);
+    else
+        queue->size++;
+    const int32_t last = queue->before[0];
+    queue->next[last] = node;
+    queue->before[node] = last;
+    queue->before[0] = node;
+    queue->next[node] = 0;
+}
+
+void queue_remove(SlotQueue *queue, int32_t slot)
+{
+    if (!queue_holds(queue, slot))
+        return;
+    unlink_node(queue, slot + 1);
+    queue->size--;
+}
+
+/* --------------------------------------------------------------------------------------- for Python */
+
+static PyObject *queue_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"capacity", NULL};
+    Py_ssize_t capacity;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n", names, &capacity))
+        return NULL;
+    if (capacity < 0 || capacity >= INT32_MAX)
+        return PyErr_Format(PyExc_ValueError, "a queue of %zd slots: it must be from 0 to 2**31 - 2", capacity);
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    SlotQueue *queue = (SlotQueue *)allocate(type, 0);
+    if (queue == NULL)
+        return NULL;
+    queue->capacity = (int32_t)capacity;
+    queue->next = calloc((size_t)capacity + 1, sizeof *queue->next);
+    queue->before = calloc((size_t)capacity + 1, sizeof *queue->before);
+    if (queue->next == NULL || queue->before == NULL) {
+        Py_DECREF(queue);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)queue;
+}
+
+static void queue_dealloc(PyObject *self)
+{
+    SlotQueue *queue = (SlotQueue *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free(queue->next);
+    free(queue->before);
+    release(self);
+    Py_DECREF(type);
+}
+
+/* The slot that a Python int names, or -1 with an `IndexError`. */
+static int32_t slot_in(const SlotQueue *queue, PyObject *number)
+{
+    const long long slot = PyLong_AsLongLong(number);
+    if (slot == -1 && PyErr_Occurred())
+        return -1;
+    if (slot < 0 || slot >= queue->capacity) {
+        PyErr_Format(PyExc_IndexError, "slot %lld is none of the %d", slot, queue->capacity);
+        return -1;
+    }
+    return (int32_t)slot;
+}
+
+typedef bool (*Visit)(SlotQueue *queue, int32_t slot, void *more);
+
+/* Visit all of a batch: a tuple of any length, or an array of int64 with any stride. */
+static bool each_slot(SlotQueue *queue, PyObject *slots, Visit visit, void *more)
+{
+    if (PyTuple_Check(slots)) {
+        for (Py_ssize_t one = 0; one < PyTuple_Size(slots); one++) {
+            const int32_t slot = slot_in(queue, PyTuple_GetItem(slots, one));
+            if (slot < 0 || !visit(queue, slot, more))
+                return false;
+        }
+        return true;
+    }
+    Py_buffer buffer;
+    if (PyObject_GetBuffer(slots, &buffer, PyBUF_STRIDED_RO) < 0)
+        return false;
+    bool all = buffer.ndim == 1 && buffer.itemsize == sizeof(int64_t);
+    if (!all)
+        PyErr_SetString(PyExc_TypeError, "slots are a tuple, or an array of int64");
+    for (Py_ssize_t one = 0; all && one < buffer.shape[0]; one++) {
+        const int64_t slot = *(const int64_t *)((const char *)buffer.buf + one * buffer.strides[0]);
+        if (slot < 0 || slot >= queue->capacity) {
+            PyErr_Format(PyExc_IndexError, "slot %lld is none of the %d", (long long)slot, queue->capacity);
+            all = false;
+        } else
+            all = visit(queue, (int32_t)slot, more);
+    }
+    PyBuffer_Release(&buffer);
+    return all;
+}
+
+static bool visit_append(SlotQueue *queue, int32_t slot, void *more)
+{
+    (void)more;
+    queue_append(queue, slot);
+    return true;
+}
+
+static bool visit_remove(SlotQueue *queue, int32_t slot, void *more)
+{
+    (void)more;
+    queue_remove(queue, slot);
+    return true;
+}
+
+static bool visit_which(SlotQueue *queue, int32_t slot, void *more)
+{
+    return PyList_Append(more, queue_holds(queue, slot) ? Py_True : Py_False) == 0;
+}
+
+static PyObject *py_append(PyObject *self, PyObject *slots)
+{
+    if (!each_slot((SlotQueue *)self, slots, visit_append, NULL))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_remove(PyObject *self, PyObject *slots)
+{
+    if (!each_slot((SlotQueue *)self, slots, visit_remove, NULL))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_which(PyObject *self, PyObject *slots)
+{
+    PyObject *inside = PyList_New(0);
+    if (inside != NULL && !each_slot((SlotQueue *)self, slots, visit_which, inside))
+        Py_CLEAR(inside);
+    return inside;
+}
+
+/* following(slot, count): up to `count` slots behind `slot` as bytes of int64; from the head for -1. */
+static PyObject *py_following(PyObject *self, PyObject *arguments)
+{
+    SlotQueue *queue = (SlotQueue *)self;
+    Py_ssize_t slot, count;
+    if (!PyArg_ParseTuple(arguments, "nn", &slot, &count))
+        return NULL;
+    if (slot < -1 || slot >= queue->capacity)
+        return PyErr_Format(PyExc_IndexError, "slot %zd is none of the %d", slot, queue->capacity);
+    if (count < 0 || count > queue->size)
+        count = (Py_ssize_t)queue->size;
+    PyObject *bytes = PyBytes_FromStringAndSize(NULL, count * (Py_ssize_t)sizeof(int64_t));
+    if (bytes == NULL)
+        return NULL;
+    char *place = PyBytes_AsString(bytes);
+    Py_ssize_t found = 0;
+    for (int32_t node = queue->next[slot + 1]; node != 0 && found < count; node = queue->next[node]) {
+        const int64_t next = node - 1;
+        memcpy(place + found++ * sizeof next, &next, sizeof next);
+    }
+    if (found == count)
+        return bytes;
+    PyObject *shorter = PyBytes_FromStringAndSize(place, found * (Py_ssize_t)sizeof(int64_t));
+    Py_DECREF(bytes);
+    return shorter;
+}
+
+/* first(count, protected): up to `count` slots from the head that are not protected, in the ledger's form. */
+static PyObject *py_first(PyObject *self, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"count", "protected", NULL};
+    SlotQueue *queue = (SlotQueue *)self;
+    Py_ssize_t count, found = 0;
+    PyObject *barred = NULL;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "n|O", names, &count, &barred))
+        return NULL;
+    const Py_ssize_t asked = count;
+    const bool bars = barred != NULL && PyObject_Size(barred) > 0;
+    if (count > queue->size)
+        count = (Py_ssize_t)queue->size;
+    if (count < 0)
+        count = 0;
+    if (PyErr_Occurred())
+        return NULL;
+    int64_t *slots = malloc((size_t)(count + 1) * sizeof *slots);
+    if (slots == NULL)
+        return PyErr_NoMemory();
+    for (int32_t node = queue->next[0]; node != 0 && found < count; node = queue->next[node]) {
+        int inside = 0;
+        if (bars) {
+            PyObject *slot = PyLong_FromLong(node - 1);
+            inside = slot == NULL ? -1 : PySequence_Contains(barred, slot);
+            Py_XDECREF(slot);
+        }
+        if (inside < 0) {
+            free(slots);
+            return NULL;
+        }
+        if (!inside)
+            slots[found++] = node - 1;
+    }
+    PyObject *ids = asked > SMALL && queue->size > 0 ? array_object(slots, found) : ids_object(slots, found);
+    free(slots);
+    return ids;
+}
+
+static Py_ssize_t py_length(PyObject *self) { return (Py_ssize_t)((SlotQueue *)self)->size; }
+
+static int py_contains(PyObject *self, PyObject *number)
+{
+    const int32_t slot = slot_in((SlotQueue *)self, number);
+    return slot < 0 ? -1 : queue_holds((SlotQueue *)self, slot);
+}
+
+static PyObject *py_capacity(PyObject *self, void *closure)
+{
+    (void)closure;
+    return PyLong_FromLong(((SlotQueue *)self)->capacity);
+}
+
+static PyMethodDef methods[] = {
+    {"append", py_append, METH_O, "Put distinct slots at the tail, in the order given."},
+    {"remove", py_remove, METH_O, "Take out all of `slots` that are in the queue."},
+    {"which", py_which, METH_O, "For each of `slots`, whether it is in the queue."},
+    {"first", (PyCFunction)(void (*)(void))py_first, METH_VARARGS | METH_KEYWORDS,
+     "Up to `count` slots from the head that are not `protected`; changes nothing."},
+    {"following", py_following, METH_VARARGS, "Up to `count` slots behind `slot`; from the head for -1."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyGetSetDef attributes[] = {
+    {"capacity", py_capacity, NULL, "Slots from 0 to this, exclusive.", NULL},
+    {NULL, NULL, NULL, NULL, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Distinct slots from 0 to `capacity` - 1, oldest first, as a linked list."},
+    {Py_tp_new, queue_new},
+    {Py_tp_dealloc, queue_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_getset, attributes},
+    {Py_sq_length, py_length},
+    {Py_sq_contains, py_contains},
+    {0, NULL},
+};
+
+PyType_Spec slot_queue_spec = {
+    .name = "kvsm.native._body.QueueBody",
+    .basicsize = sizeof(SlotQueue),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};

@@ -1,0 +1,179 @@
+"""The native body of the fold does what the Python body does, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from random import Random
+
+import msgspec
+import native_tables
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
+from native_twins import Twins, is_refusal
+
+from kvsm import native
+from kvsm.checker.walk import walk
+from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
+from kvsm.ids import pack
+from kvsm.ledger import Ledger, NativeLedger
+from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
+from kvsm.states.block import BLOCK
+from kvsm.worlds.audited import AuditedWorld
+from kvsm.worlds.core_options import CoreOptions, draw_options
+from kvsm.worlds.core_world import CoreWorld
+
+ROOT = Path(__file__).parents[1]
+
+if native.WHY_NOT:
+    pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
+
+
+def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[OffloadingEvent]:
+    """The log of a walk of the core."""
+    world, random = CoreWorld(options), Random(seed)
+    for _ in range(actions):
+        world.do(world.draw(random))
+    return world.events
+
+
+# Which body runs.
+
+
+def test_the_tables_are_those_of_the_machines() -> None:
+    """`python specs/native_tables.py` writes the header. No number of a machine is typed twice."""
+    assert native_tables.HEADER.read_text(encoding="utf-8") == native_tables.header()
+
+
+def test_a_ledger_has_the_body_that_was_chosen() -> None:
+    config = OffloadConfig(host_blocks=2, device_blocks=2)
+    assert isinstance(Ledger(config), NativeLedger)
+    assert isinstance(SlotQueue(2), NativeSlotQueue)
+    with native.without():
+        assert not isinstance(Ledger(config), NativeLedger)
+        assert not isinstance(SlotQueue(2), NativeSlotQueue)
+
+
+def test_with_another_table_python_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checker that changes a table must see what the change does."""
+    assert native.runs()
+    monkeypatch.setattr(BLOCK, "dense", BLOCK.dense[::-1])
+    assert not native.runs()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "said"),
+    [
+        ("0", "body of the fold: Python (KVSM_NATIVE is 0)"),
+        ("1", "body of the fold: native"),
+        ("auto", "body of the fold: native"),
+        ("yes", "KVSM_NATIVE is 'yes'; it must be 0, 1 or auto"),
+    ],
+)
+def test_the_environment_chooses(chosen: str, said: str) -> None:
+    command = [sys.executable, "-c", "from kvsm.cli import main; main()", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "KVSM_NATIVE": chosen})
+    assert said in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+    assert (done.returncode == 0) == (chosen != "yes")
+
+
+# Both bodies fold alike.
+
+
+@settings(max_examples=40)
+@given(st.integers(0, 2**32))
+def test_each_event_of_a_walk_is_folded_alike(seed: int) -> None:
+    """Events are state (S10), whichever body folds: resets, losses and restarts, too, each policy."""
+    random = Random(seed)
+    options = draw_options(random)
+    twins = Twins(options.config())
+    for event in walked(options, seed, 60):
+        assert twins.apply(event).error is None
+
+
+@pytest.mark.parametrize("world", [audited_core, audited_serving, audited_tiers])
+def test_walks_end_alike(world: Callable[[Random], AuditedWorld]) -> None:
+    """The auditor beside each world folds with the Python body, and compares each field with the live ledger.
+    Of two tiers: copies to another tier leave a block in the eviction order."""
+    result = walk(world, seed=11, operations=2_500)
+    assert result.failure is None, result.failure
+
+
+@settings(max_examples=25)
+@given(st.integers(0, 2**32))
+def test_long_batches_are_folded_alike(seed: int) -> None:
+    """Batches of more than 16 ids are arrays."""
+    random = Random(seed)
+    length = random.randint(17, 40)
+    options = msgspec.structs.replace(
+        draw_options(random), host_blocks=2 * length, chunks=3 * length, length=length, prompts=2
+    )
+    twins = Twins(options.config())
+    for event in walked(options, seed, 50):
+        assert twins.apply(event).error is None
+
+
+# Wrong events.
+
+ODD = (0, 1, 2, 3, 7, 99, -1, 2**31, 2**63, 2**70, None, "", "request-0", b"", b"\x02\x00\x00", True, 1.5)
+
+
+def _spoiled(value: object, random: Random) -> object:
+    """A field as it should not be: of another type, out of range, doubled, absent, or just another value."""
+    if isinstance(value, tuple) and value and random.random() < 0.8:
+        place = random.randrange(len(value))
+        choice = random.randrange(4)
+        if choice == 0:
+            return (*value, value[place])
+        if choice == 1:
+            return (*value[:place], *value[place + 1 :])
+        return (*value[:place], _spoiled(value[place], random), *value[place + 1 :])
+    if isinstance(value, bytes) and value and random.random() < 0.7:
+        place = random.randrange(len(value))
+        return value[:place] + random.randbytes(random.randint(0, 2)) + value[place + 1 :]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int) and random.random() < 0.7:
+        return value + random.choice((-1, 1, 2))
+    if random.random() < 0.2:
+        return pack([random.randrange(40) for _ in range(random.randint(0, 40))])
+    return random.choice(ODD)
+
+
+def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
+    """An event with a wrong field, or with the fields of another kind."""
+    fields = [getattr(event, name) for name in event.__struct_fields__]
+    kind = type(event)
+    if random.random() < 0.1:
+        kind = random.choice(KINDS)
+        fields = (fields + [random.choice(ODD) for _ in range(8)])[: len(kind.__struct_fields__)]
+    elif len(fields) > 3:
+        place = random.randrange(3, len(fields))
+        fields[place] = _spoiled(fields[place], random)
+    else:
+        fields[0] = _spoiled(fields[0], random)
+    return kind(*fields)
+
+
+@settings(max_examples=150)
+@given(st.integers(0, 2**32))
+def test_wrong_events_are_refused_alike(seed: int) -> None:
+    """The same error with the same words, and nothing changed: illegal steps, doubled ids, absent slots,
+    wrong types, random bytes."""
+    random = Random(seed)
+    options = draw_options(random)
+    twins = Twins(options.config())
+    for event in walked(options, seed, 40):
+        outcome = twins.apply(spoiled(event, random))
+        if outcome.error is not None and not is_refusal(outcome):
+            return  # A type that no decoder lets through: both have stopped in the same place.
+        if twins.native.seq + 1 == event.seq:
+            twins.apply(event)
+        else:
+            twins.apply(msgspec.structs.replace(event, seq=twins.native.seq + 1))
