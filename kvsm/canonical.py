@@ -135,9 +135,12 @@ def declare(cls: type, **rules: Rule) -> None:
     _COMPARE[cls] = eval(f"lambda one, names: [{', '.join(values)}]", functions)
 
 
-def declare_alike(cls: type, base: type) -> None:
-    """Declare the fields of a class that has only those of its base."""
-    _RULES[cls], _COMPARE[cls] = _RULES[base], _COMPARE[base]
+def declare_alike(cls: type, base: type, **rules: Rule) -> None:
+    """Declare the fields of a class that has only those of its base.
+
+    rules: of fields that are saved in another way. All are compared as in the base.
+    """
+    _RULES[cls], _COMPARE[cls] = {**_RULES[base], **rules}, _COMPARE[base]
 
 
 def compared(one: Any, names: Names) -> Any:

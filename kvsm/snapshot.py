@@ -83,7 +83,7 @@ def _state_of(ledger: Ledger) -> SavedLedger:
         blocks=ledger.blocks.view.tobytes(),
         leases=ledger.leases.view.tobytes(),
         generations=ledger.generation_view.tobytes(),
-        keys=tuple([ledger.key_of[slot] for slot in indexed_slots(ledger)]),
+        keys=ledger.index.keys_by_slot(),
         free=ledger.free.order().astype("<u4").tobytes(),
         policy=ledger.policy.snapshot(),
         transfers=tuple([_saved(ledger.transfers[id]) for id in sorted(ledger.transfers)]),

@@ -11,7 +11,16 @@ from pathlib import Path
 
 from kvsm.events import KINDS
 from kvsm.states import MACHINES, Machine, machines_digest
-from kvsm.states.block import BLOCK_WORDS, EVICTED_WORD, IDLE, PINNED_ONCE
+from kvsm.states.block import (
+    BLOCK_WORDS,
+    EVICTED_WORD,
+    FIRST_INDEXED,
+    FIRST_READABLE,
+    IDLE,
+    LAST_INDEXED,
+    LAST_READABLE,
+    PINNED_ONCE,
+)
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.request import REQUEST_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS
@@ -88,6 +97,10 @@ def header() -> str:
         f"#define NUM_MACHINES {len(MACHINES)}",
         f"#define MOST_ARCS {max(_num_arcs(machine) for machine in MACHINES.values())}",
         f"#define STATE_MASK {STATE_MASK}",
+        f"#define FIRST_INDEXED {FIRST_INDEXED}",
+        f"#define LAST_INDEXED {LAST_INDEXED}",
+        f"#define FIRST_READABLE {FIRST_READABLE}",
+        f"#define LAST_READABLE {LAST_READABLE}",
         f"#define IDLE {IDLE}",
         f"#define PINNED_ONCE {PINNED_ONCE}",
         f"#define EVICTED_WORD {EVICTED_WORD}",

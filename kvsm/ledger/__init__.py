@@ -28,7 +28,7 @@ EVICTED, in the policy's order if it is STORED without a pin or a copy. Copies t
 there: they neither take a block out of the order nor move it.
 """
 
-from kvsm.ledger.index import indexed_slots, readable_keys
+from kvsm.ledger.index import index_made_again, indexed_slots, readable_keys
 from kvsm.ledger.ledger import HANDLERS, Ledger, NativeLedger
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.ledger.restart import ALIKE, why_not_alike
@@ -44,6 +44,7 @@ __all__ = [
     "Provenance",
     "RequestRecord",
     "TransferRecord",
+    "index_made_again",
     "indexed_slots",
     "readable_keys",
     "why_not_alike",

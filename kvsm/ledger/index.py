@@ -7,8 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm import native
 from kvsm.errors import InvalidEvent
 from kvsm.ids import IdArray, listed
+from kvsm.ledger.key_index import KeyIndex, make_index
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states.block import EVICTED_WORD, are_indexed, are_readable
@@ -19,6 +21,14 @@ def indexed_slots(ledger: LedgerState) -> list[int]:
     return np.flatnonzero(are_indexed(ledger.blocks.view)).tolist()
 
 
+def index_made_again(ledger: LedgerState) -> KeyIndex:
+    """The index that follows from the words and the keys of the slots."""
+    made = make_index(ledger.key_of, isinstance(ledger, native.FoldBody))
+    for slot in indexed_slots(ledger):
+        made[ledger.key_of[slot]] = slot
+    return made
+
+
 def readable_keys(ledger: LedgerState) -> list[bytes]:
     """The keys that can be read, in the order in which they were stored."""
     slots = np.flatnonzero(are_readable(ledger.blocks.view))
@@ -27,19 +37,9 @@ def readable_keys(ledger: LedgerState) -> list[bytes]:
 
 
 def enter(ledger: LedgerState, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
-    """Let the index name these slots by these keys. Refuses a key that is in the index, or twice in `keys`.
-
-    The index grows by one for each key exactly if all keys are new. That is cheaper to see afterwards; a
-    refusal, which takes a wrong event, makes the index again.
-    """
-    numbers, index, key_of = listed(slots), ledger.index, ledger.key_of
-    size = len(index) + len(keys)
-    index.update(zip(keys, numbers))
-    if len(index) != size:
-        ledger.index = {key_of[slot]: slot for slot in indexed_slots(ledger)}
+    """Let the index name these slots by these keys. Refuses a key that is in it, or twice in `keys`."""
+    if not ledger.index.enter(keys, listed(slots)):
         raise InvalidEvent(seq, "a planned key has a block already, or is twice in the plan")
-    for slot, key in zip(numbers, keys):
-        key_of[slot] = key
 
 
 def remove(ledger: LedgerState, slots: IdArray) -> Sequence[bytes]:

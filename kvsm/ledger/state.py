@@ -11,9 +11,11 @@ from typing import Protocol, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsm import native
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.ids import IdArray, listed
+from kvsm.ledger.key_index import KeyIndex, make_index
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.policies import make_policy
 from kvsm.policies.slot_queue import SlotQueue
@@ -61,7 +63,7 @@ class LedgerState:
         self.generation_view: NDArray[np.int64] = np.frombuffer(self.generation, dtype=np.int64)
         self.key_of: list[bytes] = [b""] * slots
         """Key of the last life of each slot; current while the index names the slot."""
-        self.index: dict[bytes, int] = {}
+        self.index: KeyIndex = make_index(self.key_of, isinstance(self, native.FoldBody))
         self.free = SlotQueue(slots)
         self.free.append(np.arange(slots))
         self.policy = make_policy(config.policy, slots)

@@ -27,7 +27,7 @@ VARIABLE = "KVSM_NATIVE"
 try:
     from kvsm.native._body import MACHINES as _BUILT_FOR
     from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
-    from kvsm.native._body import FoldBody, QueueBody, connect, forget, taken
+    from kvsm.native._body import FoldBody, IndexBody, QueueBody, connect, forget, taken
 
     _missing = ""
 except ImportError as error:
@@ -89,6 +89,9 @@ if _missing:
     class QueueBody:  # type: ignore[no-redef]
         """The same for a queue."""
 
+    class IndexBody:  # type: ignore[no-redef]
+        """The same for an index."""
+
     def connect() -> None:
         """There is nothing to connect."""
 
@@ -114,6 +117,7 @@ __all__ = [
     "VARIABLE",
     "WHY_NOT",
     "FoldBody",
+    "IndexBody",
     "QueueBody",
     "arcs_taken",
     "connect",

@@ -72,6 +72,26 @@ void queue_append(SlotQueue *queue, int32_t slot);
 void queue_remove(SlotQueue *queue, int32_t slot);
 bool queue_holds(const SlotQueue *queue, int32_t slot);
 
+/* --------------------------------------------------------------------------------------- key_index.c */
+
+typedef struct {
+    uint32_t slot, part; /* slot + 1, or 0: nobody is here; a part of the key's hash */
+} Place;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *key_of; /* the list of the slots' keys */
+    Place *places;
+    uint32_t mask;
+    int64_t size;
+} KeyIndex;
+
+int64_t index_find(const KeyIndex *index, PyObject *key); /* -1: it is not there; -2: an error is set */
+Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots);
+int index_remove(KeyIndex *index, PyObject *key);
+void index_clear(KeyIndex *index);
+void index_prefetch(const KeyIndex *index, PyObject *keys, Py_ssize_t count);
+
 /* ------------------------------------------------------------------------------------------ ledger.c */
 
 /* The C part of a ledger: where the memory of its arrays is, and scratch memory. */
@@ -105,7 +125,7 @@ typedef struct {
     X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
-    X(busy) X(idle) X(touched) X(admitted) X(rewritten) X(forget) X(stored) X(removed)
+    X(weights) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) X(rewritten) X(forget) X(stored) X(removed)
 
 typedef enum {
 #define X(name) N_##name,
@@ -117,11 +137,11 @@ typedef enum {
 /* What the module has of Python. Never freed: it lives as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
-    PyObject *unpack, *array_of, *lru, *transfer_record, *request_record, *store, *load;
+    PyObject *unpack, *array_of, *make_policy, *lru, *transfer_record, *request_record, *store, *load;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
     PyObject *reference; /* Ledger.apply in Python */
-    PyTypeObject *slot_queue;
+    PyTypeObject *slot_queue, *key_index;
 } Python;
 
 extern Python python;
@@ -151,6 +171,7 @@ void commit(const Words *words, const Batch *ids, const int32_t *new_words);
 /* index.c */
 Verdict enter(Folding *folding, PyObject *keys, const Batch *slots);
 PyObject *remove_keys(Folding *folding, const Batch *slots); /* the keys, as a tuple; NULL: FAILED */
+KeyIndex *index_of(const Folding *folding);                  /* borrowed; NULL: it is another one */
 
 /* order.c */
 bool may_reorder(Folding *folding, PyObject *request);
@@ -194,6 +215,7 @@ bool pairs_fit(Folding *folding, const Batch *slots, const Batch *device_blocks)
 
 /* cache.c */
 Verdict blocks_touched(Folding *);
+Verdict cache_reset(Folding *);
 
 /* ledger.c */
 Verdict only_recorded(Folding *);

@@ -22,6 +22,7 @@ static const Handler handlers[NUM_KINDS] = {
     [KIND_ReportRejected] = only_recorded,
     [KIND_BlocksTouched] = blocks_touched,
     [KIND_FlushRequested] = flush_requested,
+    [KIND_CacheReset] = cache_reset,
     [KIND_StepEnded] = only_recorded,
     [KIND_Ticked] = ticked,
     [KIND_BlocksOffered] = blocks_offered,
@@ -125,7 +126,7 @@ static bool see_state(Folding *folding)
     PyObject *key_of = field(folding, N_key_of);
     return see_words(&fold->blocks, field(folding, N_blocks)) && see_words(&fold->leases, field(folding, N_leases)) &&
            see_generation(fold, field(folding, N_generation)) && key_of != NULL && PyList_CheckExact(key_of) &&
-           PyList_Size(key_of) == fold->blocks.size && is_dict(folding, N_index) && is_dict(folding, N_transfers) &&
+           PyList_Size(key_of) == fold->blocks.size && index_of(folding) != NULL && is_dict(folding, N_transfers) &&
            is_dict(folding, N_requests) && is_dict(folding, N_deferred);
 }
 

@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-extern PyType_Spec fold_spec, slot_queue_spec;
+extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec;
 
 Python python;
 
@@ -59,6 +59,7 @@ static PyObject *connect(PyObject *module, PyObject *nothing)
     (void)module, (void)nothing;
     const bool taken = take_kinds() && take_reference() && (python.unpack = take("kvsm.ids", "unpack")) != NULL &&
                        (python.lru = take("kvsm.policies.lru", "LRUPolicy")) != NULL &&
+                       (python.make_policy = take("kvsm.policies", "make_policy")) != NULL &&
                        (python.transfer_record = take("kvsm.ledger.records", "TransferRecord")) != NULL &&
                        (python.request_record = take("kvsm.ledger.records", "RequestRecord")) != NULL &&
                        (python.store = take("kvsm.events", "STORE")) != NULL &&
@@ -101,18 +102,21 @@ PyMODINIT_FUNC PyInit__body(void)
     if (module == NULL)
         return NULL;
     PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
+    PyObject *index = PyType_FromSpec(&key_index_spec);
     python.slot_queue = (PyTypeObject *)queue;
+    python.key_index = (PyTypeObject *)index;
     python.array_of = take("kvsm.ids", "array_of");
     python.no_ids = PyTuple_New(0);
     python.empty_text = PyUnicode_FromString("");
     python.zero = PyLong_FromLong(0);
     python.minus_one = PyLong_FromLong(-1);
     Py_XINCREF(queue);
-    if (fold == NULL || queue == NULL || python.array_of == NULL || python.no_ids == NULL ||
+    Py_XINCREF(index);
+    if (fold == NULL || queue == NULL || index == NULL || python.array_of == NULL || python.no_ids == NULL ||
         python.empty_text == NULL || python.zero == NULL || python.minus_one == NULL || !take_names() ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
-        PyModule_AddObject(module, "QueueBody", queue) < 0) {
+        PyModule_AddObject(module, "QueueBody", queue) < 0 || PyModule_AddObject(module, "IndexBody", index) < 0) {
         Py_DECREF(module);
         return NULL;
     }

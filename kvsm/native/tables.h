@@ -4,6 +4,10 @@
 #define NUM_MACHINES 4
 #define MOST_ARCS 45
 #define STATE_MASK 15
+#define FIRST_INDEXED 1
+#define LAST_INDEXED 4
+#define FIRST_READABLE 3
+#define LAST_READABLE 4
 #define IDLE 3
 #define PINNED_ONCE 65539
 #define EVICTED_WORD 5

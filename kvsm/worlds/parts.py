@@ -34,7 +34,15 @@ from kvsm.canonical import (
 from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger, NativeLedger, OfferHistory, Provenance, RequestRecord, TransferRecord
+from kvsm.ledger import (
+    Ledger,
+    NativeLedger,
+    OfferHistory,
+    Provenance,
+    RequestRecord,
+    TransferRecord,
+    index_made_again,
+)
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.policies.lru import LRUPolicy
@@ -178,7 +186,7 @@ declare(
     ),
     offers=Seen(lambda ledger, _: list(ledger.offers.times.items())),
 )
-declare_alike(NativeLedger, Ledger)
+declare_alike(NativeLedger, Ledger, index=Remade(index_made_again, "`key_of` and `blocks`"))
 
 # The offload core, the scheduler side, and what is told.
 

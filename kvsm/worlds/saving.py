@@ -25,6 +25,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.kv_events import BlockStored, PublisherState, RemovedKeys, StoredKeys
 from kvsm.ledger import OfferHistory, Provenance, RequestRecord, TransferRecord
+from kvsm.ledger.key_index import DictIndex
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
@@ -176,7 +177,7 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 _FIRST_NUMBER = 0x4B560000
 _NUMBERED: tuple[Any, ...] = (
     *(_words, _queue, _uses, _numbers, LRUPolicy, OrderedDict, Direction, TransferJob, WorkerReport),
-    *(TransferRecord, RequestRecord, Provenance, OfferHistory),
+    *(TransferRecord, RequestRecord, Provenance, OfferHistory, DictIndex),
     *(SchedulerState, RetryStamp, LoadEnded, WalkState, DeviceBlocksState, TrackedRequest),
     *(SmallRequest, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys, BlockStored, Left),
 )

@@ -1,0 +1,133 @@
+"""How long a call of the core takes at its longest, from 10,000 to 10,000,000 slots.
+
+The pool is full. Requests of 64 blocks are matched, stored and finished one after the other, so each of them
+evicts. Each call is on the clock alone, in CPU time of its thread and in wall time. Then a segment of the log
+opens, and the cache is reset.
+
+    python benchmarks/pauses.py --output benchmarks/results/pauses.md
+"""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+import numpy as np
+from page import markdown_table, publish
+
+from kvsm import native
+from kvsm.events import OffloadConfig
+from kvsm.log import LogWriter
+from kvsm.offloader import Offloader
+from kvsm.snapshot import snapshot
+
+BLOCKS = 64
+FILL_BLOCKS = 4096
+SEGMENT_BYTES = 1 << 40
+"""No segment is full by itself: one is opened when it is time to measure it."""
+
+
+class Clock:
+    """Times of calls (ns), by the name of the call."""
+
+    def __init__(self) -> None:
+        self.cpu: dict[str, list[int]] = {}
+        self.wall: dict[str, list[int]] = {}
+
+    def call(self, name: str, function: Callable[..., Any], *arguments: Any) -> Any:
+        wall, cpu = time.perf_counter_ns(), time.thread_time_ns()
+        result = function(*arguments)
+        self.cpu.setdefault(name, []).append(time.thread_time_ns() - cpu)
+        self.wall.setdefault(name, []).append(time.perf_counter_ns() - wall)
+        return result
+
+
+def serve(core: Offloader, clock: Clock, number: int, blocks: int) -> None:
+    """One request that the host does not know: matched, stored, finished."""
+    request, keys = str(number), [b"%032d" % (number * FILL_BLOCKS + block) for block in range(blocks)]
+    clock.call("match", core.match, request, keys)
+    job = clock.call("prepare_store", core.prepare_store, request, keys, range(blocks)).job
+    clock.call("submit", core.submit, [job.transfer])
+    clock.call("complete_store", core.complete_store, job.transfer)
+    clock.call("finish", core.finish, request)
+    clock.call("end_step", core.end_step)
+
+
+def measured(slots: int, requests: int) -> dict[str, Any]:
+    """All figures at this size."""
+    config = OffloadConfig(host_blocks=slots, device_blocks=FILL_BLOCKS)
+    with tempfile.TemporaryDirectory() as directory:
+        core: Offloader
+        log = LogWriter(
+            Path(directory) / "log",
+            config=config,
+            snapshot=lambda: snapshot(core.ledger),
+            durability="none",
+            segment_bytes=SEGMENT_BYTES,
+        )
+        core = Offloader(config, log)
+        number = 0
+        while core.ledger.free:
+            number += 1
+            serve(core, Clock(), number, min(FILL_BLOCKS, len(core.ledger.free)))
+        gc.collect()
+        clock = Clock()
+        for _ in range(requests):
+            number += 1
+            serve(core, clock, number, BLOCKS)
+        log._place.segment.full_at = 0  # The next flush opens a segment.
+        change = Clock()
+        for _ in range(20):
+            number += 1
+            serve(core, change, number, BLOCKS)
+        reset = Clock()
+        reset.call("reset", core.reset)
+        log.close()
+    return {"clock": clock, "change": change, "reset": reset}
+
+
+def spread(times: dict[str, list[int]]) -> list[str]:
+    """p50, p99 and p99.9 of a request, and its longest call (us)."""
+    a_request = np.sum([np.array(one) for one in times.values()], axis=0) / 1000
+    longest = max(max(one) for one in times.values()) / 1000
+    return [f"{np.percentile(a_request, share):,.0f}" for share in (50, 99, 99.9)] + [f"{longest:,.0f}"]
+
+
+def longest(clock: Clock) -> list[str]:
+    """The longest call (ms of CPU, of wall time)."""
+    return [f"{max(max(one) for one in times.values()) / 1e6:,.2f}" for times in (clock.cpu, clock.wall)]
+
+
+@click.command()
+@click.option("--slots", multiple=True, type=int, default=(10_000, 100_000, 1_000_000, 10_000_000))
+@click.option("--requests", default=4000, show_default=True, help="Requests on the clock at each size.")
+@click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
+def main(slots: tuple[int, ...], requests: int, output: Path | None) -> None:
+    """Measure the longest calls of the core."""
+    header = ["slots", "p50", "p99", "p99.9", "longest call"]
+    tables: dict[str, list[list[str]]] = {"CPU": [], "wall": []}
+    long_rows = []
+    for size in slots:
+        figures = measured(size, requests)
+        tables["CPU"].append([f"{size:,}", *spread(figures["clock"].cpu)])
+        tables["wall"].append([f"{size:,}", *spread(figures["clock"].wall)])
+        long_rows.append([f"{size:,}", *longest(figures["change"]), *longest(figures["reset"])])
+        click.echo(f"  {size:,} slots: {tables['CPU'][-1]} {long_rows[-1]}", err=True)
+        gc.collect()
+    lines = []
+    for kind, rows in tables.items():
+        lines += [f"### A request of {BLOCKS} blocks on a full pool, us of {kind} time", ""]
+        lines += [*markdown_table(header, rows), ""]
+    lines += ["### A new segment, and a reset: the longest call, ms", ""]
+    wide = ["slots", "segment, CPU", "segment, wall", "reset, CPU", "reset, wall"]
+    lines += [*markdown_table(wide, long_rows), ""]
+    publish("Pauses", f"body of the fold: {native.described()}", lines, output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""The index: which slot holds the block of a key. It names every slot from ALLOCATED to LOADING."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, MutableMapping, Sequence
+from typing import TypeAlias
+
+from kvsm import native
+
+
+class DictIndex(dict[bytes, int]):
+    """Key -> slot, for the Python body. key_of: the list of the slots' keys, which `enter` keeps, too."""
+
+    def __init__(self, key_of: list[bytes]) -> None:
+        super().__init__()
+        self._key_of = key_of
+
+    def enter(self, keys: Sequence[bytes], slots: Sequence[int]) -> bool:
+        """Name these slots by these keys. False, and nothing is changed, if one is not new, or is twice."""
+        if len(set(keys)) != len(keys) or not self.keys().isdisjoint(keys):
+            return False
+        self.update(zip(keys, slots))
+        for slot, key in zip(slots, keys):
+            self._key_of[slot] = key
+        return True
+
+    def find(self, keys: Sequence[bytes]) -> list[int | None]:
+        """The slot of each key; None for a key that is not there."""
+        return list(map(self.get, keys))
+
+    def keys_by_slot(self) -> tuple[bytes, ...]:
+        """All keys, in the order of their slots."""
+        return tuple(sorted(self, key=self.__getitem__))
+
+
+class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):
+    """The same for the native body (`kvsm/native/key_index.c`). It never grows, so it makes nobody wait."""
+
+    def __init__(self, key_of: list[bytes]) -> None:
+        self._key_of = key_of
+
+    def enter(self, keys: Sequence[bytes], slots: Sequence[int]) -> bool:
+        """As `DictIndex.enter`."""
+        if len(set(keys)) != len(keys) or any(key in self for key in keys):
+            return False
+        for slot, key in zip(slots, keys):
+            self[key] = slot  # names the slot in the list of keys, too
+        return True
+
+    def __iter__(self) -> Iterator[bytes]:
+        return iter(self.keys_by_slot())
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
+
+
+KeyIndex: TypeAlias = DictIndex | NativeIndex
+
+
+def make_index(key_of: list[bytes], is_native: bool) -> KeyIndex:
+    """An empty index over the slots of these keys."""
+    return NativeIndex(key_of) if is_native else DictIndex(key_of)

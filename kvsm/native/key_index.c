@@ -1,0 +1,286 @@
+/* The index (kvsm/ledger/key_index.py): key -> slot, over the keys of the slots.
+
+   A table of open addresses, twice as large as the pool or more. It never grows, so no entry ever waits for a
+   table that is made again. A place has the slot and a part of the key's hash; the key itself is in the list
+   `key_of`. A removed entry leaves no mark: those behind it move up. */
+
+#include "body.h"
+
+static inline uint32_t part_of(Py_hash_t hash) { return (uint32_t)((uint64_t)hash ^ (uint64_t)hash >> 32); }
+
+/* The place of this key, or the free place where it would be; -1 with an error set. */
+static int64_t place_of(const KeyIndex *index, PyObject *key, uint32_t part)
+{
+    uint32_t place = part & index->mask;
+    for (; index->places[place].slot != 0; place = (place + 1) & index->mask) {
+        if (index->places[place].part != part)
+            continue;
+        PyObject *other = PyList_GetItem(index->key_of, (Py_ssize_t)index->places[place].slot - 1);
+        if (other == NULL)
+            return -1;
+        const int same = other == key ? 1 : PyObject_RichCompareBool(other, key, Py_EQ);
+        if (same < 0)
+            return -1;
+        if (same)
+            break;
+    }
+    return place;
+}
+
+int64_t index_find(const KeyIndex *index, PyObject *key)
+{
+    const Py_hash_t hash = PyObject_Hash(key);
+    if (hash == -1)
+        return -2;
+    const int64_t place = place_of(index, key, part_of(hash));
+    return place < 0 ? -2 : (int64_t)index->places[place].slot - 1;
+}
+
+/* Name `slot` by its key, which is in `key_of`, or will be. false: an error is set. */
+static bool name_slot(KeyIndex *index, PyObject *key, int64_t slot)
+{
+    const Py_hash_t hash = PyObject_Hash(key);
+    const int64_t place = hash == -1 ? -1 : place_of(index, key, part_of(hash));
+    if (place < 0)
+        return false;
+    index->size += index->places[place].slot == 0;
+    index->places[place] = (Place){(uint32_t)slot + 1, part_of(hash)};
+    return true;
+}
+
+/* Forget the entry of a place, and let those behind it move up. */
+static void forget_place(KeyIndex *index, uint32_t gap)
+{
+    const uint32_t mask = index->mask;
+    for (uint32_t next = (gap + 1) & mask; index->places[next].slot != 0; next = (next + 1) & mask) {
+        const uint32_t home = index->places[next].part & mask;
+        if (((next - home) & mask) >= ((next - gap) & mask)) {
+            index->places[gap] = index->places[next];
+            gap = next;
+        }
+    }
+    index->places[gap] = (Place){0, 0};
+    index->size--;
+}
+
+/* Let the index name these slots by these keys, if all keys are new and distinct. Changes `key_of`, too. */
+Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots)
+{
+    Py_ssize_t entered = 0;
+    for (; entered < slots->count; entered++) {
+        PyObject *key = PyTuple_GetItem(keys, entered);
+        const int64_t found = PyBytes_CheckExact(key) ? index_find(index, key) : -2;
+        if (found != -1)
+            break;
+        /* Its key first, because the next key may be the same. */
+        Py_INCREF(key);
+        if (PyList_SetItem(index->key_of, (Py_ssize_t)slots->ids[entered], key) < 0 ||
+            !name_slot(index, key, slots->ids[entered]))
+            return FAILED;
+    }
+    if (entered == slots->count)
+        return FOLDED;
+    while (entered-- > 0)
+        if (index_remove(index, PyTuple_GetItem(keys, entered)) < 0)
+            return FAILED;
+    return REFERENCE;
+}
+
+/* 1: removed. 0: it was not there. -1: an error is set. */
+int index_remove(KeyIndex *index, PyObject *key)
+{
+    const Py_hash_t hash = PyObject_Hash(key);
+    const int64_t place = hash == -1 ? -1 : place_of(index, key, part_of(hash));
+    if (place < 0)
+        return -1;
+    if (index->places[place].slot == 0)
+        return 0;
+    forget_place(index, (uint32_t)place);
+    return 1;
+}
+
+void index_clear(KeyIndex *index)
+{
+    memset(index->places, 0, ((size_t)index->mask + 1) * sizeof *index->places);
+    index->size = 0;
+}
+
+/* Bring the places of these keys into the cache before they are read one after the other. */
+void index_prefetch(const KeyIndex *index, PyObject *keys, Py_ssize_t count)
+{
+    for (Py_ssize_t one = 0; one < count; one++) {
+        PyObject *key = PyTuple_Check(keys) ? PyTuple_GetItem(keys, one) : PyList_GetItem(keys, one);
+        const Py_hash_t hash = key == NULL ? -1 : PyObject_Hash(key);
+        if (hash == -1) {
+            PyErr_Clear();
+            return;
+        }
+        __builtin_prefetch(&index->places[part_of(hash) & index->mask]);
+    }
+}
+
+/* --------------------------------------------------------------------------------------- for Python */
+
+static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
+{
+    static char *names[] = {"key_of", NULL};
+    PyObject *key_of;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!", names, &PyList_Type, &key_of))
+        return NULL;
+    const Py_ssize_t slots = PyList_Size(key_of);
+    uint64_t places = 4;
+    while (places < 2 * (uint64_t)slots)
+        places *= 2;
+    allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    KeyIndex *index = (KeyIndex *)allocate(type, 0);
+    if (index == NULL)
+        return NULL;
+    Py_INCREF(key_of);
+    index->key_of = key_of;
+    index->mask = (uint32_t)(places - 1);
+    index->places = places > (uint64_t)1 << 32 ? NULL : calloc(places, sizeof *index->places);
+    if (index->places == NULL) {
+        Py_DECREF(index);
+        return PyErr_NoMemory();
+    }
+    return (PyObject *)index;
+}
+
+static void index_dealloc(PyObject *self)
+{
+    KeyIndex *index = (KeyIndex *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free(index->places);
+    Py_CLEAR(index->key_of);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyObject *slot_or(const KeyIndex *index, PyObject *key, PyObject *otherwise)
+{
+    const int64_t slot = index_find(index, key);
+    if (slot >= 0)
+        return PyLong_FromLongLong(slot);
+    if (slot == -2)
+        return NULL;
+    Py_XINCREF(otherwise);
+    return otherwise;
+}
+
+static PyObject *py_get(PyObject *self, PyObject *const *arguments, Py_ssize_t count)
+{
+    if (count < 1 || count > 2)
+        return PyErr_Format(PyExc_TypeError, "get() takes a key and a default; it got %zd arguments", count);
+    return slot_or((KeyIndex *)self, arguments[0], count == 2 ? arguments[1] : Py_None);
+}
+
+static PyObject *py_getitem(PyObject *self, PyObject *key)
+{
+    PyObject *slot = slot_or((KeyIndex *)self, key, NULL);
+    if (slot == NULL && !PyErr_Occurred())
+        PyErr_SetObject(PyExc_KeyError, key);
+    return slot;
+}
+
+static int py_setitem(PyObject *self, PyObject *key, PyObject *number)
+{
+    KeyIndex *index = (KeyIndex *)self;
+    if (number == NULL) {
+        const int removed = index_remove(index, key);
+        if (removed == 0)
+            PyErr_SetObject(PyExc_KeyError, key);
+        return removed == 1 ? 0 : -1;
+    }
+    int64_t slot;
+    if (!read_number(number, &slot) || slot >= PyList_Size(index->key_of)) {
+        PyErr_Format(PyExc_IndexError, "slot %R is none of the %zd", number, PyList_Size(index->key_of));
+        return -1;
+    }
+    Py_INCREF(key);
+    return PyList_SetItem(index->key_of, (Py_ssize_t)slot, key) == 0 && name_slot(index, key, slot) ? 0 : -1;
+}
+
+static int py_contains(PyObject *self, PyObject *key)
+{
+    const int64_t slot = index_find((KeyIndex *)self, key);
+    return slot == -2 ? -1 : slot >= 0;
+}
+
+static Py_ssize_t py_length(PyObject *self) { return (Py_ssize_t)((KeyIndex *)self)->size; }
+
+/* find(keys): the slot of each key of a list or tuple, None for a key that is not there. */
+static PyObject *py_find(PyObject *self, PyObject *keys)
+{
+    const KeyIndex *index = (KeyIndex *)self;
+    if (!PyTuple_Check(keys) && !PyList_Check(keys))
+        return PyErr_Format(PyExc_TypeError, "keys are a list or a tuple");
+    const Py_ssize_t count = PyObject_Size(keys);
+    PyObject *slots = PyList_New(count);
+    index_prefetch(index, keys, count);
+    for (Py_ssize_t one = 0; slots != NULL && one < count; one++) {
+        PyObject *key = PyTuple_Check(keys) ? PyTuple_GetItem(keys, one) : PyList_GetItem(keys, one);
+        PyObject *slot = key == NULL ? NULL : slot_or(index, key, Py_None);
+        if (slot == NULL)
+            Py_CLEAR(slots);
+        else
+            PyList_SetItem(slots, one, slot);
+    }
+    return slots;
+}
+
+/* keys_by_slot(): all keys, in the order of their slots. */
+static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    const KeyIndex *index = (KeyIndex *)self;
+    const Py_ssize_t slots = PyList_Size(index->key_of);
+    char *named = calloc((size_t)slots + 1, 1);
+    PyObject *keys = named == NULL ? PyErr_NoMemory() : PyTuple_New((Py_ssize_t)index->size);
+    for (uint64_t place = 0; keys != NULL && place <= index->mask; place++)
+        if (index->places[place].slot != 0)
+            named[index->places[place].slot - 1] = 1;
+    Py_ssize_t found = 0;
+    for (Py_ssize_t slot = 0; keys != NULL && slot < slots; slot++)
+        if (named[slot]) {
+            PyObject *key = PyList_GetItem(index->key_of, slot);
+            Py_INCREF(key);
+            PyTuple_SetItem(keys, found++, key);
+        }
+    free(named);
+    return keys;
+}
+
+static PyObject *py_clear(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    index_clear((KeyIndex *)self);
+    Py_RETURN_NONE;
+}
+
+static PyMethodDef methods[] = {
+    {"get", (PyCFunction)(void (*)(void))py_get, METH_FASTCALL, "The slot of a key, or the default."},
+    {"find", py_find, METH_O, "The slot of each key; None for a key that is not there."},
+    {"keys_by_slot", py_keys_by_slot, METH_NOARGS, "All keys, in the order of their slots."},
+    {"clear", py_clear, METH_NOARGS, "Forget all entries."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "Key -> slot, over the list of the slots' keys. It does not grow."},
+    {Py_tp_new, index_new},
+    {Py_tp_dealloc, index_dealloc},
+    {Py_tp_methods, methods},
+    {Py_mp_length, py_length},
+    {Py_mp_subscript, py_getitem},
+    {Py_mp_ass_subscript, py_setitem},
+    {Py_sq_contains, py_contains},
+    {0, NULL},
+};
+
+PyType_Spec key_index_spec = {
+    .name = "kvsm.native._body.IndexBody",
+    .basicsize = sizeof(KeyIndex),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
