@@ -577,6 +577,7 @@ def main() -> None:
     chosen = options.tests or config().pytest_add_cli_args_test_selection
     options.tests = [*config().pytest_add_cli_args, *chosen]
     os.environ.pop("CI", None)  # with it tests/conftest.py imports kvsm
+    os.environ["KVSM_NATIVE"] = "0"  # the native body has no mutants
     settings.register_profile("mutation", **QUICK)
     WORK.mkdir(exist_ok=True)
     results: dict[str, dict[str, str]] = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -32,6 +33,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_collection_finish() -> None:
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture
+def _python_folds() -> Iterator[None]:
+    """For a test that changes the text of the Python body, or listens to it: the native body has its own."""
+    from kvsm import native  # Not above: a mutant is chosen before kvsm is imported.
+
+    with native.without():
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

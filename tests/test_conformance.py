@@ -464,6 +464,7 @@ def first_mismatch_of_lives(conformance: MakeConformance) -> ProtocolMismatch | 
     PLANTED,
     ids=[f"{one[0].__name__}-{one[1].__name__}" for one in PLANTED],
 )
+@pytest.mark.usefixtures("_python_folds")
 def test_a_handler_that_does_something_else_is_named(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[OffloadingEvent],
@@ -486,6 +487,7 @@ def test_a_handler_that_does_something_else_is_named(
     PLANTED_IN_REQUESTS,
     ids=[f"{one[0].__name__}-{one[1].__name__}" for one in PLANTED_IN_REQUESTS],
 )
+@pytest.mark.usefixtures("_python_folds")
 def test_a_handler_that_treats_a_request_otherwise_is_named(
     monkeypatch: pytest.MonkeyPatch,
     kind: type[OffloadingEvent],
@@ -579,6 +581,7 @@ def test_a_log_with_a_gap_conforms_on_both_sides(tmp_path: Path) -> None:
     assert found.trusted
 
 
+@pytest.mark.usefixtures("_python_folds")
 def test_a_change_that_no_action_makes_is_traced_to_its_event(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -593,6 +596,7 @@ def test_a_change_that_no_action_makes_is_traced_to_its_event(
     assert "no action of the protocol changes this" in found.told()[1]
 
 
+@pytest.mark.usefixtures("_python_folds")
 def test_the_command_tells_and_ends_with_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Event, action, field, expected and found, for people and for scripts."""
     random_life(3, 300, tmp_path / "log", host_blocks=8).close()

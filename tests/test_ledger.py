@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm import events as ev
-from kvsm import native
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import KINDS, TRIGGERS, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, pack, to_list
@@ -392,6 +391,7 @@ def test_every_kind_of_event_has_its_handler() -> None:
 class TestTriggerTable:
     """`TRIGGERS` says which kind of event pulls which trigger. It is compared with the fold."""
 
+    @pytest.mark.usefixtures("_python_folds")
     def test_table_says_what_the_fold_does(self, monkeypatch: pytest.MonkeyPatch) -> None:
         pulled: dict[type[OffloadingEvent], list[IntEnum]] = {kind: [] for kind in TRIGGERS}
         folding: list[type[OffloadingEvent]] = []
@@ -409,7 +409,6 @@ class TestTriggerTable:
             pulled[folding[-1]].append(trigger)
             return check(words, ids, trigger, seq)  # type: ignore[arg-type]
 
-        monkeypatch.setattr(native, "WHY_NOT", "the steps of the Python body are heard")
         monkeypatch.setattr(Ledger, "apply", spy_apply)
         monkeypatch.setattr(Codec, "step", spy_step)
 

@@ -99,6 +99,7 @@ def test_the_requests_of_a_scope_can_be_reduced_but_not_increased() -> None:
         serving.bounded(ONE_REQUEST, {"requests": 2})
 
 
+@pytest.mark.usefixtures("_python_folds")
 def test_a_bug_of_the_real_core_is_told_and_leaves_a_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -72,6 +72,7 @@ def steps_taken(life: Life, monkeypatch: pytest.MonkeyPatch) -> list[Counter[tup
     return found
 
 
+@pytest.mark.usefixtures("_python_folds")
 @pytest.mark.parametrize("seed", range(6))
 def test_the_edges_of_an_event_are_the_ones_that_the_fold_took(
     seed: int, monkeypatch: pytest.MonkeyPatch

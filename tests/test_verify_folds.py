@@ -33,6 +33,8 @@ from kvsm.properties import Property
 from kvsm.replay import Auditor, verify_log
 from kvsm.states import LeaseTrigger
 
+pytestmark = pytest.mark.usefixtures("_python_folds")
+
 
 def nothing(*_: object, **__: object) -> None:
     """What a forgotten line does."""

@@ -29,6 +29,7 @@ there: they neither take a block out of the order nor move it.
 """
 
 from kvsm.ledger.index import index_made_again, indexed_slots, readable_keys
+from kvsm.ledger.key_index import DictIndex
 from kvsm.ledger.ledger import HANDLERS, Ledger, NativeLedger
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.ledger.restart import ALIKE, why_not_alike
@@ -38,6 +39,7 @@ __all__ = [
     "ALIKE",
     "HANDLERS",
     "CacheListener",
+    "DictIndex",
     "Ledger",
     "NativeLedger",
     "OfferHistory",

@@ -50,6 +50,9 @@ class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):
     def __iter__(self) -> Iterator[bytes]:
         return iter(self.keys_by_slot())
 
+    def __reversed__(self) -> Iterator[bytes]:
+        return reversed(self.keys_by_slot())
+
     def __repr__(self) -> str:
         return repr(dict(self))
 

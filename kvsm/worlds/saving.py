@@ -24,8 +24,7 @@ from kvsm.canonical import Dropped, Kept, Part, Remade, Seen, rules_of
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.kv_events import BlockStored, PublisherState, RemovedKeys, StoredKeys
-from kvsm.ledger import OfferHistory, Provenance, RequestRecord, TransferRecord
-from kvsm.ledger.key_index import DictIndex
+from kvsm.ledger import DictIndex, OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue

@@ -88,11 +88,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
 
     def put_back(self, *, without_stop: bool = False) -> ExitStack:
         """The bug, until the end of a `with` block."""
-        stack = ExitStack()
-        if any(edit.target.startswith(HAVE_TWO_BODIES) for edit in self.edits):
+        stack, edits = ExitStack(), self.edits + (self.without_stop if without_stop else ())
+        if any(edit.target.startswith(HAVE_TWO_BODIES) for edit in edits):
             stack.enter_context(native.without())
         try:
-            for change in changes(self.edits + (self.without_stop if without_stop else ())):
+            for change in changes(edits):
                 stack.enter_context(change.made())
         except BaseException:
             stack.close()

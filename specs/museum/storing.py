@@ -12,9 +12,13 @@ _CHECK = "kvsm.states.words:StateWords.check"
 EVERY_PLANNED_KEY_ENTERS = Edit(
     _ENTER,
     """
-    if len(index) != size:
-        ledger.index = {key_of[slot]: slot for slot in indexed_slots(ledger)}
+    if not ledger.index.enter(keys, listed(slots)):
         raise InvalidEvent(seq, "a planned key has a block already, or is twice in the plan")
+    """,
+    """
+    ledger.index.update(zip(keys, listed(slots)))
+    for slot, key in zip(listed(slots), keys):
+        ledger.key_of[slot] = key
     """,
 )
 DOUBLED_KEY = "a planned key has a block already, or is twice in the plan"
