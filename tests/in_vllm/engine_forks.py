@@ -108,7 +108,9 @@ class EngineForks:
         if self._server is None:
             self._start()
         socket.send_fds(self._socket, [json.dumps(asked).encode()], files)
-        return Fork(int(self._socket.recv(100)))
+        told = self._socket.recv(100)
+        assert told, "the process that forks has ended"
+        return Fork(int(told))
 
     def _start(self) -> None:
         # What that process forks loses its parent at once, and gets this one.
