@@ -179,14 +179,7 @@ def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngi
     ours, theirs = Pipe()
     with ours, TemporaryFile() as said:
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "kvsm.vllm.trial", str(theirs.fileno())],
-                stdout=said,
-                stderr=subprocess.STDOUT,
-                env=settings,
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
-            )
+            process = begin_process(theirs, said, settings)
         engine = RunningEngine(ours, process, said, timeout_s)
         try:
             engine.start(trial)
@@ -198,6 +191,23 @@ def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngi
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             raise
+
+
+def begin_process(
+    connection: Connection, said: IO[bytes], settings: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Begin the process of an engine: it serves this end of a pipe, in a session of its own.
+
+    said: its output. settings: its environment.
+    """
+    return subprocess.Popen(
+        [sys.executable, "-m", "kvsm.vllm.trial", str(connection.fileno())],
+        stdout=said,
+        stderr=subprocess.STDOUT,
+        env=settings,
+        pass_fds=[connection.fileno()],
+        start_new_session=True,
+    )
 
 
 @dataclass

@@ -67,8 +67,8 @@ MEANINGS = (
         "A limit of kvsm's adapter",
         "Here kvsm's manager differs from its own table. It reserves a block on the device for each copy "
         "and each promised load, and has two of them for each block of the pool. So the pool of one block "
-        "is used up by two loads, or by one load and one promise. A second lookup of the same request "
-        "counts its promise twice. vLLM is told to wait and asks again, so nothing is lost but time.",
+        "is used up by two loads, or by one load and one promise. vLLM is told to wait and asks again, so "
+        "nothing is lost but time.",
         (
             ("look up a", "hit", "wait", "hit"),
             ("load a", "loads", "wait", "loads"),

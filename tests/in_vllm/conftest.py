@@ -7,14 +7,16 @@ The modules of this directory are also importable in the processes of an engine.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import pytest
+from engine_forks import begin, forking
 from workloads import TIMEOUT_S, Row, case_name, make_trial
 
-from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial
+from kvsm.vllm.trial import TrialOutcome, connector_config, environment, run_trial
 
 HERE = Path(__file__).parent
 
@@ -66,6 +68,19 @@ def _core_of_its_own() -> None:
 def _importable() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _engines_are_forks(_core_of_its_own: None) -> Iterator[None]:
+    """Importing vLLM takes longer than the start of a tiny engine, so each test process does it once."""
+
+    def begun(connection: Connection, said: IO[bytes], settings: Mapping[str, str]) -> Any:
+        number = connection.fileno()
+        return begin(["-m", "kvsm.vllm.trial", str(number)], settings, [number], stdout=said, stderr=said)
+
+    with pytest.MonkeyPatch.context() as patch, forking(environment()):
+        patch.setattr("kvsm.vllm.trial.begin_process", begun)
         yield
 
 

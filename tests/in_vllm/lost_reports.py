@@ -47,10 +47,8 @@ def run(kv_transfer: dict[str, Any], timeout_s: float = 300) -> Told:
     settings = {**environment(in_process=False, ranks=2), "PYTHONPATH": search_path()}
     with TemporaryDirectory(prefix="kvsm-lost-reports-") as directory:
         answer = Path(directory) / "told.json"
-        command = [sys.executable, "-c", f"import lost_reports; lost_reports.main({str(answer)!r})"]
-        done = run_session(command, msgspec.json.encode(trial), settings, timeout_s)
-        said = "\n".join((done.stdout + done.stderr).decode(errors="replace").splitlines()[-60:])
-        assert done.returncode == 0, f"exit code {done.returncode}:\n{said}"
+        program = f"import lost_reports; lost_reports.main({str(answer)!r})"
+        run_session(["-c", program], msgspec.json.encode(trial), settings, timeout_s)
         return msgspec.json.decode(answer.read_bytes(), type=Told)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -15,6 +14,8 @@ from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from engine_forks import begin
 
 from kvsm.vllm.tiny_model import SETTINGS
 from kvsm.vllm.trial import SHUTDOWN_S, connector_config, environment
@@ -33,7 +34,7 @@ class Answer(NamedTuple):
 class PairedEngine:
     """The caller's end. said: where the engine's output is."""
 
-    def __init__(self, connection: Connection, process: subprocess.Popen[bytes], said: Path) -> None:
+    def __init__(self, connection: Connection, process: Any, said: Path) -> None:
         self._connection, self.process, self.said = connection, process, said
 
     def wait(self) -> None:
@@ -84,13 +85,12 @@ def paired_engine(
     ours, theirs = Pipe()
     with ours, (notes / "said").open("wb") as said:
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, __file__, str(theirs.fileno()), model, json.dumps(settings)],
+            process = begin(
+                [__file__, str(theirs.fileno()), model, json.dumps(settings)],
+                environment(in_process=False, ranks=ranks) | {"VLLM_LOGGING_LEVEL": "INFO"},
+                [theirs.fileno()],
                 stdout=said,
-                stderr=subprocess.STDOUT,
-                env=environment(in_process=False, ranks=ranks) | {"VLLM_LOGGING_LEVEL": "INFO"},
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,
+                stderr=said,
             )
         try:
             yield PairedEngine(ours, process, notes / "said")

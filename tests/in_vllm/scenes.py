@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from random import Random
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 from typing import Any
 
 import msgspec
+from engine_forks import begin
 
 from kvsm.events import Direction
 from kvsm.invariants import check_ledger, check_rest
@@ -106,35 +106,36 @@ def play(
     )
     with TemporaryDirectory(prefix="kvsm-scene-") as directory:
         answer = Path(directory) / "told.json"
-        done = run_session(
-            [sys.executable, "-c", f"import scenes; scenes.main({str(answer)!r}, {list(scenes)!r})"],
+        run_session(
+            ["-c", f"import scenes; scenes.main({str(answer)!r}, {list(scenes)!r})"],
             msgspec.json.encode(trial),
             {**environment(), "PYTHONPATH": search_path()},
             timeout_s,
         )
-        said = "\n".join((done.stdout + done.stderr).decode(errors="replace").splitlines()[-60:])
-        assert done.returncode == 0, f"exit code {done.returncode}:\n{said}"
         return msgspec.json.decode(answer.read_bytes(), type=Told)
 
 
 def run_session(
-    command: Sequence[str], given: bytes, settings: Mapping[str, str], timeout_s: float
-) -> subprocess.CompletedProcess[bytes]:
-    """As `subprocess.run`, but a timeout kills the whole session: vLLM's workers outlive a killed parent."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=settings,
-        start_new_session=True,
-    ) as process:
+    arguments: Sequence[str], given: bytes, settings: Mapping[str, str], timeout_s: float
+) -> None:
+    """Run a program to its end. A timeout kills its whole session: vLLM's workers outlive a killed parent.
+
+    arguments: of Python. given: its input. settings: its environment.
+    Raises `AssertionError` with the last lines of its output if it fails.
+    """
+    with TemporaryFile() as asked, TemporaryFile() as said:
+        asked.write(given)
+        asked.seek(0)
+        process = begin(arguments, settings, stdin=asked, stdout=said, stderr=said)
         try:
-            stdout, stderr = process.communicate(given, timeout_s)
+            status = process.wait(timeout_s)
         except BaseException:
             os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
             raise
-    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+        said.seek(0)
+        last = "\n".join(said.read().decode(errors="replace").splitlines()[-60:])
+        assert status == 0, f"exit code {status}:\n{last}"
 
 
 def main(answer: str, scenes: Sequence[str]) -> None:

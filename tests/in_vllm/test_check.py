@@ -14,6 +14,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from click.testing import CliRunner
+
+from kvsm.cli import main
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest
 from kvsm.vllm import installation_check, trial
@@ -84,10 +87,18 @@ def test_every_name_that_kvsm_imports_is_there() -> None:
     assert missing_names(Path(installation_check.__file__).parent) == []
 
 
+def benched(*arguments: str) -> dict[str, Any]:
+    """The JSON report of `kvsm bench vllm`, run in this process, where engines are forks."""
+    done = CliRunner().invoke(main, ["bench", "vllm", *arguments, "--rounds", "1", "--json"])
+    assert done.exit_code == 0, done.output
+    report: dict[str, Any] = json.loads(done.stdout)
+    return report
+
+
 def test_bench_measures_kvsm_and_its_peers() -> None:
     """Every offload really loads blocks, answers as the engine without offload, and has times of its own."""
     arguments = ("--requests", "24", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
-    found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, "--rounds", "1", "--peers", "--json"))
+    found = benched(*arguments, "--peers")
     names = [one["name"] for one in found["contestants"]]
     assert names == [PLAIN, *PEERS, *sorted(OFFLOADS, reverse=True)]
     plain, *offloads = (one["rounds"][0] for one in found["contestants"])
@@ -104,8 +115,7 @@ def test_bench_measures_kvsm_and_its_peers() -> None:
 def test_bench_measures_a_disk_tier(tmp_path: Path) -> None:
     """A host pool that is too small finds more with a disk below it, and the answers are the same."""
     arguments = ("--requests", "40", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
-    disk = ("--disk", str(tmp_path), "--rounds", "1", "--json")
-    found = json.loads(run("-m", "kvsm", "bench", "vllm", *arguments, *disk))
+    found = benched(*arguments, "--disk", str(tmp_path))
     cached = {one["name"]: one["rounds"][0]["cached_tokens"] for one in found["contestants"]}
     assert [*cached] == [PLAIN, SMALL, SMALL_AND_DISK, "KvsmConnector"]
     assert cached[SMALL] < cached[SMALL_AND_DISK] <= cached["KvsmConnector"]

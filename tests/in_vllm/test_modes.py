@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -118,14 +117,12 @@ class Runs:
         rounds = [one for mode in modes for one in mode.rounds]
         work = Work(trial=trial, rounds=rounds, asynchronous=engine.asynchronous)
         answer = self._directory / "served.json"
-        done = run_session(
-            [sys.executable, "-c", f"import modes; modes.main({str(answer)!r})"],
+        run_session(
+            ["-c", f"import modes; modes.main({str(answer)!r})"],
             msgspec.json.encode(work),
             {**environment(ranks=engine.ranks), "PYTHONPATH": search_path(), **NOTHING_COMPILED},
             TIMEOUT_S,
         )
-        said = "\n".join((done.stdout + done.stderr).decode(errors="replace").splitlines()[-60:])
-        assert done.returncode == 0, f"exit code {done.returncode}:\n{said}"
         served = iter(msgspec.json.decode(answer.read_bytes(), type=list[Served]))
         return Run({mode.name: [next(served) for _ in mode.rounds] for mode in modes}, log)
 

@@ -22,6 +22,18 @@ from kvsm.properties import Property
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 """Where the files of a run lie. The disk that syncs them is simulated."""
 
+LOG_MODULES = (
+    "kvsm.log.continued",
+    "kvsm.log.frames",
+    "kvsm.log.reader",
+    "kvsm.log.retention",
+    "kvsm.log.segment_file",
+    "kvsm.log.segment_maker",
+    "kvsm.log.sync_thread",
+    "kvsm.log.writer",
+)
+"""The modules under test of each scenario of the log."""
+
 _CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
 
 
@@ -30,16 +42,7 @@ class SyncedLog(ThreadScenario):
 
     says = "a log is written and synced in a thread of its own while a reader follows it, and a sync may fail"
     sizes: Mapping[str, int] = {"events": 2, "polls": 2, "goes_on": 0, "segments": 0}
-    modules = (
-        "kvsm.log.continued",
-        "kvsm.log.frames",
-        "kvsm.log.reader",
-        "kvsm.log.retention",
-        "kvsm.log.segment_file",
-        "kvsm.log.segment_maker",
-        "kvsm.log.sync_thread",
-        "kvsm.log.writer",
-    )
+    modules = LOG_MODULES
     line_modules = (
         "kvsm.log.segment_file",
         "kvsm.log.sync_thread",

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 from kvsm.checker.threads.control import control
 from kvsm.checker.threads.faulty_disk import FaultyDisk
-from kvsm.checker.threads.logs import IN_MEMORY
+from kvsm.checker.threads.logs import IN_MEMORY, LOG_MODULES
 from kvsm.checker.threads.primitives import ControlledThread, as_step
 from kvsm.checker.threads.scenario import ThreadScenario
 from kvsm.errors import LogWriteFailed, PropertyBroken
@@ -45,17 +45,7 @@ class RotatedLog(ThreadScenario):
 
     says = "a log begins a new segment for each event while a reader follows it"
     sizes: Mapping[str, int] = {"events": 2, "polls": 2, "deletes": 0, "failures": 0, "goes_on": 0}
-    modules = (
-        "kvsm.log.continued",
-        "kvsm.log.frames",
-        "kvsm.log.follower",
-        "kvsm.log.reader",
-        "kvsm.log.retention",
-        "kvsm.log.segment_file",
-        "kvsm.log.segment_maker",
-        "kvsm.log.sync_thread",
-        "kvsm.log.writer",
-    )
+    modules = (*LOG_MODULES, "kvsm.log.follower")
     line_modules = ("kvsm.log.follower", "kvsm.log.reader")
     constants: Mapping[str, Any] = {
         "kvsm.log.reader:segment_paths": as_step("a listing of the directory", segment_paths),
