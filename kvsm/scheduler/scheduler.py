@@ -25,7 +25,14 @@ from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.offloader.arguments import flag
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
-from kvsm.scheduler.arguments import block_tables, engine_name, new_blocks, token_count, worker_reports
+from kvsm.scheduler.arguments import (
+    are_known,
+    block_tables,
+    engine_name,
+    new_blocks,
+    token_count,
+    worker_reports,
+)
 from kvsm.scheduler.computed_tokens import check_computed_tokens
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.scheduler.free_queue import FreeQueueWalk
@@ -254,7 +261,7 @@ class OffloadScheduler:
             tracked.next_offer = 0
         else:
             tracked.forget_blocks()
-            tracked.admitted_at, tracked.countable = self.offloader.ledger.seq, end
+            tracked.watched_from, tracked.countable = self.offloader.ledger.seq, end
         given: list[int] = []
         for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups):
             given += blocks[len(table) if continues else end // group.block_tokens :]
@@ -468,15 +475,21 @@ class OffloadScheduler:
         Returns whether the engine must keep the blocks until `finished_sending` names the request; and None,
         for there is nothing to tell the client.
         """
-        call, groups = "request_finished", len(self.config.groups)
-        block_ids = block_tables(call, "block_ids", block_ids, groups, may_be_none=True)
-        name, aborted = engine_name(call, request), flag(call, "aborted", aborted)
-        tracked = self.state.tracked.pop(name, None)
-        if tracked is None:
-            return False, None
+        call, name = "request_finished", request.request_id
+        if type(name) is not str:
+            name = engine_name(call, request)
+        if type(aborted) is not bool:
+            aborted = flag(call, "aborted", aborted)
+        tracked = self.state.tracked.get(name)
+        if tracked is None or not are_known(block_ids, tracked.tables):
+            groups = len(self.config.groups)
+            block_ids = block_tables(call, "block_ids", block_ids, groups, may_be_none=True)
+            if tracked is None:
+                return False, None
+            for table, blocks in zip(tracked.tables, block_ids):
+                table[:] = blocks
+        del self.state.tracked[name]
         self.state.awaiting_reoffer.pop(name, None)
-        for table, blocks in zip(tracked.tables, block_ids):
-            table[:] = blocks
         if self._stores_eagerly(tracked) and block_ids:
             self._offer_for_the_last_time(tracked)
         self.offloader.finish(name, aborted=aborted)
@@ -485,7 +498,7 @@ class OffloadScheduler:
     def _offer_for_the_last_time(self, tracked: TrackedRequest) -> None:
         ledger = self.offloader.ledger
         everything = tracked.remote_decode or (
-            ledger.forgotten_at > tracked.admitted_at and self._lost_something(tracked)
+            ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
         )
         if not everything and not self._has_more_to_offer(tracked):
             return
@@ -509,7 +522,7 @@ class OffloadScheduler:
         ledger = self.offloader.ledger
         entry, index = ledger.requests.get(tracked.name), ledger.index
         ends = tracked.settled_or_loaded(() if entry is None else entry.settled, self.config)
-        return any(not index.keys() >= set(keys[:end]) for keys, end in zip(tracked.keys, ends))
+        return not all(all(map(index.__contains__, keys[:end])) for keys, end in zip(tracked.keys, ends))
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""

@@ -29,7 +29,6 @@ class TrackedRequest:
     __slots__ = (
         "_hashes_per_chunk",
         "_suffixes",
-        "admitted_at",
         "countable",
         "keys",
         "loaded",
@@ -45,6 +44,7 @@ class TrackedRequest:
         "retried",
         "tables",
         "trusted",
+        "watched_from",
     )
 
     request: Annotated[EngineRequest, Dropped("the engine compares its requests itself")]
@@ -55,12 +55,14 @@ class TrackedRequest:
     """The keys of its full chunks, by group. They follow from its tokens, so their number says all."""
     local: Annotated[int, KEPT]
     """Tokens that the device had when it was last matched."""
-    admitted_at: Annotated[
+    watched_from: Annotated[
         int,
         # It is set when the request gets blocks, and read while it has some.
-        Seen(lambda one, names: any(one.tables) and names.ledger.forgotten_at > one.admitted_at),
+        Seen(lambda one, names: any(one.tables) and names.ledger.forgotten_at > one.watched_from),
     ]
-    """The event after which it got its blocks: only whether a key was forgotten since then is asked."""
+    """The event after which a key that the host loses may be one that it does not offer again: it has got its
+    blocks then, and if no load brought some of them, it has made its first offer. Only whether a key was
+    forgotten since then is asked."""
     countable: Annotated[int | None, Dropped("a check of the engine; nothing is decided by it")]
     """Tokens that the engine may count as computed at the next call. None: unknown."""
     trusted: Annotated[int | None, KEPT]
@@ -91,7 +93,7 @@ class TrackedRequest:
         self._hashes_per_chunk = [
             group.block_tokens * blocks_per_chunk // config.tokens_per_hash for group in config.groups
         ]
-        self.local = self.admitted_at = self.next_offer = 0
+        self.local = self.watched_from = self.next_offer = 0
         self.trusted = self.countable = None
         self.loaded = NO_TOKENS
         self.retried = set()

@@ -46,7 +46,7 @@ SCHEDULING = (
                 f"{_SCHEDULER}._offer_for_the_last_time",
                 """
                 everything = tracked.remote_decode or (
-                    ledger.forgotten_at > tracked.admitted_at and self._lost_something(tracked)
+                    ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
                 )
                 """,
                 "everything = tracked.remote_decode",
@@ -65,7 +65,7 @@ SCHEDULING = (
             Edit(
                 f"{_SCHEDULER}._take_over_blocks",
                 "tracked.next_offer = 0",
-                "tracked.next_offer, tracked.admitted_at = 0, self.offloader.ledger.seq",
+                "tracked.next_offer, tracked.watched_from = 0, self.offloader.ledger.seq",
             ),
         ),
     ),
