@@ -165,7 +165,7 @@ SCHEDULING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                f"{_WALK}.store",
+                f"{_WALK}.is_due",
                 "if state.walk_due_in and ledger.forgotten_at <= state.walked_at:",
                 "if state.walk_due_in:",
             ),
@@ -310,8 +310,8 @@ SCHEDULING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                f"{_SCHEDULER}._plan_load",
-                "if any(slot is None or not core.ledger.readable(slot) for slot in slots):",
+                f"{_SCHEDULER}._holds",
+                "if any(slot is None or not ledger.readable(slot) for slot in slots):",
                 "if any(slot is None for slot in slots):",
             ),
         ),
@@ -326,9 +326,9 @@ SCHEDULING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                f"{_SCHEDULER}._plan_load",
-                "before = (len(slots) - span.first) * size",
-                "before = -span.first * size",
+                "kvsm.scheduler.load_targets:load_targets",
+                "before = (chunks - span.first) * blocks_per_chunk",
+                "before = -span.first * blocks_per_chunk",
             ),
         ),
     ),
