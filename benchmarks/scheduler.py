@@ -41,6 +41,7 @@ from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import DevicePool, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
 from kvsm.snapshot import snapshot
+from kvsm.vllm.engine_offloader import FLUSH_WITHIN_MS
 
 # The contestants.
 
@@ -92,7 +93,7 @@ class Kvsm(Contestant):
             self._log = LogWriter(
                 path, config=config, snapshot=lambda: snapshot(core.ledger), durability="none"
             )
-        core = Offloader(config, self._log)
+        core = Offloader(config, self._log, flush_within_ms=FLUSH_WITHIN_MS)
         settings = SchedulerConfig(
             groups=(KVCacheGroup(BLOCK_TOKENS),),
             store=StoreMode.LAZY if lazy else StoreMode.EAGER,

@@ -33,8 +33,14 @@ IdArray = tuple[int, ...] | NDArray[np.int64]
 NO_IDS: tuple[int, ...] = ()
 
 
-def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
+_TWO_BYTES = 1 << 16
+
+
+def pack(ids: Sequence[int] | NDArray[np.int64], below: int = 1 << 32) -> Ids:
     """The form that an event carries.
+
+    below: what is known to be more than each id. If two bytes hold all such ids, none is looked at for the
+        width.
 
     Packed bytes are one byte, the width of an id, and then the ids, little endian. The width is the least of
     2, 3 and 4 bytes that holds the largest id. Raises `OverflowError` for an id that is negative, or 2**32
@@ -44,8 +50,8 @@ def pack(ids: Sequence[int] | NDArray[np.int64]) -> Ids:
         return tuple(ids.tolist()) if isinstance(ids, np.ndarray) else tuple(ids)
     array = np.asarray(ids, dtype=np.int64)
     # As an unsigned number, a negative id is huge.
-    largest = int(array.view(np.uint64).max())
-    if largest < 1 << 16:
+    largest = below - 1 if below <= _TWO_BYTES else int(array.view(np.uint64).max())
+    if largest < _TWO_BYTES:
         return b"\x02" + array.astype("<u2").tobytes()
     if largest >= 1 << 32:
         raise OverflowError(f"ids must be from 0 to 2**32 - 1; found {largest}")

@@ -26,6 +26,7 @@ from kvsm.kv_events import (
 )
 from kvsm.offloader import Offloader
 from kvsm.scheduler import GroupKind, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
+from kvsm.scheduler.groups import KeyLayout
 from kvsm.scheduler.payloads import describe as describe_stored
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.worlds.small_engine import SmallEngine
@@ -374,7 +375,9 @@ def test_block_of_one_token_is_told_like_others(end: int) -> None:
     config = SchedulerConfig(groups=(KVCacheGroup(1),), hash_tokens=1)
     request = DescribedRequest("r", range(10, 13))
     request.block_hashes = [b"%d" % number for number in range(3)]
-    (event,) = describe_stored(config, 1, [(TrackedRequest(request, config, 1), 0, end)])
+    (event,) = describe_stored(
+        config, 1, [(TrackedRequest(request, config, KeyLayout.of(config, 1)), 0, end)]
+    )
     assert event is not None
     assert (event.block_hashes, event.token_ids, event.block_size) == (
         [request.block_hashes[end - 1]],

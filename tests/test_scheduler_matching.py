@@ -32,7 +32,7 @@ from kvsm.events import Direction
 from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
-from kvsm.scheduler.groups import group_suffix
+from kvsm.scheduler.groups import KeyLayout, group_suffix
 from kvsm.scheduler.hits import HitSearch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
@@ -590,7 +590,7 @@ def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, chunk: 
     config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
     request = SmallRequest("r", range(HASH_TOKENS))
     for size in range(13):
-        tracked = TrackedRequest(request, config, chunk)
+        tracked = TrackedRequest(request, config, KeyLayout.of(config, chunk))
         request.block_hashes = [b"old%d" % number for number in range(12)]
         tracked.update_keys()
         before = [list(keys) for keys in tracked.keys]
@@ -828,9 +828,8 @@ def test_hybrid_groups_take_mamba_states_only_where_they_are_handed_over() -> No
 def test_hybrid_groups_name_a_state_by_a_prefix_that_has_a_hash() -> None:
     """No key: an empty prefix, one that ends within a hash's tokens, and one that ends behind the last
     hash."""
-    tracked = TrackedRequest(
-        SmallRequest("r", range(14)), SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=4), 1
-    )
+    config = SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=4)
+    tracked = TrackedRequest(SmallRequest("r", range(14)), config, KeyLayout.of(config, 1))
     keys = keys_of(SmallRequest("same", range(14)), 1)
     named = {tokens: key for tokens in range(20) if (key := tracked.key_at(1, tokens, 4)) is not None}
     assert named == {4: keys[0], 8: keys[1], 12: keys[2]}

@@ -359,7 +359,7 @@ class RetryWatch:
             if request.tables and not request.loading:
                 computed = request.num_computed_tokens - request.num_output_placeholders
                 confirmed = min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
-                life = name, tracked.admitted_at, engine.core.ledger.epoch
+                life = name, tracked.watched_from, engine.core.ledger.epoch
                 held[life] = set(keys_of(request, tokens=tokens)[: confirmed // tokens])
         return held
 

@@ -39,7 +39,7 @@ from kvsm.offloader import LookupResult, Offloader
 from kvsm.plan import TransferPlan
 from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig, StepOutput, StoreMode
 from kvsm.scheduler.free_queue import FreeQueueWalk, WalkState
-from kvsm.scheduler.groups import group_suffix
+from kvsm.scheduler.groups import KeyLayout, group_suffix
 from kvsm.scheduler.retry import RetryStamp
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.worlds.small_engine import SmallEngine
@@ -841,7 +841,7 @@ def test_store_policy_takes_what_has_a_hash_and_a_block(hashes: int, blocks: int
     """No stale data (S14): an engine may hash later than it computes, and may have freed the blocks."""
     config = SchedulerConfig(groups=(FULL,))
     request = SmallRequest("r", range(12))
-    tracked = TrackedRequest(request, config, 1)
+    tracked = TrackedRequest(request, config, KeyLayout.of(config, 1))
     request.num_computed_tokens = 12
     request.block_hashes = request.block_hashes[:hashes]
     tracked.update_keys()
@@ -854,7 +854,7 @@ def test_store_policy_max_tokens_reached_means_never_asked_again(most: int, next
     """A long answer of a request that may store no more costs nothing in its steps."""
     config = SchedulerConfig(groups=(FULL,))
     request = SmallRequest("r", range(20), parameters={"max_offload_tokens": most})
-    tracked = TrackedRequest(request, config, 1)
+    tracked = TrackedRequest(request, config, KeyLayout.of(config, 1))
     request.num_computed_tokens = 8
     tracked.full_chunks(config, 1, finished=False)
     assert tracked.next_offer == next_offer
@@ -864,7 +864,7 @@ def test_store_policy_switch_means_no_token_at_all() -> None:
     """Blocks may hold one token."""
     config = SchedulerConfig(groups=(KVCacheGroup(1),))
     off = SmallRequest("off", range(4), parameters={"offload": False})
-    assert TrackedRequest(off, config, 1).max_store_tokens == 0
+    assert TrackedRequest(off, config, KeyLayout.of(config, 1)).max_store_tokens == 0
 
 
 @pytest.mark.parametrize("value", ["many", -1, 2.5, True])

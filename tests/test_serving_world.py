@@ -178,7 +178,7 @@ def keep_retired_slots(patch: Patch) -> None:
         (take_doubled_reports, "aborts", Property.CORRECT_BYTES, 6),
         (evict_what_is_pinned, "evictions", Property.CONSERVATION, 9),
         (forget_to_tell, "router", Property.EVENTS_ARE_STATE, 8),
-        (let_jobs_leave_before_the_log, "restarts", Property.NO_STALE_DATA, 3),
+        (let_jobs_leave_before_the_log, "restarts", Property.NO_STALE_DATA, 4),
         (answer_a_reset_before_the_log, "restarts", Property.NO_STALE_DATA, 8),
         (keep_what_was_being_stored, "restarts", Property.NO_STALE_DATA, 4),
         (forget_what_was_read, "restarts", Property.NO_STALE_DATA, 10),

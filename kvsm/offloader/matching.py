@@ -186,7 +186,8 @@ def _pin(
             core.emit(ev.HitReleased, request)
         elif state == RUNNING and not len(slots):
             return
-        core.emit(ev.HitMatched, request, pack(slots), missed, asked, on_device, on_host)
+        packed = pack(slots, core.config.host_blocks)
+        core.emit(ev.HitMatched, request, packed, missed, asked, on_device, on_host)
     except IllegalTransition as refusal:
         raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
 

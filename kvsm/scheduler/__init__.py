@@ -10,7 +10,7 @@ have. The other files:
 - `groups`: block sizes, keys, configuration;
 - `request_params`: what a client may say of a request;
 - `tracked`: a request as it is known here;
-- `hits`: the longest hit that all groups serve;
+- `hits`: the longest hit that all groups serve, and `load_targets`: the device blocks that it fills;
 - `offer_batch`: what a step offers for a store, and `retry`: when what had to wait is offered again;
 - `free_queue`: the lazy store;
 - `device_blocks`: who holds device blocks while copies touch them;
@@ -23,8 +23,8 @@ have. The other files:
 
 from kvsm.scheduler.groups import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput
-from kvsm.scheduler.scheduler import OffloadScheduler, StepResults
-from kvsm.scheduler.state import LoadEnded
+from kvsm.scheduler.scheduler import OffloadScheduler
+from kvsm.scheduler.state import LoadEnded, StepResults
 
 __all__ = [
     "DevicePool",

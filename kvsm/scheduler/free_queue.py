@@ -76,12 +76,17 @@ class FreeQueueWalk:
         """The host has lost all that it had."""
         self.state = WalkState(self._offloader.config.device_blocks)
 
+    def is_due(self) -> bool:
+        """Whether the queue must be walked now, and something may be stored."""
+        ledger, state = self._offloader.ledger, self.state
+        if state.walk_due_in and ledger.forgotten_at <= state.walked_at:
+            return False
+        return bool(state.store_budget) and state.full_at != RetryStamp.of(ledger)
+
     def store(self) -> TransferJob | None:
         """Store what must be stored now. The caller takes the copy's references."""
         ledger, state = self._offloader.ledger, self.state
-        if state.walk_due_in and ledger.forgotten_at <= state.walked_at:
-            return None
-        if not state.store_budget or state.full_at == RetryStamp.of(ledger):
+        if not self.is_due():
             return None
         keys, blocks, safe = self._walk()
         if len(keys) > len(ledger.free):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from enum import Enum
 from math import lcm
+from typing import NamedTuple
 
 import msgspec
 
@@ -145,3 +146,23 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 def group_suffix(index: int) -> bytes:
     """The end of a key: its group."""
     return index.to_bytes(GROUP_INDEX_BYTES, "big")
+
+
+class KeyLayout(NamedTuple):
+    """How keys are made of an engine's hashes, for each group. It is the same for all requests.
+
+    suffixes: the ends of the keys.
+    hashes_per_chunk: how many hashes a chunk has. Its key is made of the last one.
+    """
+
+    suffixes: tuple[bytes, ...]
+    hashes_per_chunk: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, blocks_per_chunk: int) -> KeyLayout:
+        """The layout under this configuration."""
+        tokens = [group.block_tokens * blocks_per_chunk for group in config.groups]
+        return cls(
+            tuple([group_suffix(index) for index in range(len(tokens))]),
+            tuple([count // config.tokens_per_hash for count in tokens]),
+        )

@@ -12,6 +12,7 @@ result is the longest hit of all. vLLM's coordinator does the same. What a group
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig
@@ -71,6 +72,15 @@ class HitSearch:
             spans.append(Span(first // tokens, -(-end // tokens)))
         return spans
 
+    def needed_keys(self, end: int) -> list[bytes]:
+        """The keys that a hit up to `end` loads, group by group."""
+        needed: list[bytes] = []
+        if end <= self._local:
+            return needed
+        for keys, span in zip(self._keys, self.needed(end)):
+            needed += keys[span.first : span.last]
+        return needed
+
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
 
@@ -82,12 +92,16 @@ class HitSearch:
         while end > self._local:
             first = max(self._local, group.first_needed_token(end)) // tokens
             last = -(-end // tokens)
-            full = group.kind is GroupKind.FULL
-            chunks = range(first, last) if full else range(last - 1, first - 1, -1)
-            missing = next((n for n in chunks if not has(keys[n])), -1)
-            if missing < 0:
+            wanted = keys[first:last]
+            if group.kind is GroupKind.FULL:
+                missing = first + len(list(takewhile(has, wanted)))
+                if missing == last:
+                    return end
+                self.lacking = keys[missing]
+                return self._align(missing * tokens)
+            found = len(list(takewhile(has, reversed(wanted))))
+            if found == len(wanted):
                 return end
+            missing = last - 1 - found
             end, self.lacking = self._align(missing * tokens), keys[missing]
-            if full:
-                return end
         return end

@@ -57,6 +57,8 @@ class OfferBatch:
         """Places that waited in an earlier step: why they wait is not recorded again."""
         self._cursors: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Request -> its cursors (settled, offered) after this batch, if no chunk has to wait."""
+        self._begun: list[TrackedRequest] = []
+        """Requests of which nothing was settled before this batch, and nothing loaded."""
 
     def collect(self, tracked: TrackedRequest, *, finished: bool = False, everything: bool = False) -> None:
         """Add the chunks that this request has computed and that are not settled.
@@ -82,6 +84,8 @@ class OfferBatch:
             parts = [range(first, last)] if everything else self._not_loaded(tracked, group, first, last)
             for chunks in filter(None, parts):
                 self._add(tracked, group, chunks, told, offered[group])
+        if not entry.offered and tracked.loaded == NO_TOKENS:
+            self._begun.append(tracked)
         tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
         self._cursors[tracked.name] = tuple(map(max, full, settled)), tuple(map(max, full, offered))
@@ -178,6 +182,9 @@ class OfferBatch:
         if self.keys:
             prepared = self._offloader.store(self._owners(), self.keys, self.blocks, self._offered_before)
         self._offloader.advance(self._advanced(prepared.deferred))
+        for tracked in self._begun:
+            # What the host lost to make room for this batch was nothing of theirs.
+            tracked.watched_from = self._offloader.ledger.seq
         return prepared
 
     def skip(self, reason: SkipReason) -> None:

@@ -16,8 +16,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-import msgspec
-
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, Offer, SkipReason
 from kvsm.ids import listed
@@ -25,30 +23,28 @@ from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.offloader.arguments import flag
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
-from kvsm.scheduler.arguments import block_tables, engine_name, new_blocks, token_count, worker_reports
+from kvsm.scheduler.arguments import (
+    are_known,
+    block_tables,
+    engine_name,
+    new_blocks,
+    token_count,
+    worker_reports,
+)
 from kvsm.scheduler.computed_tokens import check_computed_tokens
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.scheduler.free_queue import FreeQueueWalk
-from kvsm.scheduler.groups import LastStep, SchedulerConfig, StoreMode
+from kvsm.scheduler.groups import KeyLayout, LastStep, SchedulerConfig, StoreMode
 from kvsm.scheduler.hits import HitSearch, hit_limit
+from kvsm.scheduler.load_targets import load_targets
 from kvsm.scheduler.offer_batch import OfferBatch
 from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.protocols import DevicePool, EngineRequest, StepOutput, TierBelow
 from kvsm.scheduler.retry import RetryStamp
-from kvsm.scheduler.state import LoadEnded, SchedulerState
+from kvsm.scheduler.state import LoadEnded, SchedulerState, StepResults
 from kvsm.scheduler.tracked import TrackedRequest
 
-_NOTHING = TransferPlan()
-
-
-class StepResults(msgspec.Struct, frozen=True):
-    """What followed from the workers' reports."""
-
-    loads: tuple[LoadEnded, ...] = ()
-    finished_sending: tuple[str, ...] = ()
-    """Finished requests whose blocks the engine kept, and may free now."""
-    drained: bool = True
-    """No copy that a reset abandoned is left."""
+_NOTHING, _NO_RESULTS = TransferPlan(), StepResults()  # of most steps of a decode
 
 
 class OffloadScheduler:
@@ -69,6 +65,7 @@ class OffloadScheduler:
         self.walk: FreeQueueWalk | None = None
         self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), {}, [], {}, [], set())
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._layout = KeyLayout.of(config, self._blocks_per_chunk)
         self._block_tokens = config.alignment
         self._has_drafter = any(group.drafter for group in config.groups)
         """Whether a group holds back its last chunk until the request ends."""
@@ -91,7 +88,7 @@ class OffloadScheduler:
             name = engine_name(call, request)
         tracked = self.state.tracked.get(name)
         if tracked is None:
-            tracked = TrackedRequest(request, self.config, self._blocks_per_chunk)
+            tracked = TrackedRequest(request, self.config, self._layout)
             self.offloader.arrive(name)
             self.state.tracked[name] = tracked
         return tracked
@@ -130,7 +127,7 @@ class OffloadScheduler:
             if brought is not None and core.defer(name, brought):
                 return None, False
         end = lookup.longest_hit(limit, index.__contains__)
-        slots = self._slots(lookup, tracked, end)
+        slots = self._slots(lookup, end)
         awaited = core.in_flight(slots)
         if awaited is not None:
             if core.defer(name, awaited):
@@ -140,7 +137,7 @@ class OffloadScheduler:
                 return key in index and readable(index[key])
 
             end = lookup.longest_hit(limit, known)
-            slots = self._slots(lookup, tracked, end)
+            slots = self._slots(lookup, end)
         return self._pin(tracked, slots, end, lookup.lacking)
 
     def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:
@@ -149,9 +146,8 @@ class OffloadScheduler:
         end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))
         if end <= tracked.local:
             return None
-        spans = zip(tracked.keys, lookup.needed(end))
-        needed = [key for keys, (first, last) in spans for key in keys[first:last]]
-        return below.fetch(PendingHit(tracked.name, needed, lookup.lacking, *self._told(tracked, end)))
+        told = self._told(tracked, end)
+        return below.fetch(PendingHit(tracked.name, lookup.needed_keys(end), lookup.lacking, *told))
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
         local, core = tracked.local, self.offloader
@@ -164,15 +160,8 @@ class OffloadScheduler:
             and len(core.ledger.transfers) < core.config.max_live_transfers
         )
 
-    def _slots(self, lookup: HitSearch, tracked: TrackedRequest, end: int) -> list[int]:
-        if end <= tracked.local:
-            return []
-        index = self.offloader.ledger.index
-        return [
-            index[key]
-            for keys, (first, last) in zip(tracked.keys, lookup.needed(end))
-            for key in keys[first:last]
-        ]
+    def _slots(self, lookup: HitSearch, end: int) -> list[int]:
+        return list(map(self.offloader.ledger.index.__getitem__, lookup.needed_keys(end)))
 
     def _pin(
         self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
@@ -254,7 +243,7 @@ class OffloadScheduler:
             tracked.next_offer = 0
         else:
             tracked.forget_blocks()
-            tracked.admitted_at, tracked.countable = self.offloader.ledger.seq, end
+            tracked.watched_from, tracked.countable = self.offloader.ledger.seq, end
         given: list[int] = []
         for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups):
             given += blocks[len(table) if continues else end // group.block_tokens :]
@@ -265,33 +254,38 @@ class OffloadScheduler:
 
     def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
         """Load what the match holds up to token `end`. None if that cannot be done, or not any more."""
-        core = self.offloader
-        slots: list[int | None] = []
-        targets: list[int] = []
-        parts: list[int] = []
-        index, size = core.ledger.index, self._blocks_per_chunk
-        spans = HitSearch(self.config, size, tracked.keys, tracked.local).needed(end)
-        for group, keys, table, span in zip(self.config.groups, tracked.keys, tracked.tables, spans):
-            first = max(tracked.local, group.first_needed_token(end)) // group.block_tokens
-            last, null = end // group.block_tokens, self.config.null_block
-            places = [place for place in range(first, last) if table[place] != null]
-            before = (len(slots) - span.first) * size
-            targets += [table[place] for place in places]
-            parts += [before + place for place in places]
-            slots += [index.get(key) for key in keys[span.first : span.last]]
-        entry = core.ledger.requests.get(tracked.name)
-        if entry is None or (self.device_blocks.pool is None and core.leased(targets)):
+        core, size = self.offloader, self._blocks_per_chunk
+        search = HitSearch(self.config, size, tracked.keys, tracked.local)
+        targets = load_targets(self.config, size, tracked, search.needed(end), end)
+        if self.device_blocks.pool is None and core.leased(targets.blocks):
             return None
-        if slots != listed(entry.pins)[: len(slots)] and len(core.ledger.live_pins(entry)) == len(entry.pins):
-            # The engine accepted less than was matched. With several groups, other blocks serve that.
-            if any(slot is None or not core.ledger.readable(slot) for slot in slots):
-                return None
-            self._record_match(tracked, [slot for slot in slots if slot is not None], end, None)
+        if not self._holds(tracked, search, targets.chunks, end):
+            return None
         try:
-            whole = len(parts) == len(slots) * size
-            return core.prepare_load(tracked.name, targets, () if whole else parts)
+            return core.prepare_load(tracked.name, targets.blocks, targets.parts)
         except LimitReached:
             return None
+
+    def _holds(self, tracked: TrackedRequest, search: HitSearch, chunks: int, end: int) -> bool:
+        """Whether the match holds what a load up to token `end` reads, from its first block on.
+
+        chunks: how many it reads. If the engine accepted less than was matched, and there are several groups,
+            other blocks serve that. They are pinned instead.
+        """
+        ledger = self.offloader.ledger
+        entry = ledger.requests.get(tracked.name)
+        if entry is None:
+            return False
+        pins = entry.pins
+        if (self.config.resumable and chunks <= len(pins)) or len(ledger.live_pins(entry)) < len(pins):
+            return True
+        slots = [ledger.index.get(key) for key in search.needed_keys(end)]
+        if slots == listed(pins)[:chunks]:
+            return True
+        if any(slot is None or not ledger.readable(slot) for slot in slots):
+            return False
+        self._record_match(tracked, [slot for slot in slots if slot is not None], end, None)
+        return True
 
     def _note_load_end(self, name: str, *, good: bool, lost: bool = False) -> None:
         """Note the end of a load, to tell the engine once. The request may be over by now."""
@@ -359,7 +353,7 @@ class OffloadScheduler:
             or output.new_block_ids
             or output.preempted
             or output.boundary_states
-            or self.walk is not None
+            or (self.walk is not None and self.walk.is_due())
             or self._due(output.scheduled)
         )
 
@@ -468,15 +462,21 @@ class OffloadScheduler:
         Returns whether the engine must keep the blocks until `finished_sending` names the request; and None,
         for there is nothing to tell the client.
         """
-        call, groups = "request_finished", len(self.config.groups)
-        block_ids = block_tables(call, "block_ids", block_ids, groups, may_be_none=True)
-        name, aborted = engine_name(call, request), flag(call, "aborted", aborted)
-        tracked = self.state.tracked.pop(name, None)
-        if tracked is None:
-            return False, None
+        call, name = "request_finished", request.request_id
+        if type(name) is not str:
+            name = engine_name(call, request)
+        if type(aborted) is not bool:
+            aborted = flag(call, "aborted", aborted)
+        tracked = self.state.tracked.get(name)
+        if tracked is None or not are_known(block_ids, tracked.tables):
+            groups = len(self.config.groups)
+            block_ids = block_tables(call, "block_ids", block_ids, groups, may_be_none=True)
+            if tracked is None:
+                return False, None
+            for table, blocks in zip(tracked.tables, block_ids):
+                table[:] = blocks
+        del self.state.tracked[name]
         self.state.awaiting_reoffer.pop(name, None)
-        for table, blocks in zip(tracked.tables, block_ids):
-            table[:] = blocks
         if self._stores_eagerly(tracked) and block_ids:
             self._offer_for_the_last_time(tracked)
         self.offloader.finish(name, aborted=aborted)
@@ -485,7 +485,7 @@ class OffloadScheduler:
     def _offer_for_the_last_time(self, tracked: TrackedRequest) -> None:
         ledger = self.offloader.ledger
         everything = tracked.remote_decode or (
-            ledger.forgotten_at > tracked.admitted_at and self._lost_something(tracked)
+            ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
         )
         if not everything and not self._has_more_to_offer(tracked):
             return
@@ -507,15 +507,16 @@ class OffloadScheduler:
     def _lost_something(self, tracked: TrackedRequest) -> bool:
         """Whether the host has lost what was stored of this request, or what its load has brought."""
         ledger = self.offloader.ledger
-        entry, index = ledger.requests.get(tracked.name), ledger.index
-        ends = tracked.settled_or_loaded(() if entry is None else entry.settled, self.config)
-        return any(not index.keys() >= set(keys[:end]) for keys, end in zip(tracked.keys, ends))
+        entry = ledger.requests.get(tracked.name)
+        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self.config)
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
-        core = self.offloader
-        failed: set[bytes] = set()
+        core, state = self.offloader, self.state
         reports = worker_reports(reports)
+        if not (reports or core.ledger.transfers or state.ended_loads or self.device_blocks.state.kept):
+            return _NO_RESULTS
+        failed: set[bytes] = set()
         for report in reports:
             ended = core.report(report.transfer, report.worker, report.good, report.error).ended
             if ended is not None:
@@ -526,10 +527,9 @@ class OffloadScheduler:
                     self.below.stored(ended.keys)
         if failed:
             self._offer_again(failed)
-        loads, self.state.ended_loads = tuple(self.state.ended_loads), []
-        sent = self.device_blocks.take_sent()
         core.flush_log(LogFlush.REPORTS_TAKEN)
-        return StepResults(loads, sent, not core.ledger.draining())
+        loads, state.ended_loads = tuple(state.ended_loads), []
+        return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
 
     def _offer_again(self, failed: Set[bytes]) -> None:
         """The stores of these keys have failed. Requests that still have the blocks offer them again.

@@ -29,6 +29,16 @@ class LoadEnded(msgspec.Struct, frozen=True):
     """A copy may still write to the request's blocks. An engine without references gives them to nobody."""
 
 
+class StepResults(msgspec.Struct, frozen=True):
+    """What followed from the workers' reports."""
+
+    loads: tuple[LoadEnded, ...] = ()
+    finished_sending: tuple[str, ...] = ()
+    """Finished requests whose blocks the engine kept, and may free now."""
+    drained: bool = True
+    """No copy that a reset abandoned is left."""
+
+
 def _in_order(names: Names, requests: Iterable[str]) -> list[int]:
     return [names.requests[name] for name in requests]
 

@@ -6,14 +6,14 @@ with the engine that said it, and nobody misses it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Container, Sequence, Set
 from sys import maxsize
 from typing import Annotated
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared
 from kvsm.errors import WrongArgument
 from kvsm.offloader.arguments import a
-from kvsm.scheduler.groups import GroupKind, SchedulerConfig, group_suffix
+from kvsm.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
 from kvsm.scheduler.protocols import EngineRequest
 from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
@@ -27,9 +27,7 @@ class TrackedRequest:
     """A request as the scheduler side knows it. Cursors, pins and its load are in the ledger."""
 
     __slots__ = (
-        "_hashes_per_chunk",
-        "_suffixes",
-        "admitted_at",
+        "_layout",
         "countable",
         "keys",
         "loaded",
@@ -45,6 +43,7 @@ class TrackedRequest:
         "retried",
         "tables",
         "trusted",
+        "watched_from",
     )
 
     request: Annotated[EngineRequest, Dropped("the engine compares its requests itself")]
@@ -55,12 +54,14 @@ class TrackedRequest:
     """The keys of its full chunks, by group. They follow from its tokens, so their number says all."""
     local: Annotated[int, KEPT]
     """Tokens that the device had when it was last matched."""
-    admitted_at: Annotated[
+    watched_from: Annotated[
         int,
         # It is set when the request gets blocks, and read while it has some.
-        Seen(lambda one, names: any(one.tables) and names.ledger.forgotten_at > one.admitted_at),
+        Seen(lambda one, names: any(one.tables) and names.ledger.forgotten_at > one.watched_from),
     ]
-    """The event after which it got its blocks: only whether a key was forgotten since then is asked."""
+    """The event after which a key that the host loses may be one that it does not offer again: it has got its
+    blocks then, and if no load brought some of them, it has made its first offer. Only whether a key was
+    forgotten since then is asked."""
     countable: Annotated[int | None, Dropped("a check of the engine; nothing is decided by it")]
     """Tokens that the engine may count as computed at the next call. None: unknown."""
     trusted: Annotated[int | None, KEPT]
@@ -79,19 +80,13 @@ class TrackedRequest:
     max_store_tokens: Annotated[int, Dropped(_PARAMETER)]
     prompt_only: Annotated[bool, Dropped(_PARAMETER)]
     """Whether none of its generated tokens is stored."""
-    _suffixes: Annotated[list[bytes], Dropped("configuration")]
-    _hashes_per_chunk: Annotated[list[int], Dropped("configuration")]
+    _layout: Annotated[KeyLayout, Dropped("configuration")]
 
-    def __init__(self, request: EngineRequest, config: SchedulerConfig, blocks_per_chunk: int) -> None:
-        self.request, self.name = request, request.request_id
-        groups = range(len(config.groups))
-        self.tables = [[] for _ in groups]
-        self.keys = [[] for _ in groups]
-        self._suffixes = [group_suffix(index) for index in groups]
-        self._hashes_per_chunk = [
-            group.block_tokens * blocks_per_chunk // config.tokens_per_hash for group in config.groups
-        ]
-        self.local = self.admitted_at = self.next_offer = 0
+    def __init__(self, request: EngineRequest, config: SchedulerConfig, layout: KeyLayout) -> None:
+        self.request, self.name, self._layout = request, request.request_id, layout
+        self.tables = [[] for _ in config.groups]
+        self.keys = [[] for _ in config.groups]
+        self.local = self.watched_from = self.next_offer = 0
         self.trusted = self.countable = None
         self.loaded = NO_TOKENS
         self.retried = set()
@@ -114,17 +109,17 @@ class TrackedRequest:
         takes the place of the last output.
         """
         hashes = self.request.block_hashes
-        for keys, stride, suffix in zip(self.keys, self._hashes_per_chunk, self._suffixes):
+        for keys, stride, suffix in zip(self.keys, self._layout.hashes_per_chunk, self._layout.suffixes):
             # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
             last = len(keys) * stride - 1
             while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
                 keys.pop()
                 last -= stride
-            ends = range((len(keys) + 1) * stride - 1, len(hashes), stride)
-            for n in ends:
-                if type(hashes[n]) is not bytes:
-                    self._check_hash(n, hashes[n])
-            keys += [hashes[n] + suffix for n in ends]
+            fresh = hashes[last + stride :: stride]
+            for n, one in enumerate(fresh, 1):
+                if type(one) is not bytes:
+                    self._check_hash(last + n * stride, one)
+            keys += [one + suffix for one in fresh]
 
     def _check_hash(self, place: int, value: object) -> None:
         """An engine's hashes may be of a type below bytes; the sum of such a hash and a suffix is bytes."""
@@ -137,7 +132,7 @@ class TrackedRequest:
         hashes, number = self.request.block_hashes, tokens // tokens_per_hash
         if tokens % tokens_per_hash or not 0 < number <= len(hashes):
             return None
-        return hashes[number - 1] + self._suffixes[group]
+        return hashes[number - 1] + self._layout.suffixes[group]
 
     def forget_blocks(self) -> None:
         """Its blocks were taken."""
@@ -167,12 +162,14 @@ class TrackedRequest:
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
 
-    def settled_or_loaded(self, settled: Sequence[int], config: SchedulerConfig) -> list[int]:
-        """How many of its first chunks, by group, it does not offer before its end: they are settled, or its
-        load has brought them."""
+    def lacks_a_key(self, index: Container[bytes], settled: Sequence[int], config: SchedulerConfig) -> bool:
+        """Whether `index` lacks a chunk that it does not offer before its end: one that is settled, or that
+        its load has brought."""
         loaded = self.loaded[1] // config.tokens_per_hash
-        ends = [loaded // hashes for hashes in self._hashes_per_chunk]
-        return list(map(max, settled, ends)) if settled else ends
+        ends = [loaded // hashes for hashes in self._layout.hashes_per_chunk]
+        if settled:
+            ends = list(map(max, settled, ends))
+        return not all(all(map(index.__contains__, keys[:end])) for keys, end in zip(self.keys, ends))
 
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.

@@ -33,6 +33,7 @@ from kvsm.plan import ImportJob, WorkerReport
 from kvsm.policies import POLICIES
 from kvsm.properties import Property
 from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
+from kvsm.scheduler.groups import KeyLayout
 from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.scheduler.outgoing import OutgoingHandOvers
 from kvsm.scheduler.tracked import TrackedRequest
@@ -337,7 +338,9 @@ class HandOverWorld:
 
     def _tracked(self, name: str, prompt: int, parameters: dict[str, Any] | None) -> TrackedRequest:
         request = SmallRequest(name, self.options.tokens(prompt), parameters=parameters)
-        tracked = TrackedRequest(request, self._config, self.options.blocks_per_chunk)
+        tracked = TrackedRequest(
+            request, self._config, KeyLayout.of(self._config, self.options.blocks_per_chunk)
+        )
         tracked.update_keys()
         return tracked
 

@@ -222,6 +222,7 @@ declare(
     _block_tokens=FIXED,
     below=FIXED,  # None: a serving world has one tier
     _has_drafter=FIXED,
+    _layout=FIXED,
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)

@@ -96,8 +96,8 @@ HOLDING = (
         edits=(
             Edit(
                 "kvsm.offloader.storing:_plan_store",
-                "packed, blocks = pack(core.ledger.free.first(len(keys))), pack(sources)",
-                "packed, blocks = pack(tuple(range(len(keys)))), pack(sources)",
+                "packed = pack(core.ledger.free.first(len(keys)), core.config.host_blocks)",
+                "packed = pack(tuple(range(len(keys))), core.config.host_blocks)",
             ),
         ),
         stop="ALLOCATE is illegal in",

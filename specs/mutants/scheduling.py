@@ -46,7 +46,7 @@ SCHEDULING = (
                 f"{_SCHEDULER}._offer_for_the_last_time",
                 """
                 everything = tracked.remote_decode or (
-                    ledger.forgotten_at > tracked.admitted_at and self._lost_something(tracked)
+                    ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
                 )
                 """,
                 "everything = tracked.remote_decode",
@@ -65,7 +65,7 @@ SCHEDULING = (
             Edit(
                 f"{_SCHEDULER}._take_over_blocks",
                 "tracked.next_offer = 0",
-                "tracked.next_offer, tracked.admitted_at = 0, self.offloader.ledger.seq",
+                "tracked.next_offer, tracked.watched_from = 0, self.offloader.ledger.seq",
             ),
         ),
     ),
@@ -165,7 +165,7 @@ SCHEDULING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                f"{_WALK}.store",
+                f"{_WALK}.is_due",
                 "if state.walk_due_in and ledger.forgotten_at <= state.walked_at:",
                 "if state.walk_due_in:",
             ),
@@ -310,8 +310,8 @@ SCHEDULING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                f"{_SCHEDULER}._plan_load",
-                "if any(slot is None or not core.ledger.readable(slot) for slot in slots):",
+                f"{_SCHEDULER}._holds",
+                "if any(slot is None or not ledger.readable(slot) for slot in slots):",
                 "if any(slot is None for slot in slots):",
             ),
         ),
@@ -326,9 +326,9 @@ SCHEDULING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                f"{_SCHEDULER}._plan_load",
-                "before = (len(slots) - span.first) * size",
-                "before = -span.first * size",
+                "kvsm.scheduler.load_targets:load_targets",
+                "before = (chunks - span.first) * blocks_per_chunk",
+                "before = -span.first * blocks_per_chunk",
             ),
         ),
     ),
