@@ -46,7 +46,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvsm import offloader
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, SkipReason
-from kvsm.ids import listed
+from kvsm.ids import IdArray, listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.scheduler.request_params import read_request_params, wants_remote_decode
 from kvsm.states.transfer import TransferState
@@ -78,8 +78,10 @@ class HostSlots(CPULoadStoreSpec):
     transfer: the transfer that copies them; 0 if nothing is copied.
     """
 
-    def __init__(self, slots: Sequence[int], num_slots: int, transfer: int = _UNKNOWN_TRANSFER) -> None:
-        super().__init__(list(slots))
+    def __init__(
+        self, slots: Sequence[int] | IdArray, num_slots: int, transfer: int = _UNKNOWN_TRANSFER
+    ) -> None:
+        super().__init__(slots)
         self.num_slots, self.transfer = num_slots, transfer
 
 
@@ -140,10 +142,11 @@ class KvsmManager(OffloadingManager):
         """Whether the request could load this key besides all that is promised. What is promised stays so:
         several KV cache groups ask for a key more than once in a step."""
         promised = self._promises.by_request
-        if key in promised.get(request, ()):
-            return True
-        transfers = len(self._core.ledger.transfers) + len(promised) + (request not in promised)
         blocks = (self._promises.num_keys + 1) * self._chunk
+        if (mine := promised.get(request)) is not None:
+            # Its load is counted already, and a load takes any number of keys.
+            return key in mine or blocks <= self._placeholders.num_free
+        transfers = len(self._core.ledger.transfers) + len(promised) + 1
         has_room = transfers <= self._max_transfers and blocks <= self._placeholders.num_free
         return has_room and self._core.may_match(request)
 
@@ -161,12 +164,15 @@ class KvsmManager(OffloadingManager):
         if not wanted:
             return HostSlots((), self._num_slots)
         core = self._core
+        index, readable = core.ledger.index, core.ledger.readable
+        slots = []
         for key in wanted:
-            if core.lookup(key) is not _HIT:
+            slot = index.get(key)
+            if slot is None or not readable(slot):
                 raise InvalidEvent(
                     core.ledger.seq + 1, f"request {request} loads key {key.hex()}, which is not on the host"
                 )
-        slots = [core.ledger.index[key] for key in wanted]
+            slots.append(slot)
         blocks = self._placeholders.take(len(wanted) * self._chunk)
         if blocks is None:
             raise LimitReached(f"request {request} loads {len(wanted)} keys; too many loads are in flight")
@@ -195,8 +201,10 @@ class KvsmManager(OffloadingManager):
         self._pin_promises()
         offered = in_order(keys, req_context)
         seldom = [] if is_remote_decode(req_context) else self._offered_too_seldom(offered)
-        left_out = set(seldom)
-        wanted = [key for key in offered if key not in left_out]
+        wanted = offered
+        if seldom:
+            left_out = set(seldom)
+            wanted = [key for key in offered if key not in left_out]
         blocks = self._placeholders_for(request, wanted)
         if blocks is None:
             self._refuse(request, wanted)
@@ -213,10 +221,11 @@ class KvsmManager(OffloadingManager):
             self._placeholders.give_back(blocks)
             return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
         transfer = core.ledger.transfers[prepared.job.transfer]
-        used = set(listed(transfer.device_blocks))
-        self._placeholders.give_back([block for block in blocks if block not in used])
+        if len(transfer.device_blocks) < len(blocks):
+            used = set(listed(transfer.device_blocks))
+            self._placeholders.give_back([block for block in blocks if block not in used])
         self._submit(request, Direction.STORE, prepared.keys, transfer.id)
-        slots = HostSlots(listed(transfer.slots), self._num_slots, transfer.id)
+        slots = HostSlots(transfer.slots, self._num_slots, transfer.id)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
 
     def _offered_too_seldom(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -229,15 +238,17 @@ class KvsmManager(OffloadingManager):
 
     def _placeholders_for(self, request: str, keys: Sequence[bytes]) -> list[int] | None:
         """Placeholders for these keys, if all new ones among them can be stored now."""
-        ledger = self._core.ledger
-        absent = frozenset([key for key in keys if key not in ledger.index])
-        if (request, Direction.STORE, absent) in self._jobs:
-            # The same store was lost, and vLLM will report its end: that would be taken for the new store's.
-            return None
+        ledger, kept = self._core.ledger, 0
         slots = list(map(ledger.index.get, keys))
         new = slots.count(None)
-        # A key of the offer that is on the host already is not evicted for the others.
-        kept = sum(slot in ledger.policy for slot in slots if slot is not None)
+        absent = keys
+        if new < len(keys):
+            absent = [key for key, slot in zip(keys, slots) if slot is None]
+            # A key of the offer that is on the host already is not evicted for the others.
+            kept = sum(slot in ledger.policy for slot in slots if slot is not None)
+        if (request, Direction.STORE, frozenset(absent)) in self._jobs:
+            # The same store was lost, and vLLM will report its end: that would be taken for the new store's.
+            return None
         if new > len(ledger.free) + ledger.evictable() - kept:
             return None
         # Half of the transfers are for loads: a promised load cannot wait.
