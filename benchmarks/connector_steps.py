@@ -223,14 +223,17 @@ def calls_table(found: Mapping[str, Rounds]) -> list[str]:
 
 
 def verdict_table(found: Mapping[str, Rounds]) -> list[str]:
-    """Ours beside the better of vLLM's two, in each phase."""
+    """Ours beside the better of vLLM's two, in each phase. Single steps are compared with those of a rival
+    that takes as many: one that waits for its loads has more steps, most of them empty."""
     rows = []
     for phase in found[OURS].phases:
-        row = [phase]
-        for figure in ("middle", "total"):
+        steps, row = found[OURS].of(phase, "steps"), [phase]
+        alike = [name for name in RIVALS if found[name].of(phase, "steps") == steps]
+        for figure, rivals in (("middle", alike), ("total", RIVALS)):
             ours = found[OURS].of(phase, figure)
-            best = min(RIVALS, key=lambda name: found[name].of(phase, figure))
-            row.append(f"{ours / found[best].of(phase, figure):.2f} ({best})")
+            values = {name: found[name].of(phase, figure) for name in rivals}
+            best = min(values, key=lambda name: values[name], default=None)
+            row.append("" if best is None else f"{ours / values[best]:.2f} ({best})")
         rows.append(row)
     return [
         f"### {OURS}, times the better of vLLM's two",

@@ -63,6 +63,18 @@ def test_ours_is_compared_with_the_better_of_the_two_in_each_figure(script: Any)
     assert row == f"| decode | 2.00 ({few_long}) | 0.50 ({all_even}) |"
 
 
+def test_single_steps_are_compared_with_a_rival_that_takes_as_many(script: Any) -> None:
+    """One that waits for its loads takes more steps, most of them empty: their median says nothing."""
+    waits, other = script.steps.RIVALS
+    found = {
+        script.steps.OURS: rounds(script, 2, 2),
+        waits: rounds(script, 1, 1, 1, 1, 100),
+        other: rounds(script, 4, 4),
+    }
+    *_, row, _ = script.steps.verdict_table(found)
+    assert row == f"| decode | 0.50 ({other}) | 0.50 ({other}) |"
+
+
 def test_a_call_that_a_connector_makes_to_itself_counts_once(script: Any) -> None:
     class Side:
         def outer(self) -> int:
