@@ -65,13 +65,13 @@ class CallClock:
 class InstantCopies:
     """A `CopyEngine` that copies nothing: a transfer ends so many steps after it began.
 
-    step: the number of the step that is under way.
+    copy_steps: how many. step: the number of the step that is under way.
     moved: how many blocks of each direction were asked for.
     """
 
     def __init__(self, device_blocks: int, host_blocks: int, copy_steps: int) -> None:
         self.num_device_blocks, self.num_host_blocks = device_blocks, host_blocks
-        self._copy_steps, self.step = copy_steps, 0
+        self.copy_steps, self.step = copy_steps, 0
         self.moved: Counter[Direction] = Counter()
         self._live: list[tuple[int, TransferJob]] = []
         """(the step that ends it, job), the oldest first."""
@@ -82,7 +82,7 @@ class InstantCopies:
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (the interface's)
         """Begin a transfer."""
         self.moved[job.direction] += count(job.host_blocks)
-        self._live.append((self.step + self._copy_steps, job))
+        self._live.append((self.step + self.copy_steps, job))
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
         """Nothing computes."""
@@ -196,7 +196,15 @@ class Engine:
         return True
 
     def forget_device_cache(self, *, preempt: bool) -> None:
-        """Drop the prefix cache of the device. preempt: all running requests lose their blocks."""
+        """Drop the prefix cache of the device. preempt: all running requests lose their blocks.
+
+        vLLM refuses that while a copy holds a block. So all copies end in a step before it.
+        """
+        if self._copies is not None and self._copies.copy_steps:
+            self._copies.copy_steps = 0
+            self._copies.drain()
+            self.step()
+            self._copies.copy_steps = self._copy_steps
         if not self.scheduler.reset_prefix_cache(reset_running_requests=preempt):
             raise AssertionError("the device's prefix cache was not dropped: something holds its blocks")
 

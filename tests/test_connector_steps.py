@@ -111,8 +111,9 @@ def test_a_copy_that_somebody_waits_for_ends_now(script: Any) -> None:
 
 
 @pytest.mark.skipif(util.find_spec("vllm") is None, reason="vLLM is not installed")
+@pytest.mark.parametrize("copy_steps", [0, 1])
 def test_each_contestant_serves_the_same_requests_and_loads_what_it_stored(
-    script: Any, tmp_path: Path
+    script: Any, tmp_path: Path, copy_steps: int
 ) -> None:
     """A contestant that stores or loads less would look faster than it is."""
     world, traffic = (
@@ -120,7 +121,9 @@ def test_each_contestant_serves_the_same_requests_and_loads_what_it_stored(
         script.steps.Traffic(4, 64, decode_steps=16, each_step=2),
     )
     configs = script.steps.contestants(2 * traffic.blocks, tmp_path / "log")
-    found = {name: script.steps.measure(world, config, traffic, 0) for name, config in configs.items()}
+    found = {
+        name: script.steps.measure(world, config, traffic, copy_steps) for name, config in configs.items()
+    }
     for one in found.values():
         assert list(one.phases) == PHASES
     prompts = traffic.requests * traffic.prompt_tokens // script.steps.BLOCK_TOKENS
