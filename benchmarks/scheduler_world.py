@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -18,6 +19,8 @@ DEVICE_BLOCKS = 1 << 14
 HOST_BLOCKS = 1 << 16
 BLOCK_BYTES = 4096
 """Bytes per block in the one small layer that vLLM knows."""
+STOP = 3
+"""The token that ends a request in vLLM's types."""
 
 
 class PlainRequest:
@@ -169,10 +172,10 @@ class VllmWorld:
         self.version: str = vllm.__version__
         init_none_hash(sha256)
         self._hasher = get_request_block_hasher(BLOCK_TOKENS, sha256)
-        self._sampling = SamplingParams(max_tokens=1 << 13)
+        self._sampling = SamplingParams(max_tokens=1 << 13, stop_token_ids=[STOP])
         self._sampling.update_from_generation_config({}, eos_token_id=None)
         self.config = self._vllm_config(model)
-        self.kv_cache_config = self._kv_cache_config()
+        self.kv_cache_config = self.kv_cache_of(DEVICE_BLOCKS)
 
     def _vllm_config(self, model: Path) -> Any:
         from vllm import config as vllm
@@ -190,6 +193,7 @@ class VllmWorld:
                 max_num_batched_tokens=STEP_TOKENS,
                 max_model_len=1 << 14,
                 is_encoder_decoder=False,
+                async_scheduling=False,
             ),
             device_config=vllm.DeviceConfig(device="cpu"),
             kv_transfer_config=vllm.KVTransferConfig(
@@ -197,7 +201,22 @@ class VllmWorld:
             ),
         )
 
-    def _kv_cache_config(self) -> Any:
+    def config_with(self, transfer: Any, device_blocks: int) -> Any:
+        """The configuration with this `KVTransferConfig`, or None, and so many device blocks."""
+        # vLLM's configurations recompute their fields when they are constructed.
+        config, cache = copy.copy(self.config), copy.copy(self.config.cache_config)
+        cache.num_gpu_blocks = device_blocks
+        config.cache_config, config.kv_transfer_config = cache, transfer
+        return config
+
+    def memory(self, device_blocks: int) -> Any:
+        """The device blocks. Nobody touches them."""
+        import torch
+
+        return torch.empty((device_blocks, BLOCK_BYTES), dtype=torch.int8)
+
+    def kv_cache_of(self, device_blocks: int) -> Any:
+        """The configuration of a KV cache with so many device blocks."""
         import torch
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,
@@ -208,9 +227,9 @@ class VllmWorld:
 
         spec = FullAttentionSpec(block_size=BLOCK_TOKENS, num_kv_heads=2, head_size=32, dtype=torch.bfloat16)
         assert spec.page_size_bytes == BLOCK_BYTES
-        size = DEVICE_BLOCKS * BLOCK_BYTES
+        size = device_blocks * BLOCK_BYTES
         tensor = KVCacheTensor(size=size, layers=["layer"], layer_stride=size, block_stride=BLOCK_BYTES)
-        return KVCacheConfig(DEVICE_BLOCKS, [tensor], [KVCacheGroupSpec(["layer"], spec)])
+        return KVCacheConfig(device_blocks, [tensor], [KVCacheGroupSpec(["layer"], spec)])
 
     def request(self, name: str, prompt: Sequence[int]) -> Any:
         from vllm.v1.request import Request

@@ -24,7 +24,8 @@ class PlaceholderBlocks:
         if wanted > self.num_free:
             return None
         first = max(0, len(self._returned) - wanted)
-        taken, self._returned = self._returned[first:], self._returned[:first]
+        taken = self._returned[first:]
+        del self._returned[first:]
         fresh = wanted - len(taken)
         self._num_fresh -= fresh
         return taken + list(islice(self._fresh, fresh))

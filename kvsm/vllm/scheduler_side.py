@@ -12,6 +12,7 @@ good. So the workers send reports, and the core's verdicts take two ways to vLLM
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from itertools import compress
 from typing import Any
 
 from vllm.logger import init_logger
@@ -521,14 +522,11 @@ def _step_output(
     output: Any, admitted: Set[str], states: Mapping[str, Sequence[BoundaryState]]
 ) -> StepOutput:
     cached = output.scheduled_cached_reqs
-    scheduled, grown = output.num_scheduled_tokens, {}
-    if any(cached.new_block_ids):
+    scheduled, fresh = output.num_scheduled_tokens, cached.new_block_ids
+    grown = dict(compress(zip(cached.req_ids, fresh), fresh))
+    for name in cached.resumed_req_ids:
         # New and resumed requests have reported all their blocks when they got them.
-        grown = {
-            name: blocks
-            for name, blocks in zip(cached.req_ids, cached.new_block_ids)
-            if blocks is not None and name not in cached.resumed_req_ids
-        }
+        grown.pop(name, None)
     if admitted:
         # The prefix that an admitted request found on the device may be computed in this very step, so it is
         # stored one step later.

@@ -29,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -45,7 +46,7 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource
 from kvsm import offloader
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, SkipReason
-from kvsm.ids import listed
+from kvsm.ids import IdArray, listed
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.scheduler.request_params import read_request_params, wants_remote_decode
 from kvsm.states.transfer import TransferState
@@ -77,8 +78,10 @@ class HostSlots(CPULoadStoreSpec):
     transfer: the transfer that copies them; 0 if nothing is copied.
     """
 
-    def __init__(self, slots: Sequence[int], num_slots: int, transfer: int = _UNKNOWN_TRANSFER) -> None:
-        super().__init__(list(slots))
+    def __init__(
+        self, slots: Sequence[int] | IdArray, num_slots: int, transfer: int = _UNKNOWN_TRANSFER
+    ) -> None:
+        super().__init__(slots)
         self.num_slots, self.transfer = num_slots, transfer
 
 
@@ -114,8 +117,9 @@ class KvsmManager(OffloadingManager):
         self._steps_to_flush = 0
         self._not_stored: list[bytes] = []
         """Keys whose store has failed or was lost since the last `take_events`."""
-        # vLLM tells the end of a request in the next step, which may never come. Any step may be the last.
-        self._stats = StatsSource(core.metrics)
+        self._stats = StatsSource(core.metrics, busy=self._are_steps_to_come)
+        self._unfinished: set[str] = set()
+        """Requests whose end vLLM has not told."""
         self._not_offloaded: set[str] = set()
         """Requests whose client wants none of their blocks stored."""
         self._config_info = dict(config_info or {})
@@ -138,10 +142,11 @@ class KvsmManager(OffloadingManager):
         """Whether the request could load this key besides all that is promised. What is promised stays so:
         several KV cache groups ask for a key more than once in a step."""
         promised = self._promises.by_request
-        if key in promised.get(request, ()):
-            return True
-        transfers = len(self._core.ledger.transfers) + len(promised) + (request not in promised)
         blocks = (self._promises.num_keys + 1) * self._chunk
+        if (mine := promised.get(request)) is not None:
+            # Its load is counted already, and a load takes any number of keys.
+            return key in mine or blocks <= self._placeholders.num_free
+        transfers = len(self._core.ledger.transfers) + len(promised) + 1
         has_room = transfers <= self._max_transfers and blocks <= self._placeholders.num_free
         return has_room and self._core.may_match(request)
 
@@ -159,12 +164,15 @@ class KvsmManager(OffloadingManager):
         if not wanted:
             return HostSlots((), self._num_slots)
         core = self._core
+        index, readable = core.ledger.index, core.ledger.readable
+        slots = []
         for key in wanted:
-            if core.lookup(key) is not _HIT:
+            slot = index.get(key)
+            if slot is None or not readable(slot):
                 raise InvalidEvent(
                     core.ledger.seq + 1, f"request {request} loads key {key.hex()}, which is not on the host"
                 )
-        slots = [core.ledger.index[key] for key in wanted]
+            slots.append(slot)
         blocks = self._placeholders.take(len(wanted) * self._chunk)
         if blocks is None:
             raise LimitReached(f"request {request} loads {len(wanted)} keys; too many loads are in flight")
@@ -193,8 +201,10 @@ class KvsmManager(OffloadingManager):
         self._pin_promises()
         offered = in_order(keys, req_context)
         seldom = [] if is_remote_decode(req_context) else self._offered_too_seldom(offered)
-        left_out = set(seldom)
-        wanted = [key for key in offered if key not in left_out]
+        wanted = offered
+        if seldom:
+            left_out = set(seldom)
+            wanted = [key for key in offered if key not in left_out]
         blocks = self._placeholders_for(request, wanted)
         if blocks is None:
             self._refuse(request, wanted)
@@ -211,10 +221,11 @@ class KvsmManager(OffloadingManager):
             self._placeholders.give_back(blocks)
             return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
         transfer = core.ledger.transfers[prepared.job.transfer]
-        used = set(listed(transfer.device_blocks))
-        self._placeholders.give_back([block for block in blocks if block not in used])
+        if len(transfer.device_blocks) < len(blocks):
+            used = set(listed(transfer.device_blocks))
+            self._placeholders.give_back([block for block in blocks if block not in used])
         self._submit(request, Direction.STORE, prepared.keys, transfer.id)
-        slots = HostSlots(listed(transfer.slots), self._num_slots, transfer.id)
+        slots = HostSlots(transfer.slots, self._num_slots, transfer.id)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
 
     def _offered_too_seldom(self, keys: Sequence[bytes]) -> list[bytes]:
@@ -227,15 +238,17 @@ class KvsmManager(OffloadingManager):
 
     def _placeholders_for(self, request: str, keys: Sequence[bytes]) -> list[int] | None:
         """Placeholders for these keys, if all new ones among them can be stored now."""
-        ledger = self._core.ledger
-        absent = frozenset([key for key in keys if key not in ledger.index])
-        if (request, Direction.STORE, absent) in self._jobs:
-            # The same store was lost, and vLLM will report its end: that would be taken for the new store's.
-            return None
+        ledger, kept = self._core.ledger, 0
         slots = list(map(ledger.index.get, keys))
         new = slots.count(None)
-        # A key of the offer that is on the host already is not evicted for the others.
-        kept = sum(slot in ledger.policy for slot in slots if slot is not None)
+        absent = keys
+        if new < len(keys):
+            absent = [key for key, slot in zip(keys, slots) if slot is None]
+            # A key of the offer that is on the host already is not evicted for the others.
+            kept = sum(slot in ledger.policy for slot in slots if slot is not None)
+        if (request, Direction.STORE, frozenset(absent)) in self._jobs:
+            # The same store was lost, and vLLM will report its end: that would be taken for the new store's.
+            return None
         if new > len(ledger.free) + ledger.evictable() - kept:
             return None
         # Half of the transfers are for loads: a promised load cannot wait.
@@ -310,6 +323,7 @@ class KvsmManager(OffloadingManager):
         """Make the request known. If another engine decodes it, its prefix hits are stored too (S16)."""
         request = req_context.req_id
         self._core.arrive(request)
+        self._unfinished.add(request)
         if not read_request_params(request, req_context.kv_transfer_params).offload:
             self._not_offloaded.add(request)
         whole = is_remote_decode(req_context)
@@ -318,6 +332,7 @@ class KvsmManager(OffloadingManager):
     def on_request_finished(self, req_context: Any) -> None:
         """The request is over."""
         request = req_context.req_id
+        self._unfinished.discard(request)
         self._not_offloaded.discard(request)
         self._promises.drop(request)
         self._missed.pop(request, None)
@@ -393,6 +408,11 @@ class KvsmManager(OffloadingManager):
     def get_stats(self) -> Any:
         """The metrics that have changed since the last call."""
         return to_offloading_stats(self._stats.take())
+
+    def _are_steps_to_come(self) -> bool:
+        """vLLM tells the end of a request in the next step. An engine in its caller's process may never take
+        it, so there any step may be the last."""
+        return bool(envs.VLLM_ENABLE_V1_MULTIPROCESSING and self._unfinished)
 
     def config_info(self) -> Sequence[Mapping[str, Any]]:
         """The labels of `vllm:kv_offload_config_info`: there is one pool."""
