@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -81,6 +82,17 @@ def test_the_environment_chooses(chosen: str, said: str) -> None:
     assert said in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     assert (done.returncode == 0) == (chosen != "yes")
+
+
+def test_the_kinds_that_are_left_to_python_are_those_of_the_docs() -> None:
+    """The native body has an entry for each kind that it folds, and docs/architecture.md names all others."""
+    source = (ROOT / "kvsm" / "native" / "ledger.c").read_text(encoding="utf-8")
+    table = source.split("handlers[NUM_KINDS] = {")[1].split("};")[0]
+    folded = set(re.findall(r"\[KIND_(\w+)\]", table))
+    docs = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    left = set(re.findall(r"`(\w+)`", docs.split("| always |")[1].split("\n")[0]))
+    assert folded | left == {kind.__name__ for kind in KINDS}
+    assert not folded & left
 
 
 # Both bodies fold alike.

@@ -107,16 +107,6 @@ typedef struct {
     Py_ssize_t scratch_size;
 } Fold;
 
-/* One event that is being folded. */
-typedef struct {
-    Fold *fold;
-    PyObject *fields; /* the ledger's attributes */
-    PyObject *event;
-    PyObject *seq_object;
-    int64_t seq;
-    PyObject *ended; /* the transfer that it ended; owned */
-} Folding;
-
 /* Names of attributes, interned. */
 #define NAMES(X)                                                                                                 \
     X(seq) X(step) X(tick) X(epoch) X(voided_at) X(ended_at) X(forgotten_at) X(blocks) X(leases) X(generation)    \
@@ -148,16 +138,30 @@ extern Python python;
 
 static inline PyObject *name_of(Name name) { return python.names[name]; }
 
+/* One event that is being folded. */
+typedef struct {
+    Fold *fold;
+    PyObject *fields;          /* the ledger's attributes */
+    PyObject *seen[NUM_NAMES]; /* those that were read so far; borrowed */
+    PyObject *event;
+    PyObject *seq_object;
+    int64_t seq;
+    PyObject *ended; /* the transfer that it ended; owned */
+} Folding;
+
 /* An attribute of the ledger; borrowed. NULL without an error: it has none. */
-static inline PyObject *field(const Folding *folding, Name name)
+static inline PyObject *field(Folding *folding, Name name)
 {
-    return PyDict_GetItemWithError(folding->fields, name_of(name));
+    PyObject **seen = &folding->seen[name];
+    if (*seen == NULL)
+        *seen = PyDict_GetItemWithError(folding->fields, name_of(name));
+    return *seen;
 }
 
 bool set_field(Folding *folding, Name name, PyObject *value);
 bool get_number(PyObject *owner, Name name, int64_t *value);
 bool set_number(PyObject *owner, Name name, int64_t value);
-bool field_number(const Folding *folding, Name name, int64_t *value);
+bool field_number(Folding *folding, Name name, int64_t *value);
 bool is_empty(PyObject *container); /* of a dict or a tuple; true also for NULL */
 bool same_text(PyObject *text, PyObject *other);
 
@@ -171,7 +175,7 @@ void commit(const Words *words, const Batch *ids, const int32_t *new_words);
 /* index.c */
 Verdict enter(Folding *folding, PyObject *keys, const Batch *slots);
 PyObject *remove_keys(Folding *folding, const Batch *slots); /* the keys, as a tuple; NULL: FAILED */
-KeyIndex *index_of(const Folding *folding);                  /* borrowed; NULL: it is another one */
+KeyIndex *index_of(Folding *folding);                        /* borrowed; NULL: it is another one */
 
 /* order.c */
 bool may_reorder(Folding *folding, PyObject *request);

@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-KeyIndex *index_of(const Folding *folding)
+KeyIndex *index_of(Folding *folding)
 {
     PyObject *index = field(folding, N_index);
     return index != NULL && PyObject_TypeCheck(index, python.key_index) ? (KeyIndex *)index : NULL;

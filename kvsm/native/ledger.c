@@ -28,6 +28,22 @@ static const Handler handlers[NUM_KINDS] = {
     [KIND_BlocksOffered] = blocks_offered,
 };
 
+/* Kinds that change blocks, or the keys in them. */
+static const bool touches_blocks[NUM_KINDS] = {
+    [KIND_RequestPreempted] = true,
+    [KIND_RequestFinished] = true,
+    [KIND_HitMatched] = true,
+    [KIND_HitReleased] = true,
+    [KIND_BlocksEvicted] = true,
+    [KIND_StorePlanned] = true,
+    [KIND_LoadPlanned] = true,
+    [KIND_TransfersSubmitted] = true,
+    [KIND_TransferCancelled] = true,
+    [KIND_WorkerReported] = true,
+    [KIND_BlocksTouched] = true,
+    [KIND_CacheReset] = true,
+};
+
 Verdict only_recorded(Folding *folding)
 {
     (void)folding;
@@ -38,6 +54,7 @@ Verdict only_recorded(Folding *folding)
 
 bool set_field(Folding *folding, Name name, PyObject *value)
 {
+    folding->seen[name] = value; /* the dict holds it */
     return value != NULL && PyDict_SetItem(folding->fields, name_of(name), value) == 0;
 }
 
@@ -57,7 +74,7 @@ bool set_number(PyObject *owner, Name name, int64_t value)
     return done;
 }
 
-bool field_number(const Folding *folding, Name name, int64_t *value) { return read_number(field(folding, name), value); }
+bool field_number(Folding *folding, Name name, int64_t *value) { return read_number(field(folding, name), value); }
 
 bool is_empty(PyObject *container)
 {
@@ -113,21 +130,26 @@ static bool see_generation(Fold *fold, PyObject *owner)
     return fold->generation_buffer.len / (Py_ssize_t)sizeof(int64_t) == fold->blocks.size;
 }
 
-static bool is_dict(const Folding *folding, Name name)
+static bool is_dict(Folding *folding, Name name)
 {
     PyObject *value = field(folding, name);
     return value != NULL && PyDict_CheckExact(value);
 }
 
-/* Whether the ledger is made as this body knows it. A test may have made it otherwise. */
-static bool see_state(Folding *folding)
+/* Whether requests and transfers are kept as this body knows it. A test may have made a ledger otherwise. */
+static bool see_records(Folding *folding)
+{
+    return is_dict(folding, N_transfers) && is_dict(folding, N_requests) && is_dict(folding, N_deferred);
+}
+
+/* The same of blocks. */
+static bool see_blocks(Folding *folding)
 {
     Fold *fold = folding->fold;
     PyObject *key_of = field(folding, N_key_of);
     return see_words(&fold->blocks, field(folding, N_blocks)) && see_words(&fold->leases, field(folding, N_leases)) &&
            see_generation(fold, field(folding, N_generation)) && key_of != NULL && PyList_CheckExact(key_of) &&
-           PyList_Size(key_of) == fold->blocks.size && index_of(folding) != NULL && is_dict(folding, N_transfers) &&
-           is_dict(folding, N_requests) && is_dict(folding, N_deferred);
+           PyList_Size(key_of) == fold->blocks.size && index_of(folding) != NULL;
 }
 
 /* ------------------------------------------------------------------------------------------- apply */
@@ -146,13 +168,14 @@ static Verdict fold_here(Folding *folding)
     int64_t before;
     if (kind < 0 || handlers[kind] == NULL || folding->fields == NULL || folding->seq_object == NULL ||
         !read_number(folding->seq_object, &folding->seq) || !field_number(folding, N_seq, &before) ||
-        folding->seq != before + 1 || !see_state(folding))
+        folding->seq != before + 1 || !see_records(folding) || (touches_blocks[kind] && !see_blocks(folding)))
         return REFERENCE;
     const Verdict verdict = handlers[kind](folding);
     if (verdict != FOLDED)
         return verdict;
     PyObject *step = PyObject_GetAttr(folding->event, name_of(N_step));
-    const bool done = set_field(folding, N_seq, folding->seq_object) && set_field(folding, N_step, step);
+    const bool done = set_field(folding, N_seq, folding->seq_object) &&
+                      (step == field(folding, N_step) || set_field(folding, N_step, step));
     Py_XDECREF(step);
     return done ? FOLDED : FAILED;
 }
