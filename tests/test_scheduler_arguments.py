@@ -99,6 +99,16 @@ def test_block_hash_that_is_not_bytes_is_refused_by_its_place(value: Any) -> Non
         hand.scheduler.get_num_new_matched_tokens(request, 0)
 
 
+def test_load_into_more_blocks_than_the_request_has_is_refused() -> None:
+    """A match holds what it counts (S7): fewer blocks would be loaded than the engine was promised."""
+    hand = Hand()
+    hand.store(SmallRequest("old", range(16)), [10, 11, 12, 13])
+    request = SmallRequest("r", range(17))
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (16, True)
+    with pytest.raises(WrongArgument, match=re.escape("block_ids[0] has 3 blocks, and a hit of 16 tokens")):
+        hand.scheduler.update_state_after_alloc(request, [[0, 1, 2]], 16)
+
+
 def test_step_with_a_wrong_table_changes_nothing() -> None:
     hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
     hand.admit(request, [0, 1])

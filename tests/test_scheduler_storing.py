@@ -1112,6 +1112,30 @@ def test_eager_store_offers_at_the_end_what_a_load_has_brought_and_the_host_has_
     assert stored_keys(hand)[-len(lost) :] == lost
 
 
+def test_evicted_for_the_first_offer_may_be_what_a_load_has_brought() -> None:
+    """No lost store (S13): the offer made room with a loaded block, which it did not name. It is missed."""
+    hand = Hand(core={"host_blocks": 5})
+    request = loaded(hand, 0)
+    hand.end(hand.step(request))
+    assert [key for key in keys_of(request)[:4] if hand.core.lookup(key) is LookupResult.MISS]
+    before = len(hand.log)
+    hand.scheduler.request_finished(request, [[*range(7)]])
+    assert "BlocksTouched" in [event.kind for event in hand.log[before:]]
+
+
+def test_evicted_for_the_first_offer_of_a_request_is_none_of_its_keys() -> None:
+    """In a full pool each first offer evicts. The end of the request looks no key up because of that."""
+    hand = Hand(core={"host_blocks": 3})
+    hand.store(SmallRequest("old", range(50, 58)), [10, 11])
+    request = SmallRequest("r", range(9), 9)
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    hand.step(request)
+    watched_from = hand.scheduler.state.tracked["r"].watched_from
+    assert of_kind(hand, ev.BlocksEvicted)
+    assert hand.core.ledger.forgotten_at < watched_from
+
+
 def test_evicted_under_a_request_but_of_another_offers_nothing_again() -> None:
     """The end of a request makes no event if the host has all its blocks, whatever else it has lost."""
     hand = Hand(core={"host_blocks": 3})

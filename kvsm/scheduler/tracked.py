@@ -18,6 +18,7 @@ from kvsm.scheduler.protocols import EngineRequest
 from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
 NO_TOKENS = (0, 0)
+_BYTES: set[type] = {bytes}
 
 _PARAMETER = "a parameter of the request, which never changes"
 
@@ -116,8 +117,8 @@ class TrackedRequest:
                 keys.pop()
                 last -= stride
             fresh = hashes[last + stride :: stride]
-            for n, one in enumerate(fresh, 1):
-                if type(one) is not bytes:
+            if not set(map(type, fresh)) <= _BYTES:
+                for n, one in enumerate(fresh, 1):
                     self._check_hash(last + n * stride, one)
             keys += [one + suffix for one in fresh]
 
