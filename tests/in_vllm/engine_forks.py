@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -42,7 +42,7 @@ IMPORTED = (
     "vllm.model_executor.model_loader.default_loader",
     "kvsm.vllm.connector",
 )
-"""So that no engine has to."""
+"""So that no engine has to. A version of vLLM that lacks one of them only starts its engines later."""
 
 LATE = frozenset(
     {
@@ -241,7 +241,8 @@ def main() -> None:
 
     system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     for module in IMPORTED:
-        importlib.import_module(module)
+        with suppress(ImportError):
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()
     asking = socket.socket(fileno=int(sys.argv[1]))
