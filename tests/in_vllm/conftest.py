@@ -27,7 +27,20 @@ SHARING = frozenset(
 """Files whose tests share engines."""
 
 
-LONGEST_FIRST = ("test_serve", "test_failures", "test_disturbances", "test_check", "test_replicated_kv")
+LONGEST_FIRST = (
+    "test_check",
+    "test_disk",
+    "test_serve",
+    "test_warm_restart",
+    "test_failures",
+    "test_multi_connector",
+    "test_modes",
+    "test_disturbances",
+    "test_kv_cache_kinds",
+    "test_disaggregated_engines",
+    "test_vllm_fuzz",
+    "test_replicated_kv",
+)
 """Files that take minutes. With several test processes, one that began last would leave the others idle."""
 
 

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
@@ -42,7 +42,7 @@ IMPORTED = (
     "vllm.model_executor.model_loader.default_loader",
     "kvsm.vllm.connector",
 )
-"""So that no engine has to."""
+"""So that no engine has to. A version of vLLM that lacks one of them only starts its engines later."""
 
 LATE = frozenset(
     {
@@ -56,7 +56,25 @@ LATE = frozenset(
         "VLLM_KV_EVENTS_USE_INT_BLOCK_HASHES",
     }
 )
-"""Variables that are read when an engine starts. If another one differs, a process begins anew."""
+"""Variables that are read when an engine starts."""
+
+OF_VLLM = frozenset(
+    {
+        "AITER_SITUV2_A4W4",
+        "LD_PRELOAD",
+        "LOCAL_WORLD_SIZE",
+        "NCCL_GRAPH_REGISTER",
+        "NUMEXPR_MAX_THREADS",
+        "TORCHINDUCTOR_CACHE_DIR",
+        "TORCHINDUCTOR_COMPILE_THREADS",
+        "TORCHINDUCTOR_CPP_DYNAMIC_THREADS",
+        "VLLM_DISABLE_SHARED_EXPERTS_STREAM",
+        "VLLM_DIST_IDENT",
+        "VLLM_SSM_CONV_STATE_LAYOUT",
+        "VLLM_WORKER_MULTIPROC_METHOD",
+    }
+)
+"""Variables that vLLM sets in each process with a configuration, also in that of a test."""
 
 STANDARD = ("stdin", "stdout", "stderr")
 BUSY_S = 0.02
@@ -102,7 +120,7 @@ class EngineForks:
 
     def may_fork(self, env: Mapping[str, str]) -> bool:
         """Whether a process in this environment would have imported the same."""
-        return {name for name, _ in env.items() ^ self._settings.items()} <= LATE
+        return {name for name, _ in env.items() ^ self._settings.items()} <= LATE | OF_VLLM
 
     def fork(self, asked: Sequence[object], files: Sequence[int]) -> Fork:
         if self._server is None:
@@ -223,7 +241,8 @@ def main() -> None:
 
     system_utils.get_mp_context = lambda: multiprocessing.get_context("fork")
     for module in IMPORTED:
-        importlib.import_module(module)
+        with suppress(ImportError):
+            importlib.import_module(module)
     gc.collect()
     gc.freeze()
     asking = socket.socket(fileno=int(sys.argv[1]))
