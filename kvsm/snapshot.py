@@ -83,7 +83,7 @@ def _state_of(ledger: Ledger) -> SavedLedger:
         blocks=ledger.blocks.view.tobytes(),
         leases=ledger.leases.view.tobytes(),
         generations=ledger.generation_view.tobytes(),
-        keys=ledger.index.keys_by_slot(),
+        keys=tuple(ledger.keys_of(indexed_slots(ledger))),
         free=ledger.free.order().astype("<u4").tobytes(),
         policy=ledger.policy.snapshot(),
         transfers=tuple([_saved(ledger.transfers[id]) for id in sorted(ledger.transfers)]),
@@ -217,7 +217,7 @@ def _ledger_of(state: SavedLedger) -> Ledger:
     ledger.blocks.view[:] = np.frombuffer(state.blocks, dtype=np.int32)
     ledger.leases.view[:] = np.frombuffer(state.leases, dtype=np.int32)
     ledger.generation_view[:] = np.frombuffer(state.generations, dtype=np.int64)
-    for slot, key in zip(indexed_slots(ledger), state.keys, strict=True):
+    for slot, key in zip(indexed_slots(ledger).tolist(), state.keys, strict=True):
         ledger.key_of[slot] = key
         ledger.index[key] = slot
     ledger.free.remove(np.arange(state.config.host_blocks))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.ids import unpack
@@ -35,8 +33,8 @@ def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
         else:
             transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)
     indexed = index.indexed_slots(ledger)
-    if indexed:
-        index.invalidate(ledger, np.array(indexed), seq)
+    if len(indexed):
+        index.invalidate(ledger, indexed, seq)
     ledger.provenance.age()
     for request in ledger.requests.values():
         request.settled = request.offered = ()

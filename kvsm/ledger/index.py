@@ -16,15 +16,15 @@ from kvsm.states import block as block_machine
 from kvsm.states.block import EVICTED_WORD, are_indexed, are_readable
 
 
-def indexed_slots(ledger: LedgerState) -> list[int]:
+def indexed_slots(ledger: LedgerState) -> NDArray[np.int64]:
     """Slots whose key the index names, ascending: ALLOCATED to LOADING."""
-    return np.flatnonzero(are_indexed(ledger.blocks.view)).tolist()
+    return np.flatnonzero(are_indexed(ledger.blocks.view))
 
 
 def index_made_again(ledger: LedgerState) -> KeyIndex:
     """The index that follows from the words and the keys of the slots."""
     made = make_index(ledger.key_of, isinstance(ledger, native.FoldBody))
-    for slot in indexed_slots(ledger):
+    for slot in indexed_slots(ledger).tolist():
         made[ledger.key_of[slot]] = slot
     return made
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, MutableMapping, Sequence
-from typing import TypeAlias
+from operator import itemgetter
+from typing import TypeAlias, cast
 
 from kvsm import native
+from kvsm.ids import IdArray, listed
 
 
 class DictIndex(dict[bytes, int]):
@@ -28,9 +30,11 @@ class DictIndex(dict[bytes, int]):
         """The slot of each key; None for a key that is not there."""
         return list(map(self.get, keys))
 
-    def keys_by_slot(self) -> tuple[bytes, ...]:
-        """All keys, in the order of their slots."""
-        return tuple(sorted(self, key=self.__getitem__))
+    def keys_of(self, slots: IdArray) -> Sequence[bytes]:
+        """The keys of these slots' latest lives."""
+        if len(slots) < 2:
+            return [self._key_of[slot] for slot in slots]
+        return cast(Sequence[bytes], itemgetter(*listed(slots))(self._key_of))
 
 
 class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from collections.abc import Sequence
-from operator import itemgetter
 from typing import Protocol, cast
 
 import numpy as np
@@ -83,9 +82,7 @@ class LedgerState:
 
     def keys_of(self, slots: IdArray) -> Sequence[bytes]:
         """The keys of these slots' latest lives."""
-        if len(slots) < 2:
-            return [self.key_of[slot] for slot in slots]
-        return cast(Sequence[bytes], itemgetter(*listed(slots))(self.key_of))
+        return self.index.keys_of(slots)
 
     def live_pins(self, request: RequestRecord) -> IdArray:
         """The pins that still hold: the slot holds the same block as then, and it was not invalidated."""

@@ -251,6 +251,27 @@ static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
     return keys;
 }
 
+/* keys_of(slots): the keys of these slots' latest lives, as a tuple. */
+static PyObject *py_keys_of(PyObject *self, PyObject *ids)
+{
+    const KeyIndex *index = (KeyIndex *)self;
+    Batch slots;
+    if (!batch_of(&slots, ids))
+        return PyErr_Format(PyExc_TypeError, "slots are a tuple of up to %d, or an array of int64", SMALL);
+    PyObject *keys = PyTuple_New(slots.count);
+    for (Py_ssize_t one = 0; keys != NULL && one < slots.count; one++) {
+        PyObject *key = PyList_GetItem(index->key_of, (Py_ssize_t)slots.ids[one]);
+        if (key == NULL)
+            Py_CLEAR(keys);
+        else {
+            Py_INCREF(key);
+            PyTuple_SetItem(keys, one, key);
+        }
+    }
+    batch_clear(&slots);
+    return keys;
+}
+
 static PyObject *py_clear(PyObject *self, PyObject *nothing)
 {
     (void)nothing;
@@ -262,6 +283,7 @@ static PyMethodDef methods[] = {
     {"get", (PyCFunction)(void (*)(void))py_get, METH_FASTCALL, "The slot of a key, or the default."},
     {"find", py_find, METH_O, "The slot of each key; None for a key that is not there."},
     {"keys_by_slot", py_keys_by_slot, METH_NOARGS, "All keys, in the order of their slots."},
+    {"keys_of", py_keys_of, METH_O, "The keys of these slots' latest lives."},
     {"clear", py_clear, METH_NOARGS, "Forget all entries."},
     {NULL, NULL, 0, NULL},
 };

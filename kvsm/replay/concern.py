@@ -119,7 +119,7 @@ def _cache(ledger: Ledger, _event: Any, _named: Concern) -> Concern:
     touched = _touched_by(ledger, tuple(ledger.transfers))
     offering = [one.name for one in ledger.requests.values() if one.offered]
     return touched._replace(
-        slots=indexed_slots(ledger),
+        slots=indexed_slots(ledger).tolist(),
         device_blocks=[*touched.device_blocks, *ledger.provenance.brought],
         requests=[*touched.requests, *offering],
     )

@@ -153,10 +153,10 @@ OWN_FINDINGS = (
         edits=(
             Edit(
                 "kvsm.ledger.cache:cache_reset",
-                "index.invalidate(ledger, np.array(indexed), seq)",
+                "index.invalidate(ledger, indexed, seq)",
                 """
                 listener, ledger.listener = ledger.listener, None
-                index.invalidate(ledger, np.array(indexed), seq)
+                index.invalidate(ledger, indexed, seq)
                 ledger.listener = listener
                 """,
             ),

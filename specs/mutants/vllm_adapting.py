@@ -66,8 +66,11 @@ VLLM_ADAPTING = (
         edits=(
             Edit(
                 f"{_SCHEDULER}:_step_output",
-                "if blocks is not None and name not in cached.resumed_req_ids",
-                "if blocks is not None",
+                """
+                for name in cached.resumed_req_ids:
+                    # New and resumed requests have reported all their blocks when they got them.
+                    grown.pop(name, None)
+                """,
             ),
         ),
     ),
