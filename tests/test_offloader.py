@@ -74,7 +74,7 @@ class TestMatch:
         store(core, "r", keys(3))
         core.match("q", keys(2))
         prepared = core.prepare_store("r", keys(2, "other"), [4, 5])
-        assert prepared.evicted == [keys(3)[2]]
+        assert prepared.evicted == (keys(3)[2],)
         assert prepared.deferred == (1,)
 
     def test_same_question_is_no_event(self) -> None:
@@ -272,7 +272,7 @@ class TestLoad:
         store(core, "r", keys(1, "old"))
         store(core, "r", keys(1, "young"), 1)
         core.complete_load(load(core, "q", keys(1, "old"), 4))
-        assert core.prepare_store("r", keys(1, "new"), [5]).evicted == keys(1, "young")
+        assert core.prepare_store("r", keys(1, "new"), [5]).evicted == tuple(keys(1, "young"))
 
     def test_blocks_of_a_load_are_not_evicted(self) -> None:
         """No reuse in flight (S3): the blocks under a load stay (B35)."""

@@ -208,7 +208,7 @@ class TestWaiting:
         store(core, "r", keys(1, "young"), 1)
         core.prepare_store("q", keys(1, "old"), [5])
         assert kinds(log)[-1] == "BlocksTouched"
-        assert core.prepare_store("q", keys(1, "new"), [6]).evicted == keys(1, "young")
+        assert core.prepare_store("q", keys(1, "new"), [6]).evicted == tuple(keys(1, "young"))
 
     def test_block_that_a_load_writes_is_deferred(self) -> None:
         """Order of copies (S12): no order between the two would make the bytes right."""
@@ -228,7 +228,7 @@ class TestRoom:
         prepared = core.prepare_store("r", keys(3, "new"), [4, 5, 6])
         assert prepared.keys == tuple(keys(1, "new"))
         assert prepared.deferred == (1, 2)
-        assert prepared.evicted == [keys(3)[2]]
+        assert prepared.evicted == (keys(3)[2],)
         assert skips(log) == [(SkipReason.POOL_FULL, keys(3, "new")[1:])]
 
     def test_without_any_room_nothing_is_evicted(self) -> None:

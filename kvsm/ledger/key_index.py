@@ -33,7 +33,7 @@ class DictIndex(dict[bytes, int]):
     def keys_of(self, slots: IdArray) -> Sequence[bytes]:
         """The keys of these slots' latest lives."""
         if len(slots) < 2:
-            return [self._key_of[slot] for slot in slots]
+            return tuple([self._key_of[slot] for slot in slots])
         return cast(Sequence[bytes], itemgetter(*listed(slots))(self._key_of))
 
 

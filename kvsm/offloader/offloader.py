@@ -243,7 +243,7 @@ class Offloader(EventEmitter):
     def touch(self, keys: Sequence[bytes]) -> None:
         """These keys were used without a load: the device had them too. Unknown keys are ignored."""
         ledger = self.ledger
-        found = map(ledger.index.get, keys_of("touch", keys))
+        found = ledger.index.find(keys_of("touch", keys))
         slots = [slot for slot in found if slot is not None and ledger.readable(slot)]
         if slots:
             self.emit(ev.BlocksTouched, pack(list(dict.fromkeys(slots))))

@@ -113,7 +113,7 @@ def _store(
         raise WrongArgument(call, "device_blocks", problem)
     if chunk > 1:
         _check_chunks(call, sources, chunk)
-    found = list(map(core.ledger.index.get, keys))
+    found = core.ledger.index.find(keys)
     new: Sequence[int] = range(len(keys))
     deferred: Sequence[int] = ()
     resident: Sequence[int] = ()
@@ -152,7 +152,7 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     owners = owners_of("import_blocks", owners, len(keys))
     source = source_name("import_blocks", source)
     ledger = core.ledger
-    found = list(map(ledger.index.get, keys))
+    found = ledger.index.find(keys)
     resident = list(dict.fromkeys([slot for slot in found if slot is not None and ledger.readable(slot)]))
     new = list(
         {key: place for place, key in reversed(list(enumerate(keys))) if found[place] is None}.values()
