@@ -58,12 +58,10 @@ def _sum(table: Sequence[Any]) -> object:
 
 def worker_reports(reports: Iterable[WorkerReport]) -> Sequence[WorkerReport]:
     """All reports, before the first of them is taken."""
-    if type(reports) is list and not reports:
-        return reports
     call = "update_connector_output"
-    if not isinstance(reports, Iterable):
+    if type(reports) is not list and not isinstance(reports, Iterable):
         raise WrongArgument(call, "reports", f"is {a(reports)}; it must be an iterable of WorkerReports")
-    taken = list(reports)
+    taken = reports if type(reports) is list else list(reports)
     for place, report in enumerate(taken):
         if type(report) is not WorkerReport:
             raise WrongArgument(call, f"reports[{place}]", f"is {a(report)}; it must be a WorkerReport")

@@ -104,6 +104,8 @@ class DeviceBlocks:
     def take_sent(self) -> tuple[str, ...]:
         """Finished requests whose blocks may go now, each named once."""
         kept = self.state.kept
+        if not kept:
+            return ()
         sent = tuple([name for name, blocks in kept.items() if not self._offloader.leased(blocks)])
         for name in sent:
             del kept[name]

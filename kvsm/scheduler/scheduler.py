@@ -469,8 +469,7 @@ class OffloadScheduler:
             aborted = flag(call, "aborted", aborted)
         tracked = self.state.tracked.get(name)
         if tracked is None or not are_known(block_ids, tracked.tables):
-            groups = len(self.config.groups)
-            block_ids = block_tables(call, "block_ids", block_ids, groups, may_be_none=True)
+            block_ids = block_tables(call, "block_ids", block_ids, len(self.config.groups), may_be_none=True)
             if tracked is None:
                 return False, None
             for table, blocks in zip(tracked.tables, block_ids):
@@ -513,7 +512,8 @@ class OffloadScheduler:
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
         core, state = self.offloader, self.state
-        reports = worker_reports(reports)
+        if type(reports) is not list or reports:
+            reports = worker_reports(reports)
         if not (reports or core.ledger.transfers or state.ended_loads or self.device_blocks.state.kept):
             return _NO_RESULTS
         failed: set[bytes] = set()
