@@ -29,7 +29,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from vllm import envs
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import (
     LookupResult,
@@ -117,9 +116,8 @@ class KvsmManager(OffloadingManager):
         self._steps_to_flush = 0
         self._not_stored: list[bytes] = []
         """Keys whose store has failed or was lost since the last `take_events`."""
-        self._stats = StatsSource(core.metrics, busy=self._are_steps_to_come)
-        self._unfinished: set[str] = set()
-        """Requests whose end vLLM has not told."""
+        # vLLM tells the end of a request in the next step, which may never come. Any step may be the last.
+        self._stats = StatsSource(core.metrics)
         self._not_offloaded: set[str] = set()
         """Requests whose client wants none of their blocks stored."""
         self._config_info = dict(config_info or {})
@@ -323,7 +321,6 @@ class KvsmManager(OffloadingManager):
         """Make the request known. If another engine decodes it, its prefix hits are stored too (S16)."""
         request = req_context.req_id
         self._core.arrive(request)
-        self._unfinished.add(request)
         if not read_request_params(request, req_context.kv_transfer_params).offload:
             self._not_offloaded.add(request)
         whole = is_remote_decode(req_context)
@@ -332,7 +329,6 @@ class KvsmManager(OffloadingManager):
     def on_request_finished(self, req_context: Any) -> None:
         """The request is over."""
         request = req_context.req_id
-        self._unfinished.discard(request)
         self._not_offloaded.discard(request)
         self._promises.drop(request)
         self._missed.pop(request, None)
@@ -408,11 +404,6 @@ class KvsmManager(OffloadingManager):
     def get_stats(self) -> Any:
         """The metrics that have changed since the last call."""
         return to_offloading_stats(self._stats.take())
-
-    def _are_steps_to_come(self) -> bool:
-        """vLLM tells the end of a request in the next step. An engine in its caller's process may never take
-        it, so there any step may be the last."""
-        return bool(envs.VLLM_ENABLE_V1_MULTIPROCESSING and self._unfinished)
 
     def config_info(self) -> Sequence[Mapping[str, Any]]:
         """The labels of `vllm:kv_offload_config_info`: there is one pool."""

@@ -789,20 +789,3 @@ def test_statistics_are_of_metrics_that_vllm_was_told() -> None:
     assert told["vllm:kvsm_blocks_stored"] == {(): 2}
     assert told["vllm:kvsm_resident_blocks"] == {(): 2}
     assert rig.manager.get_stats() is None
-
-
-@pytest.mark.parametrize(("own_process", "told"), [("1", False), ("0", True)])
-def test_a_step_that_is_not_the_last_may_leave_statistics_for_a_later_one(
-    monkeypatch: pytest.MonkeyPatch, own_process: str, told: bool
-) -> None:
-    """Each look at the host pool costs more than the rest of an idle step. An engine in its caller's process
-    may end behind any step."""
-    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", own_process)
-    rig = Rig()
-    rig.context("runs")
-    assert rig.manager.get_stats() is not None
-    ends = rig.context("ends")
-    assert (rig.manager.get_stats() is not None) == told
-    for context in (ends, rig.context("runs")):
-        rig.manager.on_request_finished(context)
-    assert rig.manager.get_stats() is not None
