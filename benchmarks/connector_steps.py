@@ -102,7 +102,7 @@ class Life:
         self.phases[name] = self._engine.costs[before:]
 
     def _serve(self, names: Sequence[str], each_step: int) -> None:
-        """Let these requests arrive, so many in each step, until all decode."""
+        """Let these requests arrive, `each_step` of them in a step, until all decode."""
         requests = [self._world.request(name, prompt) for name, prompt in zip(names, self._prompts)]
         for first in range(0, len(requests), each_step):
             for request in requests[first : first + each_step]:
@@ -223,8 +223,11 @@ def calls_table(found: Mapping[str, Rounds]) -> list[str]:
 
 
 def verdict_table(found: Mapping[str, Rounds]) -> list[str]:
-    """Ours beside the better of vLLM's two, in each phase. Single steps are compared with those of a rival
-    that takes as many: one that waits for its loads has more steps, most of them empty."""
+    """Ours beside the better of vLLM's two, in each phase.
+
+    Single steps are compared with a rival only if it takes as many steps. A rival that waits for its loads
+    takes more steps, and most of them are empty.
+    """
     rows = []
     for phase in found[OURS].phases:
         steps, row = found[OURS].of(phase, "steps"), [phase]

@@ -63,9 +63,10 @@ class CallClock:
 
 
 class InstantCopies:
-    """A `CopyEngine` that copies nothing: a transfer ends so many steps after it began.
+    """A `CopyEngine` that copies nothing.
 
-    copy_steps: how many. step: the number of the step that is under way.
+    copy_steps: a transfer ends this number of steps after it began.
+    step: the number of the step that is under way.
     moved: how many blocks of each direction were asked for.
     """
 

@@ -202,7 +202,7 @@ class VllmWorld:
         )
 
     def config_with(self, transfer: Any, device_blocks: int) -> Any:
-        """The configuration with this `KVTransferConfig`, or None, and so many device blocks."""
+        """The configuration with this `KVTransferConfig`, or None, and this number of device blocks."""
         # vLLM's configurations recompute their fields when they are constructed.
         config, cache = copy.copy(self.config), copy.copy(self.config.cache_config)
         cache.num_gpu_blocks = device_blocks
@@ -216,7 +216,7 @@ class VllmWorld:
         return torch.empty((device_blocks, BLOCK_BYTES), dtype=torch.int8)
 
     def kv_cache_of(self, device_blocks: int) -> Any:
-        """The configuration of a KV cache with so many device blocks."""
+        """The configuration of a KV cache of `device_blocks` blocks."""
         import torch
         from vllm.v1.kv_cache_interface import (
             FullAttentionSpec,

@@ -8,8 +8,8 @@ The environment variable `KVSM_NATIVE` chooses:
 - `0`: Python;
 - `1`: the native body. The import fails if it cannot run.
 
-The C code runs under the GIL, and keeps what it needs of Python in one place: so it loads into the main
-interpreter only, not into a subinterpreter.
+The C code runs under the GIL, and keeps what it needs of Python in one place: so it is made for one
+interpreter of a process.
 """
 
 from __future__ import annotations

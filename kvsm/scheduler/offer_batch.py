@@ -58,7 +58,7 @@ class OfferBatch:
         self._cursors: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Request -> its cursors (settled, offered) after this batch, if no chunk has to wait."""
         self._begun: list[TrackedRequest] = []
-        """Requests of which nothing was settled before this batch, and nothing loaded."""
+        """Requests that had settled and loaded nothing before this batch."""
 
     def collect(self, tracked: TrackedRequest, *, finished: bool = False, everything: bool = False) -> None:
         """Add the chunks that this request has computed and that are not settled.

@@ -4,8 +4,8 @@
         process = begin(["-m", "kvsm.vllm.trial", "7"], environment(), [7], stdout=file)
 
 The process is a child of the caller, with an environment and a session of its own. vLLM's own processes, its
-core and its workers, are forks too. vLLM for CPUs would start each of them anew, as it does where a user's
-command is tested: `test_check.py`, `test_serve.py`, `test_disaggregated_engines.py`.
+core and its workers, are forks too. Alone, vLLM for CPUs starts each of them as a new Python. It does so
+where a user's command is tested: `test_check.py`, `test_serve.py`, `test_disaggregated_engines.py`.
 """
 
 from __future__ import annotations
