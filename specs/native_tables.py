@@ -94,6 +94,7 @@ def header() -> str:
         "/* Written by specs/native_tables.py from kvsm/states/ and kvsm/events.py. Do not edit. */",
         "",
         f'#define MACHINES_DIGEST "{machines_digest()}"',
+        f'#define KIND_NAMES "{" ".join(kind.__name__ for kind in KINDS)}"',
         f"#define NUM_MACHINES {len(MACHINES)}",
         f"#define MOST_ARCS {max(_num_arcs(machine) for machine in MACHINES.values())}",
         f"#define STATE_MASK {STATE_MASK}",

@@ -20,6 +20,7 @@ from native_twins import Twins, is_refusal
 
 from kvsm import native
 from kvsm.checker.walk import walk
+from kvsm.errors import ConfigError
 from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
 from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger
@@ -65,6 +66,15 @@ def test_with_another_table_python_folds(monkeypatch: pytest.MonkeyPatch) -> Non
     assert native.runs()
     monkeypatch.setattr(BLOCK, "dense", BLOCK.dense[::-1])
     assert not native.runs()
+
+
+def test_with_another_kind_of_event_python_folds(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A build is not older than the code: it says so, and what it does not know cannot reach it."""
+    assert native._why_not("auto") == ""
+    monkeypatch.setattr(native, "KINDS", KINDS[:-1])
+    assert native._why_not("auto") == "it was built for other kinds of events; install kvsm again"
+    with pytest.raises(ConfigError, match="KVSM_NATIVE is 1, but the native body cannot run: it was built"):
+        native._why_not("1")
 
 
 @pytest.mark.parametrize(

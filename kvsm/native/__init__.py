@@ -19,12 +19,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvsm.errors import ConfigError
+from kvsm.events import KINDS
 from kvsm.ids import SMALL
 from kvsm.states import MACHINES, machines_digest
 
 VARIABLE = "KVSM_NATIVE"
 
 try:
+    from kvsm.native._body import KINDS as _BUILT_FOR_KINDS
     from kvsm.native._body import MACHINES as _BUILT_FOR
     from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
     from kvsm.native._body import FoldBody, IndexBody, QueueBody, connect, forget, taken
@@ -44,6 +46,8 @@ def _why_not(chosen: str) -> str:
         problem = f"it was not built, or cannot be loaded: {_missing}"
     elif machines_digest() != _BUILT_FOR or SMALL != _BUILT_FOR_SMALL:
         problem = "it was built for other machine tables; install kvsm again"
+    elif [kind.__name__ for kind in KINDS] != _BUILT_FOR_KINDS.split():
+        problem = "it was built for other kinds of events; install kvsm again"
     else:
         return ""
     if chosen == "1":

@@ -8,6 +8,7 @@ from kvsm.ids import IdArray
 Other = TypeVar("Other")
 
 MACHINES: str
+KINDS: str
 SMALL: int
 
 class FoldBody:

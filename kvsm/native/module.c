@@ -115,6 +115,7 @@ PyMODINIT_FUNC PyInit__body(void)
     if (fold == NULL || queue == NULL || index == NULL || python.array_of == NULL || python.no_ids == NULL ||
         python.empty_text == NULL || python.zero == NULL || python.minus_one == NULL || !take_names() ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
+        PyModule_AddStringConstant(module, "KINDS", KIND_NAMES) < 0 ||
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
         PyModule_AddObject(module, "QueueBody", queue) < 0 || PyModule_AddObject(module, "IndexBody", index) < 0) {
         Py_DECREF(module);
