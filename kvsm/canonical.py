@@ -136,7 +136,7 @@ def declare(cls: type, **rules: Rule) -> None:
 
 
 def declare_alike(cls: type, base: type, **rules: Rule) -> None:
-    """Declare the fields of a class that has only those of its base.
+    """Declare the fields of a class that adds none to its base.
 
     rules: of fields that are saved in another way. All are compared as in the base.
     """

@@ -20,8 +20,8 @@ from native_twins import Twins, is_refusal
 
 from kvsm import native
 from kvsm.checker.walk import walk
-from kvsm.errors import ConfigError
-from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
+from kvsm.errors import ConfigError, InvalidEvent
+from kvsm.events import KINDS, OffloadConfig, OffloadingEvent, StorePlanned
 from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
@@ -181,6 +181,16 @@ def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
     else:
         fields[0] = _spoiled(fields[0], random)
     return kind(*fields)
+
+
+def test_a_refused_store_leaves_the_keys_of_earlier_lives() -> None:
+    """A key that is twice in a plan is seen when the first one is entered. All of it is taken back."""
+    ledger = Ledger(OffloadConfig(host_blocks=4, device_blocks=4))
+    before = [b"a", b"b", b"c", b"d"]
+    ledger.key_of[:] = before
+    with pytest.raises(InvalidEvent, match="twice in the plan"):
+        ledger.apply(StorePlanned(1, 0, 0, (), (b"x", b"y", b"x"), (0, 1, 2), (0, 1, 2)))
+    assert (ledger.key_of, len(ledger.index)) == (before, 0)
 
 
 @settings(max_examples=150)

@@ -137,7 +137,7 @@ print(resident() - before)
 
 
 def test_ten_million_events_leave_nothing_behind() -> None:
-    """No reference is lost, on any path of the life of a block: memory stays what it was."""
+    """The life of a block loses no reference: the memory of the process does not grow."""
     assert not native.WHY_NOT
     grown = int(run(sys.executable, "-c", _TEN_MILLION).split()[-1])
     assert grown < 4 << 20, f"{grown} bytes more after ten million events"

@@ -63,27 +63,47 @@ static void forget_place(KeyIndex *index, uint32_t gap)
     index->size--;
 }
 
+/* Give a slot its key in the list. Returns the key that it had; owned. NULL: an error is set. */
+static PyObject *replace_key(KeyIndex *index, int64_t slot, PyObject *key)
+{
+    PyObject *before = PyList_GetItem(index->key_of, (Py_ssize_t)slot);
+    if (before == NULL)
+        return NULL;
+    Py_INCREF(before);
+    Py_INCREF(key);
+    if (PyList_SetItem(index->key_of, (Py_ssize_t)slot, key) < 0)
+        Py_CLEAR(before);
+    return before;
+}
+
 /* Let the index name these slots by these keys, if all keys are new and distinct. Changes `key_of`, too. */
 Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots)
 {
+    PyObject **before = malloc((size_t)(slots->count + 1) * sizeof *before);
+    Verdict verdict = before == NULL ? FAILED : FOLDED;
     Py_ssize_t entered = 0;
-    for (; entered < slots->count; entered++) {
+    for (; verdict == FOLDED && entered < slots->count; entered++) {
         PyObject *key = PyTuple_GetItem(keys, entered);
-        const int64_t found = PyBytes_CheckExact(key) ? index_find(index, key) : -2;
-        if (found != -1)
+        if (!PyBytes_CheckExact(key) || index_find(index, key) != -1) {
+            verdict = REFERENCE;
             break;
+        }
         /* Its key first, because the next key may be the same. */
-        Py_INCREF(key);
-        if (PyList_SetItem(index->key_of, (Py_ssize_t)slots->ids[entered], key) < 0 ||
-            !name_slot(index, key, slots->ids[entered]))
-            return FAILED;
+        before[entered] = replace_key(index, slots->ids[entered], key);
+        if (before[entered] == NULL || !name_slot(index, key, slots->ids[entered]))
+            verdict = FAILED;
     }
-    if (entered == slots->count)
-        return FOLDED;
-    while (entered-- > 0)
-        if (index_remove(index, PyTuple_GetItem(keys, entered)) < 0)
-            return FAILED;
-    return REFERENCE;
+    while (entered-- > 0) {
+        if (verdict == REFERENCE) { /* as if nothing had been entered */
+            Py_INCREF(before[entered]);
+            if (index_remove(index, PyTuple_GetItem(keys, entered)) < 0 ||
+                PyList_SetItem(index->key_of, (Py_ssize_t)slots->ids[entered], before[entered]) < 0)
+                verdict = FAILED;
+        }
+        Py_XDECREF(before[entered]);
+    }
+    free(before);
+    return verdict;
 }
 
 /* 1: removed. 0: it was not there. -1: an error is set. */

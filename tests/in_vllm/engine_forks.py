@@ -74,7 +74,7 @@ OF_VLLM = frozenset(
         "VLLM_WORKER_MULTIPROC_METHOD",
     }
 )
-"""Variables that vLLM sets in each process with a configuration, also in that of a test."""
+"""Variables that vLLM sets in each process that makes a configuration. A test is such a process."""
 
 STANDARD = ("stdin", "stdout", "stderr")
 BUSY_S = 0.02
