@@ -8,6 +8,7 @@ A scope is a name, the options of a world, and what an exploration must meet to 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 
 import msgspec
 from msgspec import structs
@@ -129,6 +130,10 @@ class ServingModel:
         self.scope, self.renamed = scope, renamed
         saver = Saver(ServingWorld(scope.options, keep_events=False))
         self.save, self.load = saver.save, saver.load
+
+    def __reduce__(self) -> tuple[Callable[..., ServingModel], tuple[ServingScope]]:
+        # A worker of a cluster makes its own: the blank world of the saver may have a native ledger.
+        return partial(ServingModel, renamed=self.renamed), (self.scope,)
 
     @property
     def name(self) -> str:
