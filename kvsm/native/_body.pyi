@@ -1,5 +1,5 @@
 from collections.abc import Collection, Sequence
-from typing import Any, TypeVar, overload
+from typing import Any, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
 
@@ -11,8 +11,16 @@ MACHINES: str
 KINDS: str
 SMALL: int
 
+class FrozenPart:
+    def go_on(self) -> bool: ...
+    def take(self) -> list[tuple[int, list[bytes]]]: ...
+    def drop(self) -> None: ...
+
+FrozenParts: TypeAlias = tuple[FrozenPart, FrozenPart, FrozenPart, FrozenPart, FrozenPart | None]
+
 class FoldBody:
     def apply(self, event: Any) -> Any: ...
+    def freeze(self, most: int) -> FrozenParts | None: ...
 
 class QueueBody:
     def __new__(cls, capacity: int) -> Self: ...

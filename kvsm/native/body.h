@@ -59,13 +59,34 @@ PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
 
+/* ----------------------------------------------------------------------------------------- msgpack.c */
+
+/* Bytes that are written piece by piece. */
+typedef struct {
+    PyObject *full;  /* the pieces that are full */
+    PyObject *piece; /* the one behind them, and how much of its memory is written */
+    char *memory;
+    Py_ssize_t used;
+    int64_t items; /* counted by whoever writes them */
+} Stream;
+
+bool stream_write(Stream *stream, const void *data, Py_ssize_t size);
+bool stream_object(Stream *stream, PyObject *object);
+bool stream_pair(Stream *stream, PyObject *first, PyObject *second);
+PyObject *stream_taken(Stream *stream);
+void stream_clear(Stream *stream);
+
 /* -------------------------------------------------------------------------------------- slot_queue.c */
+
+typedef struct FrozenPart FrozenPart;
 
 typedef struct {
     PyObject_HEAD
     int32_t *next, *before; /* by slot + 1; 0 is the end of both directions */
     int64_t size;
     int32_t capacity;
+    PyObject *links;    /* owns the memory of `next` */
+    FrozenPart *frozen; /* its copy of the order; owned. NULL: nobody copies it */
 } SlotQueue;
 
 void queue_append(SlotQueue *queue, int32_t slot);
@@ -105,6 +126,7 @@ typedef struct {
     int32_t mark_size, marked;
     int32_t *scratch; /* new words of a batch */
     Py_ssize_t scratch_size;
+    PyObject *frozen; /* the parts of the state that are being copied, a tuple; NULL: nobody copies it */
 } Fold;
 
 /* Names of attributes, interned. */
@@ -127,11 +149,11 @@ typedef enum {
 /* What the module has of Python. Never freed: it lives as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
-    PyObject *unpack, *array_of, *make_policy, *lru, *transfer_record, *request_record, *store, *load;
+    PyObject *unpack, *array_of, *make_policy, *lru, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
     PyObject *reference; /* Ledger.apply in Python */
-    PyTypeObject *slot_queue, *key_index;
+    PyTypeObject *slot_queue, *key_index, *frozen_part;
 } Python;
 
 extern Python python;
@@ -223,5 +245,11 @@ Verdict cache_reset(Folding *);
 
 /* ledger.c */
 Verdict only_recorded(Folding *);
+
+/* --------------------------------------------------------------------------------- frozen.c, keeping.c */
+
+PyObject *freeze(Folding *folding, int64_t most_slots); /* the parts; owned. NULL without an error: it cannot */
+void keep_for_event(Folding *folding, int kind);        /* before anything is changed */
+void keep_link(SlotQueue *queue, int32_t node);         /* before `next` of this node is changed */
 
 #endif

@@ -166,6 +166,8 @@ static Verdict fold_here(Folding *folding)
 {
     const int kind = kind_of(folding->event);
     int64_t before;
+    if (folding->fold->frozen != NULL)
+        keep_for_event(folding, kind);
     if (kind < 0 || handlers[kind] == NULL || folding->fields == NULL || folding->seq_object == NULL ||
         !read_number(folding->seq_object, &folding->seq) || !field_number(folding, N_seq, &before) ||
         folding->seq != before + 1 || !see_records(folding) || (touches_blocks[kind] && !see_blocks(folding)))
@@ -205,6 +207,21 @@ static PyObject *py_apply(PyObject *self, PyObject *event)
     Py_RETURN_NONE;
 }
 
+/* freeze(most): the state as it is now, in parts that are copied while events go on being folded. */
+static PyObject *py_freeze(PyObject *self, PyObject *most)
+{
+    Folding folding = {.fold = (Fold *)self};
+    int64_t most_slots;
+    if (!read_number(most, &most_slots))
+        return PyErr_Format(PyExc_TypeError, "the slots of a piece are a number");
+    folding.fields = PyObject_GenericGetDict(self, NULL);
+    PyObject *parts = folding.fields != NULL && see_blocks(&folding) ? freeze(&folding, most_slots) : NULL;
+    Py_XDECREF(folding.fields);
+    if (parts == NULL && !PyErr_Occurred())
+        Py_RETURN_NONE;
+    return parts;
+}
+
 static void fold_dealloc(PyObject *self)
 {
     Fold *fold = (Fold *)self;
@@ -213,6 +230,7 @@ static void fold_dealloc(PyObject *self)
     see_words(&fold->blocks, NULL);
     see_words(&fold->leases, NULL);
     see_generation(fold, NULL);
+    Py_CLEAR(fold->frozen);
     free(fold->mark);
     free(fold->scratch);
     release(self);
@@ -221,6 +239,10 @@ static void fold_dealloc(PyObject *self)
 
 static PyMethodDef methods[] = {
     {"apply", py_apply, METH_O, "As `Ledger.apply` in Python."},
+    {"freeze", py_freeze, METH_O,
+     "The parts of the state as it is now (`FrozenPart`): slots, device blocks, offers, free queue, and the\n"
+     "eviction order of LRU. Each is copied while events are folded, so many slots at once. Parts that were\n"
+     "made before and are not whole are dropped. None: it holds what this body does not know."},
     {NULL, NULL, 0, NULL},
 };
 

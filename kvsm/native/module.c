@@ -1,8 +1,8 @@
-/* The module `kvsm.native._body`: two types, and what they have of Python. */
+/* The module `kvsm.native._body`: its types, and what they have of Python. */
 
 #include "body.h"
 
-extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec;
+extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec;
 
 Python python;
 
@@ -102,18 +102,21 @@ PyMODINIT_FUNC PyInit__body(void)
     if (module == NULL)
         return NULL;
     PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
-    PyObject *index = PyType_FromSpec(&key_index_spec);
+    PyObject *index = PyType_FromSpec(&key_index_spec), *part = PyType_FromSpec(&frozen_part_spec);
     python.slot_queue = (PyTypeObject *)queue;
     python.key_index = (PyTypeObject *)index;
+    python.frozen_part = (PyTypeObject *)part;
     python.array_of = take("kvsm.ids", "array_of");
+    python.encode = take("msgspec.msgpack", "encode");
     python.no_ids = PyTuple_New(0);
     python.empty_text = PyUnicode_FromString("");
     python.zero = PyLong_FromLong(0);
     python.minus_one = PyLong_FromLong(-1);
     Py_XINCREF(queue);
     Py_XINCREF(index);
-    if (fold == NULL || queue == NULL || index == NULL || python.array_of == NULL || python.no_ids == NULL ||
-        python.empty_text == NULL || python.zero == NULL || python.minus_one == NULL || !take_names() ||
+    if (fold == NULL || queue == NULL || index == NULL || part == NULL || python.array_of == NULL ||
+        python.encode == NULL || python.no_ids == NULL || python.empty_text == NULL || python.zero == NULL ||
+        python.minus_one == NULL || !take_names() ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
         PyModule_AddStringConstant(module, "KINDS", KIND_NAMES) < 0 ||
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||

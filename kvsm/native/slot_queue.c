@@ -10,12 +10,20 @@ bool queue_holds(const SlotQueue *queue, int32_t slot)
     return queue->next[node] != 0 || queue->before[node] != 0 || queue->next[0] == node;
 }
 
+static inline void set_next(SlotQueue *queue, int32_t node, int32_t next)
+{
+    if (queue->frozen != NULL)
+        keep_link(queue, node);
+    queue->next[node] = next;
+}
+
 static void unlink_node(SlotQueue *queue, int32_t node)
 {
     const int32_t next = queue->next[node], before = queue->before[node];
-    queue->next[before] = next;
+    set_next(queue, before, next);
     queue->before[next] = before;
-    queue->next[node] = queue->before[node] = 0;
+    set_next(queue, node, 0);
+    queue->before[node] = 0;
 }
 
 void queue_append(SlotQueue *queue, int32_t slot)
@@ -26,10 +34,9 @@ void queue_append(SlotQueue *queue, int32_t slot)
     else
         queue->size++;
     const int32_t last = queue->before[0];
-    queue->next[last] = node;
+    set_next(queue, last, node);
     queue->before[node] = last;
     queue->before[0] = node;
-    queue->next[node] = 0;
 }
 
 void queue_remove(SlotQueue *queue, int32_t slot)
@@ -41,6 +48,8 @@ void queue_remove(SlotQueue *queue, int32_t slot)
 }
 
 /* --------------------------------------------------------------------------------------- for Python */
+
+static void free_links(PyObject *links) { free(PyCapsule_GetPointer(links, NULL)); }
 
 static PyObject *queue_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
@@ -57,7 +66,10 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     queue->capacity = (int32_t)capacity;
     queue->next = calloc((size_t)capacity + 1, sizeof *queue->next);
     queue->before = calloc((size_t)capacity + 1, sizeof *queue->before);
-    if (queue->next == NULL || queue->before == NULL) {
+    queue->links = queue->next == NULL ? NULL : PyCapsule_New(queue->next, NULL, free_links);
+    if (queue->links == NULL || queue->before == NULL) {
+        if (queue->links == NULL)
+            free(queue->next);
         Py_DECREF(queue);
         return PyErr_NoMemory();
     }
@@ -69,7 +81,8 @@ static void queue_dealloc(PyObject *self)
     SlotQueue *queue = (SlotQueue *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    free(queue->next);
+    Py_CLEAR(queue->links);
+    Py_CLEAR(queue->frozen);
     free(queue->before);
     release(self);
     Py_DECREF(type);

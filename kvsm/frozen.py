@@ -1,0 +1,181 @@
+"""A ledger's state of one moment, copied in pieces while later events are folded.
+
+With the native body `freeze` itself copies only what is small: references to the records of requests and
+transfers, the history of offers, and the order of any policy but LRU (`EvictionPolicy.snapshot`). Slots, device
+blocks and queues are walked over later, piece by piece. What an event is about to change and was not walked
+over yet is kept first (`kvsm/native/keeping.c`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from msgspec.structs import astuple
+
+from kvsm.ledger import Ledger, NativeLedger, RequestRecord, TransferRecord
+from kvsm.log.state_copy import StateCopy, WholeState
+from kvsm.snapshot import SavedLedger, packed, snapshot
+
+if TYPE_CHECKING:
+    from kvsm.native._body import FrozenParts
+
+_PIECE = 1 << 18
+"""Bytes of a piece that is cut here. The native body cuts as many."""
+_MOST_SLOTS = 4096
+"""Slots that are copied at once."""
+_MOST_IDS = 2048
+"""Ids and keys of records that are encoded at once."""
+_RECORD = 32
+"""What a record takes beside them, in ids."""
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def freeze(ledger: Ledger) -> StateCopy:
+    """A copy of the state as it is now: its pieces, joined, are what `kvsm.snapshot.snapshot` returns now.
+
+    A ledger has one copy at a time. Another `freeze` drops the one before if that is not whole, and so does
+    whoever forgets a copy. To go on with a copy that was dropped raises `RuntimeError`. A copy holds what it
+    still needs of the ledger, which may be forgotten before it.
+
+    With the Python body all is copied here: the whole pool, and each key once. So it is if the ledger holds
+    what the native body does not know.
+    """
+    parts = ledger.freeze(_MOST_SLOTS) if isinstance(ledger, NativeLedger) else None
+    return WholeState(snapshot(ledger)) if parts is None else FrozenState(ledger, parts)
+
+
+class FrozenState:
+    """The copy that `freeze` makes of a ledger with the native body. See `StateCopy`.
+
+    `go_on` raises `RuntimeError` for a copy that was dropped, and `MemoryError` if something could not be kept.
+    """
+
+    def __init__(self, ledger: Ledger, parts: FrozenParts) -> None:
+        self._parts = parts
+        self._pieces: list[bytes] | None = []
+        self._whole = False
+        small = {name: getattr(ledger, name) for name in SavedLedger.__struct_fields__ if name not in _LARGE}
+        order = ledger.policy.snapshot() if parts[-1] is None else b""
+        transfers, requests = _fields_of(ledger.transfers), _fields_of(ledger.requests)
+        self._steps = _steps(parts, small, order, transfers, requests, self._pieces)
+
+    def __del__(self) -> None:
+        self.drop()
+
+    def go_on(self) -> bool:
+        """As `StateCopy.go_on`."""
+        if self._pieces is None:
+            raise RuntimeError("this copy of the state was dropped")
+        try:
+            self._whole = self._whole or next(self._steps)
+        except BaseException:
+            self.drop()
+            raise
+        return self._whole
+
+    def pieces(self) -> Sequence[bytes]:
+        """As `StateCopy.pieces`. Raises `RuntimeError` for a copy that is not whole, or was dropped."""
+        if self._pieces is None or not self._whole:
+            raise RuntimeError("this copy of the state is not whole, or was dropped")
+        return self._pieces
+
+    def drop(self) -> None:
+        """As `StateCopy.drop`."""
+        self._pieces, self._whole = None, False
+        self._steps.close()
+        for part in self._parts:
+            if part is not None:
+                part.drop()
+
+
+_LARGE = frozenset(
+    "blocks leases generations keys free policy transfers requests brought stale offers".split()
+)
+"""Fields of a snapshot that are written in pieces."""
+_Fields = tuple[Any, ...]
+
+
+def _fields_of(records: Mapping[Any, TransferRecord | RequestRecord]) -> list[_Fields]:
+    """The fields of each record. Nobody changes an array that is one of them."""
+    return [astuple(one) for one in records.values()]
+
+
+def _steps(
+    parts: FrozenParts,
+    small: Mapping[str, Any],
+    order: bytes,
+    transfers: list[_Fields],
+    requests: list[_Fields],
+    pieces: list[bytes],
+) -> Generator[bool, None, None]:
+    """Copies one piece more after each `next`. True: `pieces` has all.
+
+    small: the fields that are not large.
+    order: of a policy that is none of the parts.
+    """
+    for part in parts:
+        while part is not None and not part.go_on():
+            yield False
+    slots, blocks, offers, free, lru = [[] if part is None else part.take() for part in parts]
+    written = {name: [_ENCODER.encode(value)] for name, value in small.items()}
+    written |= {"transfers": [_array(len(transfers))], "requests": [_array(len(requests))]}
+    yield from _encode(transfers, written["transfers"])
+    yield from _encode(requests, written["requests"])
+    policy = lru[0][1] if lru else []
+    if not lru:
+        yield from _cut(order, policy)
+    for name, some in (
+        ("blocks", slots[0][1]),
+        ("leases", blocks[0][1]),
+        ("generations", slots[1][1]),
+        ("free", free[0][1]),
+        ("policy", policy),
+    ):
+        written[name] = [_bytes(sum(map(len, some))), *some]
+    for name, (count, some) in (
+        ("keys", slots[2]),
+        ("brought", blocks[1]),
+        ("stale", blocks[2]),
+        ("offers", offers[0]),
+    ):
+        written[name] = [_array(count), *some]
+    names = SavedLedger.__struct_fields__
+    pieces.append(_array(len(names)))
+    for name in names:
+        pieces += written[name]
+    yield True
+
+
+def _encode(records: list[_Fields], written: list[bytes]) -> Iterator[bool]:
+    """Write records in the order of their first fields, some after each `next`."""
+    ids = 0
+    for fields in sorted(records, key=itemgetter(0)):
+        written.append(_ENCODER.encode(packed(fields)))
+        ids += _RECORD + sum([len(one) for one in fields if not isinstance(one, int)])
+        if ids >= _MOST_IDS:
+            yield False
+            ids = 0
+
+
+def _cut(order: bytes, written: list[bytes]) -> Iterator[bool]:
+    """Write an order, one piece after each `next`."""
+    for start in range(0, len(order), _PIECE):
+        written.append(order[start : start + _PIECE])
+        yield False
+
+
+def _bytes(size: int) -> bytes:
+    """What msgpack writes before so many bytes."""
+    if size < 1 << 8:
+        return bytes((0xC4, size))
+    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
+
+
+def _array(count: int) -> bytes:
+    """What msgpack writes before an array of so many items."""
+    if count < 16:
+        return bytes((0x90 | count,))
+    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

@@ -1,0 +1,436 @@
+/* A state that is frozen, and copied while events go on being folded (kvsm/frozen.py). */
+
+#include "frozen.h"
+
+#define MOST 4096 /* things that may be written at once */
+#define AHEAD 16 /* things that are brought into the cache before they are read */
+
+/* ------------------------------------------------------------------------------------ the end of a part */
+
+static void release(Py_buffer *buffer)
+{
+    if (buffer->obj != NULL)
+        PyBuffer_Release(buffer);
+}
+
+static void forget_kept(FrozenPart *part)
+{
+    for (uint32_t one = 0; one < part->num_kept; one++) {
+        Py_CLEAR(part->kept[one].first);
+        Py_CLEAR(part->kept[one].second);
+    }
+    free(part->kept);
+    free(part->place);
+    part->kept = NULL;
+    part->place = NULL;
+    part->num_kept = part->room = 0;
+}
+
+static void forget_pairs(FrozenPart *part)
+{
+    for (int32_t one = 0; part->pairs != NULL && one < 2 * part->size; one++)
+        Py_CLEAR(part->pairs[one]);
+    free(part->pairs);
+    part->pairs = NULL;
+}
+
+void part_let_go(FrozenPart *part)
+{
+    forget_kept(part);
+    forget_pairs(part);
+    release(&part->word_buffer);
+    release(&part->generation_buffer);
+    free(part->all_words);
+    free(part->old);
+    part->all_words = NULL;
+    part->old = NULL;
+    Py_CLEAR(part->key_of);
+    Py_CLEAR(part->brought);
+    Py_CLEAR(part->stale);
+    Py_CLEAR(part->links);
+}
+
+static void part_drop(FrozenPart *part)
+{
+    if (part->status == WHOLE)
+        return;
+    part->status = DROPPED;
+    part_let_go(part);
+    for (int stream = 0; stream < NUM_STREAMS; stream++)
+        stream_clear(&part->streams[stream]);
+}
+
+/* ------------------------------------------------------------------------------ one piece of each kind */
+
+static int32_t end_of_piece(const FrozenPart *part)
+{
+    return part->size - part->next < part->most ? part->size : part->next + part->most;
+}
+
+static Kept *kept_of(FrozenPart *part, int32_t thing)
+{
+    return part->place[thing] == 0 ? NULL : &part->kept[part->place[thing] - 1];
+}
+
+static bool is_indexed(int32_t word) { return FIRST_INDEXED <= state_of(word) && state_of(word) <= LAST_INDEXED; }
+
+/* The keys of the slots of a piece, whose words were these. */
+static bool write_keys(FrozenPart *part, const int32_t *words, int32_t count)
+{
+    Stream *keys = &part->streams[KEYS];
+    for (int32_t one = 0; one < count; one++) {
+        if (one + AHEAD < count)
+            __builtin_prefetch(PyList_GetItem(part->key_of, part->next + one + AHEAD));
+        Kept *kept = kept_of(part, part->next + one);
+        if (is_indexed(words[one])) {
+            PyObject *key = kept != NULL ? kept->first : PyList_GetItem(part->key_of, part->next + one);
+            if (key == NULL || !stream_object(keys, key))
+                return false;
+            keys->items++;
+        }
+        if (kept != NULL)
+            Py_CLEAR(kept->first);
+    }
+    return true;
+}
+
+static bool write_slots(FrozenPart *part)
+{
+    int32_t words[MOST];
+    int64_t generations[MOST];
+    const int32_t end = end_of_piece(part), count = end - part->next;
+    memcpy(words, part->words + part->next, (size_t)count * sizeof *words);
+    memcpy(generations, part->generation + part->next, (size_t)count * sizeof *generations);
+    for (int32_t one = 0; one < count; one++) {
+        const Kept *kept = kept_of(part, part->next + one);
+        if (kept == NULL)
+            continue;
+        words[one] = kept->word;
+        generations[one] = kept->generation;
+    }
+    const bool done =
+        stream_write(&part->streams[WORDS], words, count * (Py_ssize_t)sizeof *words) &&
+        stream_write(&part->streams[GENERATIONS], generations, count * (Py_ssize_t)sizeof *generations) &&
+        write_keys(part, words, count);
+    part->next = end;
+    return done;
+}
+
+/* What a frozen dict has of a device block, which is kept if `kept` is not NULL. */
+static bool write_note(Stream *stream, PyObject *notes, PyObject *block, const Kept *kept, PyObject *note)
+{
+    if (kept == NULL)
+        note = PyDict_Size(notes) == 0 ? NULL : PyDict_GetItemWithError(notes, block);
+    return note == NULL ? !PyErr_Occurred() : stream_pair(stream, block, note);
+}
+
+static bool write_notes(FrozenPart *part, int32_t block)
+{
+    PyObject *number = PyLong_FromLong(block);
+    Kept *kept = kept_of(part, block);
+    const bool done = number != NULL &&
+                      write_note(&part->streams[BROUGHT], part->brought, number, kept, kept ? kept->first : NULL) &&
+                      write_note(&part->streams[STALE], part->stale, number, kept, kept ? kept->second : NULL);
+    Py_XDECREF(number);
+    if (kept != NULL) {
+        Py_CLEAR(kept->first);
+        Py_CLEAR(kept->second);
+    }
+    return done;
+}
+
+static bool write_device_blocks(FrozenPart *part)
+{
+    int32_t words[MOST];
+    const int32_t end = end_of_piece(part);
+    bool done = true;
+    for (int32_t block = part->next; block < end; block++) {
+        const Kept *kept = kept_of(part, block);
+        words[block - part->next] = kept != NULL ? kept->word : part->words[block];
+    }
+    const bool noted = part->num_kept > 0 || PyDict_Size(part->brought) > 0 || PyDict_Size(part->stale) > 0;
+    for (int32_t block = part->next; done && noted && block < end; block++)
+        done = write_notes(part, block);
+    done = done &&
+           stream_write(&part->streams[WORDS], words, (end - part->next) * (Py_ssize_t)sizeof *words);
+    part->next = end;
+    return done;
+}
+
+static bool write_offers(FrozenPart *part)
+{
+    const int32_t end = end_of_piece(part);
+    for (; part->next < end; part->next++) {
+        PyObject **pair = part->pairs + 2 * (Py_ssize_t)part->next;
+        if (!stream_pair(&part->streams[WORDS], pair[0], pair[1]))
+            return false;
+        Py_CLEAR(pair[0]);
+        Py_CLEAR(pair[1]);
+    }
+    return true;
+}
+
+/* The slots of a queue, four bytes each, the lowest first. */
+static bool write_order(FrozenPart *part)
+{
+    unsigned char bytes[4 * MOST], *at = bytes;
+    const int32_t end = end_of_piece(part);
+    for (; part->node != 0 && part->next < end; part->next++) {
+        const uint32_t slot = (uint32_t)part->node - 1, old = part->old[part->node];
+        for (int place = 0; place < 4; place++)
+            *at++ = (unsigned char)(slot >> 8 * place);
+        part->node = old != 0 ? (int32_t)(old - 1) : part->live[part->node];
+    }
+    return stream_write(&part->streams[WORDS], bytes, at - bytes);
+}
+
+static bool (*const write_piece[])(FrozenPart *) = {
+    [SLOTS] = write_slots,
+    [DEVICE_BLOCKS] = write_device_blocks,
+    [OFFERS] = write_offers,
+    [ORDER] = write_order,
+};
+
+/* Write one more piece of an open part. An error of Python may be left. */
+static void go_on(FrozenPart *part)
+{
+    if (!write_piece[part->kind](part)) {
+        part->status = BROKEN;
+        part_let_go(part);
+    } else if (part->next == part->size) {
+        part->status = WHOLE;
+        part_let_go(part);
+    }
+}
+
+void part_finish(FrozenPart *part)
+{
+    while (part->status == OPEN)
+        go_on(part);
+    PyErr_Clear();
+}
+
+/* ---------------------------------------------------------------------------------------------- freeze */
+
+/* most: how many slots are written at once. A device block and an offer take more time than a slot. */
+static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
+{
+    allocfunc allocate = (allocfunc)PyType_GetSlot(python.frozen_part, Py_tp_alloc);
+    FrozenPart *part = (FrozenPart *)allocate(python.frozen_part, 0);
+    if (part == NULL)
+        return NULL;
+    part->kind = kind;
+    part->size = (int32_t)size;
+    part->most = kind == SLOTS || kind == ORDER ? most : (most + 3) / 4;
+    part->status = size == 0 ? WHOLE : OPEN;
+    return part;
+}
+
+/* A part over the words of many things. Memory that nobody touches costs nothing. */
+static FrozenPart *part_of_words(PartKind kind, const Words *words, int32_t most)
+{
+    FrozenPart *part = make_part(kind, words->size, most);
+    if (part == NULL)
+        return NULL;
+    part->place = calloc((size_t)words->size + 1, sizeof *part->place);
+    if (part->place == NULL || PyObject_GetBuffer(words->buffer.obj, &part->word_buffer, PyBUF_CONTIG_RO) < 0) {
+        part->word_buffer.obj = NULL;
+        Py_CLEAR(part);
+        return NULL;
+    }
+    part->words = part->word_buffer.buf;
+    return part;
+}
+
+static FrozenPart *part_of_slots(Folding *folding, int32_t most)
+{
+    const Fold *fold = folding->fold;
+    FrozenPart *part = part_of_words(SLOTS, &fold->blocks, most);
+    if (part == NULL)
+        return NULL;
+    if (PyObject_GetBuffer(fold->generation_owner, &part->generation_buffer, PyBUF_CONTIG_RO) < 0) {
+        part->generation_buffer.obj = NULL;
+        Py_CLEAR(part);
+        return NULL;
+    }
+    part->generation = part->generation_buffer.buf;
+    part->key_of = field(folding, N_key_of);
+    Py_INCREF(part->key_of);
+    return part;
+}
+
+static FrozenPart *part_of_device_blocks(Folding *folding, int32_t most)
+{
+    PyObject *provenance = field(folding, N_provenance);
+    FrozenPart *part = part_of_words(DEVICE_BLOCKS, &folding->fold->leases, most);
+    if (part == NULL)
+        return NULL;
+    part->brought = provenance == NULL ? NULL : PyObject_GetAttr(provenance, name_of(N_brought));
+    part->stale = provenance == NULL ? NULL : PyObject_GetAttr(provenance, name_of(N_stale));
+    if (part->brought == NULL || part->stale == NULL || !PyDict_CheckExact(part->brought) ||
+        !PyDict_CheckExact(part->stale))
+        Py_CLEAR(part);
+    return part;
+}
+
+/* The dict of an `OfferHistory` is in the order of its keys: a key that moves is taken out and put in again. */
+static FrozenPart *part_of_offers(Folding *folding, int32_t most)
+{
+    PyObject *offers = field(folding, N_offers), *key, *number;
+    PyObject *times = offers == NULL ? NULL : PyObject_GetAttr(offers, name_of(N_times));
+    FrozenPart *part = times == NULL || !PyDict_Check(times) ? NULL : make_part(OFFERS, PyDict_Size(times), most);
+    if (part != NULL && part->size > 0) {
+        part->pairs = calloc(2 * (size_t)part->size, sizeof *part->pairs);
+        if (part->pairs == NULL)
+            Py_CLEAR(part);
+    }
+    PyObject **pair = part == NULL ? NULL : part->pairs;
+    for (Py_ssize_t place = 0; part != NULL && PyDict_Next(times, &place, &key, &number); pair += 2) {
+        Py_INCREF(key);
+        Py_INCREF(number);
+        pair[0] = key;
+        pair[1] = number;
+    }
+    Py_XDECREF(times);
+    return part;
+}
+
+static FrozenPart *part_of_queue(const SlotQueue *queue, int32_t most)
+{
+    FrozenPart *part = make_part(ORDER, queue->size, most);
+    if (part == NULL)
+        return NULL;
+    part->old = calloc((size_t)queue->capacity + 1, sizeof *part->old);
+    if (part->old == NULL)
+        Py_CLEAR(part);
+    else {
+        Py_INCREF(queue->links);
+        part->links = queue->links;
+        part->live = queue->next;
+        part->node = queue->next[0];
+    }
+    return part;
+}
+
+static void watch_queue(SlotQueue *queue, FrozenPart *part)
+{
+    Py_CLEAR(queue->frozen);
+    Py_INCREF((PyObject *)part);
+    queue->frozen = part;
+}
+
+static void drop_last_copy(Fold *fold)
+{
+    for (Py_ssize_t one = 0; fold->frozen != NULL && one < NUM_PARTS; one++)
+        if (PyTuple_GetItem(fold->frozen, one) != Py_None)
+            part_drop((FrozenPart *)PyTuple_GetItem(fold->frozen, one));
+    Py_CLEAR(fold->frozen);
+}
+
+PyObject *freeze(Folding *folding, int64_t most_slots)
+{
+    SlotQueue *free_slots = free_queue(folding), *order = lru_queue(field(folding, N_policy));
+    const int32_t most = most_slots < 1 ? 1 : most_slots > MOST ? MOST : (int32_t)most_slots;
+    FrozenPart *made[NUM_PARTS] = {0};
+    if (free_slots == NULL)
+        return NULL;
+    const bool all = (made[0] = part_of_slots(folding, most)) != NULL &&
+                     (made[1] = part_of_device_blocks(folding, most)) != NULL &&
+                     (made[2] = part_of_offers(folding, most)) != NULL &&
+                     (made[3] = part_of_queue(free_slots, most)) != NULL &&
+                     (order == NULL || (made[4] = part_of_queue(order, most)) != NULL);
+    PyObject *parts = all ? PyTuple_New(NUM_PARTS) : NULL;
+    for (int one = 0; one < NUM_PARTS; one++) {
+        PyObject *part = made[one] != NULL ? (PyObject *)made[one] : Py_None;
+        if (part == Py_None)
+            Py_INCREF(part);
+        if (parts == NULL)
+            Py_DECREF(part);
+        else
+            PyTuple_SetItem(parts, one, part);
+    }
+    if (parts == NULL)
+        return NULL;
+    drop_last_copy(folding->fold);
+    watch_queue(free_slots, made[3]);
+    if (order != NULL)
+        watch_queue(order, made[4]);
+    Py_INCREF(parts);
+    folding->fold->frozen = parts;
+    return parts;
+}
+
+/* --------------------------------------------------------------------------------------- for Python */
+
+static PyObject *py_go_on(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    FrozenPart *part = (FrozenPart *)self;
+    if (part->status == OPEN)
+        go_on(part);
+    if (PyErr_Occurred())
+        return NULL;
+    if (part->status == BROKEN)
+        return PyErr_NoMemory();
+    if (part->status == DROPPED)
+        return PyErr_Format(PyExc_RuntimeError, "this copy of the state was dropped");
+    return PyBool_FromLong(part->status == WHOLE);
+}
+
+static PyObject *py_take(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    FrozenPart *part = (FrozenPart *)self;
+    if (part->status != WHOLE)
+        return PyErr_Format(PyExc_RuntimeError, "this part of the state is not whole");
+    PyObject *taken = PyList_New(NUM_STREAMS);
+    for (int stream = 0; taken != NULL && stream < NUM_STREAMS; stream++) {
+        PyObject *pieces = stream_taken(&part->streams[stream]);
+        if (pieces == NULL)
+            Py_CLEAR(taken);
+        else
+            PyList_SetItem(taken, stream, pieces);
+    }
+    return taken;
+}
+
+static PyObject *py_drop(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    part_drop((FrozenPart *)self);
+    Py_RETURN_NONE;
+}
+
+static void part_dealloc(PyObject *self)
+{
+    FrozenPart *part = (FrozenPart *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release_memory = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    part_let_go(part);
+    for (int stream = 0; stream < NUM_STREAMS; stream++)
+        stream_clear(&part->streams[stream]);
+    release_memory(self);
+    Py_DECREF(type);
+}
+
+static PyMethodDef methods[] = {
+    {"go_on", py_go_on, METH_NOARGS, "Write the next piece. Returns whether the part is whole."},
+    {"take", py_take, METH_NOARGS,
+     "What was written, once: for each stream, how many items it has, and its bytes in pieces."},
+    {"drop", py_drop, METH_NOARGS, "Nobody needs this part, unless it is whole."},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyType_Slot type_slots[] = {
+    {Py_tp_doc, "A part of a state as it was frozen. `FoldBody.freeze` makes it."},
+    {Py_tp_dealloc, part_dealloc},
+    {Py_tp_methods, methods},
+    {0, NULL},
+};
+
+PyType_Spec frozen_part_spec = {
+    .name = "kvsm.native._body.FrozenPart",
+    .basicsize = sizeof(FrozenPart),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION,
+    .slots = type_slots,
+};

@@ -1,0 +1,70 @@
+/* Parts of a state that is frozen: how it was at one moment, while events go on being folded.
+
+   A part walks over its things (slots, device blocks, nodes of a queue) and writes them as they were. Before an
+   event changes a thing, what it was is kept, unless the part has written it already (keeping.c). So there are
+   two truths of each thing: the kept one if there is one, else the live one. */
+
+#ifndef KVSM_FROZEN_H
+#define KVSM_FROZEN_H
+
+#include "body.h"
+
+typedef enum { SLOTS, DEVICE_BLOCKS, OFFERS, ORDER } PartKind;
+#define NUM_PARTS 5 /* of a frozen state: ORDER is there twice, of the free queue and of LRU */
+
+typedef enum {
+    OPEN,
+    WHOLE,
+    DROPPED,
+    BROKEN /* there was no memory to keep something */
+} Status;
+
+/* What a slot or a device block was. */
+typedef struct {
+    int32_t word;
+    int64_t generation;       /* of a slot */
+    PyObject *first, *second; /* of a slot: its key. Of a device block: what was brought, what is stale. Owned */
+} Kept;
+
+/* What is written of a part. */
+enum {
+    WORDS,
+    GENERATIONS = 1,
+    KEYS,        /* of a slot */
+    BROUGHT = 1, /* of a device block */
+    STALE,
+    NUM_STREAMS
+};
+
+struct FrozenPart {
+    PyObject_HEAD
+    PartKind kind;
+    Status status;
+    int32_t size, next; /* how many things there are; the first one that is not written */
+    int32_t most;       /* how many are written at once */
+    Stream streams[NUM_STREAMS];
+
+    /* Slots and device blocks. */
+    Py_buffer word_buffer, generation_buffer; /* the live arrays */
+    const int32_t *words;                     /* live, or `all_words` */
+    int32_t *all_words;                       /* set once an event changes many words: all, as they were */
+    const int64_t *generation;
+    PyObject *key_of, *brought, *stale; /* owned */
+    uint32_t *place;                    /* of each thing among `kept`, from 1; 0: it is not kept */
+    Kept *kept;
+    uint32_t num_kept, room;
+
+    /* Offers: keys and their numbers, as pairs. Owned. */
+    PyObject **pairs;
+
+    /* A queue. */
+    PyObject *links;     /* owns the live `next` */
+    const int32_t *live; /* the live `next` */
+    uint32_t *old;       /* what `next` of each node was, plus 1; 0: it is not kept */
+    int32_t node;        /* the next one to write; 0: none is left */
+};
+
+void part_let_go(FrozenPart *part); /* it needs the live state no more */
+void part_finish(FrozenPart *part); /* all of it at once */
+
+#endif

@@ -1,0 +1,252 @@
+/* What an event is about to change, kept for the parts of a frozen state that have not written it.
+
+   An event changes the slots and the device blocks that it names, those of the transfers that it names, and the
+   pins of its request. So they are kept before either body folds it: no handler knows of a copy. Only a reset and
+   a restart change others: they end all transfers, and of other things they change nothing but the words. Queues
+   see to themselves, because a slot's neighbours change with it. */
+
+#include "frozen.h"
+
+enum {
+    NOTHING = 1,
+    ITS_SLOTS = 2,
+    ITS_BLOCKS = 4,
+    ITS_TRANSFER = 8,
+    ITS_TRANSFERS = 16,
+    ITS_PINS = 32,
+    EVERYTHING = 64
+};
+
+/* What each kind of event may change. A kind that is missing here may change anything. */
+static const unsigned char changes[NUM_KINDS] = {
+    [KIND_LogOpened] = NOTHING,
+    [KIND_RequestArrived] = NOTHING,
+    [KIND_RequestPreempted] = ITS_PINS,
+    [KIND_RequestFinished] = ITS_PINS,
+    [KIND_HitMatched] = ITS_SLOTS,
+    [KIND_HitReleased] = ITS_PINS,
+    [KIND_RequestDeferred] = NOTHING,
+    [KIND_KeysRecalled] = NOTHING,
+    [KIND_BlocksEvicted] = ITS_SLOTS,
+    [KIND_StorePlanned] = ITS_SLOTS | ITS_BLOCKS,
+    [KIND_StoreSkipped] = NOTHING,
+    [KIND_LoadPlanned] = ITS_SLOTS | ITS_BLOCKS | ITS_PINS,
+    [KIND_TransfersSubmitted] = ITS_TRANSFERS,
+    [KIND_TransferCancelled] = ITS_TRANSFER,
+    [KIND_WorkerReported] = ITS_TRANSFER,
+    [KIND_ReportRejected] = NOTHING,
+    [KIND_TransferLost] = ITS_TRANSFER,
+    [KIND_BlocksTouched] = ITS_SLOTS,
+    [KIND_FlushRequested] = NOTHING,
+    [KIND_CacheReset] = EVERYTHING,
+    [KIND_StepEnded] = NOTHING,
+    [KIND_Ticked] = NOTHING,
+    [KIND_BlocksOffered] = NOTHING,
+    [KIND_OffersCounted] = NOTHING,
+    [KIND_BlocksRewritten] = ITS_BLOCKS,
+    [KIND_Restarted] = EVERYTHING,
+};
+
+static void part_broken(FrozenPart *part)
+{
+    part_let_go(part);
+    part->status = BROKEN;
+}
+
+/* ---------------------------------------------------------------------------------- one thing */
+
+static bool make_room(FrozenPart *part)
+{
+    if (part->num_kept < part->room)
+        return true;
+    const uint32_t room = part->room == 0 ? 256 : 2 * part->room;
+    Kept *kept = realloc(part->kept, room * sizeof *kept);
+    if (kept == NULL)
+        return false;
+    part->kept = kept;
+    part->room = room;
+    return true;
+}
+
+/* What a dict has of a device block; borrowed, or NULL. */
+static PyObject *note_of(PyObject *notes, PyObject *block)
+{
+    return PyDict_Size(notes) == 0 ? NULL : PyDict_GetItemWithError(notes, block);
+}
+
+static bool keep_notes(const FrozenPart *part, int64_t block, Kept *kept)
+{
+    PyObject *number = PyLong_FromLongLong(block);
+    if (number == NULL)
+        return false;
+    kept->first = note_of(part->brought, number);
+    kept->second = note_of(part->stale, number);
+    Py_DECREF(number);
+    return true;
+}
+
+static void keep(FrozenPart *part, int64_t thing)
+{
+    if (thing < part->next || thing >= part->size || part->place[thing] != 0)
+        return;
+    Kept kept = {.word = part->words[thing]};
+    bool done = make_room(part);
+    if (part->kind == DEVICE_BLOCKS)
+        done = done && keep_notes(part, thing, &kept);
+    else {
+        kept.generation = part->generation[thing];
+        kept.first = PyList_GetItem(part->key_of, (Py_ssize_t)thing);
+    }
+    if (!done) {
+        PyErr_Clear();
+        part_broken(part);
+        return;
+    }
+    Py_XINCREF(kept.first);
+    Py_XINCREF(kept.second);
+    part->kept[part->num_kept++] = kept;
+    part->place[thing] = part->num_kept;
+}
+
+/* Keep a batch. What this body cannot read, Python may be able to: then nothing is left to be kept. */
+static void keep_batch(FrozenPart *part, PyObject *ids)
+{
+    Batch batch;
+    if (part->status != OPEN)
+        return;
+    if (!batch_of(&batch, ids)) {
+        part_finish(part);
+        return;
+    }
+    for (Py_ssize_t one = 0; one < batch.count && part->status == OPEN; one++)
+        keep(part, batch.ids[one]);
+    batch_clear(&batch);
+}
+
+static void keep_batch_of(FrozenPart *part, PyObject *owner, Name name)
+{
+    PyObject *ids = part->status == OPEN ? PyObject_GetAttr(owner, name_of(name)) : NULL;
+    PyErr_Clear();
+    keep_batch(part, ids);
+    Py_XDECREF(ids);
+}
+
+/* Keep all words, and the notes that a reset mixes. */
+static void keep_all_words(FrozenPart *part)
+{
+    if (part->status != OPEN || part->all_words != NULL)
+        return;
+    const size_t bytes = (size_t)part->size * sizeof *part->all_words;
+    PyObject *stale = part->kind == DEVICE_BLOCKS ? PyDict_Copy(part->stale) : NULL;
+    part->all_words = malloc(bytes);
+    if (part->all_words == NULL || (part->kind == DEVICE_BLOCKS && stale == NULL)) {
+        PyErr_Clear();
+        Py_XDECREF(stale);
+        part_broken(part);
+        return;
+    }
+    memcpy(part->all_words, part->words, bytes);
+    part->words = part->all_words;
+    if (stale != NULL) {
+        Py_DECREF(part->stale);
+        part->stale = stale;
+    }
+}
+
+/* -------------------------------------------------------------------------------------- one event */
+
+/* A record of the ledger; borrowed. NULL: there is none. */
+static PyObject *record_of(Folding *folding, Name records, PyObject *id)
+{
+    PyObject *dict = field(folding, records);
+    PyObject *record = id == NULL || dict == NULL || !PyDict_Check(dict) ? NULL : PyDict_GetItemWithError(dict, id);
+    PyErr_Clear();
+    return record;
+}
+
+static void keep_transfer(Folding *folding, FrozenPart *slots, FrozenPart *blocks, PyObject *id)
+{
+    PyObject *transfer = record_of(folding, N_transfers, id);
+    if (transfer == NULL)
+        return; /* the event will be refused */
+    keep_batch_of(slots, transfer, N_slots);
+    keep_batch_of(blocks, transfer, N_device_blocks);
+}
+
+/* ids: anything that has them in turn. */
+static void keep_transfers(Folding *folding, FrozenPart *slots, FrozenPart *blocks, PyObject *ids)
+{
+    PyObject *all = ids == NULL ? NULL : PySequence_List(ids);
+    for (Py_ssize_t one = 0; all != NULL && one < PyList_Size(all); one++)
+        keep_transfer(folding, slots, blocks, PyList_GetItem(all, one));
+    PyErr_Clear();
+    Py_XDECREF(all);
+}
+
+static void keep_named(Folding *folding, FrozenPart *slots, FrozenPart *blocks, int changed)
+{
+    PyObject *id = NULL, *ids = NULL, *request = NULL;
+    if (changed & ITS_SLOTS)
+        keep_batch_of(slots, folding->event, N_slots);
+    if (changed & ITS_BLOCKS)
+        keep_batch_of(blocks, folding->event, N_device_blocks);
+    if (changed & ITS_TRANSFERS) {
+        ids = PyObject_GetAttr(folding->event, name_of(N_transfers));
+        keep_transfers(folding, slots, blocks, ids);
+    }
+    if (changed & ITS_TRANSFER) {
+        id = PyObject_GetAttr(folding->event, name_of(N_transfer));
+        keep_transfer(folding, slots, blocks, id);
+    }
+    if (changed & ITS_PINS) {
+        request = PyObject_GetAttr(folding->event, name_of(N_request));
+        PyObject *record = record_of(folding, N_requests, request);
+        if (record != NULL)
+            keep_batch_of(slots, record, N_pins);
+    }
+    PyErr_Clear();
+    Py_XDECREF(id);
+    Py_XDECREF(ids);
+    Py_XDECREF(request);
+}
+
+static bool any_is_open(PyObject *parts)
+{
+    for (Py_ssize_t one = 0; one < PyTuple_Size(parts); one++)
+        if (PyTuple_GetItem(parts, one) != Py_None && ((FrozenPart *)PyTuple_GetItem(parts, one))->status == OPEN)
+            return true;
+    return false;
+}
+
+void keep_for_event(Folding *folding, int kind)
+{
+    PyObject *parts = folding->fold->frozen;
+    PyErr_Clear(); /* of an event without a number */
+    if (!any_is_open(parts)) {
+        Py_CLEAR(folding->fold->frozen);
+        return;
+    }
+    FrozenPart *slots = (FrozenPart *)PyTuple_GetItem(parts, SLOTS);
+    FrozenPart *blocks = (FrozenPart *)PyTuple_GetItem(parts, DEVICE_BLOCKS);
+    const int changed = kind < 0 || folding->fields == NULL ? 0 : changes[kind];
+    if (changed == 0) {
+        part_finish(slots);
+        part_finish(blocks);
+    } else if (changed == EVERYTHING) {
+        keep_transfers(folding, slots, blocks, field(folding, N_transfers));
+        keep_all_words(slots);
+        keep_all_words(blocks);
+    } else if (changed != NOTHING)
+        keep_named(folding, slots, blocks, changed);
+}
+
+/* ------------------------------------------------------------------------------------------ queues */
+
+void keep_link(SlotQueue *queue, int32_t node)
+{
+    FrozenPart *part = queue->frozen;
+    if (part->status != OPEN)
+        Py_CLEAR(queue->frozen);
+    else if (part->old[node] == 0)
+        part->old[node] = (uint32_t)queue->next[node] + 1;
+}
