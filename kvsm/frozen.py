@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 from msgspec.structs import astuple
 
 from kvsm.ledger import Ledger, NativeLedger, RequestRecord, TransferRecord
@@ -22,8 +23,8 @@ from kvsm.snapshot import SavedLedger, packed, snapshot
 if TYPE_CHECKING:
     from kvsm.native._body import FrozenParts
 
-_PIECE = 1 << 18
-"""Bytes of a piece that is cut here. The native body cuts as many."""
+_PIECE = 1 << 16
+"""Bytes of a piece that is cut here. The native body cuts the same."""
 _MOST_SLOTS = 4096
 """Slots that are copied at once."""
 _MOST_IDS = 2048
@@ -154,7 +155,7 @@ def _encode(records: list[_Fields], written: list[bytes]) -> Iterator[bool]:
     ids = 0
     for fields in sorted(records, key=itemgetter(0)):
         written.append(_ENCODER.encode(packed(fields)))
-        ids += _RECORD + sum([len(one) for one in fields if not isinstance(one, int)])
+        ids += _RECORD + sum([len(one) for one in fields if isinstance(one, tuple | np.ndarray)])
         if ids >= _MOST_IDS:
             yield False
             ids = 0

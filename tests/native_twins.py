@@ -1,15 +1,20 @@
-"""Two ledgers that fold the same events, one with each body, and are compared after each of them."""
+"""Two ledgers that fold the same events, one with each body, and are compared after each of them. And events for
+them, right and wrong ones."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from random import Random
 from typing import Any, NamedTuple
 
 from kvsm import native
-from kvsm.events import OffloadConfig, OffloadingEvent
+from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
+from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger, TransferRecord
 from kvsm.snapshot import snapshot
 from kvsm.worlds.audited import difference, ledger_difference
+from kvsm.worlds.core_options import CoreOptions
+from kvsm.worlds.core_world import CoreWorld
 
 
 class Heard:
@@ -86,3 +91,54 @@ def _outcome(ledger: Ledger, event: OffloadingEvent) -> Outcome:
         return Outcome(ledger.apply(event), None)
     except Exception as error:
         return Outcome(None, error)
+
+
+# Events.
+
+
+def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[OffloadingEvent]:
+    """The log of a walk of the core."""
+    world, random = CoreWorld(options), Random(seed)
+    for _ in range(actions):
+        world.do(world.draw(random))
+    return world.events
+
+
+ODD = (0, 1, 2, 3, 7, 99, -1, 2**31, 2**63, 2**70, None, "", "request-0", b"", b"\x02\x00\x00", True, 1.5)
+
+
+def _spoiled(value: object, random: Random) -> object:
+    """A field as it should not be: of another type, out of range, doubled, absent, or just another value."""
+    if isinstance(value, tuple) and value and random.random() < 0.8:
+        place = random.randrange(len(value))
+        choice = random.randrange(4)
+        if choice == 0:
+            return (*value, value[place])
+        if choice == 1:
+            return (*value[:place], *value[place + 1 :])
+        return (*value[:place], _spoiled(value[place], random), *value[place + 1 :])
+    if isinstance(value, bytes) and value and random.random() < 0.7:
+        place = random.randrange(len(value))
+        return value[:place] + random.randbytes(random.randint(0, 2)) + value[place + 1 :]
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int) and random.random() < 0.7:
+        return value + random.choice((-1, 1, 2))
+    if random.random() < 0.2:
+        return pack([random.randrange(40) for _ in range(random.randint(0, 40))])
+    return random.choice(ODD)
+
+
+def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
+    """An event with a wrong field, or with the fields of another kind."""
+    fields = [getattr(event, name) for name in event.__struct_fields__]
+    kind = type(event)
+    if random.random() < 0.1:
+        kind = random.choice(KINDS)
+        fields = (fields + [random.choice(ODD) for _ in range(8)])[: len(kind.__struct_fields__)]
+    elif len(fields) > 3:
+        place = random.randrange(3, len(fields))
+        fields[place] = _spoiled(fields[place], random)
+    else:
+        fields[0] = _spoiled(fields[0], random)
+    return kind(*fields)

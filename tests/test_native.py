@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
-from native_twins import Twins, is_refusal
+from native_twins import Twins, is_refusal, spoiled, walked
 
 from kvsm import native
 from kvsm.checker.walk import walk
@@ -34,14 +34,6 @@ ROOT = Path(__file__).parents[1]
 
 if native.WHY_NOT:
     pytest.skip(f"Python folds: {native.WHY_NOT}", allow_module_level=True)
-
-
-def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[OffloadingEvent]:
-    """The log of a walk of the core."""
-    world, random = CoreWorld(options), Random(seed)
-    for _ in range(actions):
-        world.do(world.draw(random))
-    return world.events
 
 
 # Which body runs.
@@ -142,46 +134,6 @@ def test_long_batches_are_folded_alike(seed: int) -> None:
 
 
 # Wrong events.
-
-ODD = (0, 1, 2, 3, 7, 99, -1, 2**31, 2**63, 2**70, None, "", "request-0", b"", b"\x02\x00\x00", True, 1.5)
-
-
-def _spoiled(value: object, random: Random) -> object:
-    """A field as it should not be: of another type, out of range, doubled, absent, or just another value."""
-    if isinstance(value, tuple) and value and random.random() < 0.8:
-        place = random.randrange(len(value))
-        choice = random.randrange(4)
-        if choice == 0:
-            return (*value, value[place])
-        if choice == 1:
-            return (*value[:place], *value[place + 1 :])
-        return (*value[:place], _spoiled(value[place], random), *value[place + 1 :])
-    if isinstance(value, bytes) and value and random.random() < 0.7:
-        place = random.randrange(len(value))
-        return value[:place] + random.randbytes(random.randint(0, 2)) + value[place + 1 :]
-    if isinstance(value, bool):
-        return not value
-    if isinstance(value, int) and random.random() < 0.7:
-        return value + random.choice((-1, 1, 2))
-    if random.random() < 0.2:
-        return pack([random.randrange(40) for _ in range(random.randint(0, 40))])
-    return random.choice(ODD)
-
-
-def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
-    """An event with a wrong field, or with the fields of another kind."""
-    fields = [getattr(event, name) for name in event.__struct_fields__]
-    kind = type(event)
-    if random.random() < 0.1:
-        kind = random.choice(KINDS)
-        fields = (fields + [random.choice(ODD) for _ in range(8)])[: len(kind.__struct_fields__)]
-    elif len(fields) > 3:
-        place = random.randrange(3, len(fields))
-        fields[place] = _spoiled(fields[place], random)
-    else:
-        fields[0] = _spoiled(fields[0], random)
-    return kind(*fields)
-
 
 def test_a_refused_store_leaves_the_keys_of_earlier_lives() -> None:
     """A key that is twice in a plan is seen when the first one is entered. All of it is taken back."""

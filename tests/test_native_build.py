@@ -46,7 +46,7 @@ def copy_of_the_house(place: Path) -> Path:
 
 def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     """The parity tests under AddressSanitizer and UndefinedBehaviorSanitizer: random walks, long batches,
-    wrong events with random bytes."""
+    wrong events with random bytes, states that are copied meanwhile."""
     house = copy_of_the_house(tmp_path / "house")
     sanitizer = run(str(COMPILER), "-print-file-name=libasan.so").strip()
     if "/" not in sanitizer:
@@ -66,9 +66,9 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     include = f"-I{sysconfig.get_paths()['include']}"
     run(str(COMPILER), *flags, *checks, include, *map(str, SOURCES), "-o", str(built))
-    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue"
+    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", selected]
-    tests = ["tests/test_native.py", "tests/test_slot_queue.py"]
+    tests = ["tests/test_native.py", "tests/test_slot_queue.py", "tests/test_frozen_state.py"]
     done = subprocess.run(
         [*command, *tests],
         cwd=house,

@@ -250,6 +250,6 @@ Verdict only_recorded(Folding *);
 
 PyObject *freeze(Folding *folding, int64_t most_slots); /* the parts; owned. NULL without an error: it cannot */
 void keep_for_event(Folding *folding, int kind);        /* before anything is changed */
-void keep_link(SlotQueue *queue, int32_t node);         /* before `next` of this node is changed */
+void keep_links(SlotQueue *queue, int32_t node);        /* before this node moves */
 
 #endif

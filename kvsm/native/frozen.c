@@ -16,14 +16,16 @@ static void release(Py_buffer *buffer)
 static void forget_kept(FrozenPart *part)
 {
     for (uint32_t one = 0; one < part->num_kept; one++) {
-        Py_CLEAR(part->kept[one].first);
-        Py_CLEAR(part->kept[one].second);
+        Kept *kept = &part->kept[one >> PAGE_BITS][one & (PAGE - 1)];
+        Py_CLEAR(kept->first);
+        Py_CLEAR(kept->second);
     }
+    for (uint32_t page = 0; page < part->num_pages; page++)
+        free(part->kept[page]);
     free(part->kept);
-    free(part->place);
     part->kept = NULL;
-    part->place = NULL;
-    part->num_kept = part->room = 0;
+    part->num_kept = part->num_pages = 0;
+    table_clear(&part->table);
 }
 
 static void forget_pairs(FrozenPart *part)
@@ -41,9 +43,7 @@ void part_let_go(FrozenPart *part)
     release(&part->word_buffer);
     release(&part->generation_buffer);
     free(part->all_words);
-    free(part->old);
     part->all_words = NULL;
-    part->old = NULL;
     Py_CLEAR(part->key_of);
     Py_CLEAR(part->brought);
     Py_CLEAR(part->stale);
@@ -67,11 +67,6 @@ static int32_t end_of_piece(const FrozenPart *part)
     return part->size - part->next < part->most ? part->size : part->next + part->most;
 }
 
-static Kept *kept_of(FrozenPart *part, int32_t thing)
-{
-    return part->place[thing] == 0 ? NULL : &part->kept[part->place[thing] - 1];
-}
-
 static bool is_indexed(int32_t word) { return FIRST_INDEXED <= state_of(word) && state_of(word) <= LAST_INDEXED; }
 
 /* The keys of the slots of a piece, whose words were these. */
@@ -81,7 +76,7 @@ static bool write_keys(FrozenPart *part, const int32_t *words, int32_t count)
     for (int32_t one = 0; one < count; one++) {
         if (one + AHEAD < count)
             __builtin_prefetch(PyList_GetItem(part->key_of, part->next + one + AHEAD));
-        Kept *kept = kept_of(part, part->next + one);
+        Kept *kept = kept_at(part, part->next + one);
         if (is_indexed(words[one])) {
             PyObject *key = kept != NULL ? kept->first : PyList_GetItem(part->key_of, part->next + one);
             if (key == NULL || !stream_object(keys, key))
@@ -102,7 +97,7 @@ static bool write_slots(FrozenPart *part)
     memcpy(words, part->words + part->next, (size_t)count * sizeof *words);
     memcpy(generations, part->generation + part->next, (size_t)count * sizeof *generations);
     for (int32_t one = 0; one < count; one++) {
-        const Kept *kept = kept_of(part, part->next + one);
+        const Kept *kept = kept_at(part, part->next + one);
         if (kept == NULL)
             continue;
         words[one] = kept->word;
@@ -127,7 +122,7 @@ static bool write_note(Stream *stream, PyObject *notes, PyObject *block, const K
 static bool write_notes(FrozenPart *part, int32_t block)
 {
     PyObject *number = PyLong_FromLong(block);
-    Kept *kept = kept_of(part, block);
+    Kept *kept = kept_at(part, block);
     const bool done = number != NULL &&
                       write_note(&part->streams[BROUGHT], part->brought, number, kept, kept ? kept->first : NULL) &&
                       write_note(&part->streams[STALE], part->stale, number, kept, kept ? kept->second : NULL);
@@ -145,7 +140,7 @@ static bool write_device_blocks(FrozenPart *part)
     const int32_t end = end_of_piece(part);
     bool done = true;
     for (int32_t block = part->next; block < end; block++) {
-        const Kept *kept = kept_of(part, block);
+        const Kept *kept = kept_at(part, block);
         words[block - part->next] = kept != NULL ? kept->word : part->words[block];
     }
     const bool noted = part->num_kept > 0 || PyDict_Size(part->brought) > 0 || PyDict_Size(part->stale) > 0;
@@ -176,7 +171,7 @@ static bool write_order(FrozenPart *part)
     unsigned char bytes[4 * MOST], *at = bytes;
     const int32_t end = end_of_piece(part);
     for (; part->node != 0 && part->next < end; part->next++) {
-        const uint32_t slot = (uint32_t)part->node - 1, old = part->old[part->node];
+        const uint32_t slot = (uint32_t)part->node - 1, old = table_at(&part->table, part->node);
         for (int place = 0; place < 4; place++)
             *at++ = (unsigned char)(slot >> 8 * place);
         part->node = old != 0 ? (int32_t)(old - 1) : part->live[part->node];
@@ -212,7 +207,7 @@ void part_finish(FrozenPart *part)
 
 /* ---------------------------------------------------------------------------------------------- freeze */
 
-/* most: how many slots are written at once. A device block and an offer take more time than a slot. */
+/* most: how many slots are written at once. Other things take more time: a node waits for the one before. */
 static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(python.frozen_part, Py_tp_alloc);
@@ -221,19 +216,19 @@ static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
         return NULL;
     part->kind = kind;
     part->size = (int32_t)size;
-    part->most = kind == SLOTS || kind == ORDER ? most : (most + 3) / 4;
+    part->most = kind == SLOTS ? most : (most + 3) / 4;
     part->status = size == 0 ? WHOLE : OPEN;
     return part;
 }
 
-/* A part over the words of many things. Memory that nobody touches costs nothing. */
+/* A part over the words of many things. */
 static FrozenPart *part_of_words(PartKind kind, const Words *words, int32_t most)
 {
     FrozenPart *part = make_part(kind, words->size, most);
     if (part == NULL)
         return NULL;
-    part->place = calloc((size_t)words->size + 1, sizeof *part->place);
-    if (part->place == NULL || PyObject_GetBuffer(words->buffer.obj, &part->word_buffer, PyBUF_CONTIG_RO) < 0) {
+    if (!table_make(&part->table, words->size) ||
+        PyObject_GetBuffer(words->buffer.obj, &part->word_buffer, PyBUF_CONTIG_RO) < 0) {
         part->word_buffer.obj = NULL;
         Py_CLEAR(part);
         return NULL;
@@ -300,8 +295,7 @@ static FrozenPart *part_of_queue(const SlotQueue *queue, int32_t most)
     FrozenPart *part = make_part(ORDER, queue->size, most);
     if (part == NULL)
         return NULL;
-    part->old = calloc((size_t)queue->capacity + 1, sizeof *part->old);
-    if (part->old == NULL)
+    if (!table_make(&part->table, (int64_t)queue->capacity + 1))
         Py_CLEAR(part);
     else {
         Py_INCREF(queue->links);

@@ -26,6 +26,25 @@ typedef struct {
     PyObject *first, *second; /* of a slot: its key. Of a device block: what was brought, what is stale. Owned */
 } Kept;
 
+/* A number for each thing, 0 at first. Its pages are made when something is put in: to make it takes no time. */
+#define PAGE_BITS 10
+#define PAGE (1 << PAGE_BITS)
+
+typedef struct {
+    uint32_t **pages;
+    int32_t num_pages;
+} Table;
+
+bool table_make(Table *table, int64_t things);
+bool table_put(Table *table, int64_t thing, uint32_t number); /* false: no memory */
+void table_clear(Table *table);
+
+static inline uint32_t table_at(const Table *table, int64_t thing)
+{
+    const uint32_t *page = table->pages[thing >> PAGE_BITS];
+    return page == NULL ? 0 : page[thing & (PAGE - 1)];
+}
+
 /* What is written of a part. */
 enum {
     WORDS,
@@ -50,9 +69,8 @@ struct FrozenPart {
     int32_t *all_words;                       /* set once an event changes many words: all, as they were */
     const int64_t *generation;
     PyObject *key_of, *brought, *stale; /* owned */
-    uint32_t *place;                    /* of each thing among `kept`, from 1; 0: it is not kept */
-    Kept *kept;
-    uint32_t num_kept, room;
+    Kept **kept; /* in pages */
+    uint32_t num_kept, num_pages;
 
     /* Offers: keys and their numbers, as pairs. Owned. */
     PyObject **pairs;
@@ -60,9 +78,17 @@ struct FrozenPart {
     /* A queue. */
     PyObject *links;     /* owns the live `next` */
     const int32_t *live; /* the live `next` */
-    uint32_t *old;       /* what `next` of each node was, plus 1; 0: it is not kept */
     int32_t node;        /* the next one to write; 0: none is left */
+
+    /* The place of each thing among `kept`, from 1; or what `next` of each node was, plus 1. 0: it is not kept. */
+    Table table;
 };
+
+static inline Kept *kept_at(const FrozenPart *part, int64_t thing)
+{
+    const uint32_t place = table_at(&part->table, thing);
+    return place == 0 ? NULL : &part->kept[(place - 1) >> PAGE_BITS][(place - 1) & (PAGE - 1)];
+}
 
 void part_let_go(FrozenPart *part); /* it needs the live state no more */
 void part_finish(FrozenPart *part); /* all of it at once */

@@ -53,19 +53,46 @@ static void part_broken(FrozenPart *part)
     part->status = BROKEN;
 }
 
-/* ---------------------------------------------------------------------------------- one thing */
+/* ------------------------------------------------------------------------------------------ one thing */
 
-static bool make_room(FrozenPart *part)
+bool table_make(Table *table, int64_t things)
 {
-    if (part->num_kept < part->room)
-        return true;
-    const uint32_t room = part->room == 0 ? 256 : 2 * part->room;
-    Kept *kept = realloc(part->kept, room * sizeof *kept);
-    if (kept == NULL)
+    table->num_pages = (int32_t)(things / PAGE + 1);
+    table->pages = calloc((size_t)table->num_pages, sizeof *table->pages);
+    return table->pages != NULL;
+}
+
+bool table_put(Table *table, int64_t thing, uint32_t number)
+{
+    uint32_t **page = &table->pages[thing >> PAGE_BITS];
+    if (*page == NULL && (*page = calloc(PAGE, sizeof **page)) == NULL)
         return false;
-    part->kept = kept;
-    part->room = room;
+    (*page)[thing & (PAGE - 1)] = number;
     return true;
+}
+
+void table_clear(Table *table)
+{
+    for (int32_t page = 0; table->pages != NULL && page < table->num_pages; page++)
+        free(table->pages[page]);
+    free(table->pages);
+    table->pages = NULL;
+}
+
+/* Where the next one is kept; NULL: no memory. */
+static Kept *room_for_one(FrozenPart *part)
+{
+    const uint32_t page = part->num_kept >> PAGE_BITS, place = part->num_kept & (PAGE - 1);
+    if (page == part->num_pages) {
+        Kept **kept = realloc(part->kept, (page + 1) * sizeof *kept);
+        if (kept == NULL)
+            return NULL;
+        part->kept = kept;
+        if ((kept[page] = malloc(PAGE * sizeof **kept)) == NULL)
+            return NULL;
+        part->num_pages++;
+    }
+    return &part->kept[page][place];
 }
 
 /* What a dict has of a device block; borrowed, or NULL. */
@@ -87,25 +114,25 @@ static bool keep_notes(const FrozenPart *part, int64_t block, Kept *kept)
 
 static void keep(FrozenPart *part, int64_t thing)
 {
-    if (thing < part->next || thing >= part->size || part->place[thing] != 0)
+    if (thing < part->next || thing >= part->size || table_at(&part->table, thing) != 0)
         return;
-    Kept kept = {.word = part->words[thing]};
-    bool done = make_room(part);
+    Kept *kept = room_for_one(part), now = {.word = part->words[thing]};
+    bool done = kept != NULL;
     if (part->kind == DEVICE_BLOCKS)
-        done = done && keep_notes(part, thing, &kept);
+        done = done && keep_notes(part, thing, &now);
     else {
-        kept.generation = part->generation[thing];
-        kept.first = PyList_GetItem(part->key_of, (Py_ssize_t)thing);
+        now.generation = part->generation[thing];
+        now.first = PyList_GetItem(part->key_of, (Py_ssize_t)thing);
     }
-    if (!done) {
+    if (!done || !table_put(&part->table, thing, part->num_kept + 1)) {
         PyErr_Clear();
         part_broken(part);
         return;
     }
-    Py_XINCREF(kept.first);
-    Py_XINCREF(kept.second);
-    part->kept[part->num_kept++] = kept;
-    part->place[thing] = part->num_kept;
+    Py_XINCREF(now.first);
+    Py_XINCREF(now.second);
+    *kept = now;
+    part->num_kept++;
 }
 
 /* Keep a batch. What this body cannot read, Python may be able to: then nothing is left to be kept. */
@@ -242,11 +269,22 @@ void keep_for_event(Folding *folding, int kind)
 
 /* ------------------------------------------------------------------------------------------ queues */
 
-void keep_link(SlotQueue *queue, int32_t node)
+static void keep_link(SlotQueue *queue, int32_t node)
 {
     FrozenPart *part = queue->frozen;
-    if (part->status != OPEN)
+    if (part->status == OPEN && table_at(&part->table, node) == 0 &&
+        !table_put(&part->table, node, (uint32_t)queue->next[node] + 1))
+        part_broken(part);
+}
+
+/* A node that moves, or leaves, changes the links of three: its own, of the one before it, and of the last one. */
+void keep_links(SlotQueue *queue, int32_t node)
+{
+    if (queue->frozen->status != OPEN) {
         Py_CLEAR(queue->frozen);
-    else if (part->old[node] == 0)
-        part->old[node] = (uint32_t)queue->next[node] + 1;
+        return;
+    }
+    keep_link(queue, node);
+    keep_link(queue, queue->before[node]);
+    keep_link(queue, queue->before[0]);
 }

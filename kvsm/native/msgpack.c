@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-#define PIECE ((Py_ssize_t)1 << 18) /* bytes of a piece, but the last */
+#define PIECE ((Py_ssize_t)1 << 16) /* bytes of a piece, but the last */
 
 bool stream_write(Stream *stream, const void *data, Py_ssize_t size)
 {

@@ -10,39 +10,36 @@ bool queue_holds(const SlotQueue *queue, int32_t slot)
     return queue->next[node] != 0 || queue->before[node] != 0 || queue->next[0] == node;
 }
 
-static inline void set_next(SlotQueue *queue, int32_t node, int32_t next)
-{
-    if (queue->frozen != NULL)
-        keep_link(queue, node);
-    queue->next[node] = next;
-}
-
 static void unlink_node(SlotQueue *queue, int32_t node)
 {
     const int32_t next = queue->next[node], before = queue->before[node];
-    set_next(queue, before, next);
+    queue->next[before] = next;
     queue->before[next] = before;
-    set_next(queue, node, 0);
-    queue->before[node] = 0;
+    queue->next[node] = queue->before[node] = 0;
 }
 
 void queue_append(SlotQueue *queue, int32_t slot)
 {
     const int32_t node = slot + 1;
+    if (queue->frozen != NULL)
+        keep_links(queue, node);
     if (queue_holds(queue, slot))
         unlink_node(queue, node);
     else
         queue->size++;
     const int32_t last = queue->before[0];
-    set_next(queue, last, node);
+    queue->next[last] = node;
     queue->before[node] = last;
     queue->before[0] = node;
+    queue->next[node] = 0;
 }
 
 void queue_remove(SlotQueue *queue, int32_t slot)
 {
     if (!queue_holds(queue, slot))
         return;
+    if (queue->frozen != NULL)
+        keep_links(queue, slot + 1);
     unlink_node(queue, slot + 1);
     queue->size--;
 }
