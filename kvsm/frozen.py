@@ -1,14 +1,14 @@
 """A ledger's state of one moment, copied in pieces while later events are folded.
 
 With the native body `freeze` itself copies only what is small: references to the records of requests and
-transfers, the history of offers, and the order of any policy but LRU (`EvictionPolicy.snapshot`). Slots, device
-blocks and queues are walked over later, piece by piece. What an event is about to change and was not walked
-over yet is kept first (`kvsm/native/keeping.c`).
+transfers, the history of offers, and the order of any policy but LRU (`EvictionPolicy.snapshot`). Slots,
+device blocks and queues are walked over later, piece by piece. What an event is about to change and was not
+walked over yet is kept first (`kvsm/native/keeping.c`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +51,15 @@ def freeze(ledger: Ledger) -> StateCopy:
 class FrozenState:
     """The copy that `freeze` makes of a ledger with the native body. See `StateCopy`.
 
-    `go_on` raises `RuntimeError` for a copy that was dropped, and `MemoryError` if something could not be kept.
+    `go_on` raises `RuntimeError` for a copy that was dropped. It raises `MemoryError` if there was no memory
+    to keep something; then the copy is dropped, and the ledger is as it should be.
     """
 
     def __init__(self, ledger: Ledger, parts: FrozenParts) -> None:
         self._parts = parts
         self._pieces: list[bytes] | None = []
         self._whole = False
+        self._steps: Iterator[bool] = iter(())
         small = {name: getattr(ledger, name) for name in SavedLedger.__struct_fields__ if name not in _LARGE}
         order = ledger.policy.snapshot() if parts[-1] is None else b""
         transfers, requests = _fields_of(ledger.transfers), _fields_of(ledger.requests)
@@ -85,16 +87,16 @@ class FrozenState:
 
     def drop(self) -> None:
         """As `StateCopy.drop`."""
-        self._pieces, self._whole = None, False
-        self._steps.close()
+        self._pieces, self._whole, self._steps = None, False, iter(())
         for part in self._parts:
             if part is not None:
                 part.drop()
 
 
-_LARGE = frozenset(
-    "blocks leases generations keys free policy transfers requests brought stale offers".split()
-)
+_AS_BYTES = ("blocks", "leases", "generations", "free", "policy")
+_AS_ARRAYS = ("keys", "brought", "stale", "offers")
+_RECORDS = ("transfers", "requests")
+_LARGE = frozenset(_AS_BYTES + _AS_ARRAYS + _RECORDS)
 """Fields of a snapshot that are written in pieces."""
 _Fields = tuple[Any, ...]
 
@@ -111,7 +113,7 @@ def _steps(
     transfers: list[_Fields],
     requests: list[_Fields],
     pieces: list[bytes],
-) -> Generator[bool, None, None]:
+) -> Iterator[bool]:
     """Copies one piece more after each `next`. True: `pieces` has all.
 
     small: the fields that are not large.
@@ -120,31 +122,20 @@ def _steps(
     for part in parts:
         while part is not None and not part.go_on():
             yield False
-    slots, blocks, offers, free, lru = [[] if part is None else part.take() for part in parts]
     written = {name: [_ENCODER.encode(value)] for name, value in small.items()}
-    written |= {"transfers": [_array(len(transfers))], "requests": [_array(len(requests))]}
-    yield from _encode(transfers, written["transfers"])
-    yield from _encode(requests, written["requests"])
-    policy = lru[0][1] if lru else []
+    for name, records in zip(_RECORDS, (transfers, requests)):
+        written[name] = [_array_head(len(records))]
+        yield from _encode(records, written[name])
+    slots, blocks, offers, free, lru = [[] if part is None else part.take() for part in parts]
+    policy = lru[0] if lru else (len(order), [])
     if not lru:
-        yield from _cut(order, policy)
-    for name, some in (
-        ("blocks", slots[0][1]),
-        ("leases", blocks[0][1]),
-        ("generations", slots[1][1]),
-        ("free", free[0][1]),
-        ("policy", policy),
-    ):
-        written[name] = [_bytes(sum(map(len, some))), *some]
-    for name, (count, some) in (
-        ("keys", slots[2]),
-        ("brought", blocks[1]),
-        ("stale", blocks[2]),
-        ("offers", offers[0]),
-    ):
-        written[name] = [_array(count), *some]
+        yield from _cut(order, policy[1])
+    for name, (_, some) in zip(_AS_BYTES, (slots[0], blocks[0], slots[1], free[0], policy)):
+        written[name] = [_bytes_head(sum(map(len, some))), *some]
+    for name, (count, some) in zip(_AS_ARRAYS, (slots[2], blocks[1], blocks[2], offers[0])):
+        written[name] = [_array_head(count), *some]
     names = SavedLedger.__struct_fields__
-    pieces.append(_array(len(names)))
+    pieces.append(_array_head(len(names)))
     for name in names:
         pieces += written[name]
     yield True
@@ -168,14 +159,14 @@ def _cut(order: bytes, written: list[bytes]) -> Iterator[bool]:
         yield False
 
 
-def _bytes(size: int) -> bytes:
+def _bytes_head(size: int) -> bytes:
     """What msgpack writes before so many bytes."""
     if size < 1 << 8:
         return bytes((0xC4, size))
     return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
 
 
-def _array(count: int) -> bytes:
+def _array_head(count: int) -> bytes:
     """What msgpack writes before an array of so many items."""
     if count < 16:
         return bytes((0x90 | count,))

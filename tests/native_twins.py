@@ -1,5 +1,7 @@
-"""Two ledgers that fold the same events, one with each body, and are compared after each of them. And events for
-them, right and wrong ones."""
+"""Two ledgers that fold the same events, one with each body, and are compared after each of them.
+
+And events for them, right and wrong ones.
+"""
 
 from __future__ import annotations
 

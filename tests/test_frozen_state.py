@@ -68,7 +68,9 @@ class Copying:
         elif kind > 0.99 and self._copy is not None:
             self._copy.drop()
             self._copy = None
-        elif self._copy is not None and any(self._copy.go_on() for _ in range(self._random.choice((0, 1, 4)))):
+        elif self._copy is not None and any(
+            self._copy.go_on() for _ in range(self._random.choice((0, 1, 4)))
+        ):
             self.compare()
 
     def compare(self) -> None:
@@ -97,8 +99,8 @@ def folding(options: OffloadConfig, events: Any, random: Random) -> Copying:
 @settings(max_examples=25)
 @given(st.integers(0, 2**32))
 def test_a_copy_is_the_state_at_which_it_was_frozen(policy: str, seed: int) -> None:
-    """Events between the pieces: resets, losses, restarts, evictions. Copies that are dropped, and a second one
-    before the first is whole."""
+    """Events between the pieces: resets, losses, restarts, evictions. Copies that are dropped, and a second
+    one before the first is whole."""
     random = Random(seed)
     options = msgspec.structs.replace(draw_options(random), policy=policy)
     folding(options.config(), walked(options, seed, 80), random)

@@ -6,7 +6,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -21,14 +21,12 @@ from native_twins import Twins, is_refusal, spoiled, walked
 from kvsm import native
 from kvsm.checker.walk import walk
 from kvsm.errors import ConfigError, InvalidEvent
-from kvsm.events import KINDS, OffloadConfig, OffloadingEvent, StorePlanned
-from kvsm.ids import pack
+from kvsm.events import KINDS, OffloadConfig, StorePlanned
 from kvsm.ledger import Ledger, NativeLedger
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
 from kvsm.states.block import BLOCK
 from kvsm.worlds.audited import AuditedWorld
-from kvsm.worlds.core_options import CoreOptions, draw_options
-from kvsm.worlds.core_world import CoreWorld
+from kvsm.worlds.core_options import draw_options
 
 ROOT = Path(__file__).parents[1]
 
@@ -134,6 +132,7 @@ def test_long_batches_are_folded_alike(seed: int) -> None:
 
 
 # Wrong events.
+
 
 def test_a_refused_store_leaves_the_keys_of_earlier_lives() -> None:
     """A key that is twice in a plan is seen when the first one is entered. All of it is taken back."""

@@ -37,6 +37,7 @@ FLOORS = (
         "ledger",
         "canonical",
         "snapshot",
+        "frozen",
         "kv_events",
         "log",
         "invariants",
