@@ -27,7 +27,7 @@ _PIECE = 1 << 16
 """Bytes of a piece that is cut here. The native body cuts the same."""
 _MOST_SLOTS = 4096
 """Slots that are copied at once."""
-_MOST_IDS = 2048
+_MOST_IDS = 1024
 """Ids and keys of records that are encoded at once."""
 _RECORD = 32
 """What a record takes beside them, in ids."""

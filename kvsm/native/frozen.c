@@ -176,6 +176,10 @@ static bool write_order(FrozenPart *part)
             *at++ = (unsigned char)(slot >> 8 * place);
         part->node = old != 0 ? (int32_t)(old - 1) : part->live[part->node];
     }
+    if (part->node == 0 && part->next < part->size) {
+        PyErr_SetString(PyExc_SystemError, "a queue was changed behind the back of its copy");
+        return false;
+    }
     return stream_write(&part->streams[WORDS], bytes, at - bytes);
 }
 

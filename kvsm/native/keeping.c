@@ -8,16 +8,16 @@
 #include "frozen.h"
 
 enum {
-    NOTHING = 1,
-    ITS_SLOTS = 2,
-    ITS_BLOCKS = 4,
-    ITS_TRANSFER = 8,
-    ITS_TRANSFERS = 16,
-    ITS_PINS = 32,
-    EVERYTHING = 64
+    NOTHING = 0,
+    ITS_SLOTS = 1,
+    ITS_BLOCKS = 2,
+    ITS_TRANSFER = 4,
+    ITS_TRANSFERS = 8,
+    ITS_PINS = 16,
+    EVERYTHING = 32
 };
 
-/* What each kind of event may change. A kind that is missing here may change anything. */
+/* What each kind of event may change. */
 static const unsigned char changes[NUM_KINDS] = {
     [KIND_LogOpened] = NOTHING,
     [KIND_RequestArrived] = NOTHING,
@@ -255,16 +255,12 @@ void keep_for_event(Folding *folding, int kind)
     }
     FrozenPart *slots = (FrozenPart *)PyTuple_GetItem(parts, SLOTS);
     FrozenPart *blocks = (FrozenPart *)PyTuple_GetItem(parts, DEVICE_BLOCKS);
-    const int changed = kind < 0 || folding->fields == NULL ? 0 : changes[kind];
-    if (changed == 0) {
-        part_finish(slots);
-        part_finish(blocks);
-    } else if (changed == EVERYTHING) {
+    if (changes[kind] & EVERYTHING) {
         keep_transfers(folding, slots, blocks, field(folding, N_transfers));
         keep_all_words(slots);
         keep_all_words(blocks);
-    } else if (changed != NOTHING)
-        keep_named(folding, slots, blocks, changed);
+    } else if (changes[kind] != NOTHING)
+        keep_named(folding, slots, blocks, changes[kind]);
 }
 
 /* ------------------------------------------------------------------------------------------ queues */
@@ -277,7 +273,8 @@ static void keep_link(SlotQueue *queue, int32_t node)
         part_broken(part);
 }
 
-/* A node that moves, or leaves, changes the links of three: its own, of the one before it, and of the last one. */
+/* A node that moves, or leaves, changes its own link and that of the one before it. The link of the last one changes,
+   too, but the copy knows how many slots it has. */
 void keep_links(SlotQueue *queue, int32_t node)
 {
     if (queue->frozen->status != OPEN) {
@@ -286,5 +283,4 @@ void keep_links(SlotQueue *queue, int32_t node)
     }
     keep_link(queue, node);
     keep_link(queue, queue->before[node]);
-    keep_link(queue, queue->before[0]);
 }

@@ -166,9 +166,11 @@ static Verdict fold_here(Folding *folding)
 {
     const int kind = kind_of(folding->event);
     int64_t before;
+    if (kind < 0 || folding->fields == NULL)
+        return REFERENCE;
     if (folding->fold->frozen != NULL)
         keep_for_event(folding, kind);
-    if (kind < 0 || handlers[kind] == NULL || folding->fields == NULL || folding->seq_object == NULL ||
+    if (handlers[kind] == NULL || folding->seq_object == NULL ||
         !read_number(folding->seq_object, &folding->seq) || !field_number(folding, N_seq, &before) ||
         folding->seq != before + 1 || !see_records(folding) || (touches_blocks[kind] && !see_blocks(folding)))
         return REFERENCE;
