@@ -8,17 +8,16 @@ walked over yet is kept first (`kvsm/native/keeping.c`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from operator import itemgetter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from copy import copy
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import numpy as np
-from msgspec.structs import astuple
 
 from kvsm.ledger import Ledger, NativeLedger, RequestRecord, TransferRecord
 from kvsm.log.state_copy import StateCopy, WholeState
-from kvsm.snapshot import SavedLedger, packed, snapshot
+from kvsm.snapshot import SavedLedger, saved_record, snapshot
 
 if TYPE_CHECKING:
     from kvsm.native._body import FrozenParts
@@ -27,10 +26,10 @@ _PIECE = 1 << 16
 """Bytes of a piece that is cut here. The native body cuts the same."""
 _MOST_SLOTS = 4096
 """Slots that are copied at once."""
-_MOST_IDS = 1024
-"""Ids and keys of records that are encoded at once."""
-_RECORD = 32
-"""What a record takes beside them, in ids."""
+_MOST_OF_RECORDS = 8192
+"""Bytes of records that are encoded at once."""
+_RECORD = 256
+"""What a record takes beside them, in bytes."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -62,7 +61,9 @@ class FrozenState:
         self._steps: Iterator[bool] = iter(())
         small = {name: getattr(ledger, name) for name in SavedLedger.__struct_fields__ if name not in _LARGE}
         order = ledger.policy.snapshot() if parts[-1] is None else b""
-        transfers, requests = _fields_of(ledger.transfers), _fields_of(ledger.requests)
+        # Nobody changes what a record refers to.
+        transfers = [copy(one) for one in ledger.transfers.values()]
+        requests = [copy(one) for one in ledger.requests.values()]
         self._steps = _steps(parts, small, order, transfers, requests, self._pieces)
 
     def __del__(self) -> None:
@@ -95,23 +96,16 @@ class FrozenState:
 
 _AS_BYTES = ("blocks", "leases", "generations", "free", "policy")
 _AS_ARRAYS = ("keys", "brought", "stale", "offers")
-_RECORDS = ("transfers", "requests")
-_LARGE = frozenset(_AS_BYTES + _AS_ARRAYS + _RECORDS)
+_LARGE = frozenset((*_AS_BYTES, *_AS_ARRAYS, "transfers", "requests"))
 """Fields of a snapshot that are written in pieces."""
-_Fields = tuple[Any, ...]
-
-
-def _fields_of(records: Mapping[Any, TransferRecord | RequestRecord]) -> list[_Fields]:
-    """The fields of each record. Nobody changes an array that is one of them."""
-    return [astuple(one) for one in records.values()]
 
 
 def _steps(
     parts: FrozenParts,
     small: Mapping[str, Any],
     order: bytes,
-    transfers: list[_Fields],
-    requests: list[_Fields],
+    transfers: list[TransferRecord],
+    requests: list[RequestRecord],
     pieces: list[bytes],
 ) -> Iterator[bool]:
     """Copies one piece more after each `next`. True: `pieces` has all.
@@ -123,9 +117,11 @@ def _steps(
         while part is not None and not part.go_on():
             yield False
     written = {name: [_ENCODER.encode(value)] for name, value in small.items()}
-    for name, records in zip(_RECORDS, (transfers, requests)):
-        written[name] = [_array_head(len(records))]
-        yield from _encode(records, written[name])
+    transfers.sort(key=attrgetter("id"))
+    requests.sort(key=attrgetter("name"))
+    written["transfers"], written["requests"] = [_array_head(len(transfers))], [_array_head(len(requests))]
+    yield from _encode(transfers, written["transfers"])
+    yield from _encode(requests, written["requests"])
     slots, blocks, offers, free, lru = [[] if part is None else part.take() for part in parts]
     policy = lru[0] if lru else (len(order), [])
     if not lru:
@@ -141,15 +137,15 @@ def _steps(
     yield True
 
 
-def _encode(records: list[_Fields], written: list[bytes]) -> Iterator[bool]:
-    """Write records in the order of their first fields, some after each `next`."""
-    ids = 0
-    for fields in sorted(records, key=itemgetter(0)):
-        written.append(_ENCODER.encode(packed(fields)))
-        ids += _RECORD + sum([len(one) for one in fields if isinstance(one, tuple | np.ndarray)])
-        if ids >= _MOST_IDS:
+def _encode(records: Iterable[TransferRecord | RequestRecord], written: list[bytes]) -> Iterator[bool]:
+    """Write records, some after each `next`."""
+    size = 0
+    for record in records:
+        written.append(_ENCODER.encode(saved_record(record)))
+        size += _RECORD + len(written[-1])
+        if size >= _MOST_OF_RECORDS:
             yield False
-            ids = 0
+            size = 0
 
 
 def _cut(order: bytes, written: list[bytes]) -> Iterator[bool]:

@@ -86,8 +86,8 @@ def _state_of(ledger: Ledger) -> SavedLedger:
         keys=tuple(ledger.keys_of(indexed_slots(ledger))),
         free=ledger.free.order().astype("<u4").tobytes(),
         policy=ledger.policy.snapshot(),
-        transfers=tuple([packed(astuple(ledger.transfers[id])) for id in sorted(ledger.transfers)]),
-        requests=tuple([packed(astuple(ledger.requests[name])) for name in sorted(ledger.requests)]),
+        transfers=tuple([saved_record(ledger.transfers[id]) for id in sorted(ledger.transfers)]),
+        requests=tuple([saved_record(ledger.requests[name]) for name in sorted(ledger.requests)]),
         brought=tuple(sorted(ledger.provenance.brought.items())),
         stale=tuple(sorted(ledger.provenance.stale.items())),
         offers=tuple(ledger.offers.times.items()),
@@ -240,13 +240,13 @@ def digest(ledger: Ledger) -> str:
     return blake2b(snapshot(ledger), digest_size=16).hexdigest()
 
 
-def packed(fields: tuple[Any, ...]) -> Any:
-    """The fields of a `TransferRecord` or a `RequestRecord` in order, with packed ids."""
-    return tuple([pack(one) if isinstance(one, np.ndarray) else one for one in fields])
+def saved_record(record: TransferRecord | RequestRecord) -> Any:
+    """The record's fields in order, with packed ids."""
+    return tuple([pack(one) if isinstance(one, np.ndarray) else one for one in astuple(record)])
 
 
 def _restored(kind: type[_Record], saved: tuple[Any, ...]) -> _Record:
-    """Inverse of `packed`."""
+    """Inverse of `saved_record`."""
     fields = zip(kind.__struct_fields__, saved, strict=True)
     values: list[Any] = [unpack(value) if name in _IDS else value for name, value in fields]
     return kind(*values)

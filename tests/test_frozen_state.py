@@ -40,7 +40,7 @@ needs_native = pytest.mark.skipif(bool(native.WHY_NOT), reason=f"Python folds: {
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pools, too, take many pieces."""
     monkeypatch.setattr(frozen, "_MOST_SLOTS", 2)
-    monkeypatch.setattr(frozen, "_MOST_IDS", 1)
+    monkeypatch.setattr(frozen, "_MOST_OF_RECORDS", 1)
 
 
 def finished(copy: StateCopy) -> bytes:

@@ -98,8 +98,8 @@ def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096
 
 def lives(ledger, seq, times):
-    '''Requests of 20 blocks: stored, evicted to make room, matched and loaded by another one, touched. The state
-    is copied now and then.'''
+    '''Requests of 20 blocks: stored, evicted to make room, matched and loaded by another one, touched.
+    The state is copied now and then.'''
     apply, slots, blocks = ledger.apply, tuple(range(16)), tuple(range(16))
     keys = [tuple(b"%d-%d" % (life, slot) for slot in slots) for life in range(2)]
     for number in range(times):

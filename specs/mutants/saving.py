@@ -21,7 +21,7 @@ SAVING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.snapshot:_saved",
+                "kvsm.snapshot:saved_record",
                 "return tuple([pack(one) if isinstance(one, np.ndarray) else one"
                 " for one in astuple(record)])",
                 """
