@@ -12,6 +12,8 @@ static void set_bit(uint64_t *bits, int32_t slot) { bits[slot / GROUP] |= (uint6
 
 static void clear_bit(uint64_t *bits, int32_t slot) { bits[slot / GROUP] &= ~((uint64_t)1 << slot % GROUP); }
 
+static void link_to(SlotQueue *queue, int32_t node, int32_t next) { queue->next[node] = next; }
+
 bool queue_holds(const SlotQueue *queue, int32_t slot)
 {
     return is_set(queue->listed, slot) || is_set(queue->row, slot);
@@ -23,7 +25,7 @@ static bool take_out(SlotQueue *queue, int32_t slot)
     if (is_set(queue->listed, slot)) {
         const int32_t next = queue->next[slot + 1], before = queue->before[slot + 1];
         clear_bit(queue->listed, slot);
-        queue->next[before] = next;
+        link_to(queue, before, next);
         queue->before[next] = before;
         return true;
     }
@@ -41,10 +43,10 @@ void queue_append(SlotQueue *queue, int32_t slot)
     queue->size += !take_out(queue, slot);
     const int32_t node = slot + 1, last = queue->before[0];
     set_bit(queue->listed, slot);
-    queue->next[last] = node;
+    link_to(queue, last, node);
+    link_to(queue, node, 0);
     queue->before[node] = last;
     queue->before[0] = node;
-    queue->next[node] = 0;
 }
 
 void queue_remove(SlotQueue *queue, int32_t slot) { queue->size -= take_out(queue, slot); }
@@ -55,7 +57,8 @@ void queue_clear(SlotQueue *queue)
         memset(queue->row, 0, (size_t)queue->groups * sizeof *queue->row);
     if (queue->next[0] != 0)
         memset(queue->listed, 0, (size_t)queue->groups * sizeof *queue->listed);
-    queue->next[0] = queue->before[0] = 0;
+    link_to(queue, 0, 0);
+    queue->before[0] = 0;
     queue->row_from = queue->groups;
     queue->size = 0;
 }

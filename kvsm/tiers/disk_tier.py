@@ -363,15 +363,20 @@ class DiskTier:
         wait no more."""
         index, readable, below = self.host.ledger.index, self.host.ledger.readable, self.disk.ledger.index
         keys: list[bytes] = []
-        while self._waiting and len(keys) < most:
-            key = next(iter(self._waiting))
-            del self._waiting[key]
+        looked_at: list[bytes] = []
+        for key in self._waiting:
+            if len(keys) == most:
+                break
+            looked_at.append(key)
             if key in below:
                 continue
             if key in index and readable(index[key]):
                 keys.append(key)
             else:
                 self._note_not_stored(1)
+        # All at once: a dict finds its first key behind the places of all that were deleted.
+        for key in looked_at:
+            del self._waiting[key]
         return keys
 
     def _load(
