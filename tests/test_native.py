@@ -193,7 +193,9 @@ def test_resets_are_folded_alike(seed: int, policy: str) -> None:
     and what a listener hears. Pools end within a group of 64 slots, or with one."""
     random = Random(seed)
     slots = random.choice((5, 64, 70, 128, 200))
-    config = OffloadConfig(host_blocks=slots, device_blocks=4096, workers=2, policy=policy, max_live_transfers=8)
+    config = OffloadConfig(
+        host_blocks=slots, device_blocks=4096, workers=2, policy=policy, max_live_transfers=8
+    )
     twins = Twins(config)
     for event in reset_often(config, random):
         assert twins.apply(event).error is None

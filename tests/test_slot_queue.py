@@ -26,7 +26,10 @@ batches = st.one_of(
 forms: st.SearchStrategy[Callable[[list[int]], IdArray]] = st.sampled_from(
     [tuple, lambda one: np.array(one, dtype=np.int64)]
 )
-operations = st.lists(st.tuples(st.sampled_from(["append", "remove", "append", "remove", "refill"]), batches, forms), max_size=60)
+operations = st.lists(
+    st.tuples(st.sampled_from(["append", "remove", "append", "remove", "refill"]), batches, forms),
+    max_size=60,
+)
 
 
 def check_property(examples: int, strategy: st.SearchStrategy[Any], body: Callable[[Any], None]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -263,6 +263,28 @@ def test_a_disk_that_fails_gets_no_more_stores_and_the_blocks_wait() -> None:
     tiers.tier._health.succeeded()
     (job,) = tiers.tier.plan()
     assert job.keys == tuple(KEYS[5:7])
+
+
+class CountedWalks(dict[bytes, None]):
+    """Counts how often somebody begins to walk through it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_backlog_is_walked_through_once_for_each_copy() -> None:
+    """A dict finds its first key behind the places of all that were deleted. To look for it once a key took
+    16 ms a step, with a backlog of a quarter of a million keys."""
+    tiers = Tiers(host_blocks=8)
+    tiers.store(KEYS[:6])
+    waiting = CountedWalks(tiers.tier._waiting)
+    tiers.tier._waiting = waiting
+    (job,) = tiers.tier.plan()
+    assert len(job.keys) == PLACES
+    assert waiting.walks == 1
 
 
 def test_each_block_that_does_not_reach_the_disk_is_counted() -> None:

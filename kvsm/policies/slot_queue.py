@@ -8,8 +8,8 @@ the queue: the capacity may be what the head of a foreign log says.
 A linked list is as good for single slots, but not for eight thousand at once: here every batch operation is a
 few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
 
-With the native body a queue is made of bits and a linked list, in C (`kvsm/native/slot_queue.c`), and answers the
-same.
+With the native body a queue is made of bits and a linked list, in C (`kvsm/native/slot_queue.c`), and answers
+the same.
 """
 
 from __future__ import annotations
