@@ -6,14 +6,20 @@ And events for them, right and wrong ones.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import count
 from random import Random
 from typing import Any, NamedTuple
 
 from kvsm import native
+from kvsm.errors import LimitReached
 from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
 from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger, TransferRecord
+from kvsm.log import MemoryLog
+from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
+from kvsm.states.transfer import PLANNED
 from kvsm.worlds.audited import difference, ledger_difference
 from kvsm.worlds.core_options import CoreOptions
 from kvsm.worlds.core_world import CoreWorld
@@ -104,6 +110,43 @@ def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[Offloading
     for _ in range(actions):
         world.do(world.draw(random))
     return world.events
+
+
+def reset_often(config: OffloadConfig, random: Random) -> Sequence[OffloadingEvent]:
+    """The log of a core that is reset again and again, with plans, stores, loads and copies out in flight."""
+    log = MemoryLog()
+    core, free_block = Offloader(config, log), count()
+
+    def key() -> bytes:
+        return b"key-%03d\x00\x00\x00\x00" % random.randrange(2 * config.host_blocks)
+
+    def store() -> None:
+        keys = list({key() for _ in range(random.choice((1, 5, 20, 40)))})
+        core.prepare_store(f"store-{len(log)}", keys, [next(free_block) for _ in keys])
+
+    def load(target: str) -> None:
+        name, readable = f"load-{len(log)}", [*filter(core.ledger.readable, core.ledger.index.values())]
+        slots = random.sample(readable, min(len(readable), random.choice((1, 3, 20))))
+        core.arrive(name, target)
+        with suppress(LimitReached):
+            core.pin(name, slots, None)
+            if random.random() < 0.7:
+                core.prepare_load(name, [next(free_block) for _ in slots], (), target)
+
+    def go_on(share: float) -> None:
+        for id, one in list(core.ledger.transfers.items()):
+            if random.random() < share:
+                core.submit([id]) if one.state is PLANNED else core.report(id, random.randrange(2), True)
+
+    for _ in range(60):
+        random.choice((store, store, store, lambda: load(""), lambda: load("disk")))()
+        go_on(random.choice((0.3, 0.9)))
+        if random.random() < 0.15:
+            core.tick()
+            for _ in range(random.choice((1, 1, 3))):
+                go_on(random.choice((0, 1)))
+                core.reset(random.choice((None, f"weights-{len(log)}")))
+    return log
 
 
 ODD = (0, 1, 2, 3, 7, 99, -1, 2**31, 2**63, 2**70, None, "", "request-0", b"", b"\x02\x00\x00", True, 1.5)

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
-from native_twins import saved, spoiled, walked
+from native_twins import reset_often, saved, spoiled, walked
 
 from kvsm import events as ev
 from kvsm import frozen, native
@@ -126,6 +126,22 @@ def test_what_each_kind_of_event_changes_is_said() -> None:
     source = (ROOT / "kvsm" / "native" / "keeping.c").read_text(encoding="utf-8")
     table = source.split("changes[NUM_KINDS] = {")[1].split("};")[0]
     assert re.findall(r"\[KIND_(\w+)\]", table) == [kind.__name__ for kind in KINDS]
+
+
+@needs_native
+@settings(max_examples=25)
+@given(st.integers(0, 2**32))
+def test_resets_between_the_pieces(seed: int) -> None:
+    """A reset changes all words, and begins the order of the free slots anew."""
+    random = Random(seed)
+    config = OffloadConfig(
+        host_blocks=random.choice((5, 64, 70, 150)),
+        device_blocks=4096,
+        workers=2,
+        policy=random.choice((*POLICIES, "lru")),
+        max_live_transfers=8,
+    )
+    folding(config, reset_often(config, random), random)
 
 
 @needs_native

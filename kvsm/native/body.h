@@ -80,11 +80,14 @@ void stream_clear(Stream *stream);
 
 typedef struct FrozenPart FrozenPart;
 
+#define GROUP 64 /* slots whose bits are one number */
+
 typedef struct {
     PyObject_HEAD
-    int32_t *next, *before; /* by slot + 1; 0 is the end of both directions */
+    uint64_t *row, *listed; /* a bit for each slot: who stands in the row, and who in the list behind it */
+    int32_t *next, *before; /* the list, by slot + 1; 0 is the end of both directions. Only for `listed` slots */
     int64_t size;
-    int32_t capacity;
+    int32_t capacity, groups, row_from; /* the groups before row_from have nobody in the row */
     PyObject *links;    /* owns the memory of `next` */
     FrozenPart *frozen; /* its copy of the order; owned. NULL: nobody copies it */
 } SlotQueue;
@@ -92,6 +95,8 @@ typedef struct {
 void queue_append(SlotQueue *queue, int32_t slot);
 void queue_remove(SlotQueue *queue, int32_t slot);
 bool queue_holds(const SlotQueue *queue, int32_t slot);
+void queue_clear(SlotQueue *queue);
+void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group that has nobody yet */
 
 /* --------------------------------------------------------------------------------------- key_index.c */
 
@@ -102,7 +107,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *key_of; /* the list of the slots' keys */
-    Place *places;
+    Place *places;    /* only through `at`, in key_index.c */
+    uint64_t *clean;  /* by page: how often the index had been cleared when the page was last emptied */
+    uint64_t clears;  /* how often the index was cleared */
     uint32_t mask;
     int64_t size;
 } KeyIndex;
@@ -250,6 +257,6 @@ Verdict only_recorded(Folding *);
 
 PyObject *freeze(Folding *folding, int64_t most_slots); /* the parts; owned. NULL without an error: it cannot */
 void keep_for_event(Folding *folding, int kind);        /* before anything is changed */
-void keep_links(SlotQueue *queue, int32_t node);        /* before this node moves */
+void keep_link(SlotQueue *queue, int32_t node);         /* before `next` of this node is changed */
 
 #endif

@@ -16,7 +16,7 @@ static void release(Py_buffer *buffer)
 static void forget_kept(FrozenPart *part)
 {
     for (uint32_t one = 0; one < part->num_kept; one++) {
-        Kept *kept = &part->kept[one >> PAGE_BITS][one & (PAGE - 1)];
+        Kept *kept = &part->kept[one >> TABLE_BITS][one & (TABLE_PAGE - 1)];
         Py_CLEAR(kept->first);
         Py_CLEAR(kept->second);
     }
@@ -43,7 +43,9 @@ void part_let_go(FrozenPart *part)
     release(&part->word_buffer);
     release(&part->generation_buffer);
     free(part->all_words);
+    free(part->row);
     part->all_words = NULL;
+    part->row = NULL;
     Py_CLEAR(part->key_of);
     Py_CLEAR(part->brought);
     Py_CLEAR(part->stale);
@@ -165,20 +167,36 @@ static bool write_offers(FrozenPart *part)
     return true;
 }
 
+/* The next slot of a queue: of its row, or else of its list; -1: there is none. */
+static int64_t next_of_order(FrozenPart *part)
+{
+    while (part->group < part->groups && part->row[part->group] == 0)
+        part->group++;
+    if (part->group < part->groups) {
+        const int place = __builtin_ctzll(part->row[part->group]);
+        part->row[part->group] &= part->row[part->group] - 1;
+        return (int64_t)part->group * GROUP + place;
+    }
+    const int32_t node = part->node;
+    if (node != 0) {
+        const uint32_t old = table_at(&part->table, node);
+        part->node = old != 0 ? (int32_t)(old - 1) : part->live[node];
+    }
+    return (int64_t)node - 1;
+}
+
 /* The slots of a queue, four bytes each, the lowest first. */
 static bool write_order(FrozenPart *part)
 {
     unsigned char bytes[4 * MOST], *at = bytes;
-    const int32_t end = end_of_piece(part);
-    for (; part->node != 0 && part->next < end; part->next++) {
-        const uint32_t slot = (uint32_t)part->node - 1, old = table_at(&part->table, part->node);
+    for (const int32_t end = end_of_piece(part); part->next < end; part->next++) {
+        const int64_t slot = next_of_order(part);
+        if (slot < 0) {
+            PyErr_SetString(PyExc_SystemError, "a queue was changed behind the back of its copy");
+            return false;
+        }
         for (int place = 0; place < 4; place++)
             *at++ = (unsigned char)(slot >> 8 * place);
-        part->node = old != 0 ? (int32_t)(old - 1) : part->live[part->node];
-    }
-    if (part->node == 0 && part->next < part->size) {
-        PyErr_SetString(PyExc_SystemError, "a queue was changed behind the back of its copy");
-        return false;
     }
     return stream_write(&part->streams[WORDS], bytes, at - bytes);
 }
@@ -294,19 +312,25 @@ static FrozenPart *part_of_offers(Folding *folding, int32_t most)
     return part;
 }
 
+/* The row is copied at once: a bit for each slot. */
 static FrozenPart *part_of_queue(const SlotQueue *queue, int32_t most)
 {
     FrozenPart *part = make_part(ORDER, queue->size, most);
     if (part == NULL)
         return NULL;
-    if (!table_make(&part->table, (int64_t)queue->capacity + 1))
+    const size_t bytes = (size_t)queue->groups * sizeof *part->row;
+    part->row = malloc(bytes + 1);
+    if (part->row == NULL || !table_make(&part->table, (int64_t)queue->capacity + 1)) {
         Py_CLEAR(part);
-    else {
-        Py_INCREF(queue->links);
-        part->links = queue->links;
-        part->live = queue->next;
-        part->node = queue->next[0];
+        return NULL;
     }
+    memcpy(part->row, queue->row, bytes);
+    part->group = queue->row_from;
+    part->groups = queue->groups;
+    Py_INCREF(queue->links);
+    part->links = queue->links;
+    part->live = queue->next;
+    part->node = queue->next[0];
     return part;
 }
 

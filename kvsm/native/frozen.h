@@ -27,8 +27,8 @@ typedef struct {
 } Kept;
 
 /* A number for each thing, 0 at first. Its pages are made when something is put in: to make it takes no time. */
-#define PAGE_BITS 10
-#define PAGE (1 << PAGE_BITS)
+#define TABLE_BITS 10
+#define TABLE_PAGE (1 << TABLE_BITS)
 
 typedef struct {
     uint32_t **pages;
@@ -41,8 +41,8 @@ void table_clear(Table *table);
 
 static inline uint32_t table_at(const Table *table, int64_t thing)
 {
-    const uint32_t *page = table->pages[thing >> PAGE_BITS];
-    return page == NULL ? 0 : page[thing & (PAGE - 1)];
+    const uint32_t *page = table->pages[thing >> TABLE_BITS];
+    return page == NULL ? 0 : page[thing & (TABLE_PAGE - 1)];
 }
 
 /* What is written of a part. */
@@ -76,9 +76,11 @@ struct FrozenPart {
     PyObject **pairs;
 
     /* A queue. */
-    PyObject *links;     /* owns the live `next` */
-    const int32_t *live; /* the live `next` */
-    int32_t node;        /* the next one to write; 0: none is left */
+    uint64_t *row;          /* a bit for each slot of the row that is not written */
+    int32_t group, groups;  /* the groups before `group` have none */
+    PyObject *links;        /* owns the live `next` */
+    const int32_t *live;    /* the live `next` */
+    int32_t node;           /* the next one of the list; 0: none is left */
 
     /* The place of each thing among `kept`, from 1; or what `next` of each node was, plus 1. 0: it is not kept. */
     Table table;
@@ -87,7 +89,7 @@ struct FrozenPart {
 static inline Kept *kept_at(const FrozenPart *part, int64_t thing)
 {
     const uint32_t place = table_at(&part->table, thing);
-    return place == 0 ? NULL : &part->kept[(place - 1) >> PAGE_BITS][(place - 1) & (PAGE - 1)];
+    return place == 0 ? NULL : &part->kept[(place - 1) >> TABLE_BITS][(place - 1) & (TABLE_PAGE - 1)];
 }
 
 void part_let_go(FrozenPart *part); /* it needs the live state no more */

@@ -57,17 +57,17 @@ static void part_broken(FrozenPart *part)
 
 bool table_make(Table *table, int64_t things)
 {
-    table->num_pages = (int32_t)(things / PAGE + 1);
+    table->num_pages = (int32_t)(things / TABLE_PAGE + 1);
     table->pages = calloc((size_t)table->num_pages, sizeof *table->pages);
     return table->pages != NULL;
 }
 
 bool table_put(Table *table, int64_t thing, uint32_t number)
 {
-    uint32_t **page = &table->pages[thing >> PAGE_BITS];
-    if (*page == NULL && (*page = calloc(PAGE, sizeof **page)) == NULL)
+    uint32_t **page = &table->pages[thing >> TABLE_BITS];
+    if (*page == NULL && (*page = calloc(TABLE_PAGE, sizeof **page)) == NULL)
         return false;
-    (*page)[thing & (PAGE - 1)] = number;
+    (*page)[thing & (TABLE_PAGE - 1)] = number;
     return true;
 }
 
@@ -82,13 +82,13 @@ void table_clear(Table *table)
 /* Where the next one is kept; NULL: no memory. */
 static Kept *room_for_one(FrozenPart *part)
 {
-    const uint32_t page = part->num_kept >> PAGE_BITS, place = part->num_kept & (PAGE - 1);
+    const uint32_t page = part->num_kept >> TABLE_BITS, place = part->num_kept & (TABLE_PAGE - 1);
     if (page == part->num_pages) {
         Kept **kept = realloc(part->kept, (page + 1) * sizeof *kept);
         if (kept == NULL)
             return NULL;
         part->kept = kept;
-        if ((kept[page] = malloc(PAGE * sizeof **kept)) == NULL)
+        if ((kept[page] = malloc(TABLE_PAGE * sizeof **kept)) == NULL)
             return NULL;
         part->num_pages++;
     }
@@ -265,22 +265,13 @@ void keep_for_event(Folding *folding, int kind)
 
 /* ------------------------------------------------------------------------------------------ queues */
 
-static void keep_link(SlotQueue *queue, int32_t node)
+/* The copy knows how many slots the list has, and the first one: so it needs no link of the last node, nor of the head.
+   A node that was in no list is kept, too: nobody looks at it. */
+void keep_link(SlotQueue *queue, int32_t node)
 {
     FrozenPart *part = queue->frozen;
-    if (part->status == OPEN && table_at(&part->table, node) == 0 &&
-        !table_put(&part->table, node, (uint32_t)queue->next[node] + 1))
-        part_broken(part);
-}
-
-/* A node that moves, or leaves, changes its own link and that of the one before it. The link of the last one changes,
-   too, but the copy knows how many slots it has. */
-void keep_links(SlotQueue *queue, int32_t node)
-{
-    if (queue->frozen->status != OPEN) {
+    if (part->status != OPEN)
         Py_CLEAR(queue->frozen);
-        return;
-    }
-    keep_link(queue, node);
-    keep_link(queue, queue->before[node]);
+    else if (table_at(&part->table, node) == 0 && !table_put(&part->table, node, (uint32_t)queue->next[node] + 1))
+        part_broken(part);
 }
