@@ -1,9 +1,9 @@
 """A ledger's state of one moment, copied in pieces while later events are folded.
 
-With the native body `freeze` itself copies only what is small: references to the records of requests and
-transfers, the history of offers, and the order of any policy but LRU (`EvictionPolicy.snapshot`). Slots,
-device blocks and queues are walked over later, piece by piece. What an event is about to change and was not
-walked over yet is kept first (`kvsm/native/keeping.c`).
+With the native body `freeze` itself copies only what is small: the records of requests and transfers, the
+history of offers, a bit a slot of each queue. Under other policies than LRU it takes the whole order, too
+(`EvictionPolicy.snapshot`). Slots, device blocks and queues are walked over later, piece by piece. What an
+event is about to change and was not walked over yet is kept first (`kvsm/native/keeping.c`).
 """
 
 from __future__ import annotations
@@ -128,12 +128,15 @@ def _steps(
         yield from _cut(order, policy[1])
     for name, (_, some) in zip(_AS_BYTES, (slots[0], blocks[0], slots[1], free[0], policy)):
         written[name] = [_bytes_head(sum(map(len, some))), *some]
+        yield False
     for name, (count, some) in zip(_AS_ARRAYS, (slots[2], blocks[1], blocks[2], offers[0])):
         written[name] = [_array_head(count), *some]
+        yield False
     names = SavedLedger.__struct_fields__
     pieces.append(_array_head(len(names)))
     for name in names:
         pieces += written[name]
+        yield False
     yield True
 
 

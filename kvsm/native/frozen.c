@@ -3,6 +3,7 @@
 #include "frozen.h"
 
 #define MOST 4096 /* things that may be written at once */
+#define SLOWER 4  /* slots that are written in the time of a device block, an offer or a node */
 #define AHEAD 16 /* things that are brought into the cache before they are read */
 
 /* ------------------------------------------------------------------------------------ the end of a part */
@@ -167,16 +168,21 @@ static bool write_offers(FrozenPart *part)
     return true;
 }
 
-/* The next slot of a queue: of its row, or else of its list; -1: there is none. */
-static int64_t next_of_order(FrozenPart *part)
+/* The next slot of a queue's row; -1: none is left. */
+static int64_t next_of_row(FrozenPart *part)
 {
     while (part->group < part->groups && part->row[part->group] == 0)
         part->group++;
-    if (part->group < part->groups) {
-        const int place = __builtin_ctzll(part->row[part->group]);
-        part->row[part->group] &= part->row[part->group] - 1;
-        return (int64_t)part->group * GROUP + place;
-    }
+    if (part->group == part->groups)
+        return -1;
+    const int place = __builtin_ctzll(part->row[part->group]);
+    part->row[part->group] &= part->row[part->group] - 1;
+    return (int64_t)part->group * GROUP + place;
+}
+
+/* The next slot of a queue's list; -1: none is left. */
+static int64_t next_of_list(FrozenPart *part)
+{
     const int32_t node = part->node;
     if (node != 0) {
         const uint32_t old = table_at(&part->table, node);
@@ -185,13 +191,15 @@ static int64_t next_of_order(FrozenPart *part)
     return (int64_t)node - 1;
 }
 
-/* The slots of a queue, four bytes each, the lowest first. */
+/* The slots of a queue, four bytes each, the lowest first. A node of the list is as slow as several slots of the row,
+   because it waits for the one before. */
 static bool write_order(FrozenPart *part)
 {
     unsigned char bytes[4 * MOST], *at = bytes;
-    for (const int32_t end = end_of_piece(part); part->next < end; part->next++) {
-        const int64_t slot = next_of_order(part);
-        if (slot < 0) {
+    for (int32_t left = part->most; left > 0 && part->next < part->size; part->next++) {
+        int64_t slot = next_of_row(part);
+        left -= slot >= 0 ? 1 : SLOWER;
+        if (slot < 0 && (slot = next_of_list(part)) < 0) {
             PyErr_SetString(PyExc_SystemError, "a queue was changed behind the back of its copy");
             return false;
         }
@@ -229,7 +237,7 @@ void part_finish(FrozenPart *part)
 
 /* ---------------------------------------------------------------------------------------------- freeze */
 
-/* most: how many slots are written at once. Other things take more time: a node waits for the one before. */
+/* most: how many slots are written at once. */
 static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(python.frozen_part, Py_tp_alloc);
@@ -238,7 +246,7 @@ static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
         return NULL;
     part->kind = kind;
     part->size = (int32_t)size;
-    part->most = kind == SLOTS ? most : (most + 3) / 4;
+    part->most = kind == SLOTS || kind == ORDER ? most : (most + SLOWER - 1) / SLOWER;
     part->status = size == 0 ? WHOLE : OPEN;
     return part;
 }
