@@ -22,7 +22,7 @@ from page import markdown_table, publish
 
 from kvsm import native
 from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter
+from kvsm.log import LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 
@@ -66,7 +66,7 @@ def measured(slots: int, requests: int) -> dict[str, Any]:
         log = LogWriter(
             Path(directory) / "log",
             config=config,
-            snapshot=lambda: snapshot(core.ledger),
+            snapshot=lambda: WholeState(snapshot(core.ledger)),
             durability="none",
             segment_bytes=SEGMENT_BYTES,
         )

@@ -305,7 +305,7 @@ def test_a_segment_of_the_same_life_does_not_follow_a_closed_one(tmp_path: Path)
     write(tmp_path / "log", [1])
     write(tmp_path / "other", [1, 1], segment_bytes=1)
     segment_path(tmp_path / "other", 2).rename(segment_path(tmp_path / "log", 2))
-    with pytest.raises(LogDamaged, match="the log was closed here, and another segment follows"):
+    with pytest.raises(LogDamaged, match="the log was closed here, and another segment of this life follows"):
         list(LogReader(tmp_path / "log").events())
 
 

@@ -188,7 +188,7 @@ def check_crash(recorded: Recorded, done: int, chance: random.Random) -> None:
         assert seen == [event(seq) for seq in recorded.kept[: len(seen)]]
         assert len(seen) >= promised
         if len(seen) < len(recorded.kept):
-            assert reader.end in (LogEnd.OPEN, LogEnd.CUT, LogEnd.BROKEN)
+            assert reader.end in (LogEnd.OPEN, LogEnd.BROKEN)
         if done == len(recorded.calls):
             assert (reader.end, reader.torn) == (LogEnd.CLOSED, None)
         check_continued(path, reader, len(seen))

@@ -42,11 +42,13 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log import forks
 from kvsm.log.continued import EndedLog, begin_life, new_log
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
+from kvsm.log.log_thread import LogThread, SyncJob
+from kvsm.log.opening import Opening
 from kvsm.log.options import Durability, OnFailure, check_options
 from kvsm.log.retention import FRAME_BYTES, Retention
 from kvsm.log.segment_file import Loss, SegmentFile, Synced, WritePlace
 from kvsm.log.segment_maker import SegmentMaker
-from kvsm.log.sync_thread import SyncThread
+from kvsm.log.state_copy import StateCopy, WholeState
 
 FRAME_EVENTS = 512
 """Most events of one frame. With more, an event does not get cheaper."""
@@ -67,12 +69,13 @@ class LogWriter:
     directory: made if absent, for its owner alone; must be empty. Or the end of a log, as `find_end` gives
         it: the writer goes on behind it, with the next event, and closes its claim in the end.
     config: recorded in each segment; that of the state after the last event.
-    snapshot: returns the ledger's state after the last appended event; called when a segment opens.
+    snapshot: returns a copy of the ledger's state after the last appended event. It is called when the next
+        segment begins to open. With a large state that takes several flushes (`opening.py`).
     durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
         `sync_interval_ms`, and at the end. `every` syncs at each flush.
     sync_interval_ms: for `interval` (ms).
-    sync_thread: whether `interval` syncs in a thread of its own, so that only a new segment and the end of
-        the log wait for the disk.
+    sync_thread: whether `interval` syncs in a thread of its own, so that only the end of the log, and a new
+        segment behind lost events, wait for the disk.
     segment_bytes: a new segment opens after this many bytes of events, or earlier if `max_bytes` asks for it.
     max_bytes: limit of all files together, at each instant; None keeps all. The oldest segments are deleted.
         If snapshots are too large for it, that is a failed write.
@@ -95,7 +98,7 @@ class LogWriter:
         directory: str | os.PathLike[str] | EndedLog,
         *,
         config: OffloadConfig,
-        snapshot: Callable[[], bytes],
+        snapshot: Callable[[], StateCopy],
         durability: Durability = "interval",
         sync_interval_ms: int = 100,
         sync_thread: bool = False,
@@ -118,7 +121,8 @@ class LogWriter:
         self._snapshot = snapshot
         self._syncs, self._continues = durability != "none", on_failure == "continue"
         self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
-        self._sync_thread, self._waits = SyncThread(), durability != "interval" or not sync_thread
+        self._waits = durability != "interval" or not sync_thread
+        self._sync_thread, self._opening_thread = LogThread("kvsm-log-sync"), LogThread("kvsm-log-segment")
         self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
         self._encoder = FrameEncoder(run, compress, life)
@@ -126,7 +130,7 @@ class LogWriter:
         self._frame: tuple[int, int, bytes] = (0, 0, b"")
         """A frame that may be written in part: its first event, how many it has, and its bytes."""
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
-        self._maker = SegmentMaker(config, clock, run, life, self._encoder, self._retention, self._syncs)
+        self._maker = SegmentMaker(config, clock, run, life, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._nothing_until_ns = 0
@@ -135,7 +139,7 @@ class LogWriter:
         self._closed = self._ended = False
         self._forks = forks.times
         self._calls: list[object] = []
-        self._opening: SegmentFile | None = None
+        self._opening: Opening | None = None
         self._place: WritePlace
         self._begin(directory, first)
 
@@ -250,20 +254,21 @@ class LogWriter:
         if now >= self._look_at_ns:
             self._look(now)
         segment = self._place.segment
-        if segment.loss is None:
-            if self._place.events:
-                self._write_events()
-            if self._syncs and segment.loss is None:
-                self._sync_in_time(now)
-            full = self._place.offset >= segment.full_at and not closing
-            if full and segment.loss is None and self._sync():
-                self._start_next_segment()
+        if closing:
+            self._abandon_opening()
+        if segment.loss is None and self._place.events:
+            self._write_events()
+        if segment.loss is None and self._syncs:
+            self._sync_in_time(now)
+        if segment.loss is None and not closing:
+            self._change_segment()
         if segment.loss is not None:
             self._drop_events()
             if self._place.dropped >= self._resume_at:
-                self._start_next_segment()
+                self._resume()
         # An engine flushes in every step, and most steps decide nothing.
-        self._nothing_until_ns = 0 if closing else min(now + self._sync_interval_ns, self._look_at_ns)
+        busy = closing or self._opening is not None
+        self._nothing_until_ns = 0 if busy else min(now + self._sync_interval_ns, self._look_at_ns)
         self._settled = True
 
     def _settle(self) -> None:
@@ -286,10 +291,10 @@ class LogWriter:
             if self._place.segment.loss is None and self._sync():
                 self._end_well(error)
         except LogWriteFailed as failure:
-            if self._opening is None:
-                with suppress(OSError):  # If this fails too, readers say that the log was not closed.
-                    self._write_end(str(failure))
-                    self._mark_closed()
+            with suppress(OSError):  # If this fails too, readers say that the log was not closed.
+                self._drop_opening()
+                self._write_end(str(failure))
+                self._mark_closed()
             self._shut()
             raise
         except Exception:
@@ -316,7 +321,7 @@ class LogWriter:
         """Write the record of the log's end. From then on nothing but the mark may be written."""
         if not self._ended:
             text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
-            self._write_tail(SegmentTail(follows=False, error=text))
+            self._write_tail(SegmentTail(text))
             self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
             self._ended = True
 
@@ -332,6 +337,9 @@ class LogWriter:
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         if self._forks == forks.times:
             self._sync_thread.end()
+            with suppress(OSError):  # What is left behind is no log to any reader.
+                self._drop_opening()
+            self._opening_thread.end()
         try:
             for segment in self._retention.segments:
                 segment.close()
@@ -352,7 +360,7 @@ class LogWriter:
             first, count, data = self._frame
             try:
                 if self._limited:
-                    self._retention.make_room(len(data))
+                    self._make_room(len(data))
                 place.segment.write(data, place.offset)
             except OSError as error:
                 self._lose(first, place.offset, error)
@@ -381,6 +389,14 @@ class LogWriter:
         self._last_of_frame = FRAME_EVENTS - 1 if fit >= FRAME_EVENTS else max(fit, 1) - 1
         self._frame = place.first, count, data
 
+    def _make_room(self, size: int) -> None:
+        """Delete old segments until a frame of this size (bytes) may be written."""
+        if self._opening is None:
+            self._retention.make_room(size)
+        else:
+            self._retention.make_room(2 * size)
+            self._retention.opening_bytes += size
+
     def _drop_events(self) -> None:
         """Count as lost what came after the loss."""
         place = self._place
@@ -391,15 +407,14 @@ class LogWriter:
         self._place = WritePlace(place.segment, loss.offset, following, [], loss.written, dropped)
 
     def _write_tail(self, tail: SegmentTail) -> None:
-        """Write and sync the last record of the segment. If that fails, try to take it back."""
+        """Write and sync the last record of this life. If that fails, try to take it back."""
         place = self._place
         loss = place.segment.loss
         following = self._first + place.written + place.dropped if loss is None else loss.first
         frame = self._encoder.tail(tail, following, place.segment.synced.offset)
-        beside = 0 if self._opening is None else self._opening.size
         try:
             # The number of an event takes up to 9 bytes.
-            self._retention.make_room(len(frame) + 8 + beside)
+            self._retention.make_room(len(frame) + 8)
             tail = replace(tail, oldest=self._retention.oldest())
             frame = self._encoder.tail(tail, following, place.segment.synced.offset)
             place.segment.write(frame, place.offset)
@@ -419,12 +434,14 @@ class LogWriter:
         self._sync_thread.take_end()
         if segment.sync_failure is not None:
             self._lose_unsynced(segment.sync_failure)
-        elif now - segment.synced.at_ns < self._sync_interval_ns:
             return
-        elif self._waits:
+        opening = self._opening
+        if now - segment.synced.at_ns < self._sync_interval_ns and not (opening and opening.needs_sync()):
+            return
+        if self._waits:
             self._sync()
-        elif segment.synced.offset != place.offset:
-            self._sync_thread.begin(segment, Synced(place.offset, place.first - 1, now))
+        elif segment.synced.offset != place.offset and not (opening and opening.forbids_sync()):
+            self._sync_thread.begin(SyncJob(segment, Synced(place.offset, place.first - 1, now)))
 
     def _sync(self) -> bool:
         """Make the segment durable, if `durability` asks for it. False if events were lost.
@@ -468,6 +485,7 @@ class LogWriter:
 
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
         """Events from `first` on are lost, and the segment's bytes from `offset` on are useless."""
+        self._abandon_opening()
         place = self._place
         self._sync_thread.wait()
         synced = place.segment.synced
@@ -513,7 +531,7 @@ class LogWriter:
         self._claimed = end.claimed
         segment = SegmentFile(self.directory, first, end.replaces)
         try:
-            snapshot = bytes if first == 1 else self._snapshot
+            snapshot = WholeState if first == 1 else self._snapshot
             begin_life(end, segment, self._maker, self._retention, snapshot, self._syncs)
         except BaseException:
             if end is not directory:
@@ -521,64 +539,100 @@ class LogWriter:
             raise
         self._place = WritePlace(segment, segment.size, first, [], 0, 0)
 
-    def _start_next_segment(self) -> None:
-        """Open the next segment, and delete the oldest ones beyond `max_bytes`.
-
-        If that fails and `on_failure` is `continue`, no event is lost by it: a good segment grows, and a
-        broken one waits for the next attempt.
-        """
+    def _change_segment(self) -> None:
+        """Begin to open the next segment if this one is full, or go on with that."""
         place = self._place
-        segment = self._opening = SegmentFile(self.directory, place.first)
-        try:
-            if self._continues:
-                self._claimed.hold()  # Somebody may have deleted it.
-            segment.remove_leftover()
-            self._maker.make(segment, self._snapshot)
-            if place.segment.loss is None:
-                self._write_tail(SegmentTail(follows=True))
-            self._maker.publish(segment, self.directory)
-        except OSError as error:
-            self._abandon_opening()
-            failure = f"no segment can follow event {place.first - 1}"
-            if not self._continues:
-                self._stop(f"{failure}, the last one written", error)
-            self.failure = self.failure or f"{place.segment.path}: {failure}: {error}"
-            place.segment.full_at = place.offset + self._segment_bytes
-            self._resume_at = place.dropped + FRAME_EVENTS
+        if self._retention.oldest() < place.segment.oldest:
+            self._leave_complete_segments()
+        if place.offset < place.segment.full_at:
             return
-        self._place = WritePlace(
-            segment, segment.size, place.first, self._place.events, place.written, place.dropped
-        )
+        try:
+            opening = self._opening or self._begin_opening(self._waits)
+            if self._limited and opening.overlap(place) > self._retention.frame_bytes:
+                if not self._sync():
+                    return
+                opening.complete(place)
+            elif not opening.go_on(place) or self._sync_thread.is_busy:
+                return
+            self._hand_over(opening)
+        except OSError as error:
+            self._stay(error)
+
+    def _resume(self) -> None:
+        """Open a segment behind lost events, at once."""
+        try:
+            opening = self._begin_opening(waits=True)
+            opening.complete(self._place)
+            self._hand_over(opening)
+        except OSError as error:
+            self._stay(error)
+
+    def _begin_opening(self, waits: bool) -> Opening:
+        place = self._place
+        segment = SegmentFile(self.directory, place.first)
+        if self._continues:
+            self._claimed.hold()  # Somebody may have deleted it.
+        segment.remove_leftover()
+        self._opening = Opening(segment, place, self._maker, self._opening_thread, waits)
+        self._opening.begin(self._snapshot)
+        return self._opening
+
+    def _hand_over(self, opening: Opening) -> None:
+        """Events go to the new segment from now on."""
+        if self._place.segment.loss is None and self._waits and not self._sync():
+            return
+        place = self._place
+        opening.finish(place)
+        segment, events = opening.segment, place.events
+        self._place = WritePlace(segment, segment.size, place.first, events, place.written, place.dropped)
         self.failure = None
+        self._drop_opening()
         self._leave_complete_segments()
 
+    def _stay(self, cause: OSError) -> None:
+        """The next segment cannot be opened. If `on_failure` is `continue`, no event is lost by it.
+
+        A good segment grows, and a broken one waits for the next attempt.
+        """
+        self._abandon_opening()
+        place = self._place
+        failure = f"no segment can follow event {place.first - 1}"
+        if not self._continues:
+            self._stop(f"{failure}, the last one written", cause)
+        self.failure = self.failure or f"{place.segment.path}: {failure}: {cause}"
+        place.segment.full_at = place.offset + self._segment_bytes
+        self._resume_at = place.dropped + FRAME_EVENTS
+
     def _abandon_opening(self) -> None:
-        """Remove a segment that was not opened to the end, and the tail that announced it."""
-        place, opening = self._place, self._opening
-        if opening is not None and opening is not place.segment:
-            try:
-                opening.discard()
-            except OSError as error:
-                self._stop(f"no event can follow while {opening.path.name} cannot be deleted", error)
-            if place.segment.loss is None and place.segment.size > place.offset:
-                with suppress(OSError):  # The next write tries it again.
-                    place.segment.cut(place.offset)
-        self._opening = None
+        """Remove a segment that was not opened to the end."""
+        try:
+            self._drop_opening()
+        except OSError as error:
+            assert self._opening is not None
+            name = self._opening.segment.path.name
+            self._stop(f"no event can follow while {name} cannot be deleted", error)
+
+    def _drop_opening(self) -> None:
+        """The opening is over. Events go to its segment, or it is given up."""
+        opening = self._opening
+        if opening is not None and opening.segment is not self._place.segment:
+            opening.give_up()
+        self._retention.opening_bytes, self._opening = 0, None
 
     def _leave_complete_segments(self) -> None:
         """Close the segment before the newest one, and delete what retention drops now."""
         newest, segments = self._place.segment, self._retention.segments
         self._retention.add(newest)
-        self._opening = None
-        if len(segments) > 1:
-            try:
-                segments[-2].close()
-            except OSError as error:
-                if not self._syncs:
-                    name = segments[-2].path.name
-                    self._stop(f"the last events of {name} may be missing: it could not be closed", error)
         try:
-            self._retention.delete_before(newest.oldest)
+            if len(segments) > 1:
+                segments[-2].close()
+        except OSError as error:
+            if not self._syncs:
+                name = segments[-2].path.name
+                self._stop(f"the last events of {name} may be missing: it could not be closed", error)
+        try:
+            if newest.name_is_durable:
+                self._retention.delete_before(newest.oldest)
         except OSError as error:
             failure = "the oldest segments cannot be deleted"
             if not self._continues:

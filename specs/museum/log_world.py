@@ -24,10 +24,11 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from kvsm.log.sync_thread import _serve
+
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
-from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, find_end
-from kvsm.log.sync_thread import _serve
+from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
 from kvsm.properties import Property
 from kvsm.worlds.world import Action
 from museum.log_disk import LogDisk
@@ -305,7 +306,7 @@ class FailingLogWorld:
         writer: Any = LogWriter(
             self._log if where is None else where,
             config=_CONFIG,
-            snapshot=lambda: _SNAPSHOT,
+            snapshot=lambda: WholeState(_SNAPSHOT),
             durability=options.durability,  # type: ignore[arg-type]
             sync_interval_ms=0,
             sync_thread=options.sync_thread,
