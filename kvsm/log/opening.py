@@ -72,7 +72,7 @@ class Opening:
         return place.offset - self._begin
 
     def needs_sync(self) -> bool:
-        """Whether it waits for a sync of the old segment, which must be durable up to where this one begins."""
+        """Whether it waits until the old segment is durable up to where this one begins."""
         return self._maker.syncs and self._has_head and self._old.synced.offset < self._begin
 
     def forbids_sync(self) -> bool:
@@ -87,8 +87,8 @@ class Opening:
         if self._thread.is_busy or (self._snapshot is None and not self._take_snapshot()):
             return False
         assert self._snapshot is not None
-        if self._has_head and self._is_durable() and place.offset - self._reached <= _FEW_BYTES:
-            return True
+        if self._has_head and self._keeps_up() and place.offset - self._reached <= _FEW_BYTES:
+            return self._waits or not self.needs_sync()
         self._goal = place
         if self._waits and not self._has_head and sum(map(len, self._snapshot)) <= AT_ONCE_BYTES:
             self.run()
@@ -127,7 +127,7 @@ class Opening:
                 assert self._snapshot is not None
                 self._maker.write_head(self.segment, self._head, self._snapshot, self._event_bytes)
             self._copy_events()
-            if self._maker.syncs and not (self._has_head and self._is_durable()):
+            if self._maker.syncs and not (self._has_head and self._keeps_up()):
                 self.segment.sync_to(self._goal.first - 1)
         except Exception as error:
             self._failure = error
@@ -147,12 +147,9 @@ class Opening:
         self._snapshot = snapshot
         return True
 
-    def _is_durable(self) -> bool:
-        """Whether all that is durable in the old segment, which must be enough, is durable in this one."""
-        if self._waits or not self._maker.syncs:
-            return True
-        synced = self._old.synced
-        return self._begin <= synced.offset and synced.seq <= self.segment.synced.seq
+    def _keeps_up(self) -> bool:
+        """Whether all that is durable in the old segment is durable in this one, or will be by `finish`."""
+        return self._waits or not self._maker.syncs or self._old.synced.seq <= self.segment.synced.seq
 
     def _copy_events(self) -> None:
         """Copy the frames up to the goal."""

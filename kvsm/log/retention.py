@@ -17,8 +17,9 @@ class Retention:
     """The segments of a log that are on disk, the newest last, and how many bytes they may have.
 
     A segment states in its head which older ones are kept beside it. So what it needs is planned when it
-    opens: room to become full, a last frame that goes beyond, and the head of the next segment, which may be
-    twice as large as its own. `make_room` holds the limit even if that was too little.
+    opens: room to become full, a last frame that goes beyond, the head of the next segment, which may be
+    twice as large as its own, and events that both have, because they came while it was made. `make_room`
+    holds the limit even if that was too little.
 
     max_bytes: of all files together; None has no limit.
     segment_bytes: of the events of a segment.
@@ -133,14 +134,14 @@ class Retention:
         return self.segments[-1].size if self.segments else 0
 
     def _full_at_most(self, head_bytes: int) -> int:
-        """Two full segments fit, with twice the head for what grows, and their last frames."""
+        """Two full segments fit, with twice the head for what grows, their last frames and what both have."""
         assert self._max_bytes is not None
-        return (self._max_bytes - 2 * head_bytes - 2 * self.frame_bytes) // 2
+        return (self._max_bytes - 2 * head_bytes - 3 * self.frame_bytes) // 2
 
     def _too_small(self, head_bytes: int) -> str | None:
         if self._max_bytes is None or self._full_at_most(head_bytes) > head_bytes:
             return None
-        least = 4 * head_bytes + 2 * self.frame_bytes + 2
+        least = 4 * head_bytes + 3 * self.frame_bytes + 2
         return (
             f"max_bytes is {self._max_bytes}; it must be {least} or more, because a segment opens with "
             f"{head_bytes} bytes (its head and a snapshot)"

@@ -88,7 +88,7 @@ class SegmentFile:
     def create(self) -> None:
         """Make the file, which only its owner can read. Raises `FileExistsError` if another writer has."""
         # A file object closes its descriptor even if an interrupt keeps it from being stored here.
-        self._file = FileIO(self._new, "x", opener=_open_private)
+        self._file = FileIO(self._new, "x+", opener=_open_private)
         self._descriptor = self._file.fileno()
 
     def reopen(self) -> None:

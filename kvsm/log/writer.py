@@ -42,16 +42,15 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log import forks
 from kvsm.log.continued import EndedLog, begin_life, new_log
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
-from kvsm.log.log_thread import LogThread, SyncJob
+from kvsm.log.log_thread import LogThread
+from kvsm.log.next_frame import FRAME_EVENTS, FrameMaker
 from kvsm.log.opening import Opening
 from kvsm.log.options import Durability, OnFailure, check_options
-from kvsm.log.retention import FRAME_BYTES, Retention
-from kvsm.log.segment_file import Loss, SegmentFile, Synced, WritePlace
+from kvsm.log.retention import Retention
+from kvsm.log.segment_file import Loss, SegmentFile, WritePlace
 from kvsm.log.segment_maker import SegmentMaker
 from kvsm.log.state_copy import StateCopy, WholeState
-
-FRAME_EVENTS = 512
-"""Most events of one frame. With more, an event does not get cheaper."""
+from kvsm.log.syncing import Syncing
 
 ERROR_TEXT = 2000
 """Most characters of the text of the error with which a log is closed."""
@@ -119,16 +118,13 @@ class LogWriter:
         self.broken_from: int | None = None
         self.failure: str | None = None
         self._snapshot = snapshot
-        self._syncs, self._continues = durability != "none", on_failure == "continue"
-        self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
-        self._waits = durability != "interval" or not sync_thread
-        self._sync_thread, self._opening_thread = LogThread("kvsm-log-sync"), LogThread("kvsm-log-segment")
+        self._syncing = Syncing(durability, sync_interval_ms, sync_thread)
+        self._syncs, self._continues = self._syncing.syncs, on_failure == "continue"
+        self._opening_thread = LogThread("kvsm-log-segment")
         self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
         self._encoder = FrameEncoder(run, compress, life)
-        self._last_of_frame = FRAME_EVENTS - 1
-        self._frame: tuple[int, int, bytes] = (0, 0, b"")
-        """A frame that may be written in part: its first event, how many it has, and its bytes."""
+        self._frames = FrameMaker(self._encoder)
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
         self._maker = SegmentMaker(config, clock, run, life, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
@@ -178,7 +174,7 @@ class LogWriter:
                 f"{self.directory}: event {event.seq} was appended where {place.first + count} is next"
             )
         events.append(event)
-        if count >= self._last_of_frame:
+        if count + 1 >= self._frames.most_events:
             self.flush()
 
     def flush(self) -> None:
@@ -189,17 +185,7 @@ class LogWriter:
         """
         if time.monotonic_ns() < self._nothing_until_ns and not self._place.events:
             return
-        call, calls = object(), self._calls
-        try:
-            calls.append(call)
-            if calls[0] is not call or self._forks != forks.times:
-                self._refuse_call()
-            if self._refusal is not None:
-                raise self._refusal
-            self._flush()
-        finally:
-            if call in calls:
-                calls.remove(call)
+        self._alone(self._flush)
 
     def close(self, error: BaseException | None = None) -> None:
         """Flush, sync, write how the run ended, and close. Idempotent.
@@ -215,15 +201,7 @@ class LogWriter:
         if self._forks != forks.times:
             self._shut()
             return
-        call, calls = object(), self._calls
-        try:
-            calls.append(call)
-            if calls[0] is not call:
-                self._refuse_call()
-            self._close(None if error is None else described(error))
-        finally:
-            if call in calls:
-                calls.remove(call)
+        self._alone(lambda: self._close(None if error is None else described(error)))
 
     def __enter__(self) -> LogWriter:
         return self
@@ -233,7 +211,17 @@ class LogWriter:
     ) -> None:
         self.close(error)
 
-    # ---------------------------------------------------------------------------------------- calls
+    def _alone(self, call: Callable[[], None]) -> None:
+        """Make this call, unless another one has not returned."""
+        mark, calls = object(), self._calls
+        try:
+            calls.append(mark)
+            if calls[0] is not mark or self._forks != forks.times:
+                self._refuse_call()
+            call()
+        finally:
+            if mark in calls:
+                calls.remove(mark)
 
     def _refuse_call(self) -> NoReturn:
         if self._forks != forks.times:
@@ -247,6 +235,8 @@ class LogWriter:
         )
 
     def _flush(self, closing: bool = False) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         if not self._settled:
             self._settle()
         self._settled, self._nothing_until_ns = False, 0
@@ -259,7 +249,7 @@ class LogWriter:
         if segment.loss is None and self._place.events:
             self._write_events()
         if segment.loss is None and self._syncs:
-            self._sync_in_time(now)
+            self._sync(due_at=now)
         if segment.loss is None and not closing:
             self._change_segment()
         if segment.loss is not None:
@@ -268,7 +258,7 @@ class LogWriter:
                 self._resume()
         # An engine flushes in every step, and most steps decide nothing.
         busy = closing or self._opening is not None
-        self._nothing_until_ns = 0 if busy else min(now + self._sync_interval_ns, self._look_at_ns)
+        self._nothing_until_ns = 0 if busy else min(now + self._syncing.interval_ns, self._look_at_ns)
         self._settled = True
 
     def _settle(self) -> None:
@@ -318,12 +308,30 @@ class LogWriter:
             self._stop("all events are written, but the mark of a closed log perhaps in part", failure)
 
     def _write_end(self, error: str | None) -> None:
-        """Write the record of the log's end. From then on nothing but the mark may be written."""
-        if not self._ended:
-            text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
-            self._write_tail(SegmentTail(text))
-            self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
-            self._ended = True
+        """Write and sync the record of the log's end. From then on nothing but the mark may be written.
+
+        If that fails, try to take it back.
+        """
+        if self._ended:
+            return
+        text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
+        tail, place = SegmentTail(text), self._place
+        segment, loss = place.segment, place.segment.loss
+        following = self._first + place.written + place.dropped if loss is None else loss.first
+        try:
+            # The number of an event takes up to 9 bytes.
+            self._retention.make_room(len(self._encoder.tail(tail, following, 0)) + 8)
+            tail = replace(tail, oldest=self._retention.oldest())
+            segment.write(self._encoder.tail(tail, following, segment.synced.offset), place.offset)
+            if self._syncs:
+                segment.sync()
+        except OSError:
+            with suppress(OSError):
+                segment.cut(place.offset)
+            segment.sync_failure = None  # All but the tail had been synced.
+            raise
+        self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
+        self._ended = True
 
     def _mark_closed(self) -> None:
         self._place.segment.mark(CLOSED)
@@ -336,8 +344,8 @@ class LogWriter:
         failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         if self._forks == forks.times:
-            self._sync_thread.end()
-            with suppress(OSError):  # What is left behind is no log to any reader.
+            self._syncing.thread.end()
+            with suppress(OSError):  # No reader looks at it.
                 self._drop_opening()
             self._opening_thread.end()
         try:
@@ -350,14 +358,13 @@ class LogWriter:
         finally:
             self._claimed.close()
 
-    # --------------------------------------------------------------------------------------- events
-
     def _write_events(self) -> None:
         """Write the events as frames: as one, unless an interrupted write has left a frame to finish."""
         while (place := self._place).events:
-            if self._frame[0] != place.first:
-                self._prepare_frame(place)
-            first, count, data = self._frame
+            try:
+                first, count, data = self._frames.make(place)
+            except Exception as error:  # Not the disk's fault: the next events would be lost too.
+                self._stop(f"events from {place.first} on cannot be encoded", error)
             try:
                 if self._limited:
                     self._make_room(len(data))
@@ -373,21 +380,6 @@ class LogWriter:
                 place.written + count,
                 place.dropped,
             )
-
-    def _prepare_frame(self, place: WritePlace) -> None:
-        """Encode the next events. If the write is interrupted, these bytes are written again.
-
-        A reader may have seen some of them, so another frame must not take their place.
-        """
-        events = place.events[:FRAME_EVENTS]
-        count = len(events)
-        try:
-            data = self._encoder.events(events, place.segment.synced.offset)
-        except Exception as error:  # Not the disk's fault: the next events would be lost too.
-            self._stop(f"events from {place.first} on cannot be encoded", error)
-        fit = FRAME_BYTES * count // len(data)
-        self._last_of_frame = FRAME_EVENTS - 1 if fit >= FRAME_EVENTS else max(fit, 1) - 1
-        self._frame = place.first, count, data
 
     def _make_room(self, size: int) -> None:
         """Delete old segments until a frame of this size (bytes) may be written."""
@@ -406,61 +398,22 @@ class LogWriter:
         dropped = loss.dropped + following - loss.first if self._continues else loss.dropped
         self._place = WritePlace(place.segment, loss.offset, following, [], loss.written, dropped)
 
-    def _write_tail(self, tail: SegmentTail) -> None:
-        """Write and sync the last record of this life. If that fails, try to take it back."""
-        place = self._place
-        loss = place.segment.loss
-        following = self._first + place.written + place.dropped if loss is None else loss.first
-        frame = self._encoder.tail(tail, following, place.segment.synced.offset)
-        try:
-            # The number of an event takes up to 9 bytes.
-            self._retention.make_room(len(frame) + 8)
-            tail = replace(tail, oldest=self._retention.oldest())
-            frame = self._encoder.tail(tail, following, place.segment.synced.offset)
-            place.segment.write(frame, place.offset)
-            if self._syncs:
-                place.segment.sync()
-        except OSError:
-            with suppress(OSError):
-                place.segment.cut(place.offset)
-            place.segment.sync_failure = None  # All but the tail had been synced.
-            raise
-
-    # ------------------------------------------------------------------------------- syncs and losses
-
-    def _sync_in_time(self, now: int) -> None:
-        """Sync if that is due, or begin to."""
-        place, segment = self._place, self._place.segment
-        self._sync_thread.take_end()
-        if segment.sync_failure is not None:
-            self._lose_unsynced(segment.sync_failure)
-            return
-        opening = self._opening
-        if now - segment.synced.at_ns < self._sync_interval_ns and not (opening and opening.needs_sync()):
-            return
-        if self._waits:
-            self._sync()
-        elif segment.synced.offset != place.offset and not (opening and opening.forbids_sync()):
-            self._sync_thread.begin(SyncJob(segment, Synced(place.offset, place.first - 1, now)))
-
-    def _sync(self) -> bool:
+    def _sync(self, due_at: int | None = None) -> bool:
         """Make the segment durable, if `durability` asks for it. False if events were lost.
+
+        due_at: only if it is due at this time (monotonic, ns), and perhaps in a thread; None: now, and wait.
 
         After a failed sync nobody knows which pages reached the disk. So all events since the last good sync
         count as lost.
         """
-        place = self._place
-        self._sync_thread.wait()
-        if not self._syncs or place.segment.synced.offset == place.offset:
-            return True
         try:
-            if place.segment.sync_failure is not None:
-                raise place.segment.sync_failure
-            place.segment.sync()
+            if due_at is None:
+                self._syncing.sync(self._place)
+            else:
+                self._syncing.sync_in_time(self._place, due_at, self._opening)
         except OSError as error:
             self._lose_unsynced(error)
             return False
-        place.segment.synced = Synced(place.offset, place.first - 1, time.monotonic_ns())
         return True
 
     def _lose_unsynced(self, cause: OSError) -> None:
@@ -487,7 +440,7 @@ class LogWriter:
         """Events from `first` on are lost, and the segment's bytes from `offset` on are useless."""
         self._abandon_opening()
         place = self._place
-        self._sync_thread.wait()
+        self._syncing.thread.wait()
         synced = place.segment.synced
         if place.segment.sync_failure is not None and synced.offset < offset:
             first, offset = synced.seq + 1, synced.offset
@@ -523,8 +476,6 @@ class LogWriter:
         self.failure = f"{segment.path}: {failure}: {loss.cause}"
         segment.marked = True
 
-    # ------------------------------------------------------------------------------------- segments
-
     def _begin(self, directory: str | os.PathLike[str] | EndedLog, first: int) -> None:
         """Lock the directory, if that was not done, and open the first segment."""
         end = directory if isinstance(directory, EndedLog) else new_log(directory, self._syncs)
@@ -547,23 +498,22 @@ class LogWriter:
         if place.offset < place.segment.full_at:
             return
         try:
-            opening = self._opening or self._begin_opening(self._waits)
+            opening = self._opening or self._begin_opening(self._syncing.waits)
             if self._limited and opening.overlap(place) > self._retention.frame_bytes:
                 if not self._sync():
                     return
                 opening.complete(place)
-            elif not opening.go_on(place) or self._sync_thread.is_busy:
+            elif not opening.go_on(place) or self._syncing.thread.is_busy:
                 return
-            self._hand_over(opening)
+            self._hand_over()
         except OSError as error:
             self._stay(error)
 
     def _resume(self) -> None:
         """Open a segment behind lost events, at once."""
         try:
-            opening = self._begin_opening(waits=True)
-            opening.complete(self._place)
-            self._hand_over(opening)
+            self._begin_opening(waits=True).complete(self._place)
+            self._hand_over()
         except OSError as error:
             self._stay(error)
 
@@ -577,11 +527,12 @@ class LogWriter:
         self._opening.begin(self._snapshot)
         return self._opening
 
-    def _hand_over(self, opening: Opening) -> None:
+    def _hand_over(self) -> None:
         """Events go to the new segment from now on."""
-        if self._place.segment.loss is None and self._waits and not self._sync():
+        place, opening = self._place, self._opening
+        assert opening is not None
+        if place.segment.loss is None and self._syncing.waits and not self._sync():
             return
-        place = self._place
         opening.finish(place)
         segment, events = opening.segment, place.events
         self._place = WritePlace(segment, segment.size, place.first, events, place.written, place.dropped)
@@ -590,10 +541,7 @@ class LogWriter:
         self._leave_complete_segments()
 
     def _stay(self, cause: OSError) -> None:
-        """The next segment cannot be opened. If `on_failure` is `continue`, no event is lost by it.
-
-        A good segment grows, and a broken one waits for the next attempt.
-        """
+        """The next segment cannot be opened: a good one grows, and a broken one waits for the next attempt."""
         self._abandon_opening()
         place = self._place
         failure = f"no segment can follow event {place.first - 1}"
@@ -608,9 +556,7 @@ class LogWriter:
         try:
             self._drop_opening()
         except OSError as error:
-            assert self._opening is not None
-            name = self._opening.segment.path.name
-            self._stop(f"no event can follow while {name} cannot be deleted", error)
+            self._stop("no event can follow while a segment that was not opened cannot be deleted", error)
 
     def _drop_opening(self) -> None:
         """The opening is over. Events go to its segment, or it is given up."""
