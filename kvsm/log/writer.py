@@ -541,7 +541,7 @@ class LogWriter:
         self._leave_complete_segments()
 
     def _stay(self, cause: OSError) -> None:
-        """The next segment cannot be opened: a good one grows, and a broken one waits for the next attempt."""
+        """No segment can be opened now: a good one grows, and a broken one waits for the next attempt."""
         self._abandon_opening()
         place = self._place
         failure = f"no segment can follow event {place.first - 1}"

@@ -24,7 +24,7 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from kvsm.log.sync_thread import _serve
+from kvsm.log.log_thread import _serve
 
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
@@ -50,20 +50,20 @@ class LogOptions(NamedTuple):
     segment_bytes: int
 
 
-class _HeldSyncs:
-    """In the place of the queue of `SyncThread`. A sync waits here until it may run, or the writer waits."""
+class _HeldJobs:
+    """In the place of the queue of a `LogThread`. A job waits here until it may run, or the writer waits."""
 
     def __init__(self) -> None:
         self.held: Any = None
 
-    def put(self, sync: Any) -> None:
-        """The writer begins a sync, or waits for the one that it began."""
-        if sync is None or sync.ended.is_set():
+    def put(self, job: Any) -> None:
+        """The writer begins a job, or waits for the one that it began."""
+        if job is None or job.ended.is_set():
             return
-        if self.held is sync:
+        if self.held is job:
             self.run()
         else:
-            self.held = sync
+            self.held = job
 
     def run(self) -> None:
         """What the thread does with it."""
@@ -99,7 +99,7 @@ class FailingLogWorld:
         place = TemporaryDirectory(prefix="kvsm-museum-")
         weakref.finalize(self, place.cleanup)
         self._options, self._root, self._logs = options, Path(place.name), 0
-        self._disk, self._syncs = LogDisk(), _HeldSyncs()
+        self._disk, self._syncs, self._openings = LogDisk(), _HeldJobs(), _HeldJobs()
         self._appended: list[OffloadingEvent] = []
         """All events of this log; the first has number 1."""
         self._durable = 0
@@ -315,7 +315,8 @@ class FailingLogWorld:
             clock=lambda: 7,
             run=bytes([self._logs]) * 16,
         )
-        writer._sync_thread._queue, writer._sync_thread._thread = self._syncs, self._syncs
+        for thread, held in ((writer._syncing.thread, self._syncs), (writer._opening_thread, self._openings)):
+            thread._queue, thread._thread = held, held
         self._writer = writer
         if where is None:
             self._disk.failed = 0
