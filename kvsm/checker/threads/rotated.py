@@ -143,7 +143,7 @@ class SyncedOpening(OpenedLog):
     """The same, with another thread that syncs, and any sync may fail."""
 
     says = "a thread opens the next segment of a log, another one syncs it, and any sync may fail"
-    sizes: Mapping[str, int] = {**RotatedLog.sizes, "failures": 1}
+    sizes: Mapping[str, int] = {**RotatedLog.sizes, "polls": 1, "failures": 1}
     durability: Durability = "interval"
     more_flushes = 4
     notable = (*OpenedLog.notable, "the writer stops", "what was read is taken back")
