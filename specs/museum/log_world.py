@@ -38,7 +38,7 @@ _SNAPSHOT = bytes(700)
 _LONG = 30
 """A log with this many events is left behind, for each end reads all of it."""
 _ENDS = ("close", "kill", "lose_power")
-_LIKELY = (*["append", "flush", "sync"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
+_LIKELY = (*["append", "flush", "sync", "open"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
 
 
 class LogOptions(NamedTuple):
@@ -123,6 +123,7 @@ class FailingLogWorld:
         if self._stopped:
             return ends
         held: list[Action] = [("sync",)] if self._syncs.held is not None else []
+        held += [("open",)] if self._openings.held is not None else []
         return [
             ("append", 20),
             ("append", 900),
@@ -169,6 +170,13 @@ class FailingLogWorld:
         if self._syncs.held is None:
             return False
         self._syncs.run()
+        return True
+
+    def _do_open(self) -> bool:
+        """What makes the next segment in the background ends."""
+        if self._openings.held is None:
+            return False
+        self._openings.run()
         return True
 
     def _do_fail_write(self, which: int) -> bool:
@@ -239,7 +247,7 @@ class FailingLogWorld:
         return True
 
     def _end(self, writer: LogWriter) -> None:
-        self._syncs.held = None
+        self._syncs.held = self._openings.held = None
         writer._place.segment.close()
         writer._claimed.close()
         self._writer = None
@@ -347,6 +355,6 @@ def drawn_log(random: Random) -> FailingLogWorld:
         durability=random.choice(("interval", "interval", "interval", "every")),
         sync_thread=random.random() < 0.9,
         on_failure=random.choice(("stop", "continue")),
-        segment_bytes=random.choice((2_000, 1 << 20)),
+        segment_bytes=random.choice((200, 2_000, 1 << 20)),
     )
     return FailingLogWorld(options)
