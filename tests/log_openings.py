@@ -34,10 +34,10 @@ class SteppedThread(LogThread):
 
 @contextmanager
 def slow_openings(slow: bool = True) -> Iterator[None]:
-    """Segments open in several flushes, as with a large state. slow: or not."""
+    """Segments open in several flushes, as with a large state; unless not slow. There are no threads."""
     with pytest.MonkeyPatch.context() as patch:
         if slow:
             patch.setattr(opening, "AT_ONCE_BYTES", -1)
-            for user in ("writer", "syncing"):
-                patch.setattr(f"kvsm.log.{user}.LogThread", SteppedThread)
+        for user in ("writer", "syncing"):
+            patch.setattr(f"kvsm.log.{user}.LogThread", SteppedThread)
         yield

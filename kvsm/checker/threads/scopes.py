@@ -39,7 +39,7 @@ SCOPES: dict[str, ThreadScope] = {
     "rotated-deletes": ThreadScope(scenario=DeletingLog, preemptions=1),
     "opened": ThreadScope(scenario=OpenedLog),
     "opened-synced": ThreadScope(scenario=SyncedOpening, preemptions=1),
-    "rotated-lines": ThreadScope(scenario=RotatedLog, preemptions=1, lines=True),
+    "opened-lines": ThreadScope(scenario=OpenedLog, preemptions=1, lines=True),
     "disk": ThreadScope(scenario=FlushedStores),
     "disk-interval": ThreadScope(scenario=FlushedStores, preemptions=1, sizes={"now_and_then": 1}),
     "disk-lines": ThreadScope(scenario=FlushedStores, preemptions=1, lines=True),
