@@ -129,7 +129,7 @@ class RotatedLog(ThreadScenario):
             control().note_reached("what was read is taken back")
 
 
-class OpenedLog(RotatedLog):
+class SlowOpening(RotatedLog):
     """The same, and a thread makes the new segment, while another event goes to the one before it."""
 
     says = "a thread opens the next segment of a log while events and a reader go on"
@@ -139,14 +139,14 @@ class OpenedLog(RotatedLog):
     notable = (*RotatedLog.notable, _HAS_BOTH)
 
 
-class SyncedOpening(OpenedLog):
+class SyncedOpening(SlowOpening):
     """The same, with another thread that syncs, and any sync may fail."""
 
     says = "a thread opens the next segment of a log, another one syncs it, and any sync may fail"
     sizes: Mapping[str, int] = {**RotatedLog.sizes, "polls": 1, "failures": 1}
     durability: Durability = "interval"
     more_flushes = 4
-    notable = (*OpenedLog.notable, "the writer stops", "what was read is taken back")
+    notable = (*SlowOpening.notable, "the writer stops", "what was read is taken back")
 
 
 class DeletingLog(RotatedLog):
