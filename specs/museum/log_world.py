@@ -24,11 +24,10 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from kvsm.log.log_thread import _serve
-
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
 from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
+from kvsm.log.log_thread import _serve
 from kvsm.properties import Property
 from kvsm.worlds.world import Action
 from museum.log_disk import LogDisk

@@ -9,8 +9,8 @@ from kvsm.checker.threads.rotated import (
     DeletingLog,
     FailingRotatedLog,
     GoingOnLog,
-    SlowOpening,
     RotatedLog,
+    SlowOpening,
     SyncedOpening,
 )
 from kvsm.checker.threads.scenario import ThreadScope
