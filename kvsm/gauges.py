@@ -18,6 +18,8 @@ from kvsm.states.transfer import ABANDONED
 from kvsm.states.words import STATE_MASK
 
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
+_OFTEN = (BlockState.STORED, BlockState.FREE, BlockState.EVICTED)
+"""What most slots are, whatever the pool is used for."""
 
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
@@ -57,7 +59,7 @@ def _states(words: NDArray[np.int32], busy: NDArray[np.int32]) -> list[int]:
     """
     counts: list[int] = np.bincount(busy & STATE_MASK, minlength=len(BlockState)).tolist()
     left = len(words) - len(busy)
-    for state in BlockState:
+    for state in sorted(BlockState, key=_OFTEN.__contains__, reverse=True):
         if not left:
             break
         idle = int(np.count_nonzero(words == int(state)))

@@ -344,7 +344,7 @@ def preemption_storm(directory: Path, seed: int = 1) -> Path:
 def property_broken(directory: Path, seed: int = 1) -> Path:
     """A bug in the core: a reset leaves what is stored readable."""
     with pytest.MonkeyPatch.context() as monkeypatch:
-        plant(monkeypatch, cache.cache_reset, "index.invalidate(ledger, indexed, seq)", "pass")
+        plant(monkeypatch, cache.cache_reset, "index.invalidate_all(ledger, seq)", "pass")
         rig = Rig(directory, seed, chats(60, seed), device_blocks=600, reset_every=700)
         try:
             return rig.serve().close()

@@ -63,7 +63,8 @@ def free_slots_under_copies(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         cache.cache_reset,
-        "transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)",
-        "transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)\n"
-        "            ledger.free.append(transfer.slots)",
+        "index.invalidate_all(ledger, seq)",
+        "index.invalidate_all(ledger, seq)\n"
+        "    for transfer in ledger.transfers.values():\n"
+        "        ledger.free.append(transfer.slots)",
     )

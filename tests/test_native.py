@@ -7,6 +7,8 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from random import Random
 
@@ -19,13 +21,19 @@ from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
 from native_twins import Twins, is_refusal
 
 from kvsm import native
+from kvsm.checker.coverage import all_edges
 from kvsm.checker.walk import walk
-from kvsm.errors import ConfigError, InvalidEvent
-from kvsm.events import KINDS, OffloadConfig, OffloadingEvent, StorePlanned
+from kvsm.errors import ConfigError, InvalidEvent, LimitReached
+from kvsm.events import KINDS, CacheReset, OffloadConfig, OffloadingEvent, RequestArrived, StorePlanned
 from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger
+from kvsm.ledger.key_index import make_index
+from kvsm.log import MemoryLog
+from kvsm.offloader import Offloader
+from kvsm.policies import POLICIES
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
 from kvsm.states.block import BLOCK
+from kvsm.states.transfer import PLANNED
 from kvsm.worlds.audited import AuditedWorld
 from kvsm.worlds.core_options import CoreOptions, draw_options
 from kvsm.worlds.core_world import CoreWorld
@@ -141,6 +149,89 @@ def test_long_batches_are_folded_alike(seed: int) -> None:
         assert twins.apply(event).error is None
 
 
+def reset_often(config: OffloadConfig, random: Random) -> Sequence[OffloadingEvent]:
+    """The log of a core that is reset again and again, with plans, stores, loads and copies out in flight."""
+    log = MemoryLog()
+    core, free_block = Offloader(config, log), count()
+
+    def key() -> bytes:
+        return b"key-%03d\x00\x00\x00\x00" % random.randrange(2 * config.host_blocks)
+
+    def store() -> None:
+        keys = list({key() for _ in range(random.choice((1, 5, 20, 40)))})
+        core.prepare_store(f"store-{len(log)}", keys, [next(free_block) for _ in keys])
+
+    def load(target: str) -> None:
+        name, readable = f"load-{len(log)}", [*filter(core.ledger.readable, core.ledger.index.values())]
+        slots = random.sample(readable, min(len(readable), random.choice((1, 3, 20))))
+        core.arrive(name, target)
+        with suppress(LimitReached):
+            core.pin(name, slots, None)
+            if random.random() < 0.7:
+                core.prepare_load(name, [next(free_block) for _ in slots], (), target)
+
+    def go_on(share: float) -> None:
+        for id, one in list(core.ledger.transfers.items()):
+            if random.random() < share:
+                core.submit([id]) if one.state is PLANNED else core.report(id, random.randrange(2), True)
+
+    for _ in range(60):
+        random.choice((store, store, store, lambda: load(""), lambda: load("disk")))()
+        go_on(random.choice((0.3, 0.9)))
+        if random.random() < 0.15:
+            core.tick()
+            for _ in range(random.choice((1, 1, 3))):
+                go_on(random.choice((0, 1)))
+                core.reset(random.choice((None, f"weights-{len(log)}")))
+    return log
+
+
+@settings(max_examples=20)
+@given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))
+def test_resets_are_folded_alike(seed: int, policy: str) -> None:
+    """Whatever is in flight, and to whatever tier: the words, the order of the free slots, the eviction order
+    and what a listener hears. Pools end within a group of 64 slots, or with one."""
+    random = Random(seed)
+    slots = random.choice((5, 64, 70, 128, 200))
+    config = OffloadConfig(
+        host_blocks=slots, device_blocks=4096, workers=2, policy=policy, max_live_transfers=8
+    )
+    twins = Twins(config)
+    for event in reset_often(config, random):
+        assert twins.apply(event).error is None
+        if isinstance(event, CacheReset):
+            assert list(twins.native.free) == sorted(twins.native.free)
+            assert not len(twins.native.policy)
+
+
+def test_an_index_that_is_cleared_forgets_each_key() -> None:
+    """To clear it only counts. Keys of before do not come back when their places are used again."""
+    key_of = [b""] * 500
+    index, keys = make_index(key_of, True), [b"%d" % number for number in range(1000)]
+    for round in range(4):
+        known = keys[round::2][:500]
+        assert index.enter(known, range(500))
+        assert dict(index) == dict(zip(known, range(500)))
+        del index[known[7]]
+        index.clear()
+        assert (len(index), dict(index), index.find(keys)) == (0, {}, [None] * 1000)
+
+
+def test_a_reset_takes_the_arc_of_what_it_voids() -> None:
+    """Coverage of the tables counts an idle block that a reset voids, and no block that is not there."""
+    core = Offloader(OffloadConfig(host_blocks=64, device_blocks=4))
+    arc = [edge[1:4] for edge in all_edges(BLOCK)].index(("STORED", "INVALIDATE", "EVICTED"))
+    native.forget()
+    core.reset(weights="others")
+    assert arc not in native.arcs_taken()["block"]
+    job = core.prepare_store("r", [b"key"], [0]).job
+    assert job is not None
+    core.submit([job.transfer])
+    core.complete_store(job.transfer)
+    core.reset()
+    assert arc in native.arcs_taken()["block"]
+
+
 # Wrong events.
 
 ODD = (0, 1, 2, 3, 7, 99, -1, 2**31, 2**63, 2**70, None, "", "request-0", b"", b"\x02\x00\x00", True, 1.5)
@@ -191,6 +282,13 @@ def test_a_refused_store_leaves_the_keys_of_earlier_lives() -> None:
     with pytest.raises(InvalidEvent, match="twice in the plan"):
         ledger.apply(StorePlanned(1, 0, 0, (), (b"x", b"y", b"x"), (0, 1, 2), (0, 1, 2)))
     assert (ledger.key_of, len(ledger.index)) == (before, 0)
+
+
+def test_a_slot_that_is_a_bool_is_a_number_to_both() -> None:
+    """A store from another tier is left to Python, which enters its keys one by one."""
+    twins = Twins(OffloadConfig(host_blocks=2, device_blocks=2))
+    assert twins.apply(RequestArrived(1, 0, 0, "r", "engine")).error is None
+    twins.apply(StorePlanned(2, 0, 0, (("r", 1),), (b"key",), (True,), (), "engine"))
 
 
 @settings(max_examples=150)

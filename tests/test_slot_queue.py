@@ -15,7 +15,8 @@ from kvsm.policies.slot_queue import SlotQueue, join, split
 
 EXAMPLES = [pytest.param(150, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 
-CAPACITY = 48
+CAPACITY = 99
+"""More than 64: the native body has a number for so many slots."""
 slots = st.integers(0, CAPACITY - 1)
 batches = st.one_of(
     st.lists(slots, unique=True, max_size=4),
@@ -25,7 +26,10 @@ batches = st.one_of(
 forms: st.SearchStrategy[Callable[[list[int]], IdArray]] = st.sampled_from(
     [tuple, lambda one: np.array(one, dtype=np.int64)]
 )
-operations = st.lists(st.tuples(st.sampled_from(["append", "remove"]), batches, forms), max_size=60)
+operations = st.lists(
+    st.tuples(st.sampled_from(["append", "remove", "append", "remove", "refill"]), batches, forms),
+    max_size=60,
+)
 
 
 def check_property(examples: int, strategy: st.SearchStrategy[Any], body: Callable[[Any], None]) -> None:
@@ -35,6 +39,10 @@ def check_property(examples: int, strategy: st.SearchStrategy[Any], body: Callab
 
 
 def apply(queue: SlotQueue, model: list[int], name: str, batch: list[int], form: Any) -> None:
+    if name == "refill":
+        queue.refill(form(sorted(batch)))
+        model[:] = sorted(batch)
+        return
     getattr(queue, name)(form(batch))
     model[:] = [slot for slot in model if slot not in batch]
     if name == "append":

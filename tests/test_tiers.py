@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig, StepOutput
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
-from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
+from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, disk_tier, host_config
 
 HOST, DISK, DEVICE, PLACES = 4, 6, 8, 4
 KEYS = [f"key {n}".encode() for n in range(12)]
@@ -265,6 +265,28 @@ def test_a_disk_that_fails_gets_no_more_stores_and_the_blocks_wait() -> None:
     assert job.keys == tuple(KEYS[5:7])
 
 
+class CountedWalks(dict[bytes, None]):
+    """Counts how often somebody begins to walk through it."""
+
+    walks = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        self.walks += 1
+        return super().__iter__()
+
+
+def test_a_backlog_is_walked_through_once_for_each_copy() -> None:
+    """A dict finds its first key behind the places of all that were deleted. To look for it once a key took
+    16 ms a step, with a backlog of a quarter of a million keys."""
+    tiers = Tiers(host_blocks=8)
+    tiers.store(KEYS[:6])
+    waiting = CountedWalks(tiers.tier._waiting)
+    tiers.tier._waiting = waiting
+    (job,) = tiers.tier.plan()
+    assert len(job.keys) == PLACES
+    assert waiting.walks == 1
+
+
 def test_each_block_that_does_not_reach_the_disk_is_counted() -> None:
     """Nothing is dropped in silence: a copy fails, too many blocks wait, a reset overtakes them, and the host
     loses them before their copy."""
@@ -360,6 +382,24 @@ def test_write_back_stores_what_the_host_evicts_next_and_nothing_else() -> None:
     assert on_disk(tiers) == [*victims]
     assert not tiers.tier.has_work()
     tiers.check()
+
+
+def test_one_step_looks_at_a_piece_of_what_leaves_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a large pool makes no step wait. An idle engine steps on until all of it was seen."""
+    monkeypatch.setattr(disk_tier, "PIECE", 3)
+    monkeypatch.setattr(disk_tier, "PLACES", 1)
+    tiers, many = written_back(host_blocks=32, disk=32), [b"%d" % number for number in range(32)]
+    for start in range(0, 32, 4):
+        tiers.store(many[start : start + 4])
+    next_to_go, seen = tiers.host.next_victims(8), list[int]()
+    while tiers.tier.has_work():
+        jobs = tiers.tier.plan()
+        seen.append(sum(tiers.tier.has(key) for key in next_to_go) + len(tiers.tier._waiting) + len(jobs))
+        for job in jobs:
+            tiers.end(job)
+    assert [*map(tiers.tier.has, next_to_go)] == [True] * 8
+    assert seen[:3] == [3, 6, 8]
+    assert not any(map(tiers.tier.has, set(many) - {*next_to_go}))
 
 
 def test_a_use_of_the_next_victim_lets_the_following_one_be_stored() -> None:

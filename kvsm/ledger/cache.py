@@ -21,7 +21,8 @@ def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
 
 
 def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
-    """Nothing stored so far can be matched. Plans are cancelled, copies in flight abandoned."""
+    """Nothing stored so far can be matched. Plans are cancelled, copies in flight abandoned. The eviction
+    order and the order of the free slots begin anew."""
     if event.epoch != ledger.epoch + 1:
         raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {ledger.epoch}")
     seq, ledger.epoch = event.seq, event.epoch
@@ -32,9 +33,7 @@ def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
             transfers.cancel(ledger, transfer, seq)
         else:
             transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.ABANDON, transfer.id, seq)
-    indexed = index.indexed_slots(ledger)
-    if len(indexed):
-        index.invalidate(ledger, indexed, seq)
+    index.invalidate_all(ledger, seq)
     ledger.provenance.age()
     for request in ledger.requests.values():
         request.settled = request.offered = ()

@@ -13,7 +13,7 @@ from kvsm.ids import IdArray, listed
 from kvsm.ledger.key_index import KeyIndex, make_index
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
-from kvsm.states.block import EVICTED_WORD, are_indexed, are_readable
+from kvsm.states.block import EVICTED_WORD, FREE, are_indexed, are_readable
 
 
 def indexed_slots(ledger: LedgerState) -> NDArray[np.int64]:
@@ -61,6 +61,21 @@ def invalidate(ledger: LedgerState, slots: IdArray, seq: int) -> None:
     freed = removed[ledger.blocks.view[removed] == EVICTED_WORD]
     if len(freed):
         ledger.free.append(freed)
+
+
+def invalidate_all(ledger: LedgerState, seq: int) -> None:
+    """Void every block. The unused slots are free in the order of their numbers then, as at the start."""
+    indexed = indexed_slots(ledger)
+    if len(indexed):
+        readable = np.flatnonzero(are_readable(ledger.blocks.view))
+        if ledger.listener is not None and len(readable):
+            ledger.listener.removed([ledger.key_of[slot] for slot in readable.tolist()])
+        ledger.blocks.advance(indexed, block_machine.INVALIDATE, seq)
+        ledger.index.clear()
+        ledger.voided_at = ledger.forgotten_at = seq
+    ledger.copied_out.clear()
+    words = ledger.blocks.view
+    ledger.free.refill(np.flatnonzero((words == EVICTED_WORD) | (words == int(FREE))))
 
 
 def withdraw(ledger: LedgerState, slots: IdArray) -> NDArray[np.int64]:

@@ -64,7 +64,7 @@ class LedgerState:
         """Key of the last life of each slot; current while the index names the slot."""
         self.index: KeyIndex = make_index(self.key_of, isinstance(self, native.FoldBody))
         self.free = SlotQueue(slots)
-        self.free.append(np.arange(slots))
+        self.free.refill(np.arange(slots))
         self.policy = make_policy(config.policy, slots)
         self.copied_out: dict[int, int] = {}
         """Slot -> how many copies to other tiers hold it. They do not move it in the eviction order."""

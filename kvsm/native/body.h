@@ -61,16 +61,21 @@ bool read_number(PyObject *number, int64_t *value);         /* false: no int of 
 
 /* -------------------------------------------------------------------------------------- slot_queue.c */
 
+#define GROUP 64 /* slots whose bits are one number */
+
 typedef struct {
     PyObject_HEAD
-    int32_t *next, *before; /* by slot + 1; 0 is the end of both directions */
+    uint64_t *row, *listed; /* a bit for each slot: who stands in the row, and who in the list behind it */
+    int32_t *next, *before; /* the list, by slot + 1; 0 is the end of both directions. Only for `listed` slots */
     int64_t size;
-    int32_t capacity;
+    int32_t capacity, groups, row_from; /* the groups before row_from have nobody in the row */
 } SlotQueue;
 
 void queue_append(SlotQueue *queue, int32_t slot);
 void queue_remove(SlotQueue *queue, int32_t slot);
 bool queue_holds(const SlotQueue *queue, int32_t slot);
+void queue_clear(SlotQueue *queue);
+void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group that has nobody yet */
 
 /* --------------------------------------------------------------------------------------- key_index.c */
 
@@ -81,7 +86,9 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *key_of; /* the list of the slots' keys */
-    Place *places;
+    Place *places;    /* only through `at`, in key_index.c */
+    uint64_t *clean;  /* by page: how often the index had been cleared when the page was last emptied */
+    uint64_t clears;  /* how often the index was cleared */
     uint32_t mask;
     int64_t size;
 } KeyIndex;

@@ -51,6 +51,11 @@ static Verdict restart_cursors(Folding *folding)
     return verdict;
 }
 
+enum {
+    LINE = 16,   /* words of a cache line */
+    AHEAD = 512, /* words: how far ahead memory is fetched. A reset of a large pool is as fast as its memory */
+};
+
 static bool in_range(int32_t word, int first, int last) { return first <= state_of(word) && state_of(word) <= last; }
 
 /* Tell the listener which keys could be read. */
@@ -58,71 +63,117 @@ static Verdict tell_removed(Folding *folding)
 {
     const Words *blocks = &folding->fold->blocks;
     PyObject *listener = field(folding, N_listener), *key_of = field(folding, N_key_of);
-    if (listener == Py_None)
+    Py_ssize_t readable = 0, told = 0;
+    for (int32_t slot = 0; listener != Py_None && slot < blocks->size; slot++)
+        readable += in_range(blocks->words[slot], FIRST_READABLE, LAST_READABLE);
+    if (readable == 0)
         return FOLDED;
-    PyObject *keys = PyList_New(0);
-    Py_ssize_t readable = 0;
-    for (int32_t slot = 0; keys != NULL && slot < blocks->size; slot++) {
+    PyObject *keys = PyList_New(readable);
+    for (int32_t slot = 0; keys != NULL && told < readable; slot++) {
         if (!in_range(blocks->words[slot], FIRST_READABLE, LAST_READABLE))
             continue;
-        readable++;
         PyObject *key = PyList_GetItem(key_of, slot);
-        if (key == NULL || PyList_Append(keys, key) < 0)
+        Py_XINCREF(key);
+        if (key == NULL || PyList_SetItem(keys, told++, key) < 0)
             Py_CLEAR(keys);
     }
-    PyObject *heard = keys == NULL || readable == 0
-                          ? keys
-                          : PyObject_CallMethodObjArgs(listener, name_of(N_removed), keys, NULL);
-    const Verdict verdict = heard == NULL ? FAILED : FOLDED;
-    if (heard != keys)
-        Py_XDECREF(heard);
+    PyObject *heard = keys == NULL ? NULL : PyObject_CallMethodObjArgs(listener, name_of(N_removed), keys, NULL);
     Py_XDECREF(keys);
-    return verdict;
+    Py_XDECREF(heard);
+    return heard == NULL ? FAILED : FOLDED;
+}
+
+_Static_assert(BLOCK_FREE == 0, "void_idle takes a word of 0 for unused");
+
+/* Void the idle blocks of a group. Returns whether all of its slots are unused then. A compiler makes vectors of
+   this loop, since it has a fixed length and no branch. met: not 0 if a block was idle. */
+static bool void_idle(int32_t *words, int32_t *met)
+{
+    int32_t used = 0, idle = *met;
+    for (int one = 0; one < GROUP; one++) {
+        const int32_t word = words[one];
+        idle |= word == IDLE;
+        used |= word == IDLE ? 0 : word == EVICTED_WORD ? 0 : word;
+        words[one] = word == IDLE ? EVICTED_WORD : word;
+    }
+    *met = idle;
+    return used == 0;
+}
+
+/* Void the blocks of a group, each as the table says. Returns which of its slots are unused then, a bit each. */
+static uint64_t void_each(int32_t *words, int32_t count)
+{
+    uint64_t unused = 0;
+    for (int32_t one = 0; one < count; one++) {
+        /* The table allows it in every state. */
+        if (in_range(words[one], FIRST_INDEXED, LAST_INDEXED))
+            words[one] = machine_step(&BLOCK, BLOCK_INVALIDATE, words[one]);
+        if (words[one] == EVICTED_WORD || words[one] == BLOCK_FREE)
+            unused |= (uint64_t)1 << one;
+    }
+    return unused;
+}
+
+/* Void every block, and let the unused slots be free in the order of their numbers. */
+static void void_all(const Words *blocks, SlotQueue *free_slots)
+{
+    int32_t idle = 0;
+    queue_clear(free_slots);
+    for (int32_t group = 0; group < free_slots->groups; group++) {
+        int32_t *words = blocks->words + (int64_t)group * GROUP;
+        const int32_t left = blocks->size - group * GROUP;
+        if (left > AHEAD + GROUP)
+            for (int line = 0; line < GROUP; line += LINE)
+                __builtin_prefetch(words + AHEAD + line, 1);
+        const bool unused = left >= GROUP && void_idle(words, &idle);
+        queue_fill_row(free_slots, group, unused ? ~(uint64_t)0 : void_each(words, left < GROUP ? left : GROUP));
+    }
+    if (idle)
+        machine_step(&BLOCK, BLOCK_INVALIDATE, IDLE); /* so that the arc counts as taken */
 }
 
 /* Void every block that the index names: all of its entries go at once. */
 static Verdict invalidate_all(Folding *folding)
 {
-    const Words *blocks = &folding->fold->blocks;
     KeyIndex *index = index_of(folding);
-    SlotQueue *free_slots = free_queue(folding);
-    if (index->size == 0)
-        return FOLDED;
-    if (tell_removed(folding) != FOLDED)
+    if (index->size != 0 &&
+        (tell_removed(folding) != FOLDED || !set_field(folding, N_voided_at, folding->seq_object) ||
+         !set_field(folding, N_forgotten_at, folding->seq_object)))
         return FAILED;
-    for (int32_t slot = 0; slot < blocks->size; slot++) {
-        const int32_t word = blocks->words[slot];
-        if (!in_range(word, FIRST_INDEXED, LAST_INDEXED))
-            continue;
-        /* The table allows it in every state. */
-        blocks->words[slot] = machine_step(&BLOCK, BLOCK_INVALIDATE, word);
-        if (blocks->words[slot] == EVICTED_WORD)
-            queue_append(free_slots, slot);
-    }
+    void_all(&folding->fold->blocks, free_queue(folding));
     index_clear(index);
-    return set_field(folding, N_voided_at, folding->seq_object) && set_field(folding, N_forgotten_at, folding->seq_object)
-               ? FOLDED
-               : FAILED;
+    PyDict_Clear(field(folding, N_copied_out));
+    return FOLDED;
 }
 
-/* A new eviction order, and an end to what a listener knows. */
-static Verdict begin_again(Folding *folding)
+/* A new eviction order. */
+static Verdict order_again(Folding *folding)
 {
-    PyObject *config = field(folding, N_config), *listener = field(folding, N_listener), *done = NULL;
-    PyObject *name = PyObject_GetAttr(config, name_of(N_policy)), *slots = PyLong_FromLong(folding->fold->blocks.size);
-    PyObject *policy = name == NULL || slots == NULL
-                           ? NULL
-                           : PyObject_CallFunctionObjArgs(python.make_policy, name, slots, NULL);
-    bool all = policy != NULL && set_field(folding, N_policy, policy);
-    if (all && listener != Py_None) {
-        done = PyObject_CallMethodObjArgs(listener, name_of(N_cleared), NULL);
-        all = done != NULL;
+    PyObject *policy = field(folding, N_policy);
+    SlotQueue *queue = lru_queue(policy);
+    if (queue != NULL) {
+        queue_clear(queue);
+        return FOLDED;
     }
+    PyObject *name = PyObject_GetAttr(field(folding, N_config), name_of(N_policy));
+    PyObject *slots = PyLong_FromLong(folding->fold->blocks.size);
+    policy = name == NULL || slots == NULL ? NULL
+                                           : PyObject_CallFunctionObjArgs(python.make_policy, name, slots, NULL);
+    const bool made = policy != NULL && set_field(folding, N_policy, policy);
     Py_XDECREF(name);
     Py_XDECREF(slots);
     Py_XDECREF(policy);
-    Py_XDECREF(done);
-    return all ? FOLDED : FAILED;
+    return made ? FOLDED : FAILED;
+}
+
+static Verdict tell_cleared(Folding *folding)
+{
+    PyObject *listener = field(folding, N_listener);
+    if (listener == Py_None)
+        return FOLDED;
+    PyObject *heard = PyObject_CallMethodObjArgs(listener, name_of(N_cleared), NULL);
+    Py_XDECREF(heard);
+    return heard == NULL ? FAILED : FOLDED;
 }
 
 static Verdict reset(Folding *folding, PyObject *epoch, PyObject *weights)
@@ -132,12 +183,12 @@ static Verdict reset(Folding *folding, PyObject *epoch, PyObject *weights)
         return FAILED;
     PyObject *aged = PyObject_CallMethodObjArgs(field(folding, N_provenance), name_of(N_age), NULL);
     Py_XDECREF(aged);
-    if (aged == NULL || restart_cursors(folding) != FOLDED)
+    if (aged == NULL || restart_cursors(folding) != FOLDED || order_again(folding) != FOLDED)
         return FAILED;
-    return begin_again(folding);
+    return tell_cleared(folding);
 }
 
-/* Under LRU, with nothing planned and nothing on its way to another tier. */
+/* With nothing planned. */
 Verdict cache_reset(Folding *folding)
 {
     PyObject *epoch = PyObject_GetAttr(folding->event, name_of(N_epoch));
@@ -145,7 +196,7 @@ Verdict cache_reset(Folding *folding)
     int64_t next, before;
     Verdict verdict = REFERENCE;
     if (weights != NULL && read_number(epoch, &next) && field_number(folding, N_epoch, &before) && next == before + 1 &&
-        lru_queue(field(folding, N_policy)) != NULL && free_queue(folding) != NULL && may_reorder(folding, NULL) &&
+        free_queue(folding) != NULL && free_queue(folding)->capacity == folding->fold->blocks.size &&
         abandon_all(folding, true) == FOLDED)
         verdict = reset(folding, epoch, weights);
     Py_XDECREF(epoch);

@@ -2,20 +2,34 @@
 
    A table of open addresses, twice as large as the pool or more. It never grows, so no entry ever waits for a
    table that is made again. A place has the slot and a part of the key's hash; the key itself is in the list
-   `key_of`. A removed entry leaves no mark: those behind it move up. */
+   `key_of`. A removed entry leaves no mark: those behind it move up.
+
+   To clear the table is to count: a page of it that was not used since is emptied when it is used next. */
 
 #include "body.h"
 
+#define PAGE 64 /* places; a table has one page or more */
+
 static inline uint32_t part_of(Py_hash_t hash) { return (uint32_t)((uint64_t)hash ^ (uint64_t)hash >> 32); }
+
+static inline Place *at(const KeyIndex *index, uint32_t place)
+{
+    uint64_t *clean = &index->clean[place / PAGE];
+    if (*clean != index->clears) {
+        *clean = index->clears;
+        memset(&index->places[place / PAGE * PAGE], 0, PAGE * sizeof *index->places);
+    }
+    return &index->places[place];
+}
 
 /* The place of this key, or the free place where it would be; -1 with an error set. */
 static int64_t place_of(const KeyIndex *index, PyObject *key, uint32_t part)
 {
     uint32_t place = part & index->mask;
-    for (; index->places[place].slot != 0; place = (place + 1) & index->mask) {
-        if (index->places[place].part != part)
+    for (const Place *here; (here = at(index, place))->slot != 0; place = (place + 1) & index->mask) {
+        if (here->part != part)
             continue;
-        PyObject *other = PyList_GetItem(index->key_of, (Py_ssize_t)index->places[place].slot - 1);
+        PyObject *other = PyList_GetItem(index->key_of, (Py_ssize_t)here->slot - 1);
         if (other == NULL)
             return -1;
         const int same = other == key ? 1 : PyObject_RichCompareBool(other, key, Py_EQ);
@@ -33,7 +47,7 @@ int64_t index_find(const KeyIndex *index, PyObject *key)
     if (hash == -1)
         return -2;
     const int64_t place = place_of(index, key, part_of(hash));
-    return place < 0 ? -2 : (int64_t)index->places[place].slot - 1;
+    return place < 0 ? -2 : (int64_t)at(index, (uint32_t)place)->slot - 1;
 }
 
 /* Name `slot` by its key, which is in `key_of`, or will be. false: an error is set. */
@@ -43,8 +57,9 @@ static bool name_slot(KeyIndex *index, PyObject *key, int64_t slot)
     const int64_t place = hash == -1 ? -1 : place_of(index, key, part_of(hash));
     if (place < 0)
         return false;
-    index->size += index->places[place].slot == 0;
-    index->places[place] = (Place){(uint32_t)slot + 1, part_of(hash)};
+    Place *here = at(index, (uint32_t)place);
+    index->size += here->slot == 0;
+    *here = (Place){(uint32_t)slot + 1, part_of(hash)};
     return true;
 }
 
@@ -52,14 +67,15 @@ static bool name_slot(KeyIndex *index, PyObject *key, int64_t slot)
 static void forget_place(KeyIndex *index, uint32_t gap)
 {
     const uint32_t mask = index->mask;
-    for (uint32_t next = (gap + 1) & mask; index->places[next].slot != 0; next = (next + 1) & mask) {
-        const uint32_t home = index->places[next].part & mask;
+    const Place *here;
+    for (uint32_t next = (gap + 1) & mask; (here = at(index, next))->slot != 0; next = (next + 1) & mask) {
+        const uint32_t home = here->part & mask;
         if (((next - home) & mask) >= ((next - gap) & mask)) {
-            index->places[gap] = index->places[next];
+            *at(index, gap) = *here;
             gap = next;
         }
     }
-    index->places[gap] = (Place){0, 0};
+    *at(index, gap) = (Place){0, 0};
     index->size--;
 }
 
@@ -113,7 +129,7 @@ int index_remove(KeyIndex *index, PyObject *key)
     const int64_t place = hash == -1 ? -1 : place_of(index, key, part_of(hash));
     if (place < 0)
         return -1;
-    if (index->places[place].slot == 0)
+    if (at(index, (uint32_t)place)->slot == 0)
         return 0;
     forget_place(index, (uint32_t)place);
     return 1;
@@ -121,7 +137,7 @@ int index_remove(KeyIndex *index, PyObject *key)
 
 void index_clear(KeyIndex *index)
 {
-    memset(index->places, 0, ((size_t)index->mask + 1) * sizeof *index->places);
+    index->clears++;
     index->size = 0;
 }
 
@@ -135,7 +151,9 @@ void index_prefetch(const KeyIndex *index, PyObject *keys, Py_ssize_t count)
             PyErr_Clear();
             return;
         }
-        __builtin_prefetch(&index->places[part_of(hash) & index->mask]);
+        const uint32_t place = part_of(hash) & index->mask;
+        __builtin_prefetch(&index->clean[place / PAGE]);
+        __builtin_prefetch(&index->places[place]);
     }
 }
 
@@ -148,7 +166,7 @@ static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!", names, &PyList_Type, &key_of))
         return NULL;
     const Py_ssize_t slots = PyList_Size(key_of);
-    uint64_t places = 4;
+    uint64_t places = PAGE;
     while (places < 2 * (uint64_t)slots)
         places *= 2;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
@@ -159,7 +177,8 @@ static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     index->key_of = key_of;
     index->mask = (uint32_t)(places - 1);
     index->places = places > (uint64_t)1 << 32 ? NULL : calloc(places, sizeof *index->places);
-    if (index->places == NULL) {
+    index->clean = calloc(places / PAGE, sizeof *index->clean);
+    if (index->places == NULL || index->clean == NULL) {
         Py_DECREF(index);
         return PyErr_NoMemory();
     }
@@ -172,6 +191,7 @@ static void index_dealloc(PyObject *self)
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     free(index->places);
+    free(index->clean);
     Py_CLEAR(index->key_of);
     release(self);
     Py_DECREF(type);
@@ -212,8 +232,8 @@ static int py_setitem(PyObject *self, PyObject *key, PyObject *number)
             PyErr_SetObject(PyExc_KeyError, key);
         return removed == 1 ? 0 : -1;
     }
-    int64_t slot;
-    if (!read_number(number, &slot) || slot >= PyList_Size(index->key_of)) {
+    int64_t slot = number == Py_True; /* as a list takes it */
+    if ((!PyBool_Check(number) && !read_number(number, &slot)) || slot >= PyList_Size(index->key_of)) {
         PyErr_Format(PyExc_IndexError, "slot %R is none of the %zd", number, PyList_Size(index->key_of));
         return -1;
     }
@@ -258,8 +278,8 @@ static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
     char *named = calloc((size_t)slots + 1, 1);
     PyObject *keys = named == NULL ? PyErr_NoMemory() : PyTuple_New((Py_ssize_t)index->size);
     for (uint64_t place = 0; keys != NULL && place <= index->mask; place++)
-        if (index->places[place].slot != 0)
-            named[index->places[place].slot - 1] = 1;
+        if (at(index, (uint32_t)place)->slot != 0)
+            named[at(index, (uint32_t)place)->slot - 1] = 1;
     Py_ssize_t found = 0;
     for (Py_ssize_t slot = 0; keys != NULL && slot < slots; slot++)
         if (named[slot]) {

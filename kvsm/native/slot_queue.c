@@ -1,43 +1,91 @@
-/* A first-in-first-out queue of slots (kvsm/policies/slot_queue.py), as a linked list: each slot has one place,
-   so nothing is ever swept or made larger. */
+/* A first-in-first-out queue of slots (kvsm/policies/slot_queue.py): a row, and behind it a linked list.
+
+   In the row the slots stand by number, so a bit for each says all. One pass over the bits fills or empties the
+   queue, however many slots there are. Whoever is appended stands in the list. There each slot has one place, so
+   nothing is ever swept or made larger. */
 
 #include "body.h"
 
-/* Slot s is node s + 1. Node 0 is the head and the tail. A node outside points nowhere. */
+static bool is_set(const uint64_t *bits, int32_t slot) { return bits[slot / GROUP] >> slot % GROUP & 1; }
+
+static void set_bit(uint64_t *bits, int32_t slot) { bits[slot / GROUP] |= (uint64_t)1 << slot % GROUP; }
+
+static void clear_bit(uint64_t *bits, int32_t slot) { bits[slot / GROUP] &= ~((uint64_t)1 << slot % GROUP); }
+
+static void link_to(SlotQueue *queue, int32_t node, int32_t next) { queue->next[node] = next; }
+
 bool queue_holds(const SlotQueue *queue, int32_t slot)
 {
-    const int32_t node = slot + 1;
-    return queue->next[node] != 0 || queue->before[node] != 0 || queue->next[0] == node;
+    return is_set(queue->listed, slot) || is_set(queue->row, slot);
 }
 
-static void unlink_node(SlotQueue *queue, int32_t node)
+/* Take a slot out of the row or the list. Returns whether it was there. */
+static bool take_out(SlotQueue *queue, int32_t slot)
 {
-    const int32_t next = queue->next[node], before = queue->before[node];
-    queue->next[before] = next;
-    queue->before[next] = before;
-    queue->next[node] = queue->before[node] = 0;
+    if (is_set(queue->listed, slot)) {
+        const int32_t next = queue->next[slot + 1], before = queue->before[slot + 1];
+        clear_bit(queue->listed, slot);
+        link_to(queue, before, next);
+        queue->before[next] = before;
+        return true;
+    }
+    if (!is_set(queue->row, slot))
+        return false;
+    clear_bit(queue->row, slot);
+    while (queue->row_from < queue->groups && queue->row[queue->row_from] == 0)
+        queue->row_from++;
+    return true;
 }
 
+/* Slot s is node s + 1. Node 0 is the head and the tail. */
 void queue_append(SlotQueue *queue, int32_t slot)
 {
-    const int32_t node = slot + 1;
-    if (queue_holds(queue, slot))
-        unlink_node(queue, node);
-    else
-        queue->size++;
-    const int32_t last = queue->before[0];
-    queue->next[last] = node;
+    queue->size += !take_out(queue, slot);
+    const int32_t node = slot + 1, last = queue->before[0];
+    set_bit(queue->listed, slot);
+    link_to(queue, last, node);
+    link_to(queue, node, 0);
     queue->before[node] = last;
     queue->before[0] = node;
-    queue->next[node] = 0;
 }
 
-void queue_remove(SlotQueue *queue, int32_t slot)
+void queue_remove(SlotQueue *queue, int32_t slot) { queue->size -= take_out(queue, slot); }
+
+void queue_clear(SlotQueue *queue)
 {
-    if (!queue_holds(queue, slot))
+    if (queue->row_from < queue->groups)
+        memset(queue->row, 0, (size_t)queue->groups * sizeof *queue->row);
+    if (queue->next[0] != 0)
+        memset(queue->listed, 0, (size_t)queue->groups * sizeof *queue->listed);
+    link_to(queue, 0, 0);
+    queue->before[0] = 0;
+    queue->row_from = queue->groups;
+    queue->size = 0;
+}
+
+void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members)
+{
+    if (members == 0)
         return;
-    unlink_node(queue, slot + 1);
-    queue->size--;
+    queue->row[group] = members;
+    queue->size += members == ~(uint64_t)0 ? GROUP : __builtin_popcountll(members);
+    if (group < queue->row_from)
+        queue->row_from = group;
+}
+
+/* The slot behind this one, or the first one for -1; -1: there is none. */
+static int32_t slot_behind(const SlotQueue *queue, int32_t slot)
+{
+    if (slot >= 0 && is_set(queue->listed, slot))
+        return queue->next[slot + 1] - 1;
+    if (slot >= 0 && !is_set(queue->row, slot))
+        return -1;
+    int32_t group = slot < 0 ? queue->row_from : slot / GROUP;
+    uint64_t left = slot < 0 ? ~(uint64_t)0 : ~(uint64_t)1 << slot % GROUP;
+    for (; group < queue->groups; group++, left = ~(uint64_t)0)
+        if ((queue->row[group] & left) != 0)
+            return group * GROUP + __builtin_ctzll(queue->row[group] & left);
+    return queue->next[0] - 1;
 }
 
 /* --------------------------------------------------------------------------------------- for Python */
@@ -55,12 +103,16 @@ static PyObject *queue_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     if (queue == NULL)
         return NULL;
     queue->capacity = (int32_t)capacity;
-    queue->next = calloc((size_t)capacity + 1, sizeof *queue->next);
-    queue->before = calloc((size_t)capacity + 1, sizeof *queue->before);
-    if (queue->next == NULL || queue->before == NULL) {
+    queue->groups = queue->row_from = (int32_t)((capacity + GROUP - 1) / GROUP);
+    queue->row = calloc((size_t)queue->groups + 1, sizeof *queue->row);
+    queue->listed = calloc((size_t)queue->groups + 1, sizeof *queue->listed);
+    queue->next = malloc(((size_t)capacity + 1) * sizeof *queue->next);
+    queue->before = malloc(((size_t)capacity + 1) * sizeof *queue->before);
+    if (queue->row == NULL || queue->listed == NULL || queue->next == NULL || queue->before == NULL) {
         Py_DECREF(queue);
         return PyErr_NoMemory();
     }
+    queue->next[0] = queue->before[0] = 0;
     return (PyObject *)queue;
 }
 
@@ -69,6 +121,8 @@ static void queue_dealloc(PyObject *self)
     SlotQueue *queue = (SlotQueue *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    free(queue->row);
+    free(queue->listed);
     free(queue->next);
     free(queue->before);
     release(self);
@@ -133,6 +187,17 @@ static bool visit_remove(SlotQueue *queue, int32_t slot, void *more)
     return true;
 }
 
+static bool visit_row(SlotQueue *queue, int32_t slot, void *more)
+{
+    (void)more;
+    const int32_t group = slot / GROUP;
+    queue->size += !is_set(queue->row, slot);
+    set_bit(queue->row, slot);
+    if (group < queue->row_from)
+        queue->row_from = group;
+    return true;
+}
+
 static bool visit_which(SlotQueue *queue, int32_t slot, void *more)
 {
     return PyList_Append(more, queue_holds(queue, slot) ? Py_True : Py_False) == 0;
@@ -148,6 +213,14 @@ static PyObject *py_append(PyObject *self, PyObject *slots)
 static PyObject *py_remove(PyObject *self, PyObject *slots)
 {
     if (!each_slot((SlotQueue *)self, slots, visit_remove, NULL))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_refill(PyObject *self, PyObject *slots)
+{
+    queue_clear((SlotQueue *)self);
+    if (!each_slot((SlotQueue *)self, slots, visit_row, NULL))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -176,8 +249,9 @@ static PyObject *py_following(PyObject *self, PyObject *arguments)
         return NULL;
     char *place = PyBytes_AsString(bytes);
     Py_ssize_t found = 0;
-    for (int32_t node = queue->next[slot + 1]; node != 0 && found < count; node = queue->next[node]) {
-        const int64_t next = node - 1;
+    int32_t behind = slot_behind(queue, (int32_t)slot);
+    for (; behind >= 0 && found < count; behind = slot_behind(queue, behind)) {
+        const int64_t next = behind;
         memcpy(place + found++ * sizeof next, &next, sizeof next);
     }
     if (found == count)
@@ -207,19 +281,19 @@ static PyObject *py_first(PyObject *self, PyObject *arguments, PyObject *keyword
     int64_t *slots = malloc((size_t)(count + 1) * sizeof *slots);
     if (slots == NULL)
         return PyErr_NoMemory();
-    for (int32_t node = queue->next[0]; node != 0 && found < count; node = queue->next[node]) {
+    for (int32_t slot = slot_behind(queue, -1); slot >= 0 && found < count; slot = slot_behind(queue, slot)) {
         int inside = 0;
         if (bars) {
-            PyObject *slot = PyLong_FromLong(node - 1);
-            inside = slot == NULL ? -1 : PySequence_Contains(barred, slot);
-            Py_XDECREF(slot);
+            PyObject *number = PyLong_FromLong(slot);
+            inside = number == NULL ? -1 : PySequence_Contains(barred, number);
+            Py_XDECREF(number);
         }
         if (inside < 0) {
             free(slots);
             return NULL;
         }
         if (!inside)
-            slots[found++] = node - 1;
+            slots[found++] = slot;
     }
     PyObject *ids = asked > SMALL && queue->size > 0 ? array_object(slots, found) : ids_object(slots, found);
     free(slots);
@@ -243,6 +317,7 @@ static PyObject *py_capacity(PyObject *self, void *closure)
 static PyMethodDef methods[] = {
     {"append", py_append, METH_O, "Put distinct slots at the tail, in the order given."},
     {"remove", py_remove, METH_O, "Take out all of `slots` that are in the queue."},
+    {"refill", py_refill, METH_O, "Hold these slots alone, which are in the order of their numbers."},
     {"which", py_which, METH_O, "For each of `slots`, whether it is in the queue."},
     {"first", (PyCFunction)(void (*)(void))py_first, METH_VARARGS | METH_KEYWORDS,
      "Up to `count` slots from the head that are not `protected`; changes nothing."},
@@ -256,7 +331,7 @@ static PyGetSetDef attributes[] = {
 };
 
 static PyType_Slot slots[] = {
-    {Py_tp_doc, "Distinct slots from 0 to `capacity` - 1, oldest first, as a linked list."},
+    {Py_tp_doc, "Distinct slots from 0 to `capacity` - 1, oldest first."},
     {Py_tp_new, queue_new},
     {Py_tp_dealloc, queue_dealloc},
     {Py_tp_methods, methods},

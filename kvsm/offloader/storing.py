@@ -357,12 +357,17 @@ def _admit(
     return Admission.STORE
 
 
-def next_victims(core: EventEmitter, most: int) -> Sequence[bytes]:
-    """The keys that would be evicted next, in this order: at most this number of them. Changes nothing."""
+def next_victims(core: EventEmitter, most: int, after: int = 0) -> Sequence[bytes]:
+    """The keys that would be evicted next, in this order: at most this number of them. Changes nothing.
+
+    after: how many of them are left out, from the first one on.
+    """
     ledger = core.ledger
     count = min(most, ledger.evictable())
     choice = ledger.policy.choose(count, frozenset(ledger.copied_out)) if count > 0 else None
-    return () if choice is None else ledger.keys_of(ids_of("policy.choose", "victims", choice.victims))
+    if choice is None:
+        return ()
+    return ledger.keys_of(ids_of("policy.choose", "victims", choice.victims[after:]))
 
 
 def _room_for(

@@ -8,7 +8,8 @@ the queue: the capacity may be what the head of a foreign log says.
 A linked list is as good for single slots, but not for eight thousand at once: here every batch operation is a
 few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
 
-With the native body a queue is a linked list in C (`kvsm/native/slot_queue.c`), and answers the same.
+With the native body a queue is made of bits and a linked list, in C (`kvsm/native/slot_queue.c`), and answers
+the same.
 """
 
 from __future__ import annotations
@@ -122,6 +123,12 @@ class SlotQueue:
             self._place_view[slots] = _ABSENT
         if self._size != before:
             self._skip_dead(len(slots))
+
+    def refill(self, slots: NDArray[np.int64]) -> None:
+        """Hold these slots alone, which are in the order of their numbers."""
+        self._place_view[:] = _ABSENT
+        self._head = self._tail = self._size = 0
+        self.append(slots)
 
     def first(self, count: int, protected: Collection[int] = ()) -> IdArray:
         """Up to `count` slots from the head that are not `protected`; changes nothing."""

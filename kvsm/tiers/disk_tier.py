@@ -72,6 +72,9 @@ AHEAD_SHARE = 4
 LOOKS = 8
 """How often write-back looks at all of them until the host has stored as many other blocks."""
 
+PIECE = 16_384
+"""How many of them one step looks at."""
+
 
 class WritePolicy(Enum):
     """When a block that was stored on the host is stored on the disk."""
@@ -183,7 +186,9 @@ class DiskTier:
         """How many blocks that leave next are kept on the disk."""
         self._look_after = max(1, self._ahead // LOOKS)
         self._since_look = 0
-        """How many blocks the host has stored since all of these were looked at."""
+        """How many blocks the host has stored since it was last begun to look at all of these."""
+        self._seen_ahead = self._ahead
+        """How many of them that look has seen."""
         self._looked_at = (0, 0)
         """The last events of host and disk when some of them were."""
         if writes is WritePolicy.BACK:
@@ -283,20 +288,26 @@ class DiskTier:
     def _queue_next_victims(self) -> None:
         """Queue what the host evicts next and the disk lacks.
 
-        To look at all of it takes long in a large pool. Between two such looks each step looks at the first
-        blocks, because uses move the order.
+        To look at all of it takes long in a large pool: so a step looks at a piece, and the next piece is for
+        the next step. Each step looks at the first blocks, too, because uses move the order.
         """
         now = self.host.ledger.seq, self.disk.ledger.seq
-        if now == self._looked_at:
+        if self._since_look >= self._look_after:
+            self._since_look = self._seen_ahead = 0
+        elif now == self._looked_at and not self._is_looking():
             return
         self._looked_at = now
         below, free = self.disk.ledger.index, len(self.host.ledger.free)
-        most = self._ahead
-        if self._since_look < self._look_after:
-            most = min(most, PLACES)
-        else:
-            self._since_look = 0
-        self._queue([key for key in self.host.next_victims(most - free) if key not in below])
+        first = min(self._ahead, PLACES)
+        seen, self._seen_ahead = self._seen_ahead, min(self._ahead, self._seen_ahead + PIECE)
+        keys = [*self.host.next_victims(first - free)]
+        if seen < self._seen_ahead:
+            keys += self.host.next_victims(self._seen_ahead - free, max(0, max(seen, first) - free))
+        self._queue([key for key in keys if key not in below])
+
+    def _is_looking(self) -> bool:
+        """Whether a look at all blocks that leave next has begun, and some of them were not seen yet."""
+        return self._seen_ahead < self._ahead
 
     def _queue(self, keys: Iterable[bytes]) -> None:
         waiting = self._waiting
@@ -324,7 +335,8 @@ class DiskTier:
 
     def has_work(self) -> bool:
         """Whether a copy is planned or in flight, or one may begin for a block that waits."""
-        waits = self._waiting or (self._writes is WritePolicy.BACK and self._since_look >= self._look_after)
+        to_look = self._since_look >= self._look_after or self._is_looking()
+        waits = self._waiting or (self._writes is WritePolicy.BACK and to_look)
         may_begin = waits and self._places and self._health.read().takes_stores
         return bool(self.copies or may_begin)
 
@@ -363,15 +375,20 @@ class DiskTier:
         wait no more."""
         index, readable, below = self.host.ledger.index, self.host.ledger.readable, self.disk.ledger.index
         keys: list[bytes] = []
-        while self._waiting and len(keys) < most:
-            key = next(iter(self._waiting))
-            del self._waiting[key]
+        looked_at: list[bytes] = []
+        for key in self._waiting:
+            if len(keys) == most:
+                break
+            looked_at.append(key)
             if key in below:
                 continue
             if key in index and readable(index[key]):
                 keys.append(key)
             else:
                 self._note_not_stored(1)
+        # All at once: a dict finds its first key behind the places of all that were deleted.
+        for key in looked_at:
+            del self._waiting[key]
         return keys
 
     def _load(

@@ -153,10 +153,10 @@ OWN_FINDINGS = (
         edits=(
             Edit(
                 "kvsm.ledger.cache:cache_reset",
-                "index.invalidate(ledger, indexed, seq)",
+                "index.invalidate_all(ledger, seq)",
                 """
                 listener, ledger.listener = ledger.listener, None
-                index.invalidate(ledger, indexed, seq)
+                index.invalidate_all(ledger, seq)
                 ledger.listener = listener
                 """,
             ),
