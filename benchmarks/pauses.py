@@ -1,9 +1,9 @@
 """How long a call of the core takes at its longest, from 10,000 to 10,000,000 slots.
 
 The pool is full. Requests of 64 blocks are matched, stored and finished one after the other, so each of them
-evicts. Each call is on the clock alone, in CPU time of its thread and in wall time. Then the same goes on while
-the next segment of the log opens, from the call that begins that to the call that ends it. Last, the cache is
-reset. The log is written as in vLLM: a thread syncs it, and another one writes the heads of its segments.
+evicts. Each call is on the clock alone, in CPU time of its thread and in wall time. Then the same goes on
+while the next segment of the log opens, from the call that begins it to the call that ends it. Last, the
+cache is reset. The log is written as in vLLM: a thread syncs it, and another one writes its snapshots.
 
     python benchmarks/pauses.py --output benchmarks/results/pauses.md
 """
@@ -105,15 +105,14 @@ def longest(clock: Clock) -> list[str]:
 def main(slots: tuple[int, ...], requests: int, output: Path | None) -> None:
     """Measure the longest calls of the core."""
     header = ["slots", "p50", "p99", "p99.9", "longest call"]
-    tables: dict[str, list[list[str]]] = {
-        f"{kind}{when}": [] for when in ("", WHILE) for kind in ("CPU", "wall")
-    }
+    kinds = [f"{kind} time{when}" for when in ("", WHILE) for kind in ("CPU", "wall")]
+    tables: dict[str, list[list[str]]] = {kind: [] for kind in kinds}
     long_rows = []
     for size in slots:
         figures = measured(size, requests)
         for when, clock in (("", figures["clock"]), (WHILE, figures["change"])):
-            tables[f"CPU{when}"].append([f"{size:,}", *spread(clock.cpu)])
-            tables[f"wall{when}"].append([f"{size:,}", *spread(clock.wall)])
+            tables[f"CPU time{when}"].append([f"{size:,}", *spread(clock.cpu)])
+            tables[f"wall time{when}"].append([f"{size:,}", *spread(clock.wall)])
         requests_meanwhile = len(figures["change"].cpu["match"])
         took = [f"{figures['seconds']:,.2f}", f"{requests_meanwhile:,}"]
         long_rows.append([f"{size:,}", *took, *longest(figures["reset"])])
@@ -121,10 +120,7 @@ def main(slots: tuple[int, ...], requests: int, output: Path | None) -> None:
         gc.collect()
     lines = []
     for kind, rows in tables.items():
-        lines += [
-            f"### A request of {BLOCKS} blocks on a full pool, us of {kind.replace(WHILE, ' time' + WHILE)}",
-            "",
-        ]
+        lines += [f"### A request of {BLOCKS} blocks on a full pool, us of {kind}", ""]
         lines += [*markdown_table(header, rows), ""]
     lines += ["### How long a segment takes to open, and a reset", ""]
     wide = ["slots", "segment, s", "requests meanwhile", "reset, ms of CPU", "reset, ms of wall time"]
