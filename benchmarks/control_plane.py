@@ -23,7 +23,7 @@ from page import markdown_table, publish
 from workload import Requests, expanded, single_blocks
 
 from kvsm.events import OffloadConfig
-from kvsm.log import Durability, LogWriter
+from kvsm.log import Durability, LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 
@@ -56,7 +56,7 @@ def run_kvsm(requests: Requests, host_blocks: int, durability: Durability | None
             log = LogWriter(
                 Path(directory) / "log",
                 config=config,
-                snapshot=lambda: snapshot(core.ledger),
+                snapshot=lambda: WholeState(snapshot(core.ledger)),
                 durability=durability,
             )
         core = Offloader(config, log)

@@ -22,7 +22,7 @@ from workload import expanded
 
 from kvsm.events import OffloadConfig, StorePlanned
 from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.replay import entries, verify_log
 from kvsm.serving import RunOptions, run_workload
@@ -54,7 +54,7 @@ def measure(name: str, directory: Path, rounds: int) -> list[str]:
         # The events alone are written, so that what is measured is the log and not the ledger.
         with (
             tempfile.TemporaryDirectory() as target,
-            LogWriter(Path(target) / "log", config=config, snapshot=bytes) as writer,
+            LogWriter(Path(target) / "log", config=config, snapshot=WholeState) as writer,
         ):
             for event in events:
                 writer.append(event)
@@ -93,7 +93,7 @@ def write_batches(
     config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
     core: Offloader
     with LogWriter(
-        directory, config=config, snapshot=lambda: snapshot(core.ledger), durability="none"
+        directory, config=config, snapshot=lambda: WholeState(snapshot(core.ledger)), durability="none"
     ) as log:
         core = Offloader(config, log)
         for number, keys in enumerate(expanded(trace, block_tokens, limit)):

@@ -36,7 +36,7 @@ from scheduler_world import (
 )
 
 from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter
+from kvsm.log import LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import DevicePool, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
@@ -91,7 +91,7 @@ class Kvsm(Contestant):
             self._directory = tempfile.TemporaryDirectory()
             path = Path(self._directory.name) / "log"
             self._log = LogWriter(
-                path, config=config, snapshot=lambda: snapshot(core.ledger), durability="none"
+                path, config=config, snapshot=lambda: WholeState(snapshot(core.ledger)), durability="none"
             )
         core = Offloader(config, self._log, flush_within_ms=FLUSH_WITHIN_MS)
         settings = SchedulerConfig(

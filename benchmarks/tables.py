@@ -25,7 +25,7 @@ import kvsm
 from kvsm.analysis.arrow import write_parquet
 from kvsm.analysis.index import INDEX_NAME
 from kvsm.events import OffloadConfig
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.log.frames import segment_paths
 from kvsm.offloader import Offloader
 from kvsm.serving import RunOptions, run_workload
@@ -64,7 +64,7 @@ def write_batches(directory: Path, trace: Path | None, size: int) -> None:
     config = OffloadConfig(host_blocks=200_000, device_blocks=DEVICE_BLOCKS)
     core: Offloader
     with LogWriter(
-        directory, config=config, snapshot=lambda: snapshot(core.ledger), durability="none"
+        directory, config=config, snapshot=lambda: WholeState(snapshot(core.ledger)), durability="none"
     ) as log:
         core = Offloader(config, log)
         for number, keys in enumerate(requests_for_ever(trace)):

@@ -48,7 +48,7 @@ def write_plain(directory: Path, log: PlainLog) -> Path:
     """Write plain values as a log whose checksums are right, whatever the values are."""
     directory.mkdir(parents=True, exist_ok=True)
     for number, (head, frames, tail) in enumerate(log):
-        seq, run = head[3], head[6] if isinstance(head[6], bytes) else b""
+        seq, run = head[3], head[5] if isinstance(head[5], bytes) else b""
         first = seq + 1 if isinstance(seq, int) and 0 <= seq < 2**63 else number + 1
         data = raw_frame(head, 0, first, HEAD, run)
         following = first
@@ -166,17 +166,17 @@ def change_tail(log: PlainLog, rng: random.Random) -> None:
 
 def change_snapshot(log: PlainLog, rng: random.Random) -> None:
     """Something inside of the snapshot in a head."""
-    heads = [segment.head for segment in log if segment.head[5]]
+    heads = [segment.head for segment in log if segment.head[9]]
     if not heads:
         return
     head = rng.choice(heads)
     try:
-        state = msgspec.msgpack.decode(head[5])
+        state = msgspec.msgpack.decode(head[9])
     except (msgspec.DecodeError, TypeError):
         return
     if isinstance(state, list) and state:
         change_somewhere(state, rng)
-        head[5] = msgspec.msgpack.encode(state)
+        head[9] = msgspec.msgpack.encode(state)
 
 
 def change_somewhere(state: list[Any], rng: random.Random) -> None:

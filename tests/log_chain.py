@@ -14,7 +14,16 @@ from log_life import CONFIG, RUN
 
 from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent, RequestArrived
-from kvsm.log import LogDirectory, LogEnd, LogFollower, LogReader, LogWriter, find_end, segment_file
+from kvsm.log import (
+    LogDirectory,
+    LogEnd,
+    LogFollower,
+    LogReader,
+    LogWriter,
+    WholeState,
+    find_end,
+    segment_file,
+)
 
 BEFORE, HALF, AFTER = range(3)
 """When a kill comes: before a system call, after half of a write, or after the call."""
@@ -118,7 +127,7 @@ class Chain:
             writer = LogWriter(
                 end,
                 config=CONFIG,
-                snapshot=lambda: str(seq).encode(),
+                snapshot=lambda: WholeState(str(seq).encode()),
                 clock=lambda: 7,
                 **{"run": RUN, **self.options, **options},
             )

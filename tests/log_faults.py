@@ -15,7 +15,7 @@ from log_life import CONFIG, event
 
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed
 from kvsm.events import OffloadingEvent
-from kvsm.log import LogReader, LogWriter, segment_file
+from kvsm.log import LogReader, LogWriter, WholeState, segment_file
 
 FULL, BROKEN, QUOTA, INTERRUPTED = errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR
 SHORT, LATE = -1, -2
@@ -104,7 +104,7 @@ class FaultyLife:
             self.writer = LogWriter(
                 self.path,
                 config=CONFIG,
-                snapshot=lambda: str(self.seq).encode(),
+                snapshot=lambda: WholeState(str(self.seq).encode()),
                 clock=lambda: 7,
                 **self.options,
             )

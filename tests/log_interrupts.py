@@ -14,7 +14,7 @@ from log_life import CONFIG, event
 import kvsm.log
 from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 
 REFUSED = "another call of this writer has not returned"
 """A trace can raise in the `finally` that notes the end of a call. A signal cannot."""
@@ -84,7 +84,7 @@ class StubbornLife:
         self.writer = LogWriter(
             self.directory,
             config=CONFIG,
-            snapshot=lambda: str(self.seq).encode(),
+            snapshot=lambda: WholeState(str(self.seq).encode()),
             clock=lambda: 7,
             **self.options,
         )

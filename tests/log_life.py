@@ -18,7 +18,7 @@ import pytest
 
 from kvsm.errors import LogError
 from kvsm.events import HitMatched, OffloadConfig, OffloadingEvent, RequestArrived, StepEnded
-from kvsm.log import EndedLog, LogReader, LogWriter, Torn
+from kvsm.log import EndedLog, LogReader, LogWriter, StateCopy, Torn, WholeState
 from kvsm.log.frames import END, HEADER, PREAMBLE_BYTES, Frame, FrameReader, run_mark
 
 CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
@@ -39,8 +39,8 @@ class Life:
             **{"durability": "none", "run": RUN, **options},
         )
 
-    def snapshot(self) -> bytes:
-        return str(self.seq).encode()
+    def snapshot(self) -> StateCopy:
+        return WholeState(str(self.seq).encode())
 
     def append(self, count: int, flush: bool = True) -> list[OffloadingEvent]:
         events = [event(self.seq + number) for number in range(1, count + 1)]

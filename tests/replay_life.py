@@ -15,7 +15,7 @@ from log_life import disk
 from kvsm import events as ev
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, SkipReason
 from kvsm.ids import to_list
-from kvsm.log import LogWriter, MemoryLog
+from kvsm.log import LogWriter, MemoryLog, WholeState
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.policies import POLICIES
@@ -59,7 +59,9 @@ class Life:
 
     def _open(self, log: Path, options: dict[str, Any]) -> LogWriter:
         options = {"durability": "none", "clock": lambda: 7, **options}
-        return LogWriter(log, config=self.config, snapshot=lambda: snapshot(self.core.ledger), **options)
+        return LogWriter(
+            log, config=self.config, snapshot=lambda: WholeState(snapshot(self.core.ledger)), **options
+        )
 
     def append(self, event: OffloadingEvent) -> None:
         """The core's log: what is recorded, here and on disk."""
@@ -309,7 +311,7 @@ def random_life(seed: int, count: int, log: Path | None = None, **options: Any) 
 def written(directory: Path, life: Life, events: Sequence[OffloadingEvent]) -> Path:
     """A log of these events, with new numbers; they may be illegal."""
     writer = LogWriter(
-        directory, config=life.config, snapshot=lambda: b"", durability="none", clock=lambda: 7
+        directory, config=life.config, snapshot=lambda: WholeState(b""), durability="none", clock=lambda: 7
     )
     with writer:
         for number, event in enumerate(events, 1):

@@ -258,7 +258,7 @@ def test_the_snapshot_in_a_head_is_checked_against_its_configuration(
     """Each field of a snapshot is replaced by that of a larger and of a smaller pool, one at a time. No
     reader believes it."""
     log = next(one for one in logs if len(one) > 1)
-    state = msgspec.msgpack.decode(log[1].head[5])
+    state = msgspec.msgpack.decode(log[1].head[9])
     for place, value in enumerate(state):
         if not isinstance(value, bytes):
             continue
@@ -266,7 +266,7 @@ def test_the_snapshot_in_a_head_is_checked_against_its_configuration(
             if other == value:
                 continue
             wrong = copied(log)[1:]
-            wrong[0].head[5] = msgspec.msgpack.encode([*state[:place], other, *state[place + 1 :]])
+            wrong[0].head[9] = msgspec.msgpack.encode([*state[:place], other, *state[place + 1 :]])
             directory = write_plain(tmp_path / f"{place}-{len(other)}", wrong)
             with pytest.raises(KvsmError, match="snapshot in its head"):
                 rebuild(directory)

@@ -20,6 +20,7 @@ from log_chain import AFTER, BEFORE, HALF, NEVER, Chain, PlannedLife
 from log_faults import FULL, LATE, faults, open_files
 from log_interrupts import interrupted
 from log_life import CONFIG, RUN, Life, directory, event, names, no_locks, read, run_child, write, write_open
+from log_openings import slow_openings
 from msgspec.structs import replace
 
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed
@@ -40,6 +41,7 @@ PLANS = st.lists(
 OPTIONS = st.fixed_dictionaries(
     {
         "durability": st.sampled_from(["none", "interval", "every"]),
+        "sync_thread": st.booleans(),
         "segment_bytes": st.sampled_from([1, 150, 400, 1 << 20]),
         "compress": st.booleans(),
         "on_failure": st.sampled_from(["stop", "continue"]),
@@ -47,8 +49,11 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def check_lives(plans: list[PlannedLife], options: list[dict[str, Any]], **limits: Any) -> None:
-    with directory() as path:
+def check_lives(
+    plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool = False, **limits: Any
+) -> None:
+    """slow: segments take several flushes to open."""
+    with directory() as path, slow_openings(slow):
         path.mkdir()
         chain = Chain(path, **limits)
         for plan, chosen in zip(plans, itertools.cycle(options), strict=False):
@@ -60,29 +65,31 @@ def check_lives(plans: list[PlannedLife], options: list[dict[str, Any]], **limit
         assert (reader.end, reader.torn) == (LogEnd.CLOSED, None)
 
 
-@settings(max_examples=50, deadline=None)
-@given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3))
-def test_a_log_of_several_lives_reads_as_one(plans: list[PlannedLife], options: list[dict[str, Any]]) -> None:
+@settings(max_examples=80, deadline=None)
+@given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.booleans())
+def test_a_log_of_several_lives_reads_as_one(
+    plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool
+) -> None:
     """All flushed events of all lives are read in order, by a reader and by a follower that was there."""
-    check_lives(plans, options)
+    check_lives(plans, options, slow)
 
 
 @settings(max_examples=30, deadline=None)
-@given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.integers(2000, 6000))
+@given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.booleans(), st.integers(2000, 6000))
 def test_a_chain_keeps_its_limit(
-    plans: list[PlannedLife], options: list[dict[str, Any]], max_bytes: int
+    plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool, max_bytes: int
 ) -> None:
     """Segments of earlier lives count, and are deleted in their turn: at no instant is there more."""
-    check_lives(plans, options, max_bytes=max_bytes)
+    check_lives(plans, options, slow, max_bytes=max_bytes)
 
 
 @pytest.mark.slow
 @settings(max_examples=1000, deadline=None)
-@given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.none() | st.integers(2000, 6000))
+@given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.booleans(), st.none() | st.integers(2000, 6000))
 def test_chains_at_length(
-    plans: list[PlannedLife], options: list[dict[str, Any]], max_bytes: int | None
+    plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool, max_bytes: int | None
 ) -> None:
-    check_lives(plans, options, **({} if max_bytes is None else {"max_bytes": max_bytes}))
+    check_lives(plans, options, slow, **({} if max_bytes is None else {"max_bytes": max_bytes}))
 
 
 def check_two_kills(first: int, second: int, how: tuple[int, int]) -> int:
@@ -305,7 +312,7 @@ def test_a_segment_of_the_same_life_does_not_follow_a_closed_one(tmp_path: Path)
     write(tmp_path / "log", [1])
     write(tmp_path / "other", [1, 1], segment_bytes=1)
     segment_path(tmp_path / "other", 2).rename(segment_path(tmp_path / "log", 2))
-    with pytest.raises(LogDamaged, match="the log was closed here, and another segment follows"):
+    with pytest.raises(LogDamaged, match="the log was closed here, and another segment of this life follows"):
         list(LogReader(tmp_path / "log").events())
 
 

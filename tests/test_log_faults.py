@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from log_faults import BROKEN, FULL, INTERRUPTED, LATE, QUOTA, SHORT, FaultyLife, Plan
+from log_openings import slow_openings
 
 from kvsm.errors import LogWriteFailed
 
@@ -25,6 +26,12 @@ OPTIONS = [
 """Ways to write. A segment is full after two frames."""
 
 NAMES = [f"{options['durability']}-{options['on_failure']}" for options in OPTIONS]
+
+
+THREADED = [
+    {**options, "durability": "interval", "sync_interval_ms": 0, "sync_thread": True}
+    for options in OPTIONS[:2]
+]
 
 
 def no_fault(_: int) -> None:
@@ -56,14 +63,19 @@ def run(path: Path, plans: Iterator[Plan], options: dict[str, Any]) -> tuple[int
     return lives, damaged
 
 
-@pytest.mark.parametrize("options", OPTIONS, ids=NAMES)
-def test_no_single_fault_loses_events_in_silence(tmp_path: Path, options: dict[str, Any]) -> None:
-    """Each system call of a life fails once. No log is damaged, and the writer or the log tells each loss."""
-    calls = len(FaultyLife(tmp_path / "whole", no_fault, options).calls)
-    assert calls > 15
-    kinds = itertools.cycle(KINDS)
-    plans = (once(call, next(kinds)) for call in range(1, calls + 1))
-    assert run(tmp_path, plans, options) == (calls, 0)
+@pytest.mark.parametrize("slow", [False, True])
+@pytest.mark.parametrize("options", [*OPTIONS, *THREADED], ids=[*NAMES, "thread-stop", "thread-continue"])
+def test_no_single_fault_loses_events_in_silence(tmp_path: Path, options: dict[str, Any], slow: bool) -> None:
+    """Each system call of a life fails once. No log is damaged, and the writer or the log tells each loss.
+
+    slow: segments take several flushes to open.
+    """
+    with slow_openings(slow or options in THREADED):
+        calls = len(FaultyLife(tmp_path / "whole", no_fault, options).calls)
+        assert calls > 15
+        kinds = itertools.cycle(KINDS)
+        plans = (once(call, next(kinds)) for call in range(1, calls + 1))
+        assert run(tmp_path, plans, options) == (calls, 0)
 
 
 @pytest.mark.parametrize("options", OPTIONS[1::2], ids=NAMES[1::2])
@@ -75,7 +87,7 @@ def test_a_fault_while_a_fault_is_handled_is_told(tmp_path: Path, options: dict[
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", OPTIONS, ids=NAMES)
+@pytest.mark.parametrize("options", [*OPTIONS, *THREADED], ids=[*NAMES, "thread-stop", "thread-continue"])
 def test_no_faults_lose_events_in_silence(tmp_path: Path, options: dict[str, Any]) -> None:
     """Each fault at each call; all calls from one on; all pairs; any three. In all options 6,000 lives."""
     calls = len(FaultyLife(tmp_path / "whole", no_fault, options).calls) + 10
@@ -90,7 +102,8 @@ def test_no_faults_lose_events_in_silence(tmp_path: Path, options: dict[str, Any
         for _ in range(200):
             yield some({call: chosen.choice(KINDS) for call in chosen.sample(range(1, calls), 3)})
 
-    lives, damaged = run(tmp_path, plans(), options)
+    with slow_openings(options in THREADED):
+        lives, damaged = run(tmp_path, plans(), options)
     assert lives > 850
     # A mark that stays written in part is damage, and the writer has raised its error.
     assert damaged <= 5

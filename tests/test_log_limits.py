@@ -20,7 +20,7 @@ from log_life import CONFIG, RUN, Life, names, raw_frame, read, write, write_ope
 from kvsm.cli import main
 from kvsm.errors import LogDamaged, LogError
 from kvsm.events import StepEnded
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.log.frames import COMPRESSED, END, HEADER, content_limit, run_mark, segment_path
 
 MiB = 1 << 20
@@ -132,10 +132,11 @@ def test_what_shrinks_too_much_is_stored_as_it_is(tmp_path: Path) -> None:
     """So a reader may refuse what a writer never makes."""
     state = bytes(5 * MiB)
     options: dict[str, Any] = {"compress": True, "segment_bytes": 1, "durability": "none"}
-    with LogWriter(tmp_path / "log", config=CONFIG, snapshot=lambda: state, **options) as writer:
+    with LogWriter(tmp_path / "log", config=CONFIG, snapshot=lambda: WholeState(state), **options) as writer:
         for seq in (1, 2):
             writer.append(StepEnded(seq, seq, 1))
-            writer.flush()
+            while len(names(tmp_path / "log")) == seq:
+                writer.flush()
     assert [segment.head.snapshot for segment in LogReader(tmp_path / "log").segments()] == [
         b"",
         state,
@@ -188,7 +189,7 @@ def test_a_huge_file_of_holes_is_judged_at_once(tmp_path: Path, place: str) -> N
     with at_most(4 * MiB):
         events, error, torn = read(tmp_path / "log")
     if place == "first":
-        assert isinstance(error, LogDamaged)
+        assert (len(events), error, torn) == (2, None, None)  # The next segment begins before the hole.
     else:
         assert len(events) == (0 if place == "alone" else 2)
         assert torn is not None

@@ -15,7 +15,7 @@ import pytest
 from log_life import CONFIG, Life, event, names, read
 
 from kvsm.errors import ConfigError, LogError, LogWriteFailed, WrongArgument
-from kvsm.log import LogReader, LogWriter, writer
+from kvsm.log import LogReader, LogWriter, WholeState, writer
 from kvsm.offloader import Offloader
 
 # --------------------------------------------------------------------------------- processes and threads
@@ -311,7 +311,7 @@ def test_the_parents_of_a_new_log_are_synced(tmp_path: Path, monkeypatch: pytest
 @pytest.mark.parametrize(("now", "recorded"), [(-5, 0), (1 << 70, (1 << 63) - 1), (12, 12)])
 def test_no_clock_makes_a_log_that_cannot_be_read(tmp_path: Path, now: int, recorded: int) -> None:
     """A clock before 1970 counts as 1970, in heads and in events."""
-    log = LogWriter(tmp_path / "log", config=CONFIG, snapshot=bytes, clock=lambda: now)
+    log = LogWriter(tmp_path / "log", config=CONFIG, snapshot=WholeState, clock=lambda: now)
     with log:
         Offloader(CONFIG, log, clock_ns=lambda: now)
     reader = LogReader(tmp_path / "log")
@@ -323,7 +323,7 @@ def test_no_clock_makes_a_log_that_cannot_be_read(tmp_path: Path, now: int, reco
 @pytest.mark.parametrize("now", [1.5, "noon", None])
 def test_a_clock_that_gives_no_whole_number_is_refused(tmp_path: Path, now: Any) -> None:
     with pytest.raises(ConfigError, match=r"the clock says .*; it must give Unix time in whole nanoseconds"):
-        LogWriter(tmp_path / "log", config=CONFIG, snapshot=bytes, clock=lambda: now)
+        LogWriter(tmp_path / "log", config=CONFIG, snapshot=WholeState, clock=lambda: now)
     assert not (tmp_path / "log").exists()
     with pytest.raises(WrongArgument, match="clock_ns gives"):
         Offloader(CONFIG, clock_ns=lambda: now)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from log_life import CONFIG, Life, directory, event, names, write
 
 from kvsm.errors import LogWriteFailed
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 
 
 @contextmanager
@@ -45,7 +45,7 @@ def check_limit(frames: list[tuple[int, int]], segment_bytes: int, max_bytes: in
         writer = LogWriter(
             path,
             config=CONFIG,
-            snapshot=lambda: os.urandom(snapshot_bytes),
+            snapshot=lambda: WholeState(os.urandom(snapshot_bytes)),
             durability="none",
             segment_bytes=segment_bytes,
             max_bytes=max_bytes,
@@ -129,7 +129,7 @@ def test_a_snapshot_that_the_limit_cannot_hold_is_told(tmp_path: Path, choice: A
     writer = LogWriter(
         tmp_path / "log",
         config=CONFIG,
-        snapshot=lambda: bytes(5000),
+        snapshot=lambda: WholeState(bytes(5000)),
         durability="none",
         segment_bytes=200,
         max_bytes=4000,

@@ -163,10 +163,11 @@ def test_a_forked_process_does_not_wait_for_a_thread_that_it_lacks(
 
 @contextmanager
 def moody_disk(seed: int) -> Iterator[list[str]]:
-    """Syncs take a random time, and some fail. Yields what went wrong: two syncs at once."""
-    chance, busy, wrong = random.Random(seed), threading.Lock(), list[str]()
+    """Syncs take a random time, and some fail. Yields what went wrong: two syncs of one file at once."""
+    chance, locks, wrong = random.Random(seed), dict[int, threading.Lock](), list[str]()
 
-    def sync(_: int) -> None:
+    def sync(descriptor: int) -> None:
+        busy = locks.setdefault(os.fstat(descriptor).st_ino, threading.Lock())
         if not busy.acquire(blocking=False):
             wrong.append("two syncs at once")
             return

@@ -20,7 +20,7 @@ from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, SkipReason
 from kvsm.gauges import gauges
 from kvsm.ledger import Ledger
-from kvsm.log import MemoryLog
+from kvsm.log import MemoryLog, WholeState
 from kvsm.metrics import METRICS, HistogramValue, Metric, Metrics
 from kvsm.snapshot import snapshot
 from kvsm.vllm.exported_metrics import EXPORTED, spread
@@ -90,7 +90,9 @@ def agrees(values: dict[str, Any], now: dict[str, Any], engine: SmallEngine) -> 
 
 def test_log_on_disk_gives_the_same(tmp_path: Path) -> None:
     config = OffloadConfig(host_blocks=4, device_blocks=16)
-    with LogWriter(tmp_path / "log", config=config, snapshot=lambda: snapshot(core.ledger)) as writer:
+    with LogWriter(
+        tmp_path / "log", config=config, snapshot=lambda: WholeState(snapshot(core.ledger))
+    ) as writer:
         core = Offloader(config, writer)
         metrics = Metrics.attached_to(core)
         store(core, "r", keys(3))

@@ -28,7 +28,7 @@ from kvsm import events as ev
 from kvsm.errors import LogDamaged
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ledger import Ledger
-from kvsm.log import LogGap
+from kvsm.log import LogGap, WholeState
 from kvsm.properties import Property
 from kvsm.replay import (
     Auditor,
@@ -468,11 +468,11 @@ def test_a_segment_whose_snapshot_is_not_the_fold_is_found(tmp_path: Path) -> No
         rebuild(tmp_path / "log")
 
 
-def lied(life: Life, false: Life) -> bytes:
+def lied(life: Life, false: Life) -> WholeState:
     """The live state with another tick."""
     false.core.ledger.__dict__.update(life.core.ledger.__dict__)
     false.core.ledger.tick = life.core.ledger.tick + 1
-    return snapshot(false.core.ledger)
+    return WholeState(snapshot(false.core.ledger))
 
 
 def test_a_log_by_other_tables_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

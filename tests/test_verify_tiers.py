@@ -28,7 +28,7 @@ from kvsm.cli import main
 from kvsm.errors import IllegalTransition, InvalidEvent
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
-from kvsm.log import LogEnd, LogReader, LogWriter
+from kvsm.log import LogEnd, LogReader, LogWriter, WholeState
 from kvsm.offloader import Offloader, PendingHit
 from kvsm.plan import WorkerReport
 from kvsm.replay import Verification, verify_log
@@ -212,7 +212,7 @@ def rewrite(log: Path, config: OffloadConfig, events: Sequence[OffloadingEvent])
     for left in log.glob("index*"):
         left.unlink()
     beside = log.with_name("rewritten")
-    with LogWriter(beside, config=config, snapshot=lambda: b"", durability="none") as writer:
+    with LogWriter(beside, config=config, snapshot=lambda: WholeState(b""), durability="none") as writer:
         for event in events:
             writer.append(event)
     (made,) = beside.glob("*.kvsm")

@@ -21,7 +21,7 @@ from kvsm import vllm as plugin
 from kvsm.cli import main
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter
+from kvsm.log import LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 from kvsm.vllm import bench, installation_check, versions
@@ -184,7 +184,7 @@ def test_blocks_that_do_not_come_back_are_wrong() -> None:
 def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[str, ...]) -> None:
     """Tokens do not show it, because failed blocks are recomputed."""
     config = OffloadConfig(host_blocks=4, device_blocks=4)
-    log = LogWriter(tmp_path / "log", config=config, snapshot=lambda: snapshot(core.ledger))
+    log = LogWriter(tmp_path / "log", config=config, snapshot=lambda: WholeState(snapshot(core.ledger)))
     core = Offloader(config, log)
     job = core.prepare_store("r", [b"k" * 36], [0]).job
     assert job is not None

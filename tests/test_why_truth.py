@@ -32,7 +32,7 @@ from kvsm.analysis.rows import Gone
 from kvsm.checker.targets import TARGETS
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.replay import tell
 from kvsm.replay.concern import concern
 from kvsm.replay.fates import Fates
@@ -205,7 +205,7 @@ def written(run: Run, directory: Path, **options: Any) -> Path:
 
 def writer_of(run: Run, directory: Path, ledger: Ledger, **options: Any) -> LogWriter:
     options = {"durability": "none", "clock": lambda: 7, **options}
-    return LogWriter(directory, config=run.config, snapshot=lambda: snapshot(ledger), **options)
+    return LogWriter(directory, config=run.config, snapshot=lambda: WholeState(snapshot(ledger)), **options)
 
 
 def tables_of(run: Run) -> Tables:

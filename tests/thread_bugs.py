@@ -16,8 +16,8 @@ _VERIFYING = "kvsm.copy_engines.verifying:VerifyingCopyEngine"
 _DISK = "kvsm.disk.engine:DiskCopyEngine"
 _SUBMITTER = "kvsm.cuda_io.engine:ThreadSubmitter"
 _FOLLOWER = "kvsm.log.follower:LogFollower"
-_WRITER = "kvsm.log.writer:LogWriter"
-_SYNC = "kvsm.log.sync_thread:SyncThread"
+_THREAD = "kvsm.log.log_thread:LogThread"
+_OPENING = "kvsm.log.opening:Opening"
 
 
 class ThreadBug(NamedTuple):
@@ -170,7 +170,7 @@ BUGS = (
         "log",
         Property.FAILURE_IS_NOT_SUCCESS,
         1,
-        (Edit(f"{_SYNC}._note", "if sync.segment.sync_failure is None:", "if True:"),),
+        (Edit("kvsm.log.log_thread:SyncJob.end", "if self.segment.sync_failure is None:", "if True:"),),
     ),
     ThreadBug(
         "a sync counts as good before it has ended",
@@ -179,7 +179,7 @@ BUGS = (
         0,
         (
             Edit(
-                f"{_SYNC}.take_end",
+                f"{_THREAD}.take_end",
                 "if self._running is not None and self._running.ended.is_set():",
                 "if self._running is not None:",
             ),
@@ -190,49 +190,42 @@ BUGS = (
         "log",
         Property.FAILURE_IS_NOT_SUCCESS,
         0,
-        (Edit("kvsm.log.writer:LogWriter._sync", "self._sync_thread.wait()"),),
+        (Edit("kvsm.log.syncing:Syncing.sync", "self.thread.wait()"),),
     ),
     ThreadBug(
         "a follower asks whether a segment is complete when it has read it",
         "rotated",
         Property.LEGAL_CALLS,
-        1,
+        2,
         (
             Edit(
                 f"{_FOLLOWER}.poll",
                 """
                 successor = next((later for later in self._paths() if later > self._path), None)
                 try:
-                    yield from self._news(followed=successor is not None)
+                    yield from self._news(successor)
                 """,
                 """
                 try:
-                    yield from self._news(followed=False)
+                    yield from self._news(None)
                     successor = next((later for later in self._paths() if later > self._path), None)
                 """,
             ),
         ),
     ),
     ThreadBug(
-        "a segment has its name before the one before it has its end",
-        "rotated",
+        "a new segment lacks the last events that went to the one before it",
+        "opened",
         Property.LEGAL_CALLS,
         1,
-        (
-            Edit(
-                f"{_WRITER}._start_next_segment",
-                """
-                if place.segment.loss is None:
-                    self._write_tail(SegmentTail(follows=True))
-                self._maker.publish(segment, self.directory)
-                """,
-                """
-                self._maker.publish(segment, self.directory)
-                if place.segment.loss is None:
-                    self._write_tail(SegmentTail(follows=True))
-                """,
-            ),
-        ),
+        (Edit(f"{_OPENING}.finish", "self._copy_events()"),),
+    ),
+    ThreadBug(
+        "a reader of a new segment reads again what the one before it had",
+        "opened",
+        Property.EVENTS_ARE_STATE,
+        1,
+        (Edit("kvsm.log.reader:Segment.batches", "if events[0].seq > self._seen:", "if True:"),),
     ),
     ThreadBug(
         "a follower does not expect that a segment goes while it reads",

@@ -142,8 +142,7 @@ def engine_stopped(figures: LogFigures, _limit: Limit) -> Noticed | None:
 def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
     """Nobody closed the log, and nobody writes it."""
     end = figures.end
-    ended = end.engine in (LogEnd.OPEN.value, LogEnd.CUT.value)
-    if not ended or end.silent_ns is None or end.silent_ns < STILL_WRITTEN_NS:
+    if end.engine != LogEnd.OPEN.value or end.silent_ns is None or end.silent_ns < STILL_WRITTEN_NS:
         return None
     busy = figures.requests.open or any(one.waiting + one.missing for one in figures.copies.ranks)
     text = (

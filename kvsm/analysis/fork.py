@@ -29,7 +29,7 @@ from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError,
 from kvsm.events import STORE, Offer, OffloadingEvent, RejectReason, SkipReason
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.replay.fold import Moment, walk
@@ -112,7 +112,11 @@ def fork(
     with trust.guarded(log):
         ledger = restore_foreign(head.snapshot, config) if head.seq else Ledger(config)
         writer = LogWriter(
-            directory, config=config, snapshot=lambda: snapshot(ledger), durability="none", first=head.seq + 1
+            directory,
+            config=config,
+            snapshot=lambda: WholeState(snapshot(ledger)),
+            durability="none",
+            first=head.seq + 1,
         )
         try:
             future = _Future(ledger, writer, choices, at)

@@ -372,7 +372,7 @@ class _Indexer:
             try:
                 for segment in self._reader.segments(holding):
                     self._read(segment)
-                    if place is not None and segment.followed:
+                    if place is not None and segment.successor is not None:
                         self._save(place, None)
                         self._connection.execute("COMMIT")
                         self._connection.execute("BEGIN IMMEDIATE")

@@ -216,7 +216,7 @@ def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
     """How the log ends. reached: whether the end is in the window."""
     condition = log.condition
     end = condition.end if reached else LogEnd.NOT_REACHED
-    open_end = end in (LogEnd.OPEN, LogEnd.CUT)
+    open_end = end is LogEnd.OPEN
     return EndFigures(
         engine=end.value,
         error=condition.error if reached else None,

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from kvsm.errors import ConfigError, LogError
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.replay import Breakage, Verification, rebuild, verify_log
 from kvsm.snapshot import snapshot
 
@@ -139,7 +139,7 @@ def _cut(
     with LogWriter(
         part,
         config=head.config,
-        snapshot=lambda: state,
+        snapshot=lambda: WholeState(state),
         durability="none",
         segment_bytes=1 << 40,
         compress=True,

@@ -22,7 +22,7 @@ import msgspec
 from kvsm.checker.model import Model, Refutation
 from kvsm.errors import LogError
 from kvsm.events import LogOpened, OffloadingEvent
-from kvsm.log import RUN_BYTES, LogWriter
+from kvsm.log import RUN_BYTES, LogWriter, WholeState
 from kvsm.printable import printable
 from kvsm.worlds.world import Finding
 
@@ -135,7 +135,7 @@ def save_log(events: Sequence[OffloadingEvent], directory: Path) -> None:
     with LogWriter(
         directory,
         config=events[0].config,
-        snapshot=bytes,
+        snapshot=WholeState,
         durability="none",
         segment_bytes=1 << 40,
         clock=lambda: events[-1].wall_ns,

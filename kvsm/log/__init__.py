@@ -16,6 +16,7 @@ from kvsm.log.log_directory import LogDirectory
 from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
 from kvsm.log.reader import EventsTakenBack, LogEnd, LogGap, LogLife, LogReader, Segment
+from kvsm.log.state_copy import StateCopy, WholeState
 from kvsm.log.writer import LogWriter
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "Segment",
     "SegmentHead",
     "SegmentTail",
+    "StateCopy",
     "Torn",
+    "WholeState",
     "find_end",
 ]

@@ -20,8 +20,6 @@ events; the log was closed, perhaps after   goes on                 all of it is
 an error; its mark may be missing
 events, no last record; perhaps torn: a     cuts what is torn, and  nobody acted on an event before it was
 frame, a last record, pages of zeros        goes on                 written whole
-events, and a last record that announces    goes on                 it was killed between two segments
-another segment, which is not there
 a segment without events; the head, which   replaces it, and goes   nobody acted on it; the state is in the
 may be torn, has nothing that its           on behind the last      new snapshot
 predecessor does not tell                   event
@@ -60,6 +58,7 @@ from kvsm.log.reader import LogEnd, LogReader, Segment
 from kvsm.log.retention import Retention
 from kvsm.log.segment_file import SegmentFile
 from kvsm.log.segment_maker import SegmentMaker
+from kvsm.log.state_copy import StateCopy
 
 
 class EndedLog(NamedTuple):
@@ -159,7 +158,7 @@ def begin_life(
     segment: SegmentFile,
     maker: SegmentMaker,
     retention: Retention,
-    snapshot: Callable[[], bytes],
+    snapshot: Callable[[], StateCopy],
     syncs: bool,
 ) -> None:
     """Make the first segment of a life, behind what `end` says. syncs: whether all is durable then.
@@ -173,8 +172,7 @@ def begin_life(
         for path in end.claimed.leftovers():
             path.unlink(missing_ok=True)
         _inherit(end, retention, syncs)
-        maker.make(segment, snapshot, end.ended)
-        maker.publish(segment, directory)
+        maker.make(segment, snapshot(), end.ended)
     except BaseException as error:
         with suppress(OSError):
             segment.discard()
@@ -187,6 +185,7 @@ def begin_life(
         retention.replace_newest(segment)
     else:
         retention.add(segment)
+    retention.opening_bytes = 0
     end.claimed.spent = True
 
 

@@ -49,6 +49,7 @@ class LogFollower(LogReader):
         """
         super().__init__(directory)
         self.overtaken: list[tuple[int, int]] = []
+        self._last_read = 0
         self._move_to(self._begin(holding)[0], None)
 
     @property
@@ -66,7 +67,7 @@ class LogFollower(LogReader):
             # Ask before reading the segment: a segment that has a successor is complete.
             successor = next((later for later in self._paths() if later > self._path), None)
             try:
-                yield from self._news(followed=successor is not None)
+                yield from self._news(successor)
                 if successor is None or self._segment is None:
                     self._note_end_so_far()
                     return
@@ -78,16 +79,16 @@ class LogFollower(LogReader):
     def _move_to(self, path: Path, gap: tuple[int, int] | None) -> None:
         self._path, self._gap = path, gap
         self._segment: Segment | None = None
-        self._last_read = first_event(path) - 1
+        self._last_read = max(self._last_read, first_event(path) - 1)
 
-    def _news(self, *, followed: bool) -> Iterator[News]:
+    def _news(self, successor: Path | None) -> Iterator[News]:
         if self._segment is None:
-            opened = self._open(self._path, self._gap, followed)
+            opened = self._open(self._path, self._gap, successor)
             if isinstance(opened, Torn):
                 return  # Its writer has not finished the head.
             self._segment = opened
             yield News(opened, [])
-        self._segment.followed = followed
+        self._segment.successor = None if successor is None else first_event(successor)
         for batch in self._segment.batches():
             self._last_read = batch[-1].seq
             yield News(self._segment, batch)

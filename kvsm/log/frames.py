@@ -1,7 +1,7 @@
 """The bytes of a log: what a segment is made of, and how to judge bytes that are missing or wrong.
 
-A segment is a preamble, a head frame, frames of events and, when it is complete, a tail frame. All integers
-are little endian.
+A segment is a preamble, a head frame, frames of events and, where a life ends well, a tail frame. All
+integers are little endian.
 
 =============  =======================================================================================
 preamble       magic (8 bytes), schema version (4), CRC of both (4), mark (12)
@@ -21,13 +21,16 @@ The run mark is the CRC of the run id and the life in the segment's head. So a f
 another life, is refused, and a search for frames behind damage knows what to look for. `synced` says up to
 which byte the segment had been synced when the frame was written; 0 if nothing had been.
 
-The tail frame says whether another segment follows, and with which error the log ended. It has the number of
-the next event.
+The tail frame says with which error the life ended. It has the number of the next event.
 
-A segment is complete if another segment follows, or if it has a mark. Then each of its bytes is there, and
-it ends in a tail. Two kinds of segments may lack it: one with lost events, and the last one of a life that
-was killed. The last segment of a log that was not closed may end anywhere. Its bytes are whole up to the last
-sync, and a power loss may leave anything behind that.
+A segment ends where the next one begins: its name is the number of its first event. A large snapshot takes
+the next segment some time to open, and meanwhile events go to the segment before it. They are written to the
+new one, too, before it gets its name. So the same events may stand in both, and readers take them from the
+later one.
+
+A segment is complete if another segment follows, or if it has a mark. Then each of its bytes is there, up to
+the first event of the next one. The last segment of a log that was not closed may end anywhere. Its bytes are
+whole up to the last sync, and a power loss may leave anything behind that.
 
 A log may have several lives: a process goes on with the log of one that has ended. A segment whose head names
 a later life begins it, and ends the life before, however that was left. Event numbers have no gap there, so
@@ -98,6 +101,9 @@ _HEADER_COVERED = HEADER.size - 4
 _CLAIMS, _CLAIMS_OFFSET = Struct("<QQ"), 12
 """The first event and the synced place in a frame header."""
 
+_NO_BYTES, _BYTES = b"\xc4\x00", Struct(">BI")
+"""How msgpack writes a field of no bytes, and how a field of up to 4 GiB begins."""
+
 _CHUNK_BYTES = 1 << 18
 _HOLES_BYTES = 256 << 20
 """So much may a payload have that the file system stores as holes: pages of zeros."""
@@ -107,14 +113,12 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
-    """Last record of a complete segment.
+    """Last record of a life.
 
-    follows: another segment of this life follows. Otherwise the life ends here.
-    error: the error that ended the life; None if it was closed without one.
-    oldest: the first event that the log keeps, now that the segment is complete.
+    error: the error that ended it; None if it was closed without one.
+    oldest: the first event that the log keeps in the end.
     """
 
-    follows: bool
     error: str | None = None
     oldest: int = 1
 
@@ -126,11 +130,12 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     machines: digest of the tables that wrote them.
     seq: the last event before this segment; 0 if there is none.
     created_ns: Unix time (ns).
-    snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`.
     run: id of the run that wrote the log (16 bytes): the same in all its segments.
     oldest: the first event that the log keeps while this segment is written. Retention deletes what is older.
     life: number of the process that writes the log, from 1 on. Who goes on with it has a larger one.
     ended: how the life before ended, if it said so in a segment without events, which this one has replaced.
+    snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`. It
+        is the last field, because it is written in pieces.
     """
 
     schema: int
@@ -138,11 +143,11 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     config: OffloadConfig
     seq: int
     created_ns: int
-    snapshot: bytes
     run: bytes = bytes(RUN_BYTES)
     oldest: int = 1
     life: int = 1
     ended: SegmentTail | None = None
+    snapshot: bytes = b""
 
 
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
@@ -237,29 +242,71 @@ class FrameEncoder:
 
     def events(self, events: Sequence[OffloadingEvent], synced: int) -> bytes:
         """One frame of consecutive events."""
-        return self._frame(events, 0, len(events), events[0].seq, synced)
+        payload = [_ENCODER.encode(events)]
+        return b"".join(self._frame(payload, 0, len(events), events[0].seq, synced))
 
-    def head(self, head: SegmentHead) -> bytes:
-        """The first frame of a segment."""
-        return self._frame(head, HEAD, 0, head.seq + 1, 0)
+    def head(self, head: SegmentHead, snapshot: Sequence[bytes] = ()) -> list[bytes]:
+        """The first frame of a segment, in pieces.
+
+        head: without its snapshot.
+        snapshot: in pieces. They are written as they are.
+        """
+        size = sum(map(len, snapshot))
+        _check_length(size, head.seq + 1)
+        fields = _ENCODER.encode(head).removesuffix(_NO_BYTES) + _BYTES.pack(0xC6, size)
+        return self._frame([fields, *snapshot], HEAD, 0, head.seq + 1, 0)
 
     def tail(self, tail: SegmentTail, following: int, synced: int) -> bytes:
-        """The last frame of a segment. following: the number of the next event."""
-        return self._frame(tail, TAIL, 0, following, synced)
+        """The last frame of a life. following: the number of the next event."""
+        return b"".join(self._frame([_ENCODER.encode(tail)], TAIL, 0, following, synced))
 
-    def _frame(self, value: object, flags: int, count: int, first: int, synced: int) -> bytes:
-        payload = _ENCODER.encode(value)
+    def _frame(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
+        """A frame in pieces. The large ones are those of the payload."""
         if self._compressor is not None:
-            compressed = self._compressor.compress(payload)
-            if len(payload) <= content_limit(len(compressed)):
+            compressed = _compressed(self._compressor, payload)
+            if _size_of(compressed) < _size_of(payload) <= content_limit(_size_of(compressed)):
                 payload, flags = compressed, flags | COMPRESSED
-        length = len(payload) + len(END)
-        if length >= 1 << 32:
-            raise LogError(f"events from {first} on take {length} bytes; one flush holds at most 4 GiB")
-        payload_crc = crc32(END, crc32(payload))
+        length = _size_of(payload) + len(END)
+        _check_length(length, first)
+        payload_crc = crc32(END, reduce(lambda crc, piece: crc32(piece, crc), payload, 0))
         header = HEADER.pack(self._run_mark, length, flags, count, first, synced, payload_crc, 0)
-        covered = header[:_HEADER_COVERED]
-        return b"".join((covered, crc32(covered).to_bytes(4, "little"), payload, END))
+        return [_with_crc(header), *payload, END]
+
+
+def _compressed(compressor: zstandard.ZstdCompressor, payload: Sequence[bytes]) -> list[bytes]:
+    packing = compressor.compressobj(size=_size_of(payload))
+    return [*map(packing.compress, payload), packing.flush()]
+
+
+def _size_of(pieces: Sequence[bytes]) -> int:
+    return sum(map(len, pieces))
+
+
+def _check_length(length: int, first: int) -> None:
+    if length >= 1 << 32:
+        raise LogError(f"events from {first} on take {length} bytes; one frame holds at most 4 GiB")
+
+
+def _with_crc(header: bytes) -> bytes:
+    covered = header[:_HEADER_COVERED]
+    return covered + crc32(covered).to_bytes(4, "little")
+
+
+def copied(frames: bytes) -> bytes:
+    """The whole frames at the beginning of these bytes, for another segment of this life.
+
+    Nothing of that segment has been synced yet, and so they say.
+    """
+    copy, begin = bytearray(frames), 0
+    while begin + HEADER.size <= len(copy):
+        mark, length, flags, count, first, _, payload_crc, _ = HEADER.unpack_from(copy, begin)
+        end = begin + HEADER.size + length
+        if end > len(copy):
+            break
+        header = HEADER.pack(mark, length, flags, count, first, 0, payload_crc, 0)
+        copy[begin : begin + HEADER.size] = _with_crc(header)
+        begin = end
+    return bytes(copy[:begin])
 
 
 def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:

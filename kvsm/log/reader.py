@@ -58,9 +58,6 @@ class LogEnd(str, Enum):
     OPEN = "open"
     """Not closed: the engine was killed or still runs, or the end of the log is missing."""
 
-    CUT = "cut"
-    """Another segment was to follow: the engine was killed at that moment, or later segments are missing."""
-
     BROKEN = "broken"
     """A write failed, and the log did not go on."""
 
@@ -99,7 +96,7 @@ class LogGap(LogError):
         )
 
 
-_NO_TAIL = "the segment is complete, but its last record is missing"
+_NO_TAIL = "the segment ends its life, but its last record is missing"
 
 
 class SegmentGone(LogError):
@@ -119,7 +116,8 @@ class Segment:
     torn: its unfinished end, or None; known when `batches` has ended.
     tail: its last record, or None; known when `batches` has ended.
     ended: whether `batches` has ended.
-    followed: whether another segment follows. Then all of this one must be there.
+    successor: the first event of the next segment, if there is one. This one ends before it, and all up to
+        there must be there.
     """
 
     def __init__(
@@ -129,10 +127,12 @@ class Segment:
         offset: int,
         header: bytes,
         gap: tuple[int, int] | None,
-        followed: bool,
+        successor: int | None,
+        seen: int = 0,
     ) -> None:
-        """offset: of the first events (bytes). header: of the head frame, with its checksums."""
-        self.path, self.head, self.gap, self.followed = path, head, gap, followed
+        """offset: of the first events (bytes). header: of the head frame, with its checksums. seen: the last
+        event that was read in the segment before."""
+        self.path, self.head, self.gap, self.successor, self._seen = path, head, gap, successor, seen
         self.torn: Torn | None = None
         self.tail: SegmentTail | None = None
         self.ended = False
@@ -155,21 +155,40 @@ class Segment:
         path = str(self.path)
         with _opened(self.path) as file:
             self._check_kept(file)
-            frames = FrameReader(file, path, self._run_mark, self.followed or has_mark(file))
+            frames = FrameReader(file, path, self._run_mark, self.successor is not None or has_mark(file))
             file.seek(self._offset)
-            while isinstance(frame := frames.read(self._offset, self._next), Frame):
-                if frame.flags & TAIL:
-                    # The cursor stays before the tail: a writer that fails to open the next segment cuts it.
-                    self.tail = decode_tail(frame, path, self._offset)
-                    frame = frames.end(frame.end, self._next)
-                    break
-                events = decode_events(frame, path, self._offset)
-                self._last_frame = self._offset, frame.header
-                self._offset, self._next = frame.end, self._next + frame.event_count
-                yield events
-            else:
-                self.tail = None
-            self.torn, self.ended = frame, True
+            while self._goes_on() and (frame := self._next_frame(frames)) is not None:
+                events = decode_events(frame, path, self._last_frame[0])
+                if events[0].seq > self._seen:
+                    yield events
+            if not self._goes_on():
+                # What stands here is a last record, or the next segment has it too, or nobody promised it.
+                self._next_frame(FrameReader(file, path, self._run_mark, complete=False))
+            self.ended = True
+            if self.last < self._seen:
+                raise self._taken_back(self._seen)
+
+    def _goes_on(self) -> bool:
+        """Whether the next event belongs to this segment. The same one may stand in the next segment, too."""
+        return self.successor is None or self._next < self.successor
+
+    def _next_frame(self, frames: FrameReader) -> Frame | None:
+        """Move behind the next frame of events, and return it. None if there is none; see `tail`, `torn`."""
+        frame, self.tail, self.torn = frames.read(self._offset, self._next), None, None
+        if isinstance(frame, Torn):
+            self.torn = frame
+        elif frame is not None and frame.flags & TAIL:
+            # The cursor stays before the tail: a writer that fails to mark the end cuts it.
+            self.tail = decode_tail(frame, str(self.path), self._offset)
+            self.torn = frames.end(frame.end, self._next)
+        elif frame is not None and self._goes_on():
+            self._last_frame = self._offset, frame.header
+            self._offset, self._next = frame.end, self._next + frame.event_count
+            if self.successor is not None and self._next > self.successor:
+                reason = f"a frame goes on behind event {self.successor - 1}, where the next segment begins"
+                raise LogDamaged(str(self.path), self._last_frame[0], self.successor, reason)
+            return frame
+        return None
 
     def events(self) -> Iterator[OffloadingEvent]:
         """The events one by one."""
@@ -189,7 +208,7 @@ class Segment:
         if not self.ended:
             return lost
         end = successor if lost is None else lost
-        if end is not None and self._next != end:
+        if end is not None and self._next < end:
             with _opened(self.path) as file:
                 self._check_kept(file)
             reason = f"its last event is {self._next - 1}, and it should be {end - 1}"
@@ -200,14 +219,16 @@ class Segment:
 
     def check_successor(self, life: int) -> None:
         """Raises `LogDamaged` unless a segment of this life may follow. `lost_after` was called before."""
+        if life > self.head.life and self.torn is not None:
+            raise _ends_early(self.torn)  # Its writer has cut what was torn.
         if life > self.head.life:
             return  # Its head ends this life.
         if life < self.head.life:
             reason = f"this is life {self.head.life} of the log, and life {life} follows"
-        elif not self.ended or self._lost is not None or (self.tail is not None and self.tail.follows):
+        elif not self.ended or self.tail is None:
             return
         else:
-            reason = _NO_TAIL if self.tail is None else "the log was closed here, and another segment follows"
+            reason = "the log was closed here, and another segment of this life follows"
         raise LogDamaged(str(self.path), self._offset, self._next, reason)
 
     def told_end(self) -> tuple[LogEnd, str | None]:
@@ -233,8 +254,11 @@ class Segment:
             raise SegmentGone(
                 f"{self.path}: another writer went on with the log while it was read; read it again"
             )
-        raise EventsTakenBack(
-            f"{self.path}: event {self.last} was read, and its writer has lost it since (a sync failed); "
+        raise self._taken_back(self.last)
+
+    def _taken_back(self, event: int) -> EventsTakenBack:
+        return EventsTakenBack(
+            f"{self.path}: event {event} was read, and its writer has lost it since (a sync failed); "
             f"read the log again"
         )
 
@@ -273,7 +297,7 @@ class LogReader:
     @property
     def head(self) -> SegmentHead:
         """Head of the oldest segment. Raises `LogError` if its first record is torn."""
-        opened = _open_segment(self._paths()[0], None, followed=False)
+        opened = _open_segment(self._paths()[0])
         if isinstance(opened, Torn):
             raise LogError(f"{opened.path}: cut in its first record; there is nothing to read in this log")
         return opened.head
@@ -290,12 +314,12 @@ class LogReader:
         gap = None
         while left:
             path = left.popleft()
-            opened = self._open(path, gap, bool(left))
+            opened = self._open(path, gap, left[0] if left else None)
             if isinstance(opened, Torn):
                 self._note_end(opened)
                 return
             yield opened
-            if not left and opened.tail is not None and opened.tail.follows:
+            if not left and opened.tail is None:
                 # A live writer may have opened the next segment since the directory was listed.
                 left.extend(later for later in self._paths() if later > path)
             gap = self._leave(opened, left[0] if left else None)
@@ -332,9 +356,10 @@ class LogReader:
         self._first = first_event(self._paths()[0])
         return self._paths(holding)
 
-    def _open(self, path: Path, gap: tuple[int, int] | None, followed: bool) -> Segment | Torn:
+    def _open(self, path: Path, gap: tuple[int, int] | None, successor: Path | None) -> Segment | Torn:
         """Open the next segment. It must be of the run of the one before, and of its life or a later one."""
-        opened = _open_segment(path, gap, followed)
+        seen = 0 if self._left is None else self._left.last
+        opened = _open_segment(path, gap, successor, seen)
         if isinstance(opened, Segment):
             run = opened.head.run
             if self._run not in (None, run):
@@ -355,8 +380,6 @@ class LogReader:
             if self.lives and head.ended is not None:
                 end, error = _end_in(head.ended)
                 self.lives[-1] = self.lives[-1]._replace(end=end, error=error)
-            elif self.lives and self.lives[-1].end is LogEnd.CUT:
-                self.lives[-1] = self.lives[-1]._replace(end=LogEnd.OPEN)
             self.lives.append(LogLife(head.life, head.seq + 1, head.seq))
         end, error = segment.told_end()
         self.lives[-1] = self.lives[-1]._replace(last=last, end=end, error=error)
@@ -393,29 +416,31 @@ class LogReader:
 
 
 def _end_in(tail: SegmentTail) -> tuple[LogEnd, str | None]:
-    """What the last record of the last segment says."""
-    if tail.follows:
-        return LogEnd.CUT, None
+    """What the last record of a life says."""
     return (LogEnd.CLOSED if tail.error is None else LogEnd.STOPPED), tail.error
 
 
-def _open_segment(path: Path, gap: tuple[int, int] | None, followed: bool) -> Segment | Torn:
+def _open_segment(
+    path: Path, gap: tuple[int, int] | None = None, successor: Path | None = None, seen: int = 0
+) -> Segment | Torn:
     """Open a segment and read its head; `Torn` if the file ends before the head does.
 
-    followed: whether another segment follows. Then this one must be complete.
+    successor: the segment that follows, if one does. Then this one must be complete.
+    seen: the last event that was read in the segment before.
     """
     name, first = str(path), first_event(path)
     with _opened(path) as file:
         opening: Frame | Torn | None = read_preamble(file, name, first)
         if opening is None:
-            frames = FrameReader(file, name, None, followed or has_mark(file))
+            frames = FrameReader(file, name, None, successor is not None or has_mark(file))
             file.seek(PREAMBLE_BYTES)
             opening = frames.read(PREAMBLE_BYTES, first)
         if isinstance(opening, Frame):
             head = decode_head(opening, name, PREAMBLE_BYTES)
-            return Segment(path, head, opening.end, opening.header, gap, followed)
+            following = None if successor is None else first_event(successor)
+            return Segment(path, head, opening.end, opening.header, gap, following, seen)
         assert opening is not None  # The head is no end.
-        if followed:
+        if successor is not None:
             raise _ends_early(opening)
         return opening
 

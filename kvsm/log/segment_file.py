@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import time
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -18,6 +19,7 @@ import msgspec
 
 from kvsm.events import OffloadingEvent
 from kvsm.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, encode_mark, segment_path
+from kvsm.private_files import sync_directory
 
 _AGAIN_BYTES = 1 << 20
 """How much is written again at a time."""
@@ -67,6 +69,7 @@ class SegmentFile:
     loss: why nothing more is written here, or None.
     marked: the loss can be seen in the file.
     deleted: somebody has deleted the file.
+    name_is_durable: a power loss does not take the file's name. So nobody needs the segments before it.
     """
 
     def __init__(self, directory: Path, first: int, replaces: bool = False) -> None:
@@ -76,7 +79,7 @@ class SegmentFile:
         self.synced = Synced(0, first - 1, 0)
         self.sync_failure: OSError | None = None
         self.loss: Loss | None = None
-        self.marked = self.deleted = False
+        self.marked = self.deleted = self.name_is_durable = False
         self._new = self.path.with_suffix(".new")
         self._named = False
         self._file: FileIO | None = None
@@ -85,7 +88,7 @@ class SegmentFile:
     def create(self) -> None:
         """Make the file, which only its owner can read. Raises `FileExistsError` if another writer has."""
         # A file object closes its descriptor even if an interrupt keeps it from being stored here.
-        self._file = FileIO(self._new, "x", opener=_open_private)
+        self._file = FileIO(self._new, "x+", opener=_open_private)
         self._descriptor = self._file.fileno()
 
     def reopen(self) -> None:
@@ -123,6 +126,15 @@ class SegmentFile:
         if done < len(data):
             self._write_rest(data, offset, done)
 
+    def read(self, size: int, offset: int) -> bytes:
+        """The bytes that were written there. Any thread may call it, until the file is closed."""
+        data = os.pread(self._descriptor, size, offset)
+        if len(data) < size:
+            raise OSError(
+                errno.EIO, f"bytes that were written at {offset + len(data)} are gone", str(self.path)
+            )
+        return data
+
     def write_again(self) -> None:
         """Write all behind the preamble once more, as it is, so that the next sync proves it.
 
@@ -130,7 +142,7 @@ class SegmentFile:
         disk, and would not write them.
         """
         for offset in range(PREAMBLE_BYTES, self.size, _AGAIN_BYTES):
-            self._write_rest(os.pread(self._descriptor, _AGAIN_BYTES, offset), offset, 0)
+            self._write_rest(self.read(min(_AGAIN_BYTES, self.size - offset), offset), offset, 0)
 
     def mark(self, number: int) -> None:
         """Mark the segment: events from `number` on were lost, or the log is closed."""
@@ -147,13 +159,26 @@ class SegmentFile:
         self.size = size
 
     def sync(self) -> None:
-        """Wait until the bytes are on the disk."""
+        """Wait until the bytes are on the disk, and the name too if there is one."""
         try:
             os.fdatasync(self._descriptor)
+            self.sync_name()
         except OSError as error:
             # First of all, because a second sync may succeed and prove nothing.
             self.sync_failure = error
             raise
+
+    def sync_to(self, seq: int) -> None:
+        """The same, and note it. seq: the last event that was written."""
+        synced = Synced(self.size, seq, time.monotonic_ns())
+        self.sync()
+        self.synced = synced
+
+    def sync_name(self) -> None:
+        """Wait until the name is on the disk, if there is one."""
+        if self._named and not self.name_is_durable:
+            sync_directory(self.path.parent)
+            self.name_is_durable = True
 
     def is_deleted(self) -> bool:
         """Whether the file has lost its name: what is written to it is lost."""

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
+
+from msgspec.structs import replace
 
 from kvsm.events import SCHEMA_VERSION, OffloadConfig, recorded_ns
 from kvsm.log.frames import PREAMBLE_BYTES, FrameEncoder, SegmentHead, SegmentTail, encode_preamble
 from kvsm.log.retention import Retention
-from kvsm.log.segment_file import SegmentFile, Synced
-from kvsm.private_files import sync_directory
+from kvsm.log.segment_file import SegmentFile
+from kvsm.log.state_copy import StateCopy
 from kvsm.states import machines_digest
 
 
@@ -18,7 +18,7 @@ class SegmentMaker:
     """Makes segments, each with its head. Raises `ConfigError` if `max_bytes` has no room for any.
 
     config, clock, run, life: recorded in each head.
-    encoder: makes the frame of the head.
+    compress: with zstd.
     retention: decides how large a segment may become.
     syncs: whether a segment is durable before it is used.
     """
@@ -29,58 +29,79 @@ class SegmentMaker:
         clock: Callable[[], int],
         run: bytes,
         life: int,
-        encoder: FrameEncoder,
+        compress: bool,
         retention: Retention,
         syncs: bool,
     ) -> None:
         self._clock, self._run, self._life, self._machines = clock, run, life, machines_digest()
-        self._encoder, self._retention, self._syncs = encoder, retention, syncs
+        # Not the writer's, because another thread may use it.
+        self._encoder = FrameEncoder(run, compress, life)
+        self._retention, self.syncs = retention, syncs
         self.use_config(config)
 
     def use_config(self, config: OffloadConfig) -> None:
         """Record another config from the next segment on. Raises `ConfigError` as the constructor does."""
         self._config = config
-        largest = self._head(1 << 62, 1 << 62, b"")
-        self._head_bytes = PREAMBLE_BYTES + len(FrameEncoder(self._run, compress=False).head(largest))
+        largest = self._encoder.head(self.new_head(1 << 62))
+        self._head_bytes = PREAMBLE_BYTES + sum(map(len, largest))
         self._retention.check(self._head_bytes)
 
-    def make(
-        self, segment: SegmentFile, snapshot: Callable[[], bytes], ended: SegmentTail | None = None
-    ) -> None:
-        """Make the file, with its head, not yet under its name. ended: as in the head."""
+    def make(self, segment: SegmentFile, state: StateCopy, ended: SegmentTail | None = None) -> None:
+        """Make the file, with its head, and give it its name. ended: as in the head."""
+        head = self.new_head(segment.first, ended)
+        self.create(segment)
+        while not state.go_on():
+            pass
+        event_bytes = self.plan(segment, head, state.pieces())
+        self.write_head(segment, head, state.pieces(), event_bytes)
+        if self.syncs:
+            segment.sync_to(head.seq)
+        self.publish(segment)
+
+    def create(self, segment: SegmentFile) -> None:
+        """Make the file. An attempt costs little on a full disk: there is no snapshot yet."""
         self._retention.make_room(PREAMBLE_BYTES)
         segment.create()
-        # Before the snapshot is taken: so an attempt costs little while the disk is full.
         segment.write(encode_preamble(), 0)
-        state = snapshot()
-        more = len(state) + (0 if ended is None else len(self._encoder.tail(ended, segment.first, 0)))
-        event_bytes = self._retention.plan(segment, self._head_bytes + more)
-        head = self._encoder.head(self._head(segment.first, segment.oldest, state, ended))
-        self._retention.make_room(segment.size + len(head))
-        segment.write(head, segment.size)
-        segment.full_at = segment.size + event_bytes
-        if self._syncs:
-            segment.sync()
-            segment.synced = Synced(segment.size, segment.first - 1, time.monotonic_ns())
+        self._retention.opening_bytes = PREAMBLE_BYTES
 
-    def publish(self, segment: SegmentFile, directory: Path) -> None:
-        """Give the file its name, by which readers find it."""
-        segment.publish()
-        if self._syncs:
-            sync_directory(directory)
-
-    def _head(
-        self, first: int, oldest: int, snapshot: bytes, ended: SegmentTail | None = None
-    ) -> SegmentHead:
+    def new_head(self, first: int, ended: SegmentTail | None = None) -> SegmentHead:
+        """The head of the segment whose first event is `first`. It lacks its snapshot, and what is kept."""
         return SegmentHead(
             schema=SCHEMA_VERSION,
             machines=self._machines,
             config=self._config,
             seq=first - 1,
             created_ns=recorded_ns(self._clock()),
-            snapshot=snapshot,
             run=self._run,
-            oldest=oldest,
+            oldest=first,
             life=self._life,
             ended=ended,
         )
+
+    def plan(self, segment: SegmentFile, head: SegmentHead, snapshot: Sequence[bytes]) -> int:
+        """Make room for this head, and decide which segments are kept. Returns how many bytes of events it
+        takes."""
+        retention = self._retention
+        more = 0 if head.ended is None else len(self._encoder.tail(head.ended, segment.first, 0))
+        size = self._head_bytes + sum(map(len, snapshot)) + more
+        retention.opening_bytes = 0  # It is in `size`.
+        event_bytes = retention.plan(segment, size)
+        retention.opening_bytes = size
+        return event_bytes
+
+    def write_head(
+        self, segment: SegmentFile, head: SegmentHead, snapshot: Sequence[bytes], event_bytes: int
+    ) -> None:
+        """Write the head as it was planned. Any thread may call it."""
+        for piece in self._encoder.head(replace(head, oldest=segment.oldest), snapshot):
+            segment.write(piece, segment.size)
+        segment.full_at = segment.size + event_bytes
+
+    def publish(self, segment: SegmentFile) -> None:
+        """Give the file its name, by which readers find it."""
+        segment.publish()
+        if self.syncs:
+            segment.sync_name()
+        else:
+            segment.name_is_durable = True  # as durable as all else

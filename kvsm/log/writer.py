@@ -42,14 +42,15 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log import forks
 from kvsm.log.continued import EndedLog, begin_life, new_log
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
+from kvsm.log.log_thread import LogThread
+from kvsm.log.next_frame import FRAME_EVENTS, FrameMaker
+from kvsm.log.opening import Opening
 from kvsm.log.options import Durability, OnFailure, check_options
-from kvsm.log.retention import FRAME_BYTES, Retention
-from kvsm.log.segment_file import Loss, SegmentFile, Synced, WritePlace
+from kvsm.log.retention import Retention
+from kvsm.log.segment_file import Loss, SegmentFile, WritePlace
 from kvsm.log.segment_maker import SegmentMaker
-from kvsm.log.sync_thread import SyncThread
-
-FRAME_EVENTS = 512
-"""Most events of one frame. With more, an event does not get cheaper."""
+from kvsm.log.state_copy import StateCopy, WholeState
+from kvsm.log.syncing import Syncing
 
 ERROR_TEXT = 2000
 """Most characters of the text of the error with which a log is closed."""
@@ -67,12 +68,13 @@ class LogWriter:
     directory: made if absent, for its owner alone; must be empty. Or the end of a log, as `find_end` gives
         it: the writer goes on behind it, with the next event, and closes its claim in the end.
     config: recorded in each segment; that of the state after the last event.
-    snapshot: returns the ledger's state after the last appended event; called when a segment opens.
+    snapshot: returns a copy of the ledger's state after the last appended event. It is called when the next
+        segment begins to open. With a large state that takes several flushes (`opening.py`).
     durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
         `sync_interval_ms`, and at the end. `every` syncs at each flush.
     sync_interval_ms: for `interval` (ms).
-    sync_thread: whether `interval` syncs in a thread of its own, so that only a new segment and the end of
-        the log wait for the disk.
+    sync_thread: whether `interval` syncs in a thread of its own, so that only the end of the log, and a new
+        segment behind lost events, wait for the disk.
     segment_bytes: a new segment opens after this many bytes of events, or earlier if `max_bytes` asks for it.
     max_bytes: limit of all files together, at each instant; None keeps all. The oldest segments are deleted.
         If snapshots are too large for it, that is a failed write.
@@ -95,7 +97,7 @@ class LogWriter:
         directory: str | os.PathLike[str] | EndedLog,
         *,
         config: OffloadConfig,
-        snapshot: Callable[[], bytes],
+        snapshot: Callable[[], StateCopy],
         durability: Durability = "interval",
         sync_interval_ms: int = 100,
         sync_thread: bool = False,
@@ -116,17 +118,15 @@ class LogWriter:
         self.broken_from: int | None = None
         self.failure: str | None = None
         self._snapshot = snapshot
-        self._syncs, self._continues = durability != "none", on_failure == "continue"
-        self._sync_interval_ns = 0 if durability == "every" else sync_interval_ms * 1_000_000
-        self._sync_thread, self._waits = SyncThread(), durability != "interval" or not sync_thread
+        self._syncing = Syncing(durability, sync_interval_ms, sync_thread)
+        self._syncs, self._continues = self._syncing.syncs, on_failure == "continue"
+        self._opening_thread = LogThread("kvsm-log-segment")
         self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
         self._encoder = FrameEncoder(run, compress, life)
-        self._last_of_frame = FRAME_EVENTS - 1
-        self._frame: tuple[int, int, bytes] = (0, 0, b"")
-        """A frame that may be written in part: its first event, how many it has, and its bytes."""
+        self._frames = FrameMaker(self._encoder)
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
-        self._maker = SegmentMaker(config, clock, run, life, self._encoder, self._retention, self._syncs)
+        self._maker = SegmentMaker(config, clock, run, life, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._nothing_until_ns = 0
@@ -135,7 +135,7 @@ class LogWriter:
         self._closed = self._ended = False
         self._forks = forks.times
         self._calls: list[object] = []
-        self._opening: SegmentFile | None = None
+        self._opening: Opening | None = None
         self._place: WritePlace
         self._begin(directory, first)
 
@@ -174,7 +174,7 @@ class LogWriter:
                 f"{self.directory}: event {event.seq} was appended where {place.first + count} is next"
             )
         events.append(event)
-        if count >= self._last_of_frame:
+        if count + 1 >= self._frames.most_events:
             self.flush()
 
     def flush(self) -> None:
@@ -185,17 +185,7 @@ class LogWriter:
         """
         if time.monotonic_ns() < self._nothing_until_ns and not self._place.events:
             return
-        call, calls = object(), self._calls
-        try:
-            calls.append(call)
-            if calls[0] is not call or self._forks != forks.times:
-                self._refuse_call()
-            if self._refusal is not None:
-                raise self._refusal
-            self._flush()
-        finally:
-            if call in calls:
-                calls.remove(call)
+        self._alone(self._flush)
 
     def close(self, error: BaseException | None = None) -> None:
         """Flush, sync, write how the run ended, and close. Idempotent.
@@ -211,15 +201,7 @@ class LogWriter:
         if self._forks != forks.times:
             self._shut()
             return
-        call, calls = object(), self._calls
-        try:
-            calls.append(call)
-            if calls[0] is not call:
-                self._refuse_call()
-            self._close(None if error is None else described(error))
-        finally:
-            if call in calls:
-                calls.remove(call)
+        self._alone(lambda: self._close(None if error is None else described(error)))
 
     def __enter__(self) -> LogWriter:
         return self
@@ -229,7 +211,17 @@ class LogWriter:
     ) -> None:
         self.close(error)
 
-    # ---------------------------------------------------------------------------------------- calls
+    def _alone(self, call: Callable[[], None]) -> None:
+        """Make this call, unless another one has not returned."""
+        mark, calls = object(), self._calls
+        try:
+            calls.append(mark)
+            if calls[0] is not mark or self._forks != forks.times:
+                self._refuse_call()
+            call()
+        finally:
+            if mark in calls:
+                calls.remove(mark)
 
     def _refuse_call(self) -> NoReturn:
         if self._forks != forks.times:
@@ -243,6 +235,8 @@ class LogWriter:
         )
 
     def _flush(self, closing: bool = False) -> None:
+        if self._refusal is not None:
+            raise self._refusal
         if not self._settled:
             self._settle()
         self._settled, self._nothing_until_ns = False, 0
@@ -250,20 +244,21 @@ class LogWriter:
         if now >= self._look_at_ns:
             self._look(now)
         segment = self._place.segment
-        if segment.loss is None:
-            if self._place.events:
-                self._write_events()
-            if self._syncs and segment.loss is None:
-                self._sync_in_time(now)
-            full = self._place.offset >= segment.full_at and not closing
-            if full and segment.loss is None and self._sync():
-                self._start_next_segment()
+        if closing:
+            self._abandon_opening()
+        if segment.loss is None and self._place.events:
+            self._write_events()
+        if segment.loss is None and self._syncs:
+            self._sync(due_at=now)
+        if segment.loss is None and not closing:
+            self._change_segment()
         if segment.loss is not None:
             self._drop_events()
             if self._place.dropped >= self._resume_at:
-                self._start_next_segment()
+                self._resume()
         # An engine flushes in every step, and most steps decide nothing.
-        self._nothing_until_ns = 0 if closing else min(now + self._sync_interval_ns, self._look_at_ns)
+        busy = closing or self._opening is not None
+        self._nothing_until_ns = 0 if busy else min(now + self._syncing.interval_ns, self._look_at_ns)
         self._settled = True
 
     def _settle(self) -> None:
@@ -286,10 +281,10 @@ class LogWriter:
             if self._place.segment.loss is None and self._sync():
                 self._end_well(error)
         except LogWriteFailed as failure:
-            if self._opening is None:
-                with suppress(OSError):  # If this fails too, readers say that the log was not closed.
-                    self._write_end(str(failure))
-                    self._mark_closed()
+            with suppress(OSError):  # If this fails too, readers say that the log was not closed.
+                self._drop_opening()
+                self._write_end(str(failure))
+                self._mark_closed()
             self._shut()
             raise
         except Exception:
@@ -313,12 +308,30 @@ class LogWriter:
             self._stop("all events are written, but the mark of a closed log perhaps in part", failure)
 
     def _write_end(self, error: str | None) -> None:
-        """Write the record of the log's end. From then on nothing but the mark may be written."""
-        if not self._ended:
-            text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
-            self._write_tail(SegmentTail(follows=False, error=text))
-            self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
-            self._ended = True
+        """Write and sync the record of the log's end. From then on nothing but the mark may be written.
+
+        If that fails, try to take it back.
+        """
+        if self._ended:
+            return
+        text = None if error is None else error[:ERROR_TEXT].encode(errors="backslashreplace").decode()
+        tail, place = SegmentTail(text), self._place
+        segment, loss = place.segment, place.segment.loss
+        following = self._first + place.written + place.dropped if loss is None else loss.first
+        try:
+            # The number of an event takes up to 9 bytes.
+            self._retention.make_room(len(self._encoder.tail(tail, following, 0)) + 8)
+            tail = replace(tail, oldest=self._retention.oldest())
+            segment.write(self._encoder.tail(tail, following, segment.synced.offset), place.offset)
+            if self._syncs:
+                segment.sync()
+        except OSError:
+            with suppress(OSError):
+                segment.cut(place.offset)
+            segment.sync_failure = None  # All but the tail had been synced.
+            raise
+        self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
+        self._ended = True
 
     def _mark_closed(self) -> None:
         self._place.segment.mark(CLOSED)
@@ -331,7 +344,10 @@ class LogWriter:
         failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         if self._forks == forks.times:
-            self._sync_thread.end()
+            self._syncing.thread.end()
+            with suppress(OSError):  # No reader looks at it.
+                self._drop_opening()
+            self._opening_thread.end()
         try:
             for segment in self._retention.segments:
                 segment.close()
@@ -342,17 +358,16 @@ class LogWriter:
         finally:
             self._claimed.close()
 
-    # --------------------------------------------------------------------------------------- events
-
     def _write_events(self) -> None:
         """Write the events as frames: as one, unless an interrupted write has left a frame to finish."""
         while (place := self._place).events:
-            if self._frame[0] != place.first:
-                self._prepare_frame(place)
-            first, count, data = self._frame
+            try:
+                first, count, data = self._frames.make(place)
+            except Exception as error:  # Not the disk's fault: the next events would be lost too.
+                self._stop(f"events from {place.first} on cannot be encoded", error)
             try:
                 if self._limited:
-                    self._retention.make_room(len(data))
+                    self._make_room(len(data))
                 place.segment.write(data, place.offset)
             except OSError as error:
                 self._lose(first, place.offset, error)
@@ -366,20 +381,13 @@ class LogWriter:
                 place.dropped,
             )
 
-    def _prepare_frame(self, place: WritePlace) -> None:
-        """Encode the next events. If the write is interrupted, these bytes are written again.
-
-        A reader may have seen some of them, so another frame must not take their place.
-        """
-        events = place.events[:FRAME_EVENTS]
-        count = len(events)
-        try:
-            data = self._encoder.events(events, place.segment.synced.offset)
-        except Exception as error:  # Not the disk's fault: the next events would be lost too.
-            self._stop(f"events from {place.first} on cannot be encoded", error)
-        fit = FRAME_BYTES * count // len(data)
-        self._last_of_frame = FRAME_EVENTS - 1 if fit >= FRAME_EVENTS else max(fit, 1) - 1
-        self._frame = place.first, count, data
+    def _make_room(self, size: int) -> None:
+        """Delete old segments until a frame of this size (bytes) may be written."""
+        if self._opening is None:
+            self._retention.make_room(size)
+        else:
+            self._retention.make_room(2 * size)
+            self._retention.opening_bytes += size
 
     def _drop_events(self) -> None:
         """Count as lost what came after the loss."""
@@ -390,60 +398,22 @@ class LogWriter:
         dropped = loss.dropped + following - loss.first if self._continues else loss.dropped
         self._place = WritePlace(place.segment, loss.offset, following, [], loss.written, dropped)
 
-    def _write_tail(self, tail: SegmentTail) -> None:
-        """Write and sync the last record of the segment. If that fails, try to take it back."""
-        place = self._place
-        loss = place.segment.loss
-        following = self._first + place.written + place.dropped if loss is None else loss.first
-        frame = self._encoder.tail(tail, following, place.segment.synced.offset)
-        beside = 0 if self._opening is None else self._opening.size
-        try:
-            # The number of an event takes up to 9 bytes.
-            self._retention.make_room(len(frame) + 8 + beside)
-            tail = replace(tail, oldest=self._retention.oldest())
-            frame = self._encoder.tail(tail, following, place.segment.synced.offset)
-            place.segment.write(frame, place.offset)
-            if self._syncs:
-                place.segment.sync()
-        except OSError:
-            with suppress(OSError):
-                place.segment.cut(place.offset)
-            place.segment.sync_failure = None  # All but the tail had been synced.
-            raise
-
-    # ------------------------------------------------------------------------------- syncs and losses
-
-    def _sync_in_time(self, now: int) -> None:
-        """Sync if that is due, or begin to."""
-        place, segment = self._place, self._place.segment
-        self._sync_thread.take_end()
-        if segment.sync_failure is not None:
-            self._lose_unsynced(segment.sync_failure)
-        elif now - segment.synced.at_ns < self._sync_interval_ns:
-            return
-        elif self._waits:
-            self._sync()
-        elif segment.synced.offset != place.offset:
-            self._sync_thread.begin(segment, Synced(place.offset, place.first - 1, now))
-
-    def _sync(self) -> bool:
+    def _sync(self, due_at: int | None = None) -> bool:
         """Make the segment durable, if `durability` asks for it. False if events were lost.
+
+        due_at: only if it is due at this time (monotonic, ns), and perhaps in a thread; None: now, and wait.
 
         After a failed sync nobody knows which pages reached the disk. So all events since the last good sync
         count as lost.
         """
-        place = self._place
-        self._sync_thread.wait()
-        if not self._syncs or place.segment.synced.offset == place.offset:
-            return True
         try:
-            if place.segment.sync_failure is not None:
-                raise place.segment.sync_failure
-            place.segment.sync()
+            if due_at is None:
+                self._syncing.sync(self._place)
+            else:
+                self._syncing.sync_in_time(self._place, due_at, self._opening)
         except OSError as error:
             self._lose_unsynced(error)
             return False
-        place.segment.synced = Synced(place.offset, place.first - 1, time.monotonic_ns())
         return True
 
     def _lose_unsynced(self, cause: OSError) -> None:
@@ -468,8 +438,9 @@ class LogWriter:
 
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
         """Events from `first` on are lost, and the segment's bytes from `offset` on are useless."""
+        self._abandon_opening()
         place = self._place
-        self._sync_thread.wait()
+        self._syncing.thread.wait()
         synced = place.segment.synced
         if place.segment.sync_failure is not None and synced.offset < offset:
             first, offset = synced.seq + 1, synced.offset
@@ -505,15 +476,13 @@ class LogWriter:
         self.failure = f"{segment.path}: {failure}: {loss.cause}"
         segment.marked = True
 
-    # ------------------------------------------------------------------------------------- segments
-
     def _begin(self, directory: str | os.PathLike[str] | EndedLog, first: int) -> None:
         """Lock the directory, if that was not done, and open the first segment."""
         end = directory if isinstance(directory, EndedLog) else new_log(directory, self._syncs)
         self._claimed = end.claimed
         segment = SegmentFile(self.directory, first, end.replaces)
         try:
-            snapshot = bytes if first == 1 else self._snapshot
+            snapshot = WholeState if first == 1 else self._snapshot
             begin_life(end, segment, self._maker, self._retention, snapshot, self._syncs)
         except BaseException:
             if end is not directory:
@@ -521,64 +490,95 @@ class LogWriter:
             raise
         self._place = WritePlace(segment, segment.size, first, [], 0, 0)
 
-    def _start_next_segment(self) -> None:
-        """Open the next segment, and delete the oldest ones beyond `max_bytes`.
-
-        If that fails and `on_failure` is `continue`, no event is lost by it: a good segment grows, and a
-        broken one waits for the next attempt.
-        """
+    def _change_segment(self) -> None:
+        """Begin to open the next segment if this one is full, or go on with that."""
         place = self._place
-        segment = self._opening = SegmentFile(self.directory, place.first)
-        try:
-            if self._continues:
-                self._claimed.hold()  # Somebody may have deleted it.
-            segment.remove_leftover()
-            self._maker.make(segment, self._snapshot)
-            if place.segment.loss is None:
-                self._write_tail(SegmentTail(follows=True))
-            self._maker.publish(segment, self.directory)
-        except OSError as error:
-            self._abandon_opening()
-            failure = f"no segment can follow event {place.first - 1}"
-            if not self._continues:
-                self._stop(f"{failure}, the last one written", error)
-            self.failure = self.failure or f"{place.segment.path}: {failure}: {error}"
-            place.segment.full_at = place.offset + self._segment_bytes
-            self._resume_at = place.dropped + FRAME_EVENTS
+        if self._retention.oldest() < place.segment.oldest:
+            self._leave_complete_segments()
+        if place.offset < place.segment.full_at:
             return
-        self._place = WritePlace(
-            segment, segment.size, place.first, self._place.events, place.written, place.dropped
-        )
+        try:
+            opening = self._opening or self._begin_opening(self._syncing.waits)
+            if self._limited and opening.overlap(place) > self._retention.frame_bytes:
+                if not self._sync():
+                    return
+                opening.complete(place)
+            elif not opening.go_on(place) or self._syncing.thread.is_busy:
+                return
+            self._hand_over()
+        except OSError as error:
+            self._stay(error)
+
+    def _resume(self) -> None:
+        """Open a segment behind lost events, at once."""
+        try:
+            self._begin_opening(waits=True).complete(self._place)
+            self._hand_over()
+        except OSError as error:
+            self._stay(error)
+
+    def _begin_opening(self, waits: bool) -> Opening:
+        place = self._place
+        segment = SegmentFile(self.directory, place.first)
+        if self._continues:
+            self._claimed.hold()  # Somebody may have deleted it.
+        segment.remove_leftover()
+        self._opening = Opening(segment, place, self._maker, self._opening_thread, waits)
+        self._opening.begin(self._snapshot)
+        return self._opening
+
+    def _hand_over(self) -> None:
+        """Events go to the new segment from now on."""
+        place, opening = self._place, self._opening
+        assert opening is not None
+        if place.segment.loss is None and self._syncing.waits and not self._sync():
+            return
+        opening.finish(place)
+        segment, events = opening.segment, place.events
+        self._place = WritePlace(segment, segment.size, place.first, events, place.written, place.dropped)
         self.failure = None
+        self._drop_opening()
         self._leave_complete_segments()
 
+    def _stay(self, cause: OSError) -> None:
+        """No segment can be opened now: a good one grows, and a broken one waits for the next attempt."""
+        self._abandon_opening()
+        place = self._place
+        failure = f"no segment can follow event {place.first - 1}"
+        if not self._continues:
+            self._stop(f"{failure}, the last one written", cause)
+        self.failure = self.failure or f"{place.segment.path}: {failure}: {cause}"
+        place.segment.full_at = place.offset + self._segment_bytes
+        self._resume_at = place.dropped + FRAME_EVENTS
+
     def _abandon_opening(self) -> None:
-        """Remove a segment that was not opened to the end, and the tail that announced it."""
-        place, opening = self._place, self._opening
-        if opening is not None and opening is not place.segment:
-            try:
-                opening.discard()
-            except OSError as error:
-                self._stop(f"no event can follow while {opening.path.name} cannot be deleted", error)
-            if place.segment.loss is None and place.segment.size > place.offset:
-                with suppress(OSError):  # The next write tries it again.
-                    place.segment.cut(place.offset)
-        self._opening = None
+        """Remove a segment that was not opened to the end."""
+        try:
+            self._drop_opening()
+        except OSError as error:
+            self._stop("no event can follow while a segment that was not opened cannot be deleted", error)
+
+    def _drop_opening(self) -> None:
+        """The opening is over. Events go to its segment, or it is given up."""
+        opening = self._opening
+        if opening is not None and opening.segment is not self._place.segment:
+            opening.give_up()
+        self._retention.opening_bytes, self._opening = 0, None
 
     def _leave_complete_segments(self) -> None:
         """Close the segment before the newest one, and delete what retention drops now."""
         newest, segments = self._place.segment, self._retention.segments
         self._retention.add(newest)
-        self._opening = None
-        if len(segments) > 1:
-            try:
-                segments[-2].close()
-            except OSError as error:
-                if not self._syncs:
-                    name = segments[-2].path.name
-                    self._stop(f"the last events of {name} may be missing: it could not be closed", error)
         try:
-            self._retention.delete_before(newest.oldest)
+            if len(segments) > 1:
+                segments[-2].close()
+        except OSError as error:
+            if not self._syncs:
+                name = segments[-2].path.name
+                self._stop(f"the last events of {name} may be missing: it could not be closed", error)
+        try:
+            if newest.name_is_durable:
+                self._retention.delete_before(newest.oldest)
         except OSError as error:
             failure = "the oldest segments cannot be deleted"
             if not self._continues:

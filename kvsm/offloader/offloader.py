@@ -16,7 +16,7 @@ from kvsm.events import OffloadConfig
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, readable_keys
-from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure
+from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure, StateCopy, WholeState
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name, weights_version
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
@@ -154,11 +154,11 @@ class Offloader(EventEmitter):
         finally:
             self._stop(self._poisoned or "it was closed")
 
-    def state_for_log(self) -> bytes:
+    def state_for_log(self) -> StateCopy:
         """What a `LogWriter` takes as `snapshot`. Raises `OSError` if the ledger may be half changed."""
         if self._may_change == NOBODY:
             raise OSError(f"the offloader stopped in event {self.ledger.seq + 1}, and its state is not known")
-        return snapshot(self.ledger)
+        return WholeState(snapshot(self.ledger))
 
     def _stop(self, reason: str) -> None:
         super()._stop(reason)

@@ -86,11 +86,6 @@ class LogCondition(msgspec.Struct, frozen=True):
         """What the end of the log tells, unless a torn end or a broken mark has told it."""
         if self.end is LogEnd.STOPPED:
             return [f"the log was closed after an error: {self.error}"]
-        if self.end is LogEnd.CUT:
-            return [
-                "the log ends where another segment was to follow: the engine was killed at that moment, "
-                "or the last segments are missing"
-            ]
         if self.end is LogEnd.BROKEN and self.gaps:
             return ["the last events are not in the log either: a write failed"]
         if self.end is LogEnd.BROKEN:
@@ -151,13 +146,14 @@ def opening(segment: Segment, trust: Trust) -> Ledger:
 def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
     """The ledger to which a segment's events are applied.
 
-    ledger: after the segment before it; None for the first one.
+    ledger: after the segment before it; None for the first one. If that was read while it was written, it may
+        be beyond the first events of this one.
 
     Raises `LogDamaged` if the snapshot in the head is not what the fold gives or, at the start and after a
     gap, if it breaks a property.
     """
     if ledger is not None and segment.gap is None:
-        if not is_saved_as(ledger, segment.head.snapshot):
+        if ledger.seq == segment.head.seq and not is_saved_as(ledger, segment.head.snapshot):
             raise _wrong_head(segment, "is not what the fold gives")
         return ledger
     ledger = opening(segment, trust)

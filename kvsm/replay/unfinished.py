@@ -314,7 +314,6 @@ def end_rows(found: Unfinished) -> Rows:
 ENGINE_ENDS = {
     LogEnd.NOT_REACHED: "the log was not read to its end",
     LogEnd.OPEN: "it was killed or still runs, or the end of the log is missing",
-    LogEnd.CUT: "it was killed between two segments, or the last segments are missing",
     LogEnd.BROKEN: "its end is not known: a write of the log failed",
     LogEnd.CLOSED: "it closed the log",
     LogEnd.STOPPED: "it stopped with an error",

@@ -14,7 +14,7 @@ from pathlib import Path
 from kvsm.errors import ConfigError, KvsmError
 from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
 from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter, MemoryLog
+from kvsm.log import LogReader, LogWriter, MemoryLog, WholeState
 from kvsm.policies import POLICIES
 from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, Trust, render, tell
 from kvsm.replay.concern import concern
@@ -62,7 +62,7 @@ def save(events: Sequence[OffloadingEvent], directory: str | os.PathLike[str]) -
     Raises `LogError`.
     """
     # Only a second segment needs a snapshot, and this log has one segment.
-    with LogWriter(directory, config=config_of(events), snapshot=bytes, durability="none") as log:
+    with LogWriter(directory, config=config_of(events), snapshot=WholeState, durability="none") as log:
         for event in events:
             log.append(event)
 

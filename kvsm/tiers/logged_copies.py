@@ -250,7 +250,6 @@ class VerifiedLog(NamedTuple):
 _ENDS: dict[LogEnd, str | None] = {
     LogEnd.NOT_REACHED: "is not read to its end",
     LogEnd.OPEN: "was not closed",
-    LogEnd.CUT: "lacks its last segment",
     LogEnd.BROKEN: "lacks its last events",
     LogEnd.CLOSED: None,
     LogEnd.STOPPED: "was closed after an error",

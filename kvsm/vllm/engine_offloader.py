@@ -18,7 +18,7 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
-from kvsm.log import LogWriter, OnFailure
+from kvsm.log import LogWriter, OnFailure, StateCopy
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.restart import start
@@ -143,7 +143,7 @@ def open_event_log(
     engine: int | str,
     options: LogOptions,
     config: OffloadConfig,
-    snapshot: Callable[[], bytes],
+    snapshot: Callable[[], StateCopy],
     on_failure: OnFailure = "continue",
 ) -> LogWriter:
     """A log in a new directory below `parent`. Raises `LogError`."""

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple
 
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
-from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, find_end
-from kvsm.log.sync_thread import _serve
+from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
+from kvsm.log.log_thread import _serve
 from kvsm.properties import Property
 from kvsm.worlds.world import Action
 from museum.log_disk import LogDisk
@@ -37,7 +37,7 @@ _SNAPSHOT = bytes(700)
 _LONG = 30
 """A log with this many events is left behind, for each end reads all of it."""
 _ENDS = ("close", "kill", "lose_power")
-_LIKELY = (*["append", "flush", "sync"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
+_LIKELY = (*["append", "flush", "sync", "open"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
 
 
 class LogOptions(NamedTuple):
@@ -49,20 +49,20 @@ class LogOptions(NamedTuple):
     segment_bytes: int
 
 
-class _HeldSyncs:
-    """In the place of the queue of `SyncThread`. A sync waits here until it may run, or the writer waits."""
+class _HeldJobs:
+    """In the place of the queue of a `LogThread`. A job waits here until it may run, or the writer waits."""
 
     def __init__(self) -> None:
         self.held: Any = None
 
-    def put(self, sync: Any) -> None:
-        """The writer begins a sync, or waits for the one that it began."""
-        if sync is None or sync.ended.is_set():
+    def put(self, job: Any) -> None:
+        """The writer begins a job, or waits for the one that it began."""
+        if job is None or job.ended.is_set():
             return
-        if self.held is sync:
+        if self.held is job:
             self.run()
         else:
-            self.held = sync
+            self.held = job
 
     def run(self) -> None:
         """What the thread does with it."""
@@ -98,7 +98,7 @@ class FailingLogWorld:
         place = TemporaryDirectory(prefix="kvsm-museum-")
         weakref.finalize(self, place.cleanup)
         self._options, self._root, self._logs = options, Path(place.name), 0
-        self._disk, self._syncs = LogDisk(), _HeldSyncs()
+        self._disk, self._syncs, self._openings = LogDisk(), _HeldJobs(), _HeldJobs()
         self._appended: list[OffloadingEvent] = []
         """All events of this log; the first has number 1."""
         self._durable = 0
@@ -122,6 +122,7 @@ class FailingLogWorld:
         if self._stopped:
             return ends
         held: list[Action] = [("sync",)] if self._syncs.held is not None else []
+        held += [("open",)] if self._openings.held is not None else []
         return [
             ("append", 20),
             ("append", 900),
@@ -168,6 +169,13 @@ class FailingLogWorld:
         if self._syncs.held is None:
             return False
         self._syncs.run()
+        return True
+
+    def _do_open(self) -> bool:
+        """What makes the next segment in the background ends."""
+        if self._openings.held is None:
+            return False
+        self._openings.run()
         return True
 
     def _do_fail_write(self, which: int) -> bool:
@@ -238,7 +246,7 @@ class FailingLogWorld:
         return True
 
     def _end(self, writer: LogWriter) -> None:
-        self._syncs.held = None
+        self._syncs.held = self._openings.held = None
         writer._place.segment.close()
         writer._claimed.close()
         self._writer = None
@@ -305,7 +313,7 @@ class FailingLogWorld:
         writer: Any = LogWriter(
             self._log if where is None else where,
             config=_CONFIG,
-            snapshot=lambda: _SNAPSHOT,
+            snapshot=lambda: WholeState(_SNAPSHOT),
             durability=options.durability,  # type: ignore[arg-type]
             sync_interval_ms=0,
             sync_thread=options.sync_thread,
@@ -314,7 +322,8 @@ class FailingLogWorld:
             clock=lambda: 7,
             run=bytes([self._logs]) * 16,
         )
-        writer._sync_thread._queue, writer._sync_thread._thread = self._syncs, self._syncs
+        for thread, held in ((writer._syncing.thread, self._syncs), (writer._opening_thread, self._openings)):
+            thread._queue, thread._thread = held, held
         self._writer = writer
         if where is None:
             self._disk.failed = 0
@@ -345,6 +354,6 @@ def drawn_log(random: Random) -> FailingLogWorld:
         durability=random.choice(("interval", "interval", "interval", "every")),
         sync_thread=random.random() < 0.9,
         on_failure=random.choice(("stop", "continue")),
-        segment_bytes=random.choice((2_000, 1 << 20)),
+        segment_bytes=random.choice((200, 2_000, 1 << 20)),
     )
     return FailingLogWorld(options)

@@ -18,7 +18,7 @@ from log_life import Disk, disk
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
 from kvsm.events import OffloadConfig
-from kvsm.log import LogReader, LogWriter, writer
+from kvsm.log import LogReader, LogWriter, WholeState, writer
 from kvsm.log.writer import FRAME_EVENTS
 from kvsm.metrics import Metrics
 from kvsm.offloader import LogFlush
@@ -198,7 +198,7 @@ def test_a_recorders_log_is_heard_too(tmp_path: Path) -> None:
         event_log = LogWriter(
             tmp_path / "log",
             config=CONFIG,
-            snapshot=lambda: snapshot(recorder.ledger),
+            snapshot=lambda: WholeState(snapshot(recorder.ledger)),
             durability="none",
             on_failure="continue",
         )

@@ -30,7 +30,7 @@ from workloads import TIGHT, Row, make_trial
 import kvsm.offloader
 from kvsm.errors import ConfigError
 from kvsm.events import HitMatched, OffloadConfig
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.properties import Property
 from kvsm.replay import rebuild, verify_log
 from kvsm.snapshot import digest, snapshot
@@ -55,7 +55,7 @@ def recorded(manager: Any, directory: Path, chunks: int = CHUNKS) -> RecordingMa
     writer = LogWriter(
         directory,
         config=config,
-        snapshot=lambda: snapshot(recorder.ledger),
+        snapshot=lambda: WholeState(snapshot(recorder.ledger)),
         durability="none",
         segment_bytes=2000,
     )

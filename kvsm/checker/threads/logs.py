@@ -15,7 +15,7 @@ from kvsm.checker.threads.primitives import ControlledThread
 from kvsm.checker.threads.scenario import ThreadScenario
 from kvsm.errors import LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
-from kvsm.log import EventsTakenBack, LogFollower, LogReader, LogWriter
+from kvsm.log import EventsTakenBack, LogFollower, LogReader, LogWriter, WholeState
 from kvsm.log.segment_file import SegmentFile
 from kvsm.properties import Property
 
@@ -25,11 +25,12 @@ IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
 LOG_MODULES = (
     "kvsm.log.continued",
     "kvsm.log.frames",
+    "kvsm.log.log_thread",
+    "kvsm.log.opening",
     "kvsm.log.reader",
     "kvsm.log.retention",
     "kvsm.log.segment_file",
     "kvsm.log.segment_maker",
-    "kvsm.log.sync_thread",
     "kvsm.log.writer",
 )
 """The modules under test of each scenario of the log."""
@@ -45,7 +46,7 @@ class SyncedLog(ThreadScenario):
     modules = LOG_MODULES
     line_modules = (
         "kvsm.log.segment_file",
-        "kvsm.log.sync_thread",
+        "kvsm.log.log_thread",
     )
     notable = (
         "a flush comes during a sync",
@@ -72,7 +73,7 @@ class SyncedLog(ThreadScenario):
             writer = LogWriter(
                 log,
                 config=_CONFIG,
-                snapshot=lambda: b"state",
+                snapshot=lambda: WholeState(b"state"),
                 sync_interval_ms=0,
                 sync_thread=True,
                 segment_bytes=64 if self.size["segments"] else 1 << 20,

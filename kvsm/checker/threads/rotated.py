@@ -15,15 +15,15 @@ from kvsm.checker.threads.primitives import ControlledThread, as_step
 from kvsm.checker.threads.scenario import ThreadScenario
 from kvsm.errors import LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, RequestArrived
-from kvsm.log import EventsTakenBack, LogFollower, LogWriter
+from kvsm.log import Durability, EventsTakenBack, LogFollower, LogWriter, WholeState
 from kvsm.log.follower import News
 from kvsm.log.frames import segment_path, segment_paths
-from kvsm.log.reader import LogEnd
 from kvsm.properties import Property
 
 _CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
-_SEGMENT_BYTES = 64
+_SEGMENT_BYTES = 32
 """Less than a frame: each event ends its segment."""
+_HAS_BOTH = "a reader has read events of the new segment in the one before it"
 _MAX_BYTES = 2000
 """Room for some segments of one event, but not for all."""
 
@@ -45,16 +45,16 @@ class RotatedLog(ThreadScenario):
 
     says = "a log begins a new segment for each event while a reader follows it"
     sizes: Mapping[str, int] = {"events": 2, "polls": 2, "deletes": 0, "failures": 0, "goes_on": 0}
+    durability: Durability = "every"
+    more_flushes = 0
+    """Before the log is closed."""
     modules = (*LOG_MODULES, "kvsm.log.follower")
     line_modules = ("kvsm.log.follower", "kvsm.log.reader")
     constants: Mapping[str, Any] = {
         "kvsm.log.reader:segment_paths": as_step("a listing of the directory", segment_paths),
         "kvsm.log.segment_file:segment_path": _stepped_segment_path,
     }
-    notable: Sequence[str] = (
-        "a reader goes on to a new segment",
-        "a segment has ended, and the next one has no name yet",
-    )
+    notable: Sequence[str] = ("a reader goes on to a new segment",)
 
     def __init__(self, sizes: Mapping[str, int]) -> None:
         super().__init__(sizes)
@@ -74,7 +74,8 @@ class RotatedLog(ThreadScenario):
             writer = LogWriter(
                 log,
                 config=_CONFIG,
-                snapshot=lambda: _state(self._appended),
+                snapshot=lambda: WholeState(_state(self._appended)),
+                durability=self.durability,
                 sync_interval_ms=0,
                 sync_thread=True,
                 segment_bytes=_SEGMENT_BYTES,
@@ -103,6 +104,8 @@ class RotatedLog(ThreadScenario):
                 self._appended = seq
                 writer.append(RequestArrived(seq, seq, 0, f"r{seq}"))
                 writer.flush()
+            for _ in range(self.more_flushes):
+                writer.flush()
             writer.close()
         except LogWriteFailed:
             if not self._disk.failed:
@@ -124,6 +127,26 @@ class RotatedLog(ThreadScenario):
                 raise
             self._is_taken_back = True
             control().note_reached("what was read is taken back")
+
+
+class SlowOpening(RotatedLog):
+    """The same, and a thread makes the new segment, while another event goes to the one before it."""
+
+    says = "a thread opens the next segment of a log while events and a reader go on"
+    durability: Durability = "none"
+    more_flushes = 2
+    constants: Mapping[str, Any] = {**RotatedLog.constants, "kvsm.log.opening:AT_ONCE_BYTES": -1}
+    notable = (*RotatedLog.notable, _HAS_BOTH)
+
+
+class SyncedOpening(SlowOpening):
+    """The same, with another thread that syncs, and any sync may fail."""
+
+    says = "a thread opens the next segment of a log, another one syncs it, and any sync may fail"
+    sizes: Mapping[str, int] = {**RotatedLog.sizes, "polls": 1, "failures": 1}
+    durability: Durability = "interval"
+    more_flushes = 4
+    notable = (*SlowOpening.notable, "the writer stops", "what was read is taken back")
 
 
 class DeletingLog(RotatedLog):
@@ -171,8 +194,6 @@ class _WatchedFollower:
                 self._next += 1
             if self._next - 1 > self._appended():
                 _fail(f"event {self._next - 1} comes, which nobody has appended")
-        if self.log.end is LogEnd.CUT:
-            control().note_reached("a segment has ended, and the next one has no name yet")
 
     def expect_all(self, last: int, failure: str | None) -> None:
         """This was the last event, and the log is closed. failure: why it may not be."""
@@ -185,15 +206,17 @@ class _WatchedFollower:
         head, gap = news.segment.head, news.segment.gap
         if gap is not None and gap != (self._next, head.seq):
             _fail(f"events {gap[0]} to {gap[1]} are told to be lost, and {self._next} to {head.seq} are")
-        if gap is None and head.seq + 1 != self._next:
+        if gap is None and head.seq + 1 > self._next:
             _fail(f"a segment begins with event {head.seq + 1}, and {self._next} is next")
+        if head.seq + 1 < self._next:
+            control().note_reached(_HAS_BOTH)
         if bytes(head.snapshot) != _state(head.seq):
             _fail(f"the state after event {head.seq} is {head.snapshot!r}")
         if gap is not None and not self.log.overtaken:
             control().note_reached("events are lost")
         if head.seq and gap is None:
             control().note_reached("a reader goes on to a new segment")
-        self._next = head.seq + 1
+        self._next = max(self._next, head.seq + 1)
 
 
 def _state(seq: int) -> bytes:

@@ -5,7 +5,14 @@ from __future__ import annotations
 from kvsm.checker.threads.copies import HostClosing, HostCopies, HostDying
 from kvsm.checker.threads.disks import FlushedStores
 from kvsm.checker.threads.logs import SyncedLog
-from kvsm.checker.threads.rotated import DeletingLog, FailingRotatedLog, GoingOnLog, RotatedLog
+from kvsm.checker.threads.rotated import (
+    DeletingLog,
+    FailingRotatedLog,
+    GoingOnLog,
+    RotatedLog,
+    SlowOpening,
+    SyncedOpening,
+)
 from kvsm.checker.threads.scenario import ThreadScope
 from kvsm.checker.threads.submitters import ClosedTwice, SubmittedCopies
 from kvsm.checker.threads.verified import KeptLoads
@@ -30,7 +37,9 @@ SCOPES: dict[str, ThreadScope] = {
     "rotated-fails": ThreadScope(scenario=FailingRotatedLog, preemptions=1),
     "rotated-goes-on": ThreadScope(scenario=GoingOnLog, preemptions=1),
     "rotated-deletes": ThreadScope(scenario=DeletingLog, preemptions=1),
-    "rotated-lines": ThreadScope(scenario=RotatedLog, preemptions=1, lines=True),
+    "opened": ThreadScope(scenario=SlowOpening),
+    "opened-synced": ThreadScope(scenario=SyncedOpening, preemptions=1),
+    "opened-lines": ThreadScope(scenario=SlowOpening, preemptions=1, lines=True),
     "disk": ThreadScope(scenario=FlushedStores),
     "disk-interval": ThreadScope(scenario=FlushedStores, preemptions=1, sizes={"now_and_then": 1}),
     "disk-lines": ThreadScope(scenario=FlushedStores, preemptions=1, lines=True),
