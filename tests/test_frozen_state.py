@@ -39,8 +39,7 @@ needs_native = pytest.mark.skipif(bool(native.WHY_NOT), reason=f"Python folds: {
 @pytest.fixture(autouse=True)
 def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small pools, too, take many pieces."""
-    monkeypatch.setattr(frozen, "_MOST_SLOTS", 2)
-    monkeypatch.setattr(frozen, "_MOST_OF_RECORDS", 1)
+    monkeypatch.setattr(frozen, "_MOST", 2)
 
 
 def finished(copy: StateCopy) -> bytes:

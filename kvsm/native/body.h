@@ -255,8 +255,8 @@ Verdict only_recorded(Folding *);
 
 /* --------------------------------------------------------------------------------- frozen.c, keeping.c */
 
-PyObject *freeze(Folding *folding, int64_t most_slots); /* the parts; owned. NULL without an error: it cannot */
-void keep_for_event(Folding *folding, int kind);        /* before anything is changed */
-void keep_link(SlotQueue *queue, int32_t node);         /* before `next` of this node is changed */
+PyObject *freeze(Folding *folding);                /* the parts; owned. NULL without an error: it cannot */
+void keep_for_event(Folding *folding, int kind);   /* before anything is changed */
+void keep_link(SlotQueue *queue, int32_t node);    /* before `next` of this node is changed */
 
 #endif

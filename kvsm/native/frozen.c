@@ -3,7 +3,6 @@
 #include "frozen.h"
 
 #define MOST 4096 /* things that may be written at once */
-#define SLOWER 4  /* slots that are written in the time of a device block, an offer or a node */
 #define AHEAD 16 /* things that are brought into the cache before they are read */
 
 /* ------------------------------------------------------------------------------------ the end of a part */
@@ -65,9 +64,11 @@ static void part_drop(FrozenPart *part)
 
 /* ------------------------------------------------------------------------------ one piece of each kind */
 
-static int32_t end_of_piece(const FrozenPart *part)
+/* Where a piece ends that may cost so much. It has one thing or more. */
+static int32_t end_of_piece(const FrozenPart *part, int32_t left)
 {
-    return part->size - part->next < part->most ? part->size : part->next + part->most;
+    const int32_t fits = left / part->cost, count = fits < 1 ? 1 : fits > MOST ? MOST : fits;
+    return part->size - part->next < count ? part->size : part->next + count;
 }
 
 static bool is_indexed(int32_t word) { return FIRST_INDEXED <= state_of(word) && state_of(word) <= LAST_INDEXED; }
@@ -92,11 +93,12 @@ static bool write_keys(FrozenPart *part, const int32_t *words, int32_t count)
     return true;
 }
 
-static bool write_slots(FrozenPart *part)
+static bool write_slots(FrozenPart *part, int32_t *left)
 {
     int32_t words[MOST];
     int64_t generations[MOST];
-    const int32_t end = end_of_piece(part), count = end - part->next;
+    const int32_t end = end_of_piece(part, *left), count = end - part->next;
+    *left -= count;
     memcpy(words, part->words + part->next, (size_t)count * sizeof *words);
     memcpy(generations, part->generation + part->next, (size_t)count * sizeof *generations);
     for (int32_t one = 0; one < count; one++) {
@@ -137,11 +139,12 @@ static bool write_notes(FrozenPart *part, int32_t block)
     return done;
 }
 
-static bool write_device_blocks(FrozenPart *part)
+static bool write_device_blocks(FrozenPart *part, int32_t *left)
 {
     int32_t words[MOST];
-    const int32_t end = end_of_piece(part);
+    const int32_t end = end_of_piece(part, *left);
     bool done = true;
+    *left -= (end - part->next) * part->cost;
     for (int32_t block = part->next; block < end; block++) {
         const Kept *kept = kept_at(part, block);
         words[block - part->next] = kept != NULL ? kept->word : part->words[block];
@@ -155,9 +158,10 @@ static bool write_device_blocks(FrozenPart *part)
     return done;
 }
 
-static bool write_offers(FrozenPart *part)
+static bool write_offers(FrozenPart *part, int32_t *left)
 {
-    const int32_t end = end_of_piece(part);
+    const int32_t end = end_of_piece(part, *left);
+    *left -= (end - part->next) * part->cost;
     for (; part->next < end; part->next++) {
         PyObject **pair = part->pairs + 2 * (Py_ssize_t)part->next;
         if (!stream_pair(&part->streams[WORDS], pair[0], pair[1]))
@@ -191,14 +195,13 @@ static int64_t next_of_list(FrozenPart *part)
     return (int64_t)node - 1;
 }
 
-/* The slots of a queue, four bytes each, the lowest first. A node of the list is as slow as several slots of the row,
-   because it waits for the one before. */
-static bool write_order(FrozenPart *part)
+/* The slots of a queue, four bytes each, the lowest first. */
+static bool write_order(FrozenPart *part, int32_t *left)
 {
     unsigned char bytes[4 * MOST], *at = bytes;
-    for (int32_t left = part->most; left > 0 && part->next < part->size; part->next++) {
+    for (; *left > 0 && part->next < part->size && at < bytes + sizeof bytes; part->next++) {
         int64_t slot = next_of_row(part);
-        left -= slot >= 0 ? 1 : SLOWER;
+        *left -= slot >= 0 ? 1 : part->cost;
         if (slot < 0 && (slot = next_of_list(part)) < 0) {
             PyErr_SetString(PyExc_SystemError, "a queue was changed behind the back of its copy");
             return false;
@@ -209,36 +212,39 @@ static bool write_order(FrozenPart *part)
     return stream_write(&part->streams[WORDS], bytes, at - bytes);
 }
 
-static bool (*const write_piece[])(FrozenPart *) = {
+static bool (*const write_piece[])(FrozenPart *, int32_t *) = {
     [SLOTS] = write_slots,
     [DEVICE_BLOCKS] = write_device_blocks,
     [OFFERS] = write_offers,
     [ORDER] = write_order,
 };
 
-/* Write one more piece of an open part. An error of Python may be left. */
-static void go_on(FrozenPart *part)
+/* Write more of an open part. left: what it may cost; then what is left of that. An error of Python may be set. */
+static void go_on(FrozenPart *part, int32_t *left)
 {
-    if (!write_piece[part->kind](part)) {
-        part->status = BROKEN;
-        part_let_go(part);
-    } else if (part->next == part->size) {
-        part->status = WHOLE;
-        part_let_go(part);
+    while (part->status == OPEN && *left > 0) {
+        if (!write_piece[part->kind](part, left)) {
+            part->status = BROKEN;
+            part_let_go(part);
+        } else if (part->next == part->size) {
+            part->status = WHOLE;
+            part_let_go(part);
+        }
     }
 }
 
 void part_finish(FrozenPart *part)
 {
-    while (part->status == OPEN)
-        go_on(part);
+    while (part->status == OPEN) {
+        int32_t left = MOST;
+        go_on(part, &left);
+    }
     PyErr_Clear();
 }
 
 /* ---------------------------------------------------------------------------------------------- freeze */
 
-/* most: how many slots are written at once. */
-static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
+static FrozenPart *make_part(PartKind kind, int64_t size, int32_t cost)
 {
     allocfunc allocate = (allocfunc)PyType_GetSlot(python.frozen_part, Py_tp_alloc);
     FrozenPart *part = (FrozenPart *)allocate(python.frozen_part, 0);
@@ -246,15 +252,15 @@ static FrozenPart *make_part(PartKind kind, int64_t size, int32_t most)
         return NULL;
     part->kind = kind;
     part->size = (int32_t)size;
-    part->most = kind == SLOTS || kind == ORDER ? most : (most + SLOWER - 1) / SLOWER;
+    part->cost = cost;
     part->status = size == 0 ? WHOLE : OPEN;
     return part;
 }
 
 /* A part over the words of many things. */
-static FrozenPart *part_of_words(PartKind kind, const Words *words, int32_t most)
+static FrozenPart *part_of_words(PartKind kind, const Words *words)
 {
-    FrozenPart *part = make_part(kind, words->size, most);
+    FrozenPart *part = make_part(kind, words->size, kind == SLOTS ? 1 : 4);
     if (part == NULL)
         return NULL;
     if (!table_make(&part->table, words->size) ||
@@ -267,10 +273,10 @@ static FrozenPart *part_of_words(PartKind kind, const Words *words, int32_t most
     return part;
 }
 
-static FrozenPart *part_of_slots(Folding *folding, int32_t most)
+static FrozenPart *part_of_slots(Folding *folding)
 {
     const Fold *fold = folding->fold;
-    FrozenPart *part = part_of_words(SLOTS, &fold->blocks, most);
+    FrozenPart *part = part_of_words(SLOTS, &fold->blocks);
     if (part == NULL)
         return NULL;
     if (PyObject_GetBuffer(fold->generation_owner, &part->generation_buffer, PyBUF_CONTIG_RO) < 0) {
@@ -284,10 +290,10 @@ static FrozenPart *part_of_slots(Folding *folding, int32_t most)
     return part;
 }
 
-static FrozenPart *part_of_device_blocks(Folding *folding, int32_t most)
+static FrozenPart *part_of_device_blocks(Folding *folding)
 {
     PyObject *provenance = field(folding, N_provenance);
-    FrozenPart *part = part_of_words(DEVICE_BLOCKS, &folding->fold->leases, most);
+    FrozenPart *part = part_of_words(DEVICE_BLOCKS, &folding->fold->leases);
     if (part == NULL)
         return NULL;
     part->brought = provenance == NULL ? NULL : PyObject_GetAttr(provenance, name_of(N_brought));
@@ -299,11 +305,11 @@ static FrozenPart *part_of_device_blocks(Folding *folding, int32_t most)
 }
 
 /* The dict of an `OfferHistory` is in the order of its keys: a key that moves is taken out and put in again. */
-static FrozenPart *part_of_offers(Folding *folding, int32_t most)
+static FrozenPart *part_of_offers(Folding *folding)
 {
     PyObject *offers = field(folding, N_offers), *key, *number;
     PyObject *times = offers == NULL ? NULL : PyObject_GetAttr(offers, name_of(N_times));
-    FrozenPart *part = times == NULL || !PyDict_Check(times) ? NULL : make_part(OFFERS, PyDict_Size(times), most);
+    FrozenPart *part = times == NULL || !PyDict_Check(times) ? NULL : make_part(OFFERS, PyDict_Size(times), 4);
     if (part != NULL && part->size > 0) {
         part->pairs = calloc(2 * (size_t)part->size, sizeof *part->pairs);
         if (part->pairs == NULL)
@@ -320,10 +326,13 @@ static FrozenPart *part_of_offers(Folding *folding, int32_t most)
     return part;
 }
 
+/* A node waits for the one before, and the more nodes there are, the slower is their memory. */
+static int32_t cost_of_node(int32_t nodes) { return nodes <= 1 << 18 ? 2 : nodes <= 1 << 21 ? 4 : 8; }
+
 /* The row is copied at once: a bit for each slot. */
-static FrozenPart *part_of_queue(const SlotQueue *queue, int32_t most)
+static FrozenPart *part_of_queue(const SlotQueue *queue)
 {
-    FrozenPart *part = make_part(ORDER, queue->size, most);
+    FrozenPart *part = make_part(ORDER, queue->size, cost_of_node(queue->capacity));
     if (part == NULL)
         return NULL;
     const size_t bytes = (size_t)queue->groups * sizeof *part->row;
@@ -357,18 +366,17 @@ static void drop_last_copy(Fold *fold)
     Py_CLEAR(fold->frozen);
 }
 
-PyObject *freeze(Folding *folding, int64_t most_slots)
+PyObject *freeze(Folding *folding)
 {
     SlotQueue *free_slots = free_queue(folding), *order = lru_queue(field(folding, N_policy));
-    const int32_t most = most_slots < 1 ? 1 : most_slots > MOST ? MOST : (int32_t)most_slots;
     FrozenPart *made[NUM_PARTS] = {0};
     if (free_slots == NULL)
         return NULL;
-    const bool all = (made[0] = part_of_slots(folding, most)) != NULL &&
-                     (made[1] = part_of_device_blocks(folding, most)) != NULL &&
-                     (made[2] = part_of_offers(folding, most)) != NULL &&
-                     (made[3] = part_of_queue(free_slots, most)) != NULL &&
-                     (order == NULL || (made[4] = part_of_queue(order, most)) != NULL);
+    const bool all = (made[0] = part_of_slots(folding)) != NULL &&
+                     (made[1] = part_of_device_blocks(folding)) != NULL &&
+                     (made[2] = part_of_offers(folding)) != NULL &&
+                     (made[3] = part_of_queue(free_slots)) != NULL &&
+                     (order == NULL || (made[4] = part_of_queue(order)) != NULL);
     PyObject *parts = all ? PyTuple_New(NUM_PARTS) : NULL;
     for (int one = 0; one < NUM_PARTS; one++) {
         PyObject *part = made[one] != NULL ? (PyObject *)made[one] : Py_None;
@@ -392,19 +400,22 @@ PyObject *freeze(Folding *folding, int64_t most_slots)
 
 /* --------------------------------------------------------------------------------------- for Python */
 
-static PyObject *py_go_on(PyObject *self, PyObject *nothing)
+/* go_on(left): write what costs so much. Returns what is left of it, if the part is whole; else 0. */
+static PyObject *py_go_on(PyObject *self, PyObject *may_cost)
 {
-    (void)nothing;
     FrozenPart *part = (FrozenPart *)self;
-    if (part->status == OPEN)
-        go_on(part);
+    int64_t number;
+    if (!read_number(may_cost, &number) || number > INT32_MAX)
+        return PyErr_Format(PyExc_TypeError, "what a piece may cost is a number");
+    int32_t left = (int32_t)number;
+    go_on(part, &left);
     if (PyErr_Occurred())
         return NULL;
     if (part->status == BROKEN)
         return PyErr_NoMemory();
     if (part->status == DROPPED)
         return PyErr_Format(PyExc_RuntimeError, "this copy of the state was dropped");
-    return PyBool_FromLong(part->status == WHOLE);
+    return PyLong_FromLong(part->status == WHOLE && left > 0 ? left : 0);
 }
 
 static PyObject *py_take(PyObject *self, PyObject *nothing)
@@ -444,7 +455,8 @@ static void part_dealloc(PyObject *self)
 }
 
 static PyMethodDef methods[] = {
-    {"go_on", py_go_on, METH_NOARGS, "Write the next piece. Returns whether the part is whole."},
+    {"go_on", py_go_on, METH_O,
+     "Write what costs so much, in the time of a slot. Returns what is left of it, if the part is whole; else 0."},
     {"take", py_take, METH_NOARGS,
      "What was written, once: for each stream, how many items it has, and its bytes in pieces."},
     {"drop", py_drop, METH_NOARGS, "Nobody needs this part, unless it is whole."},

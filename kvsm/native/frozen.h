@@ -60,7 +60,7 @@ struct FrozenPart {
     PartKind kind;
     Status status;
     int32_t size, next; /* how many things there are; the first one that is not written */
-    int32_t most;       /* how many are written at once */
+    int32_t cost;       /* what one of them takes, in the time of a slot. A slot of a queue's row is one, too */
     Stream streams[NUM_STREAMS];
 
     /* Slots and device blocks. */

@@ -209,15 +209,13 @@ static PyObject *py_apply(PyObject *self, PyObject *event)
     Py_RETURN_NONE;
 }
 
-/* freeze(most): the state as it is now, in parts that are copied while events go on being folded. */
-static PyObject *py_freeze(PyObject *self, PyObject *most)
+/* freeze(): the state as it is now, in parts that are copied while events go on being folded. */
+static PyObject *py_freeze(PyObject *self, PyObject *nothing)
 {
+    (void)nothing;
     Folding folding = {.fold = (Fold *)self};
-    int64_t most_slots;
-    if (!read_number(most, &most_slots))
-        return PyErr_Format(PyExc_TypeError, "the slots of a piece are a number");
     folding.fields = PyObject_GenericGetDict(self, NULL);
-    PyObject *parts = folding.fields != NULL && see_blocks(&folding) ? freeze(&folding, most_slots) : NULL;
+    PyObject *parts = folding.fields != NULL && see_blocks(&folding) ? freeze(&folding) : NULL;
     Py_XDECREF(folding.fields);
     if (parts == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
@@ -241,10 +239,10 @@ static void fold_dealloc(PyObject *self)
 
 static PyMethodDef methods[] = {
     {"apply", py_apply, METH_O, "As `Ledger.apply` in Python."},
-    {"freeze", py_freeze, METH_O,
+    {"freeze", py_freeze, METH_NOARGS,
      "The parts of the state as it is now (`FrozenPart`): slots, device blocks, offers, free queue, and the\n"
-     "eviction order of LRU. Each is copied while events are folded, so many slots at once. Parts that were\n"
-     "made before and are not whole are dropped. None: it holds what this body does not know."},
+     "eviction order of LRU. They are copied while events are folded. Parts that were made before and are not\n"
+     "whole are dropped. None: it holds what this body does not know."},
     {NULL, NULL, 0, NULL},
 };
 
