@@ -280,6 +280,13 @@ def test_pieces_are_small() -> None:
 
 
 @needs_native
+def test_one_call_copies_the_state_of_a_small_pool(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call ends when it has cost enough, wherever that is: so a small state waits for no second one."""
+    monkeypatch.undo()
+    assert freeze(stored(20)).go_on()
+
+
+@needs_native
 def test_offers_keep_their_order() -> None:
     """A key that is offered again moves to the end; one that is stored, or offered too long ago, leaves."""
     ledger, random = Ledger(OffloadConfig(host_blocks=2, device_blocks=2, offer_history=50)), Random(3)
