@@ -23,9 +23,8 @@ from page import markdown_table, publish
 from workload import Requests, expanded, single_blocks
 
 from kvsm.events import OffloadConfig
-from kvsm.log import Durability, LogWriter, WholeState
+from kvsm.log import Durability, LogWriter
 from kvsm.offloader import Offloader
-from kvsm.snapshot import snapshot
 
 DEVICE_BLOCKS = 1 << 14
 
@@ -56,7 +55,7 @@ def run_kvsm(requests: Requests, host_blocks: int, durability: Durability | None
             log = LogWriter(
                 Path(directory) / "log",
                 config=config,
-                snapshot=lambda: WholeState(snapshot(core.ledger)),
+                snapshot=lambda: core.state_for_log(),
                 durability=durability,
             )
         core = Offloader(config, log)

@@ -26,7 +26,7 @@ from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.replay import entries, verify_log
 from kvsm.serving import RunOptions, run_workload
-from kvsm.snapshot import digest, snapshot
+from kvsm.snapshot import digest
 
 
 def seconds_of(work: Callable[[], object], rounds: int) -> float:
@@ -92,9 +92,7 @@ def write_batches(
 ) -> None:
     config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
     core: Offloader
-    with LogWriter(
-        directory, config=config, snapshot=lambda: WholeState(snapshot(core.ledger)), durability="none"
-    ) as log:
+    with LogWriter(directory, config=config, snapshot=lambda: core.state_for_log(), durability="none") as log:
         core = Offloader(config, log)
         for number, keys in enumerate(expanded(trace, block_tokens, limit)):
             serve_step(core, number, [keys])

@@ -36,11 +36,10 @@ from scheduler_world import (
 )
 
 from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter, WholeState
+from kvsm.log import LogWriter
 from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
 from kvsm.scheduler import DevicePool, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
-from kvsm.snapshot import snapshot
 from kvsm.vllm.engine_offloader import FLUSH_WITHIN_MS
 
 # The contestants.
@@ -91,7 +90,7 @@ class Kvsm(Contestant):
             self._directory = tempfile.TemporaryDirectory()
             path = Path(self._directory.name) / "log"
             self._log = LogWriter(
-                path, config=config, snapshot=lambda: WholeState(snapshot(core.ledger)), durability="none"
+                path, config=config, snapshot=lambda: core.state_for_log(), durability="none"
             )
         core = Offloader(config, self._log, flush_within_ms=FLUSH_WITHIN_MS)
         settings = SchedulerConfig(

@@ -25,11 +25,10 @@ import kvsm
 from kvsm.analysis.arrow import write_parquet
 from kvsm.analysis.index import INDEX_NAME
 from kvsm.events import OffloadConfig
-from kvsm.log import LogReader, LogWriter, WholeState
+from kvsm.log import LogReader, LogWriter
 from kvsm.log.frames import segment_paths
 from kvsm.offloader import Offloader
 from kvsm.serving import RunOptions, run_workload
-from kvsm.snapshot import snapshot
 
 QUERIES = {
     "why lookups stopped": "SELECT why, COUNT(*) FROM lookups GROUP BY why",
@@ -63,9 +62,7 @@ def requests_for_ever(trace: Path | None) -> Iterator[list[bytes]]:
 def write_batches(directory: Path, trace: Path | None, size: int) -> None:
     config = OffloadConfig(host_blocks=200_000, device_blocks=DEVICE_BLOCKS)
     core: Offloader
-    with LogWriter(
-        directory, config=config, snapshot=lambda: WholeState(snapshot(core.ledger)), durability="none"
-    ) as log:
+    with LogWriter(directory, config=config, snapshot=lambda: core.state_for_log(), durability="none") as log:
         core = Offloader(config, log)
         for number, keys in enumerate(requests_for_ever(trace)):
             serve_step(core, number, [keys])

@@ -33,13 +33,13 @@ from typing import Any, NamedTuple
 
 from kvsm.errors import KvsmError, LogError
 from kvsm.events import OffloadConfig
+from kvsm.frozen import freeze
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, readable_keys, why_not_alike
-from kvsm.log import EndedLog, LogDirectory, LogEnd, LogWriter, WholeState, find_end
+from kvsm.log import EndedLog, LogDirectory, LogEnd, LogWriter, find_end
 from kvsm.offloader import Offloader
 from kvsm.replay.fold import Rebuilt, rebuild
-from kvsm.snapshot import snapshot
 
 KILLED = "the process was killed"
 """How a process ended that did not close its log. It may have been a power failure of the machine, too."""
@@ -162,7 +162,7 @@ def _go_on(
     writer = LogWriter(
         end,
         config=ledger.config,
-        snapshot=lambda: cores[0].state_for_log() if cores else WholeState(snapshot(ledger)),
+        snapshot=lambda: cores[0].state_for_log() if cores else freeze(ledger),
         clock=clock_ns,
         **options,
     )

@@ -38,6 +38,12 @@ class PiecewiseState:
         self.dropped = True
 
 
+@pytest.fixture(autouse=True)
+def one_piece_a_flush(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush has no time for a second one."""
+    monkeypatch.setattr("kvsm.log.opening._COPY_NS", 0)
+
+
 class SlowLife(Life):
     """A life whose state is copied in five calls. copies: of its states."""
 

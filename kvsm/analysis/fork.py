@@ -27,14 +27,15 @@ import msgspec
 from kvsm import events as ev
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogError
 from kvsm.events import STORE, Offer, OffloadingEvent, RejectReason, SkipReason
+from kvsm.frozen import freeze
 from kvsm.ids import to_list
 from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter, WholeState
+from kvsm.log import LogReader, LogWriter
 from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.replay.fold import Moment, walk
 from kvsm.replay.trust import Trust
-from kvsm.snapshot import restore_foreign, snapshot
+from kvsm.snapshot import restore_foreign
 from kvsm.states.request import FINISHED, MATCHED
 from kvsm.states.transfer import PLANNED
 
@@ -114,7 +115,7 @@ def fork(
         writer = LogWriter(
             directory,
             config=config,
-            snapshot=lambda: WholeState(snapshot(ledger)),
+            snapshot=lambda: freeze(ledger),
             durability="none",
             first=head.seq + 1,
         )

@@ -2,7 +2,7 @@
 
 It takes several flushes, and the writer waits in none of them:
 
-1. The state after the last event is copied, a piece in each flush (`StateCopy`).
+1. The state after the last event is copied, some of it in each flush (`StateCopy`).
 2. A thread writes the head with this snapshot, and behind it the events that came meanwhile. It syncs them.
 3. More events have come since. The thread copies them too, until few are left.
 4. The writer copies these few, and gives the file its name. From then on events go to the new segment.
@@ -15,7 +15,8 @@ old one is durable in the new one, too: a power loss may leave the new name, and
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 
 from kvsm.log.frames import copied
 from kvsm.log.log_thread import LogThread
@@ -25,6 +26,9 @@ from kvsm.log.state_copy import StateCopy
 
 AT_ONCE_BYTES = 64 << 10
 """A snapshot of this size is written in less time than it takes to wake a thread."""
+
+_COPY_NS = 200_000
+"""How long a flush copies the state, and a piece more."""
 
 _FEW_BYTES = 16 << 10
 """Events of this size are copied in a fraction of a millisecond."""
@@ -58,7 +62,7 @@ class Opening:
         """Where it begins in the old segment, and up to where that has been copied (bytes)."""
         self._goal = place
         self._head, self._event_bytes = maker.new_head(segment.first), 0
-        self._snapshot: Sequence[bytes] | None = None
+        self._snapshot: list[bytes] | None = None
         self._has_head = False
         self._failure: Exception | None = None
 
@@ -134,14 +138,16 @@ class Opening:
 
     def end(self) -> None:
         """Behind `run`."""
-        self._has_head, self._snapshot = True, ()
+        self._has_head = True
 
     def _take_snapshot(self) -> bool:
-        """Copy a piece of the state. Returns whether all of it is there, and there is room for it."""
+        """Copy more of the state. Returns whether all of it is there, and there is room for it."""
         assert self._state is not None
-        if not self._state.go_on():
-            return False
-        snapshot = self._state.pieces()
+        began = time.monotonic_ns()
+        while not self._state.go_on():
+            if time.monotonic_ns() - began >= _COPY_NS:
+                return False
+        snapshot = [*self._state.pieces()]
         self._state.drop()
         self._event_bytes = self._maker.plan(self.segment, self._head, snapshot)
         self._snapshot = snapshot

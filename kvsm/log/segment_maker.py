@@ -52,8 +52,10 @@ class SegmentMaker:
         self.create(segment)
         while not state.go_on():
             pass
-        event_bytes = self.plan(segment, head, state.pieces())
-        self.write_head(segment, head, state.pieces(), event_bytes)
+        snapshot = [*state.pieces()]
+        state.drop()
+        event_bytes = self.plan(segment, head, snapshot)
+        self.write_head(segment, head, snapshot, event_bytes)
         if self.syncs:
             segment.sync_to(head.seq)
         self.publish(segment)
@@ -91,11 +93,13 @@ class SegmentMaker:
         return event_bytes
 
     def write_head(
-        self, segment: SegmentFile, head: SegmentHead, snapshot: Sequence[bytes], event_bytes: int
+        self, segment: SegmentFile, head: SegmentHead, snapshot: list[bytes], event_bytes: int
     ) -> None:
-        """Write the head as it was planned. Any thread may call it."""
-        for piece in self._encoder.head(replace(head, oldest=segment.oldest), snapshot):
-            segment.write(piece, segment.size)
+        """Write the head as it was planned. Any thread may call it. It empties the list of the snapshot."""
+        pieces = self._encoder.head(replace(head, oldest=segment.oldest), snapshot)[::-1]
+        snapshot.clear()
+        while pieces:  # To free them all at once would hold up other threads.
+            segment.write(pieces.pop(), segment.size)
         segment.full_at = segment.size + event_bytes
 
     def publish(self, segment: SegmentFile) -> None:

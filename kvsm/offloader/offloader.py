@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 from kvsm import events as ev
 from kvsm.errors import Poisoned
 from kvsm.events import OffloadConfig
+from kvsm.frozen import freeze
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, readable_keys
-from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure, StateCopy, WholeState
+from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure, StateCopy
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import flag, keys_of, request_name, weights_version
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
-from kvsm.snapshot import snapshot
 from kvsm.states import machines_digest
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
 from kvsm.states.transfer import ABANDONED
@@ -158,7 +158,7 @@ class Offloader(EventEmitter):
         """What a `LogWriter` takes as `snapshot`. Raises `OSError` if the ledger may be half changed."""
         if self._may_change == NOBODY:
             raise OSError(f"the offloader stopped in event {self.ledger.seq + 1}, and its state is not known")
-        return WholeState(snapshot(self.ledger))
+        return freeze(self.ledger)
 
     def _stop(self, reason: str) -> None:
         super()._stop(reason)

@@ -15,8 +15,8 @@ from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
 from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter, WholeState
-from kvsm.snapshot import snapshot
+from kvsm.frozen import freeze
+from kvsm.log import LogWriter
 from kvsm.vllm.engine_offloader import open_event_log
 from kvsm.vllm.extra_config import RecordingOptions, parse
 from kvsm.vllm.log_watch import LogWatch
@@ -75,7 +75,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
         )
         options, engine = self._options, self.config.parallel.data_parallel_index
         event_log = open_event_log(
-            options.event_log, engine, options, config, lambda: WholeState(snapshot(recorder.ledger))
+            options.event_log, engine, options, config, lambda: freeze(recorder.ledger)
         )
         recorder = ManagerRecorder(config, event_log, announces=self.kv_events_config.enable_kv_cache_events)
         recorder.log = LogWatch(event_log, event_log, recorder.ledger)
