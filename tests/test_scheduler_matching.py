@@ -33,7 +33,7 @@ from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
 from kvsm.scheduler.groups import KeyLayout, group_suffix
-from kvsm.scheduler.hits import HitSearch
+from kvsm.scheduler.hits import FIRST_PIECE, HitSearch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
 from kvsm.worlds.small_engine import SmallEngine
@@ -592,16 +592,44 @@ def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, chunk: 
     for size in range(13):
         tracked = TrackedRequest(request, config, KeyLayout.of(config, chunk))
         request.block_hashes = [b"old%d" % number for number in range(12)]
-        tracked.update_keys()
-        before = [list(keys) for keys in tracked.keys]
+        old = tracked.all_keys()
         request.block_hashes = request.block_hashes[:kept] + [b"new%d" % n for n in range(kept, size)]
-        tracked.update_keys()
-        for group, stride in enumerate((chunk, 2 * chunk)):
-            old, new = before[group], tracked.keys[group]
+        for group, (stride, new) in enumerate(zip((chunk, 2 * chunk), tracked.all_keys())):
             ends = request.block_hashes[stride - 1 :: stride]
             assert new == [end + group.to_bytes(4, "big") for end in ends]
             staying = kept // stride
-            assert [id(key) for key in new[:staying]] == [id(key) for key in old[:staying]]
+            assert [id(key) for key in new[:staying]] == [id(key) for key in old[group][:staying]]
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))),
+    sizes=st.lists(st.integers(0, 9), min_size=1),
+    chunk=st.sampled_from([1, 2, 3]),
+)
+def test_keys_are_the_same_in_whatever_pieces_they_are_asked_for(
+    asked: list[tuple[int, int]], sizes: list[int], chunk: int
+) -> None:
+    """Correct bytes (S15): keys are made when they are asked for, and the engine may replace its last hashes
+    between two questions. No key of a replaced hash may be left before keys of new ones."""
+    config = SchedulerConfig(groups=(FULL,), hash_tokens=HASH_TOKENS)
+    request = SmallRequest("r", range(HASH_TOKENS))
+    tracked = TrackedRequest(request, config, KeyLayout.of(config, chunk))
+    for turn, size in enumerate(sizes):
+        # From here on the hashes are others: a hash covers all tokens before its end.
+        request.block_hashes = [*request.block_hashes[:size], *(b"%d-%d" % (turn, n) for n in range(size, 9))]
+        keys = [one + bytes(4) for one in request.block_hashes[chunk - 1 :: chunk]]
+        for first, last in asked[turn :: len(sizes)]:
+            assert tracked.keys_of(0, first, last) == keys[first:last]
+            (view,) = tracked.chunk_keys()
+            assert (len(view), view[first:last]) == (len(keys), keys[first:last])
+
+
+def test_match_makes_no_more_keys_than_it_looks_at() -> None:
+    """A long prompt that misses costs no more than a short one."""
+    hand = Hand()
+    request = SmallRequest("r", range(4000))
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert len(hand.scheduler.state.tracked["r"].keys[0]) == FIRST_PIECE
 
 
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))

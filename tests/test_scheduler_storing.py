@@ -844,7 +844,6 @@ def test_store_policy_takes_what_has_a_hash_and_a_block(hashes: int, blocks: int
     tracked = TrackedRequest(request, config, KeyLayout.of(config, 1))
     request.num_computed_tokens = 12
     request.block_hashes = request.block_hashes[:hashes]
-    tracked.update_keys()
     tracked.tables = [[*range(blocks)]]
     assert tracked.full_chunks(config, 1, finished=False) == (full,)
 

@@ -19,6 +19,9 @@ from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 
 Has = Callable[[bytes], bool]
 
+FIRST_PIECE = 8
+"""How many keys of a prompt are looked for at first."""
+
 
 class Span(NamedTuple):
     """Chunks of one group, from `first` up to but not with `last`."""
@@ -92,16 +95,32 @@ class HitSearch:
         while end > self._local:
             first = max(self._local, group.first_needed_token(end)) // tokens
             last = -(-end // tokens)
-            wanted = keys[first:last]
             if group.kind is GroupKind.FULL:
-                missing = first + len(list(takewhile(has, wanted)))
+                missing = _first_missing(keys, first, last, has)
                 if missing == last:
                     return end
                 self.lacking = keys[missing]
                 return self._align(missing * tokens)
+            wanted = keys[first:last]
             found = len(list(takewhile(has, reversed(wanted))))
             if found == len(wanted):
                 return end
             missing = last - 1 - found
             end, self.lacking = self._align(missing * tokens), keys[missing]
         return end
+
+
+def _first_missing(keys: Sequence[bytes], first: int, last: int, has: Has) -> int:
+    """The first of these chunks whose key is not there; `last` if all are.
+
+    It asks for the keys in pieces, each twice as large as the one before: most prompts miss early, and a key
+    that is not asked for is not made.
+    """
+    size = FIRST_PIECE
+    while first < last:
+        piece = keys[first : min(first + size, last)]
+        found = len(list(takewhile(has, piece)))
+        first, size = first + found, 2 * size
+        if found < len(piece):
+            break
+    return first

@@ -119,8 +119,7 @@ class OffloadScheduler:
             if core.may_match(name):
                 self._pin(tracked, (), num_computed_tokens, None)
             return 0, False
-        tracked.update_keys()
-        lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.keys, num_computed_tokens)
+        lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.chunk_keys(), num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
         if self.below is not None:
             brought = self._fetch(self.below, tracked, lookup, limit)
@@ -255,7 +254,7 @@ class OffloadScheduler:
     def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
         """Load what the match holds up to token `end`. None if that cannot be done, or not any more."""
         core, size = self.offloader, self._blocks_per_chunk
-        search = HitSearch(self.config, size, tracked.keys, tracked.local)
+        search = HitSearch(self.config, size, tracked.chunk_keys(), tracked.local)
         targets = load_targets(self.config, size, tracked, search.needed(end), end)
         if self.device_blocks.pool is None and core.leased(targets.blocks):
             return None
@@ -366,20 +365,23 @@ class OffloadScheduler:
 
     def _note_block_changes(self, output: StepOutput) -> None:
         """Note which blocks requests lost and got."""
-        state, given = self.state, new_blocks(output, len(self.config.groups))
+        state, grown = self.state, new_blocks(output, len(self.config.groups))
         for name in output.preempted:
             tracked = state.tracked.get(name)
             if tracked is not None and name not in state.preempted:
                 self._preempt(tracked)
         state.preempted.clear()
-        for name, tables in given.items():
+        given: list[int] = []
+        for name, tables in grown.items():
             tracked = state.tracked.get(name)
             for group, blocks in enumerate(tables):
-                self.device_blocks.rewrite(blocks)
-                if self.walk is not None:
-                    self.walk.taken(len(blocks))
+                given += blocks
                 if tracked is not None:
                     tracked.tables[group] += blocks
+        if given:
+            self.device_blocks.rewrite(given)
+            if self.walk is not None:
+                self.walk.taken(len(given))
 
     def _preempt(self, tracked: TrackedRequest) -> None:
         """The request lost its blocks. It may get others in this very step."""
@@ -415,8 +417,10 @@ class OffloadScheduler:
             if owner is not None and self._stores_eagerly(owner):
                 for group, block, tokens in states:
                     batch.hand_over(owner, group, block, tokens)
-        cursors = state.cursors(ledger, due)
-        state.offered(ledger, cursors, lacks_room=self._offer(batch).lacks_room)
+        prepared = self._offer(batch)
+        crowded = state.cursors(ledger, due) if prepared.lacks_room else {}
+        batch.advance(prepared)
+        state.offered(ledger, crowded)
         for name, tracked in due.items():
             entry = ledger.requests.get(name)
             if entry is not None and entry.settled != entry.offered:
@@ -493,7 +497,7 @@ class OffloadScheduler:
         if ledger.draining():
             batch.skip(SkipReason.DRAINING)
         else:
-            self._offer(batch)
+            batch.advance(self._offer(batch))
 
     def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
         """Whether a request at its end may have chunks that it has not offered, or that wait."""

@@ -110,11 +110,8 @@ class SchedulerState(msgspec.Struct):
             return True
         return bool(self.crowded) and (bool(due) or self.names_less(ledger))
 
-    def offered(self, ledger: Ledger, cursors: dict[str, Sequence[int]], *, lacks_room: bool) -> None:
-        """Note an offer.
-
-        cursors: of its requests, before it.
-        lacks_room: whether some had to wait because the host was full.
-        """
+    def offered(self, ledger: Ledger, crowded: dict[str, Sequence[int]]) -> None:
+        """Note an offer. crowded: the cursors of its requests before it, if some had to wait because the host
+        was full."""
         self.reoffered_at = RetryStamp.of(ledger)
-        self.crowded = cursors if lacks_room and self.reoffered_at.available_slots else {}
+        self.crowded = crowded if self.reoffered_at.available_slots else {}

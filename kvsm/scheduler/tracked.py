@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence, Set
 from sys import maxsize
-from typing import Annotated
+from typing import Annotated, overload
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared
 from kvsm.errors import WrongArgument
@@ -51,8 +51,8 @@ class TrackedRequest:
     name: Annotated[str, Dropped("it is the place of the request among all requests")]
     tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
     """Its device blocks, by group."""
-    keys: Annotated[list[list[bytes]], Seen(lambda one, _: [len(keys) for keys in one.keys])]
-    """The keys of its full chunks, by group. They follow from its tokens, so their number says all."""
+    keys: Annotated[list[list[bytes]], Dropped("they follow from its tokens; `keys_of` makes what lacks")]
+    """The keys of its first full chunks, by group: those that were asked for so far."""
     local: Annotated[int, KEPT]
     """Tokens that the device had when it was last matched."""
     watched_from: Annotated[
@@ -103,24 +103,39 @@ class TrackedRequest:
             # The decoder needs all of it (full offload, S16).
             self.max_store_tokens = maxsize
 
-    def update_keys(self) -> None:
-        """Take over the hashes that the engine has made since the last call.
+    def keys_of(self, group: int, first: int, last: int) -> list[bytes]:
+        """The keys of these chunks of a group, as far as the engine has their hashes.
 
-        The engine may have replaced its last hashes: when a request is resumed, the next part of its prompt
-        takes the place of the last output.
+        A key is made when it is asked for, and once: a request that misses needs one. The engine may replace
+        its last hashes: when a request is resumed, the next part of its prompt takes the place of the last
+        output.
         """
-        hashes = self.request.block_hashes
-        for keys, stride, suffix in zip(self.keys, self._layout.hashes_per_chunk, self._layout.suffixes):
-            # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
-            last = len(keys) * stride - 1
-            while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
-                keys.pop()
-                last -= stride
-            fresh = hashes[last + stride :: stride]
-            if not set(map(type, fresh)) <= _BYTES:
+        hashes, keys, layout = self.request.block_hashes, self.keys[group], self._layout
+        stride, suffix = layout.hashes_per_chunk[group], layout.suffixes[group]
+        # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
+        end = len(keys) * stride
+        while keys and (end > len(hashes) or keys[-1] != hashes[end - 1] + suffix):
+            keys.pop()
+            end -= stride
+        if len(keys) < last:
+            fresh = hashes[end + stride - 1 : last * stride : stride]
+            if not _BYTES.issuperset(map(type, fresh)):
                 for n, one in enumerate(fresh, 1):
-                    self._check_hash(last + n * stride, one)
+                    self._check_hash(end + n * stride - 1, one)
             keys += [one + suffix for one in fresh]
+        return keys[first:last]
+
+    def chunk_keys(self) -> list[ChunkKeys]:
+        """The keys of its full chunks, by group, for who may not need all of them."""
+        return [ChunkKeys(self, group) for group in range(len(self.keys))]
+
+    def all_keys(self) -> list[list[bytes]]:
+        """The keys of its full chunks, by group."""
+        return [self.keys_of(group, 0, self.hashed_chunks(group)) for group in range(len(self.keys))]
+
+    def hashed_chunks(self, group: int) -> int:
+        """How many chunks the engine has a hash of."""
+        return len(self.request.block_hashes) // self._layout.hashes_per_chunk[group]
 
     def _check_hash(self, place: int, value: object) -> None:
         """An engine's hashes may be of a type below bytes; the sum of such a hash and a suffix is bytes."""
@@ -156,9 +171,10 @@ class TrackedRequest:
             which counts too.
         """
         first, failed = list(settled), failed - self.retried
-        for group, (end, keys) in enumerate(zip(offered, self.keys)):
+        for group, end in enumerate(offered):
+            keys = self.keys_of(group, 0, end)
             if not failed.isdisjoint(keys):
-                again = [chunk for chunk, key in enumerate(keys[:end]) if key in failed]
+                again = [chunk for chunk, key in enumerate(keys) if key in failed]
                 first[group] = min([first[group], *again])
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
@@ -170,7 +186,9 @@ class TrackedRequest:
         ends = [loaded // hashes for hashes in self._layout.hashes_per_chunk]
         if settled:
             ends = list(map(max, settled, ends))
-        return not all(all(map(index.__contains__, keys[:end])) for keys, end in zip(self.keys, ends))
+        return not all(
+            all(map(index.__contains__, self.keys_of(group, 0, end))) for group, end in enumerate(ends)
+        )
 
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.
@@ -197,11 +215,12 @@ class TrackedRequest:
 
         A mamba group has none: its states are handed over.
         """
-        confirmed, limit = self.confirmed_tokens(), self.store_limit()
+        request, confirmed, limit = self.request, self.confirmed_tokens(), self.store_limit()
         storable = min(confirmed, limit)
-        decodes = not finished and confirmed > self.request.num_prompt_tokens
+        decodes = not finished and confirmed > request.num_prompt_tokens
+        hashes, strides = len(request.block_hashes), self._layout.hashes_per_chunk
         counts, self.next_offer = [], maxsize
-        for group, keys, table in zip(config.groups, self.keys, self.tables):
+        for group, stride, table in zip(config.groups, strides, self.tables):
             if group.kind is GroupKind.MAMBA:
                 counts.append(0)
                 continue
@@ -209,10 +228,34 @@ class TrackedRequest:
             chunks = storable // tokens
             if group.drafter and decodes and storable == confirmed:
                 chunks -= 1
-            counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))
+            counts.append(max(0, min(chunks, hashes // stride, len(table) // blocks_per_chunk)))
             if confirmed < limit:
                 self.next_offer = min(self.next_offer, (confirmed // tokens + 1) * tokens)
         if self.trusted is not None:
             # Ask in every step: the engine's count falls back in one of them, and rises again after it.
             self.next_offer = 0
         return tuple(counts)
+
+
+class ChunkKeys(Sequence[bytes]):
+    """The keys of a request's full chunks in one group. Each is made when it is asked for."""
+
+    __slots__ = ("_group", "_tracked")
+
+    def __init__(self, tracked: TrackedRequest, group: int) -> None:
+        self._tracked, self._group = tracked, group
+
+    def __len__(self) -> int:
+        return self._tracked.hashed_chunks(self._group)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[bytes]: ...
+
+    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
+        if isinstance(place, slice):
+            first, last, step = place.indices(len(self))
+            return self._tracked.keys_of(self._group, first, last)[::step]
+        return self._tracked.keys_of(self._group, place, place + 1)[0]

@@ -341,7 +341,7 @@ class HandOverWorld:
         tracked = TrackedRequest(
             request, self._config, KeyLayout.of(self._config, self.options.blocks_per_chunk)
         )
-        tracked.update_keys()
+        tracked.all_keys()  # They are read as `tracked.keys`.
         return tracked
 
     # The prefill engine.

@@ -177,12 +177,12 @@ STORING = (
             Edit(
                 "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
                 "chunks = storable // tokens",
-                "chunks = storable // tokens if table else len(keys)",
+                "chunks = storable // tokens if table else hashes // stride",
             ),
             Edit(
                 "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
-                "counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))",
-                "counts.append(max(0, min(chunks, len(keys))))",
+                "counts.append(max(0, min(chunks, hashes // stride, len(table) // blocks_per_chunk)))",
+                "counts.append(max(0, min(chunks, hashes // stride)))",
             ),
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.request_finished",

@@ -490,11 +490,11 @@ SCHEDULING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                f"{_TRACKED}.update_keys",
+                f"{_TRACKED}.keys_of",
                 """
-                while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
+                while keys and (end > len(hashes) or keys[-1] != hashes[end - 1] + suffix):
                     keys.pop()
-                    last -= stride
+                    end -= stride
                 """,
             ),
         ),
