@@ -18,6 +18,7 @@ from typing import NamedTuple
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 
 Has = Callable[[bytes], bool]
+Find = Callable[[Sequence[bytes]], Sequence[object]]
 
 FIRST_PIECE = 8
 """How many keys of a prompt are looked for at first."""
@@ -52,17 +53,18 @@ class HitSearch:
         self._keys, self._local = keys, local
         self.lacking: bytes | None = None
 
-    def longest_hit(self, limit: int, has: Has) -> int:
+    def longest_hit(self, limit: int, has: Has, find: Find | None = None) -> int:
         """Where the longest hit ends, at most at `limit`; `local` if there is none.
 
         has: whether a key can be counted on.
+        find: the same of many keys at once: None for each that cannot. It takes a third of the time.
         """
         end, self.lacking = self._align(limit), None
         asked: int | None = None
         while end != asked and end > self._local:
             asked = end
             for index in range(len(self._groups)):
-                end = self._align(self._served(index, end, has))
+                end = self._align(self._served(index, end, has, find))
             if len(self._groups) == 1:
                 break
         return max(end, self._local)
@@ -87,7 +89,7 @@ class HitSearch:
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
 
-    def _served(self, index: int, end: int, has: Has) -> int:
+    def _served(self, index: int, end: int, has: Has, find: Find | None) -> int:
         """The largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
         if end > len(keys) * tokens:
@@ -96,7 +98,7 @@ class HitSearch:
             first = max(self._local, group.first_needed_token(end)) // tokens
             last = -(-end // tokens)
             if group.kind is GroupKind.FULL:
-                missing = _first_missing(keys, first, last, has)
+                missing = _first_missing(keys, first, last, find or _asking(has))
                 if missing == last:
                     return end
                 self.lacking = keys[missing]
@@ -110,7 +112,12 @@ class HitSearch:
         return end
 
 
-def _first_missing(keys: Sequence[bytes], first: int, last: int, has: Has) -> int:
+def _asking(has: Has) -> Find:
+    """A `Find` that asks for each key until one is not there."""
+    return lambda keys: [*takewhile(has, keys), None][: len(keys)]
+
+
+def _first_missing(keys: Sequence[bytes], first: int, last: int, find: Find) -> int:
     """The first of these chunks whose key is not there; `last` if all are.
 
     It asks for the keys in pieces, each twice as large as the one before: most prompts miss early, and a key
@@ -118,9 +125,8 @@ def _first_missing(keys: Sequence[bytes], first: int, last: int, has: Has) -> in
     """
     size = FIRST_PIECE
     while first < last:
-        piece = keys[first : min(first + size, last)]
-        found = len(list(takewhile(has, piece)))
-        first, size = first + found, 2 * size
-        if found < len(piece):
-            break
+        found = find(keys[first : min(first + size, last)])
+        if None in found:
+            return first + found.index(None)
+        first, size = first + len(found), 2 * size
     return first

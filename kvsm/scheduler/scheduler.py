@@ -14,11 +14,13 @@ vLLM calls `update_connector_output` last in a step: the same circle, entered at
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from typing import Any, cast
+
+import numpy as np
 
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, Offer, SkipReason
-from kvsm.ids import listed
+from kvsm.ids import SMALL, IdArray, listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.offloader.arguments import flag
@@ -125,7 +127,7 @@ class OffloadScheduler:
             brought = self._fetch(self.below, tracked, lookup, limit)
             if brought is not None and core.defer(name, brought):
                 return None, False
-        end = lookup.longest_hit(limit, index.__contains__)
+        end = lookup.longest_hit(limit, index.__contains__, index.find)
         slots = self._slots(lookup, end)
         awaited = core.in_flight(slots)
         if awaited is not None:
@@ -159,11 +161,13 @@ class OffloadScheduler:
             and len(core.ledger.transfers) < core.config.max_live_transfers
         )
 
-    def _slots(self, lookup: HitSearch, end: int) -> list[int]:
-        return list(map(self.offloader.ledger.index.__getitem__, lookup.needed_keys(end)))
+    def _slots(self, lookup: HitSearch, end: int) -> IdArray:
+        """The slots that a hit up to `end` needs. The index has all their keys."""
+        found = self.offloader.ledger.index.find(lookup.needed_keys(end))
+        return cast(IdArray, np.array(found, dtype=np.int64) if len(found) > SMALL else tuple(found))
 
     def _pin(
-        self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
+        self, tracked: TrackedRequest, slots: IdArray, end: int, missed: bytes | None
     ) -> tuple[int, bool]:
         try:
             self._record_match(tracked, slots, end, missed)
@@ -173,7 +177,7 @@ class OffloadScheduler:
         return end - tracked.local, end > tracked.local
 
     def _record_match(
-        self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
+        self, tracked: TrackedRequest, slots: IdArray | Sequence[int], end: int, missed: bytes | None
     ) -> None:
         """Pin these slots, which serve the tokens up to `end`. The log hears how much was asked for, and how
         much of it the device had."""
