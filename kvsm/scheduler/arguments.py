@@ -85,7 +85,7 @@ def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
         return {}
     if not isinstance(given, Mapping):
         raise WrongArgument(call, "output.new_block_ids", f"is {a(given)}; it must be a mapping")
-    if all([_are_tables(tables, groups) for tables in given.values()]):
+    if all(_are_tables(tables, groups) for tables in given.values()):
         return given
     return {
         name: block_tables(call, f"output.new_block_ids[{name!r}]", tables, groups)

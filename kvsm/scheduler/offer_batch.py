@@ -167,7 +167,7 @@ class OfferBatch:
         self._runs.append(OfferedChunks(tracked, group, chunks, start))
 
     def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int, key: bytes) -> Sequence[int]:
-        """The device blocks of a chunk with this key; none if it left its sliding window and the engine freed it.
+        """The device blocks of the chunk with this key; none if it left its window and the engine freed it.
 
         The engine does not say when it frees such blocks. The pool knows where the content is now, if it is
         anywhere. Without a pool, chunks that left the window are passed over.

@@ -13,13 +13,13 @@ vLLM calls `update_connector_output` last in a step: the same circle, entered at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
 
 from kvsm.errors import ConfigError, LimitReached
-from kvsm.events import Direction, Offer, SkipReason
+from kvsm.events import Direction, SkipReason
 from kvsm.ids import SMALL, IdArray, listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
@@ -534,28 +534,12 @@ class OffloadScheduler:
                 elif self.below is not None:
                     self.below.stored(ended.keys)
         if failed:
-            self._offer_again(failed)
+            core.advance(state.cursors_back(core.ledger, failed))
+        if state.ended_loads and self.config.resumable and self.config.store is StoreMode.EAGER:
+            core.advance(state.cursors_behind(core.ledger, self._block_tokens * self._blocks_per_chunk))
         core.flush_log(LogFlush.REPORTS_TAKEN)
         loads, state.ended_loads = tuple(state.ended_loads), []
         return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
-
-    def _offer_again(self, failed: Set[bytes]) -> None:
-        """The stores of these keys have failed. Requests that still have the blocks offer them again.
-
-        A request that was preempted has no cursors. After a reset no request has any until the last copy of
-        the older epoch has ended.
-        """
-        state, requests = self.state, self.offloader.ledger.requests
-        moved: list[Offer] = []
-        for name, tracked in state.tracked.items():
-            entry = requests.get(name)
-            if entry is None or not entry.settled:
-                continue
-            settled = tracked.settled_before(entry.settled, entry.offered, failed)
-            if settled != entry.settled:
-                moved.append((name, settled, entry.offered))
-                state.awaiting_reoffer[name] = tracked
-        self.offloader.advance(moved)
 
     def lose(self, transfer: int) -> Ended | None:
         """Give up a transfer that some worker will never report. None if it is not in flight.

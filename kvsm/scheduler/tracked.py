@@ -162,6 +162,15 @@ class TrackedRequest:
         self.next_offer, self.loaded = 0, NO_TOKENS
         self.retried.clear()
 
+    def settle_loaded(self, chunk_tokens: int) -> int:
+        """How many chunks its load has brought, if that is all that it has; else 0. They need no offer."""
+        begin, end = self.loaded
+        if begin or not end:
+            return 0
+        chunks = end // chunk_tokens
+        self.next_offer, self.loaded = (chunks + 1) * chunk_tokens, NO_TOKENS
+        return chunks
+
     def settled_before(
         self, settled: Sequence[int], offered: Sequence[int], failed: Set[bytes]
     ) -> tuple[int, ...]:
