@@ -69,6 +69,7 @@ class OffloadScheduler:
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
         self._layout = KeyLayout.of(config, self._blocks_per_chunk)
         self._block_tokens = config.alignment
+        self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
         self._has_drafter = any(group.drafter for group in config.groups)
         """Whether a group holds back its last chunk until the request ends."""
 
@@ -243,7 +244,9 @@ class OffloadScheduler:
         """
         continues = any(tracked.tables)
         if continues:
-            tracked.next_offer = 0
+            known = self.offloader.ledger.requests.get(tracked.name)
+            if known is None or not tracked.offered_all(known.offered, self._chunk_tokens):
+                tracked.next_offer = 0
         else:
             tracked.forget_blocks()
             tracked.watched_from, tracked.countable = self.offloader.ledger.seq, end
@@ -536,7 +539,7 @@ class OffloadScheduler:
         if failed:
             core.advance(state.cursors_back(core.ledger, failed))
         if state.ended_loads and self.config.resumable and self.config.store is StoreMode.EAGER:
-            core.advance(state.cursors_behind(core.ledger, self._block_tokens * self._blocks_per_chunk))
+            core.advance(state.cursors_behind(core.ledger, self._chunk_tokens))
         core.flush_log(LogFlush.REPORTS_TAKEN)
         loads, state.ended_loads = tuple(state.ended_loads), []
         return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())

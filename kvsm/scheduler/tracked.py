@@ -171,6 +171,14 @@ class TrackedRequest:
         self.next_offer, self.loaded = (chunks + 1) * chunk_tokens, NO_TOKENS
         return chunks
 
+    def offered_all(self, offered: Sequence[int], chunk_tokens: int) -> bool:
+        """Whether it has nothing to offer before `next_offer`, even if it gets more blocks or a longer prompt.
+        That is known of a request with one group.
+
+        offered: its cursors.
+        """
+        return len(offered) == 1 and (offered[0] + 1) * chunk_tokens == self.next_offer
+
     def settled_before(
         self, settled: Sequence[int], offered: Sequence[int], failed: Set[bytes]
     ) -> tuple[int, ...]:
