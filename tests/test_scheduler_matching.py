@@ -586,19 +586,20 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
 @pytest.mark.parametrize("kept", range(13))
 def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, chunk: int) -> None:
     """Correct bytes (S15): a resumed request replaces its last hashes with hashes of the new tokens. Keys of
-    hashes that stay are not made again: a long request costs no more in a step than a short one."""
+    hashes that stay are not made again: a request that waits asks in each step."""
     config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
     request = SmallRequest("r", range(HASH_TOKENS))
     for size in range(13):
         tracked = TrackedRequest(request, config, KeyLayout.of(config, chunk))
         request.block_hashes = [b"old%d" % number for number in range(12)]
-        old = tracked.all_keys()
+        before = [view[:] for view in tracked.chunk_keys()]
         request.block_hashes = request.block_hashes[:kept] + [b"new%d" % n for n in range(kept, size)]
-        for group, (stride, new) in enumerate(zip((chunk, 2 * chunk), tracked.all_keys())):
+        for group, view in enumerate(tracked.chunk_keys()):
+            old, new, stride = before[group], view[:], (chunk, 2 * chunk)[group]
             ends = request.block_hashes[stride - 1 :: stride]
-            assert new == [end + group.to_bytes(4, "big") for end in ends]
+            assert new == tracked.all_keys()[group] == [end + group.to_bytes(4, "big") for end in ends]
             staying = kept // stride
-            assert [id(key) for key in new[:staying]] == [id(key) for key in old[group][:staying]]
+            assert [id(key) for key in new[:staying]] == [id(key) for key in old[:staying]]
 
 
 @given(
@@ -619,7 +620,7 @@ def test_keys_are_the_same_in_whatever_pieces_they_are_asked_for(
         request.block_hashes = [*request.block_hashes[:size], *(b"%d-%d" % (turn, n) for n in range(size, 9))]
         keys = [one + bytes(4) for one in request.block_hashes[chunk - 1 :: chunk]]
         for first, last in asked[turn :: len(sizes)]:
-            assert tracked.keys_of(0, first, last) == keys[first:last]
+            assert tracked.make_keys(0, first, last) == keys[first:last]
             (view,) = tracked.chunk_keys()
             assert (len(view), view[first:last]) == (len(keys), keys[first:last])
 
@@ -629,7 +630,18 @@ def test_match_makes_no_more_keys_than_it_looks_at() -> None:
     hand = Hand()
     request = SmallRequest("r", range(4000))
     assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
-    assert len(hand.scheduler.state.tracked["r"].keys[0]) == FIRST_PIECE
+    assert len(hand.scheduler.state.tracked["r"].asked_keys[0]) == FIRST_PIECE
+
+
+def test_request_that_has_its_blocks_keeps_no_keys() -> None:
+    """They would be of no use: what it stores is made of the hashes that the engine has then."""
+    hand = Hand()
+    for name, hit in (("miss", 0), ("hit", 12)):
+        request = SmallRequest(name, range(16))
+        assert hand.admit(request, [20, 21, 22, 23]) == hit
+        assert hand.scheduler.state.tracked[name].asked_keys == [[]]
+        hand.compute(request)
+        hand.end(hand.step(request))
 
 
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))

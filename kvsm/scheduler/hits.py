@@ -19,6 +19,7 @@ from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 
 Has = Callable[[bytes], bool]
 Find = Callable[[Sequence[bytes]], Sequence[object]]
+"""Many at once: None for each that is not there."""
 
 FIRST_PIECE = 8
 """How many keys of a prompt are looked for at first."""
@@ -57,7 +58,7 @@ class HitSearch:
         """Where the longest hit ends, at most at `limit`; `local` if there is none.
 
         has: whether a key can be counted on.
-        find: the same of many keys at once: None for each that cannot. It takes a third of the time.
+        find: the same of many keys at once. It takes a third of the time.
         """
         end, self.lacking = self._align(limit), None
         asked: int | None = None

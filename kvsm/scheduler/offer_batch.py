@@ -131,14 +131,14 @@ class OfferBatch:
         if not chunks:
             return
         first, size, start = chunks.start, self._blocks_per_chunk, len(self.keys)
-        keys = tracked.keys_of(group, first, chunks.stop)
+        keys = tracked.make_keys(group, first, chunks.stop)
         kept: Sequence[int] = chunks
         if self._config.groups[group].kind is GroupKind.FULL and not self._counts_offers(tracked):
             self.keys += keys
             self.blocks += tracked.tables[group][first * size : chunks.stop * size]
         else:
             found = {n: self._blocks_of(tracked, group, n, keys[n - first]) for n in chunks}
-            kept = self._often_enough(tracked, group, [n for n in chunks if found[n]], offered)
+            kept = self._often_enough(tracked, [n for n in chunks if found[n]], first, keys, offered)
             self.keys += [keys[n - first] for n in kept]
             self.blocks += [block for n in kept for block in found[n]]
         self._open(tracked, group, kept, start)
@@ -149,15 +149,19 @@ class OfferBatch:
         return self._offloader.config.store_threshold > 1 and not tracked.remote_decode
 
     def _often_enough(
-        self, tracked: TrackedRequest, group: int, chunks: Sequence[int], offered: int
+        self, tracked: TrackedRequest, chunks: Sequence[int], first: int, keys: Sequence[bytes], offered: int
     ) -> Sequence[int]:
-        """The chunks whose keys were offered `store_threshold` times. One request counts once."""
+        """The chunks whose keys were offered `store_threshold` times. One request counts once.
+
+        keys: of the chunks from `first` on.
+        """
         if not chunks or not self._counts_offers(tracked):
             return chunks
-        keys = tracked.keys_of(group, 0, chunks[-1] + 1)
-        self._offloader.count_offers([keys[n] for n in chunks if n >= offered])
-        enough = [n for n in chunks if self._offloader.offered_enough(keys[n])]
-        seldom = [keys[n] for n in chunks if n >= offered and not self._offloader.offered_enough(keys[n])]
+        key_of = {n: keys[n - first] for n in chunks}
+        self._offloader.count_offers([key for n, key in key_of.items() if n >= offered])
+        is_enough = self._offloader.offered_enough
+        enough = [n for n, key in key_of.items() if is_enough(key)]
+        seldom = [key for n, key in key_of.items() if n >= offered and not is_enough(key)]
         if seldom:
             self._offloader.skip(((tracked.name, len(seldom)),), seldom, SkipReason.BELOW_THRESHOLD)
         return enough

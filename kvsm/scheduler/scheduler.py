@@ -208,11 +208,13 @@ class OffloadScheduler:
         end = tracked.local + num_external_tokens
         self._take_over_blocks(tracked, block_ids, end)
         if not num_external_tokens:
+            tracked.forget_asked_keys()
             core.release(tracked.name)
             return
         tracked.trusted = tracked.local
         self.state.promises[tracked.name] = tracked.local, end
         job = self._plan_load(tracked, end)
+        tracked.forget_asked_keys()
         if job is None:
             core.release(tracked.name)
             # A store may still read these blocks: that can be why there is no load.
@@ -518,7 +520,7 @@ class OffloadScheduler:
         """Whether the host has lost what was stored of this request, or what its load has brought."""
         ledger = self.offloader.ledger
         entry = ledger.requests.get(tracked.name)
-        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self.config)
+        return tracked.lacks_a_key(ledger.index.find, () if entry is None else entry.settled, self.config)
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""

@@ -6,7 +6,7 @@ with the engine that said it, and nobody misses it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence, Set
+from collections.abc import Sequence, Set
 from sys import maxsize
 from typing import Annotated, overload
 
@@ -14,6 +14,7 @@ from kvsm.canonical import KEPT, Dropped, Seen, declared
 from kvsm.errors import WrongArgument
 from kvsm.offloader.arguments import a
 from kvsm.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
+from kvsm.scheduler.hits import Find
 from kvsm.scheduler.protocols import EngineRequest
 from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
@@ -29,8 +30,8 @@ class TrackedRequest:
 
     __slots__ = (
         "_layout",
+        "asked_keys",
         "countable",
-        "keys",
         "loaded",
         "local",
         "max_load_tokens",
@@ -51,8 +52,9 @@ class TrackedRequest:
     name: Annotated[str, Dropped("it is the place of the request among all requests")]
     tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
     """Its device blocks, by group."""
-    keys: Annotated[list[list[bytes]], Dropped("they follow from its tokens; `keys_of` makes what lacks")]
-    """The keys of its first full chunks, by group: those that were asked for so far."""
+    asked_keys: Annotated[list[list[bytes]], Dropped("they follow from its tokens")]
+    """The keys that a match looked at, by group, from the first chunk on: a request that waits asks in each
+    step. They are forgotten when it gets blocks."""
     local: Annotated[int, KEPT]
     """Tokens that the device had when it was last matched."""
     watched_from: Annotated[
@@ -86,7 +88,7 @@ class TrackedRequest:
     def __init__(self, request: EngineRequest, config: SchedulerConfig, layout: KeyLayout) -> None:
         self.request, self.name, self._layout = request, request.request_id, layout
         self.tables = [[] for _ in config.groups]
-        self.keys = [[] for _ in config.groups]
+        self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
         self.trusted = self.countable = None
         self.loaded = NO_TOKENS
@@ -103,35 +105,40 @@ class TrackedRequest:
             # The decoder needs all of it (full offload, S16).
             self.max_store_tokens = maxsize
 
-    def keys_of(self, group: int, first: int, last: int) -> list[bytes]:
-        """The keys of these chunks of a group, as far as the engine has their hashes.
+    def make_keys(self, group: int, first: int, last: int) -> list[bytes]:
+        """The keys of these chunks of a group, as far as the engine has their hashes now."""
+        stride, suffix = self._layout.hashes_per_chunk[group], self._layout.suffixes[group]
+        hashes = self.request.block_hashes[(first + 1) * stride - 1 : last * stride : stride]
+        if not _BYTES.issuperset(map(type, hashes)):
+            for n, one in enumerate(hashes, first + 1):
+                self._check_hash(n * stride - 1, one)
+        return [one + suffix for one in hashes]
 
-        A key is made when it is asked for, and once: a request that misses needs one. The engine may replace
-        its last hashes: when a request is resumed, the next part of its prompt takes the place of the last
-        output.
-        """
-        hashes, keys, layout = self.request.block_hashes, self.keys[group], self._layout
+    def _asked_keys(self, group: int, first: int, last: int) -> list[bytes]:
+        """The same for a match."""
+        hashes, keys, layout = self.request.block_hashes, self.asked_keys[group], self._layout
         stride, suffix = layout.hashes_per_chunk[group], layout.suffixes[group]
         # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
-        end = len(keys) * stride
-        while keys and (end > len(hashes) or keys[-1] != hashes[end - 1] + suffix):
+        while keys and (
+            len(keys) * stride > len(hashes) or keys[-1] != hashes[len(keys) * stride - 1] + suffix
+        ):
             keys.pop()
-            end -= stride
         if len(keys) < last:
-            fresh = hashes[end + stride - 1 : last * stride : stride]
-            if not _BYTES.issuperset(map(type, fresh)):
-                for n, one in enumerate(fresh, 1):
-                    self._check_hash(end + n * stride - 1, one)
-            keys += [one + suffix for one in fresh]
+            keys += self.make_keys(group, len(keys), last)
         return keys[first:last]
 
     def chunk_keys(self) -> list[ChunkKeys]:
-        """The keys of its full chunks, by group, for who may not need all of them."""
-        return [ChunkKeys(self, group) for group in range(len(self.keys))]
+        """The keys of its full chunks, by group, for a match. It may not need all of them."""
+        return [ChunkKeys(self, group) for group in range(len(self.tables))]
 
     def all_keys(self) -> list[list[bytes]]:
         """The keys of its full chunks, by group."""
-        return [self.keys_of(group, 0, self.hashed_chunks(group)) for group in range(len(self.keys))]
+        return [self.make_keys(group, 0, self.hashed_chunks(group)) for group in range(len(self.tables))]
+
+    def forget_asked_keys(self) -> None:
+        """No match asks again soon."""
+        for keys in self.asked_keys:
+            keys.clear()
 
     def hashed_chunks(self, group: int) -> int:
         """How many chunks the engine has a hash of."""
@@ -172,10 +179,9 @@ class TrackedRequest:
         return chunks
 
     def offered_all(self, offered: Sequence[int], chunk_tokens: int) -> bool:
-        """Whether it has nothing to offer before `next_offer`, even if it gets more blocks or a longer prompt.
-        That is known of a request with one group.
+        """Whether it has nothing to offer before `next_offer`, whatever blocks and tokens it gets till then.
 
-        offered: its cursors.
+        That is known of a request with one group. offered: its cursors.
         """
         return len(offered) == 1 and (offered[0] + 1) * chunk_tokens == self.next_offer
 
@@ -189,23 +195,21 @@ class TrackedRequest:
         """
         first, failed = list(settled), failed - self.retried
         for group, end in enumerate(offered):
-            keys = self.keys_of(group, 0, end)
+            keys = self.make_keys(group, 0, end)
             if not failed.isdisjoint(keys):
                 again = [chunk for chunk, key in enumerate(keys) if key in failed]
                 first[group] = min([first[group], *again])
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
 
-    def lacks_a_key(self, index: Container[bytes], settled: Sequence[int], config: SchedulerConfig) -> bool:
-        """Whether `index` lacks a chunk that it does not offer before its end: one that is settled, or that
+    def lacks_a_key(self, find: Find, settled: Sequence[int], config: SchedulerConfig) -> bool:
+        """Whether a chunk is not found that it does not offer before its end: one that is settled, or that
         its load has brought."""
         loaded = self.loaded[1] // config.tokens_per_hash
         ends = [loaded // hashes for hashes in self._layout.hashes_per_chunk]
         if settled:
             ends = list(map(max, settled, ends))
-        return not all(
-            all(map(index.__contains__, self.keys_of(group, 0, end))) for group, end in enumerate(ends)
-        )
+        return any(None in find(self.make_keys(group, 0, end)) for group, end in enumerate(ends))
 
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.
@@ -274,5 +278,5 @@ class ChunkKeys(Sequence[bytes]):
     def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
         if isinstance(place, slice):
             first, last, step = place.indices(len(self))
-            return self._tracked.keys_of(self._group, first, last)[::step]
-        return self._tracked.keys_of(self._group, place, place + 1)[0]
+            return self._tracked._asked_keys(self._group, first, last)[::step]
+        return self._tracked._asked_keys(self._group, place, place + 1)[0]

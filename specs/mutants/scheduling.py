@@ -490,13 +490,15 @@ SCHEDULING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                f"{_TRACKED}.keys_of",
+                f"{_TRACKED}.make_keys",
+                "return [one + suffix for one in hashes]",
                 """
-                while keys and (end > len(hashes) or keys[-1] != hashes[end - 1] + suffix):
-                    keys.pop()
-                    end -= stride
+                keys = self.asked_keys[group]
+                keys += [one + suffix for one in self.request.block_hashes[stride - 1 :: stride][len(keys) :]]
+                return keys[first:last]
                 """,
             ),
+            Edit(f"{_TRACKED}.forget_asked_keys", "keys.clear()", "pass"),
         ),
     ),
     Mutant(
