@@ -19,6 +19,11 @@ from kvsm.states.words import STATE_MASK
 
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
 
+_MAY_BE_IDLE = sorted(
+    BlockState, key=lambda state: state not in (BlockState.STORED, BlockState.FREE, BlockState.EVICTED)
+)
+"""The states, those that most slots are in first."""
+
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
     """Name -> what is there now, as in `kvsm.metrics.Metrics.values`. `Metrics.gauges` has the log's too."""
@@ -57,7 +62,7 @@ def _states(words: NDArray[np.int32], busy: NDArray[np.int32]) -> list[int]:
     """
     counts: list[int] = np.bincount(busy & STATE_MASK, minlength=len(BlockState)).tolist()
     left = len(words) - len(busy)
-    for state in BlockState:
+    for state in _MAY_BE_IDLE:
         if not left:
             break
         idle = int(np.count_nonzero(words == int(state)))
