@@ -83,7 +83,7 @@ def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
     given = output.new_block_ids
     if not given:
         return {}
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise WrongArgument(call, "output.new_block_ids", f"is {a(given)}; it must be a mapping")
     if all(_are_tables(tables, groups) for tables in given.values()):
         return given

@@ -67,6 +67,7 @@ class OfferBatch:
     def __init__(self, offloader: Offloader, config: SchedulerConfig, pool: DevicePool | None) -> None:
         self._offloader, self._config, self._pool = offloader, config, pool
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._has_threshold = offloader.config.store_threshold > 1
         self.keys: list[bytes] = []
         self.blocks: list[int] = []
         self._runs: list[OfferedChunks] = []
@@ -110,7 +111,8 @@ class OfferBatch:
                 self._add(tracked, group, chunks, told, offered[group])
         tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
-        self._reached[name] = Reached(entry, _later(full, settled), _later(full, offered))
+        reached = _later(full, settled)
+        self._reached[name] = Reached(entry, reached, reached if settled == offered else _later(full, offered))
 
     def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
         """These chunks without the ones that the request's load has just brought from the host."""
@@ -146,7 +148,7 @@ class OfferBatch:
             self._offered_before.update(range(start, start + bisect_left(kept, told)))
 
     def _counts_offers(self, tracked: TrackedRequest) -> bool:
-        return self._offloader.config.store_threshold > 1 and not tracked.remote_decode
+        return self._has_threshold and not tracked.remote_decode
 
     def _often_enough(
         self, tracked: TrackedRequest, chunks: Sequence[int], first: int, keys: Sequence[bytes], offered: int

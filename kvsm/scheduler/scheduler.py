@@ -430,7 +430,7 @@ class OffloadScheduler:
         crowded = state.cursors(ledger, due) if prepared.lacks_room else {}
         batch.advance(prepared)
         state.offered(ledger, crowded)
-        for name, tracked in due.items():
+        for name, tracked in due.items() if prepared.deferred or state.awaiting_reoffer else ():
             entry = ledger.requests.get(name)
             if entry is not None and entry.settled != entry.offered:
                 state.awaiting_reoffer[name] = tracked
