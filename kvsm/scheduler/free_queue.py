@@ -21,7 +21,7 @@ each block that is taken.
 from __future__ import annotations
 
 from itertools import islice
-from typing import Annotated
+from typing import Annotated, cast
 
 import msgspec
 
@@ -30,6 +30,9 @@ from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob
 from kvsm.scheduler.protocols import DevicePool
 from kvsm.scheduler.retry import RetryStamp
+
+PIECE = 64
+"""How many blocks of the queue are looked at together."""
 
 
 def _walk_due_in(state: WalkState, names: Names) -> int:
@@ -108,22 +111,26 @@ class FreeQueueWalk:
 
     def _walk(self) -> tuple[list[bytes], list[int], list[bytes | None]]:
         """Keys to store, their blocks, and the keys of the safe blocks that were met (None: it is empty)."""
-        ledger, most = self._offloader.ledger, min(self.state.store_budget, 2 * self._target)
-        index, stale, key_of = ledger.index, ledger.provenance.stale, self._pool.key_of
+        ledger, most, enough = self._offloader.ledger, self.state.store_budget, 2 * self._target
+        find, stale, key_of = ledger.index.find, ledger.provenance.stale, self._pool.key_of
+        most = min(most, enough)
         keys: list[bytes] = []
         blocks: list[int] = []
         safe: list[bytes | None] = []
-        for block in self._pool.free_queue():
-            key = key_of(block)
-            if key is None or key in index or stale.get(block) == key:
-                safe.append(key)
-                if len(safe) == 2 * self._target:
-                    break
-            elif len(keys) == most:
-                break
-            else:
-                keys.append(key)
-                blocks.append(block)
+        queue = self._pool.free_queue()
+        # In pieces, because the index finds many keys in less time than one after the other.
+        while piece := list(islice(queue, PIECE)):
+            held = list(map(key_of, piece))
+            for block, key, slot in zip(piece, held, find(cast(list[bytes], held))):
+                if slot is not None or key is None or stale.get(block) == key:
+                    safe.append(key)
+                    if len(safe) == enough:
+                        return keys, blocks, safe
+                elif len(keys) == most:
+                    return keys, blocks, safe
+                else:
+                    keys.append(key)
+                    blocks.append(block)
         return keys, blocks, safe
 
     def _saved(self) -> dict[bytes, int]:
