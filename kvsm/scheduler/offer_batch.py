@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import msgspec
 
@@ -46,7 +45,7 @@ class OfferedChunks(msgspec.Struct, frozen=True, gc=False):
     """The first place."""
 
 
-class Reached(NamedTuple):
+class Reached(msgspec.Struct, frozen=True, gc=False):
     """How far a request is with its blocks, by group.
 
     known: the ledger's record of the request, with its cursors before the batch.
@@ -112,7 +111,9 @@ class OfferBatch:
         tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
         reached = _later(full, settled)
-        self._reached[name] = Reached(entry, reached, reached if settled == offered else _later(full, offered))
+        self._reached[name] = Reached(
+            entry, reached, reached if settled == offered else _later(full, offered)
+        )
 
     def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
         """These chunks without the ones that the request's load has just brought from the host."""
@@ -263,7 +264,8 @@ class OfferBatch:
             if self._is_counted(run.group):
                 waits_from[run.tracked.name, run.group] = chunk
         moved = []
-        for name, (known, settled, offered) in self._reached.items():
+        for name, reached in self._reached.items():
+            known, settled, offered = reached.known, reached.settled, reached.offered
             if waits_from:
                 waiting = [waits_from.get((name, group), last) for group, last in enumerate(settled)]
                 settled = _later(tuple(waiting), known.settled) if known.settled else tuple(waiting)

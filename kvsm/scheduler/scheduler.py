@@ -258,7 +258,8 @@ class OffloadScheduler:
             table[:] = blocks
         self.device_blocks.rewrite(given)
         if self.walk is not None:
-            self.walk.taken(sum(map(len, block_ids)))
+            for of_group in block_ids:
+                self.walk.taken(of_group)
 
     def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
         """Load what the match holds up to token `end`. None if that cannot be done, or not any more."""
@@ -390,7 +391,7 @@ class OffloadScheduler:
         if given:
             self.device_blocks.rewrite(given)
             if self.walk is not None:
-                self.walk.taken(len(given))
+                self.walk.taken(given)
 
     def _preempt(self, tracked: TrackedRequest) -> None:
         """The request lost its blocks. It may get others in this very step."""

@@ -182,7 +182,7 @@ SCHEDULING = (
         edits=(
             Edit(
                 f"{_WALK}.taken",
-                "state.walk_due_in = max(0, state.walk_due_in - blocks)",
+                "state.walk_due_in = max(0, state.walk_due_in - len(blocks))",
                 "state.walk_due_in = max(0, state.walk_due_in - 1)",
             ),
         ),
