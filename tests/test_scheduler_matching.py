@@ -34,6 +34,7 @@ from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
 from kvsm.scheduler.groups import KeyLayout, group_suffix
 from kvsm.scheduler.hits import FIRST_PIECE, HitSearch
+from kvsm.scheduler.offer_batch import OfferBatch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
 from kvsm.worlds.small_engine import SmallEngine
@@ -580,6 +581,30 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
     hand.report(store)
     (job,) = hand.step(request).stores
     assert to_list(job.device_blocks) == [20, 21, 22, 23]
+
+
+def test_request_that_loaded_all_it_has_is_asked_when_another_chunk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step after many loads costs no more than another one. The engine gives the request more blocks then,
+    for the tokens that it computes: that changes nothing."""
+    hand = hand_with(range(8))
+    request = SmallRequest("r", range(15))
+    assert hand.admit(request, [20, 21, 22, 23]) == 8
+    hand.end(hand.step())
+    hand.scheduler.update_state_after_alloc(request, [[20, 21, 22, 23]], 0)
+    asked, collect = list[int](), OfferBatch.collect
+
+    def counted(batch: OfferBatch, tracked: TrackedRequest, **how: Any) -> None:
+        asked.append(tracked.request.num_computed_tokens)
+        collect(batch, tracked, **how)
+
+    monkeypatch.setattr(OfferBatch, "collect", counted)
+    stores = []
+    for computed in range(8, 15):
+        request.num_computed_tokens = computed
+        stores += [to_list(job.device_blocks) for job in hand.step(request).stores]
+    assert (asked, stores) == ([12], [[22]])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 3])
