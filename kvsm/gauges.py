@@ -29,10 +29,9 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
     """Name -> what is there now, as in `kvsm.metrics.Metrics.values`. `Metrics.gauges` has the log's too."""
     words = ledger.blocks.view.copy()  # Another thread may change them between two looks.
     # A slot with a copy or a pin: few slots have one, and the word of any other is its state alone.
-    busy = words[np.flatnonzero(words > STATE_MASK)]
+    busy = _where(words, words > STATE_MASK)
     states = _states(words, busy)
-    leases = ledger.leases.view
-    leases = leases[np.flatnonzero(leases != int(LeaseState.NONE))]
+    leases = _where(ledger.leases.view, ledger.leases.view != int(LeaseState.NONE))
     # Copied at once, so that no other thread changes it meanwhile.
     transfers = list(ledger.transfers.values())
     loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
@@ -53,6 +52,11 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
         "deferred_requests": len(ledger.deferred),
         "life": ledger.life,
     }
+
+
+def _where(words: NDArray[np.int32], chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """The chosen words. To see that there is none takes a tenth of the time of a search."""
+    return words[np.flatnonzero(chosen)] if chosen.any() else words[:0]
 
 
 def _states(words: NDArray[np.int32], busy: NDArray[np.int32]) -> list[int]:
