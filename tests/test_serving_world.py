@@ -35,22 +35,22 @@ from kvsm.worlds.world import Action
 Patch = pytest.MonkeyPatch
 
 STATES = {
-    "small": 1322,
+    "small": 1358,
     "aborts": 436,
     "evictions": 227,
     "asynchronous": 472,
     "preemptions": 1934,
-    "lazy": 676,
-    "hybrid": 651,
+    "lazy": 652,
+    "hybrid": 600,
     "no-references": 700,
-    "losing": 595,
-    "shared": 2307,
+    "losing": 637,
+    "shared": 2218,
     "router": 285,
-    "restarts": 1790,
+    "restarts": 1762,
     "restarts-evictions": 352,
-    "any-two": 3091,
+    "any-two": 3025,
     "restarts-router": 861,
-    "restarts-losing": 156,
+    "restarts-losing": 150,
 }
 SHORT = ("evictions", "asynchronous", "router", "restarts-losing")
 """Scopes for the fast suite; `kvsm check` has `small`."""
