@@ -474,6 +474,22 @@ def test_lazy_store_walks_once_when_the_host_has_lost_a_key() -> None:
     assert len(walks) == 1
 
 
+def test_step_in_which_nothing_is_computed_yet_is_no_offer() -> None:
+    """What the host loses before a request's first offer is nothing of its own, so at its end nothing of it is
+    looked for."""
+    hand = Hand(core={"host_blocks": 4})
+    hand.store(SmallRequest("old", range(50, 66)), [0, 1, 2, 3])
+    request = SmallRequest("r", range(16))
+    hand.admit(request, [20, 21, 22, 23])
+    hand.step(request)
+    assert not hand.core.ledger.requests["r"].offered
+    hand.compute(request)
+    hand.end(hand.step(request))
+    tracked, ledger = hand.scheduler.state.tracked["r"], hand.core.ledger
+    assert of_kind(hand, ev.BlocksEvicted)
+    assert tracked.watched_from >= ledger.forgotten_at
+
+
 class CheckedWalk(FreeQueueWalk):
     """Compares each walk with one that remembers nothing."""
 

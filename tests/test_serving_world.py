@@ -35,7 +35,7 @@ from kvsm.worlds.world import Action
 Patch = pytest.MonkeyPatch
 
 STATES = {
-    "small": 1358,
+    "small": 1321,
     "aborts": 436,
     "evictions": 227,
     "asynchronous": 472,
@@ -43,14 +43,14 @@ STATES = {
     "lazy": 652,
     "hybrid": 600,
     "no-references": 700,
-    "losing": 637,
-    "shared": 2218,
+    "losing": 595,
+    "shared": 2301,
     "router": 285,
-    "restarts": 1762,
+    "restarts": 1789,
     "restarts-evictions": 352,
-    "any-two": 3025,
+    "any-two": 3073,
     "restarts-router": 861,
-    "restarts-losing": 150,
+    "restarts-losing": 156,
 }
 SHORT = ("evictions", "asynchronous", "router", "restarts-losing")
 """Scopes for the fast suite; `kvsm check` has `small`."""

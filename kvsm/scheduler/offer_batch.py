@@ -92,13 +92,12 @@ class OfferBatch:
             # An earlier request of this name still loads; until that ends, the cursors are its own.
             return
         full = tracked.full_chunks(self._config, self._blocks_per_chunk, finished)
-        settled, offered = entry.settled, entry.offered
+        nothing = (0,) * len(full)
+        settled, offered = entry.settled or nothing, entry.offered or nothing
         if settled == offered == full and not everything:
             return
-        if not offered:
-            settled = offered = (0,) * len(full)
-            if tracked.loaded == NO_TOKENS:
-                self._begun.append(tracked)
+        if not entry.offered and tracked.loaded == NO_TOKENS:
+            self._begun.append(tracked)
         for group, last in enumerate(full):
             first = 0 if everything else settled[group]
             # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
