@@ -475,8 +475,8 @@ def test_lazy_store_walks_once_when_the_host_has_lost_a_key() -> None:
 
 
 def test_step_in_which_nothing_is_computed_yet_is_no_offer() -> None:
-    """What the host loses before a request's first offer is nothing of its own, so at its end nothing of it is
-    looked for."""
+    """What the host loses for a request's first store is nothing of its own. So at its end it looks for
+    nothing of it."""
     hand = Hand(core={"host_blocks": 4})
     hand.store(SmallRequest("old", range(50, 66)), [0, 1, 2, 3])
     request = SmallRequest("r", range(16))
