@@ -45,7 +45,7 @@ class OfferedChunks(msgspec.Struct, frozen=True, gc=False):
     """The first place."""
 
 
-class Reached(msgspec.Struct, frozen=True, gc=False):
+class ReachedCursors(msgspec.Struct, frozen=True, gc=False):
     """How far a request is with its blocks, by group.
 
     known: the ledger's record of the request, with its cursors before the batch.
@@ -73,7 +73,7 @@ class OfferBatch:
         self._starts: list[int] = []
         self._offered_before: set[int] = set()
         """Places that waited in an earlier step: why they wait is not recorded again."""
-        self._reached: dict[str, Reached] = {}
+        self._reached: dict[str, ReachedCursors] = {}
         self._begun: list[TrackedRequest] = []
         """Requests that had settled and loaded nothing before this batch."""
 
@@ -110,7 +110,7 @@ class OfferBatch:
         tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
         reached = _later(full, settled)
-        self._reached[name] = Reached(
+        self._reached[name] = ReachedCursors(
             entry, reached, reached if settled == offered else _later(full, offered)
         )
 

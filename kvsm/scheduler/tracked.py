@@ -223,8 +223,6 @@ class TrackedRequest:
                 return self.trusted
             # The engine knows of the failure by now, and computes these tokens itself.
             self.trusted = None
-        if computed < request.num_tokens:
-            return computed
         return min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
 
     def store_limit(self) -> int:

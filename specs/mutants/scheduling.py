@@ -132,8 +132,8 @@ SCHEDULING = (
         edits=(
             Edit(
                 f"{_TRACKED}.full_chunks",
-                "decodes = not finished and confirmed > self.request.num_prompt_tokens",
-                "decodes = not finished and confirmed > self.request.num_tokens",
+                "decodes = not finished and confirmed > request.num_prompt_tokens",
+                "decodes = not finished and confirmed > request.num_tokens",
             ),
         ),
     ),
