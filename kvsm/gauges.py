@@ -18,18 +18,19 @@ from kvsm.states.transfer import ABANDONED
 from kvsm.states.words import STATE_MASK
 
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
-_OFTEN = (BlockState.STORED, BlockState.FREE, BlockState.EVICTED)
-"""What most slots are, whatever the pool is used for."""
+_MAY_BE_IDLE = sorted(
+    BlockState, key=lambda state: state not in (BlockState.STORED, BlockState.FREE, BlockState.EVICTED)
+)
+"""The states, those that most slots are in first."""
 
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
     """Name -> what is there now, as in `kvsm.metrics.Metrics.values`. `Metrics.gauges` has the log's too."""
     words = ledger.blocks.view.copy()  # Another thread may change them between two looks.
     # A slot with a copy or a pin: few slots have one, and the word of any other is its state alone.
-    busy = words[np.flatnonzero(words > STATE_MASK)]
+    busy = _where(words, words > STATE_MASK)
     states = _states(words, busy)
-    leases = ledger.leases.view
-    leases = leases[np.flatnonzero(leases != int(LeaseState.NONE))]
+    leases = _where(ledger.leases.view, ledger.leases.view != int(LeaseState.NONE))
     # Copied at once, so that no other thread changes it meanwhile.
     transfers = list(ledger.transfers.values())
     loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
@@ -52,6 +53,11 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
     }
 
 
+def _where(words: NDArray[np.int32], chosen: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """The chosen words. To see that there is none takes a tenth of the time of a search."""
+    return words[np.flatnonzero(chosen)] if chosen.any() else words[:0]
+
+
 def _states(words: NDArray[np.int32], busy: NDArray[np.int32]) -> list[int]:
     """How many slots are in each state. busy: the words that are more than a state.
 
@@ -59,7 +65,7 @@ def _states(words: NDArray[np.int32], busy: NDArray[np.int32]) -> list[int]:
     """
     counts: list[int] = np.bincount(busy & STATE_MASK, minlength=len(BlockState)).tolist()
     left = len(words) - len(busy)
-    for state in sorted(BlockState, key=_OFTEN.__contains__, reverse=True):
+    for state in _MAY_BE_IDLE:
         if not left:
             break
         idle = int(np.count_nonzero(words == int(state)))

@@ -33,7 +33,8 @@ from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
 from kvsm.scheduler.groups import KeyLayout, group_suffix
-from kvsm.scheduler.hits import HitSearch
+from kvsm.scheduler.hits import FIRST_PIECE, HitSearch
+from kvsm.scheduler.offer_batch import OfferBatch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
 from kvsm.worlds.small_engine import SmallEngine
@@ -582,26 +583,90 @@ def test_load_that_failed_while_a_reset_drains_is_computed_and_stored_after_it()
     assert to_list(job.device_blocks) == [20, 21, 22, 23]
 
 
+def test_request_that_loaded_all_it_has_is_asked_when_another_chunk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A step after many loads costs no more than another one. The engine gives the request more blocks then,
+    for the tokens that it computes: that changes nothing."""
+    hand = hand_with(range(8))
+    request = SmallRequest("r", range(15))
+    assert hand.admit(request, [20, 21, 22, 23]) == 8
+    hand.end(hand.step())
+    hand.scheduler.update_state_after_alloc(request, [[20, 21, 22, 23]], 0)
+    asked, collect = list[int](), OfferBatch.collect
+
+    def counted(batch: OfferBatch, tracked: TrackedRequest, **how: Any) -> None:
+        asked.append(tracked.request.num_computed_tokens)
+        collect(batch, tracked, **how)
+
+    monkeypatch.setattr(OfferBatch, "collect", counted)
+    stores = []
+    for computed in range(8, 15):
+        request.num_computed_tokens = computed
+        stores += [to_list(job.device_blocks) for job in hand.step(request).stores]
+    assert (asked, stores) == ([12], [[22]])
+
+
 @pytest.mark.parametrize("chunk", [1, 2, 3])
 @pytest.mark.parametrize("kept", range(13))
 def test_keys_are_those_of_the_hashes_that_the_engine_has_now(kept: int, chunk: int) -> None:
     """Correct bytes (S15): a resumed request replaces its last hashes with hashes of the new tokens. Keys of
-    hashes that stay are not made again: a long request costs no more in a step than a short one."""
+    hashes that stay are not made again: a request that waits asks in each step."""
     config = SchedulerConfig(groups=(FULL, WIDE), hash_tokens=HASH_TOKENS)
     request = SmallRequest("r", range(HASH_TOKENS))
     for size in range(13):
         tracked = TrackedRequest(request, config, KeyLayout.of(config, chunk))
         request.block_hashes = [b"old%d" % number for number in range(12)]
-        tracked.update_keys()
-        before = [list(keys) for keys in tracked.keys]
+        before = [view[:] for view in tracked.chunk_keys()]
         request.block_hashes = request.block_hashes[:kept] + [b"new%d" % n for n in range(kept, size)]
-        tracked.update_keys()
-        for group, stride in enumerate((chunk, 2 * chunk)):
-            old, new = before[group], tracked.keys[group]
+        for group, view in enumerate(tracked.chunk_keys()):
+            old, new, stride = before[group], view[:], (chunk, 2 * chunk)[group]
             ends = request.block_hashes[stride - 1 :: stride]
-            assert new == [end + group.to_bytes(4, "big") for end in ends]
+            assert new == tracked.all_keys()[group] == [end + group.to_bytes(4, "big") for end in ends]
             staying = kept // stride
             assert [id(key) for key in new[:staying]] == [id(key) for key in old[:staying]]
+
+
+@given(
+    asked=st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9))),
+    sizes=st.lists(st.integers(0, 9), min_size=1),
+    chunk=st.sampled_from([1, 2, 3]),
+)
+def test_keys_are_the_same_in_whatever_pieces_they_are_asked_for(
+    asked: list[tuple[int, int]], sizes: list[int], chunk: int
+) -> None:
+    """Correct bytes (S15): keys are made when they are asked for, and the engine may replace its last hashes
+    between two questions. No key of a replaced hash may be left before keys of new ones."""
+    config = SchedulerConfig(groups=(FULL,), hash_tokens=HASH_TOKENS)
+    request = SmallRequest("r", range(HASH_TOKENS))
+    tracked = TrackedRequest(request, config, KeyLayout.of(config, chunk))
+    for turn, size in enumerate(sizes):
+        # From here on the hashes are others: a hash covers all tokens before its end.
+        request.block_hashes = [*request.block_hashes[:size], *(b"%d-%d" % (turn, n) for n in range(size, 9))]
+        keys = [one + bytes(4) for one in request.block_hashes[chunk - 1 :: chunk]]
+        for first, last in asked[turn :: len(sizes)]:
+            assert tracked.make_keys(0, first, last) == keys[first:last]
+            (view,) = tracked.chunk_keys()
+            assert (len(view), view[first:last]) == (len(keys), keys[first:last])
+
+
+def test_match_makes_no_more_keys_than_it_looks_at() -> None:
+    """A long prompt that misses costs no more than a short one."""
+    hand = Hand()
+    request = SmallRequest("r", range(4000))
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
+    assert len(hand.scheduler.state.tracked["r"].asked_keys[0]) == FIRST_PIECE
+
+
+def test_request_that_has_its_blocks_keeps_no_keys() -> None:
+    """They would be of no use: what it stores is made of the hashes that the engine has then."""
+    hand = Hand()
+    for name, hit in (("miss", 0), ("hit", 12)):
+        request = SmallRequest(name, range(16))
+        assert hand.admit(request, [20, 21, 22, 23]) == hit
+        assert hand.scheduler.state.tracked[name].asked_keys == [[]]
+        hand.compute(request)
+        hand.end(hand.step(request))
 
 
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))

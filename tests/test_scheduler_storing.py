@@ -9,10 +9,11 @@ import logging
 from itertools import pairwise
 from sys import maxsize
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from core_life import begin_store, keys
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import (
     ACTS,
@@ -412,8 +413,7 @@ class Queue:
             for block in self.pool.queue[:count]
             if (key := self.pool.key_of(block)) is not None and self.core.lookup(key) is not LookupResult.HIT
         ]
-        self.pool.take(count)
-        self.walk.taken(count)
+        self.walk.taken(self.pool.take(count))
         return lost
 
 
@@ -431,7 +431,7 @@ def test_lazy_store_goes_on_where_its_blocks_were_taken() -> None:
     queue.store()
     queue.end()
     queue.pool.touch([4, 5, 0])
-    queue.walk.taken(3)
+    queue.walk.taken([4, 5, 0])
     assert queue.store() == [6, 7, 8, 9]
 
 
@@ -440,7 +440,7 @@ def test_lazy_store_goes_on_where_a_block_was_moved() -> None:
     queue = Queue(12, 2)
     queue.pool.touch([1])
     queue.pool.free_blocks([1])
-    queue.walk.taken(1)
+    queue.walk.taken([1])
     assert queue.store() == [0, 2, 3, 4]
 
 
@@ -472,6 +472,92 @@ def test_lazy_store_walks_once_when_the_host_has_lost_a_key() -> None:
     queue.pool.free_queue = lambda: walks.append(1) or iter(queue.pool.queue)  # type: ignore[method-assign, func-returns-value]
     assert [queue.store() for _ in range(3)] == [[]] * 3
     assert len(walks) == 1
+
+
+def test_step_in_which_nothing_is_computed_yet_is_no_offer() -> None:
+    """What the host loses for a request's first store is nothing of its own. So at its end it looks for
+    nothing of it."""
+    hand = Hand(core={"host_blocks": 4})
+    hand.store(SmallRequest("old", range(50, 66)), [0, 1, 2, 3])
+    request = SmallRequest("r", range(16))
+    hand.admit(request, [20, 21, 22, 23])
+    hand.step(request)
+    assert not hand.core.ledger.requests["r"].offered
+    hand.compute(request)
+    hand.end(hand.step(request))
+    tracked, ledger = hand.scheduler.state.tracked["r"], hand.core.ledger
+    assert of_kind(hand, ev.BlocksEvicted)
+    assert tracked.watched_from >= ledger.forgotten_at
+
+
+class CheckedWalk(FreeQueueWalk):
+    """Compares each walk with one that remembers nothing."""
+
+    def _walk(self) -> tuple[list[bytes], list[int], list[int]]:
+        found = super()._walk()
+        known, self.state.known_safe = self.state.known_safe, set()
+        assert found == super()._walk()
+        self.state.known_safe = known
+        return found
+
+
+@given(
+    acts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 11), st.integers(1, 6)), max_size=60),
+    host_blocks=st.sampled_from([3, 8, 64]),
+)
+@settings(max_examples=200)
+@example(  # blocks are written, and then near eviction again
+    acts=[*[(0, 0, 1)] * 3, (2, 1, 6), (3, 0, 1), (0, 0, 1), (2, 0, 6), (0, 0, 1)], host_blocks=64
+)
+def test_lazy_store_finds_what_a_walk_without_memory_finds(
+    acts: list[tuple[int, int, int]], host_blocks: int
+) -> None:
+    """No lost store (S13): whatever blocks are taken, written, moved and given back, whatever copies fail and
+    whatever the host evicts or forgets, a block that is remembered as safe is safe."""
+    with patch("kvsm.scheduler.free_queue.PIECE", 2):
+        queue = Queue(12, 3, host_blocks)
+        queue.walk = CheckedWalk(queue.core, queue.pool, 3)
+        held: list[int] = []
+        for number, (act, place, count) in enumerate(acts):
+            free = queue.pool.queue
+            if act <= 1:
+                queue.end(good=act == 0)
+                queue.store()
+            elif act == 2:
+                taken = queue.pool.take(min(count, len(free)))
+                queue.walk.taken(taken)
+                for block in taken if place % 2 else ():
+                    queue.pool.cache(block, queue.key(100 + 100 * number + block))
+                held += taken
+            elif act == 3:
+                queue.pool.free_blocks(held)
+                held.clear()
+            elif act == 4 and free:
+                # Somebody else holds a block, and nobody says so.
+                moved = [free[place % len(free)]]
+                queue.pool.touch(moved)
+                queue.pool.free_blocks(moved)
+            elif act == 5:
+                queue.core.prepare_store("r", [queue.key(number + 50)], [20])
+                for transfer in set(queue.core.ledger.transfers) - {queue.live and queue.live[0]}:
+                    queue.core.cancel(transfer)
+            elif act == 6:
+                queue.core.reset()
+                queue.walk.restart()
+
+
+def test_lazy_store_looks_at_no_key_that_it_knows() -> None:
+    """A block that stays in the queue is looked at once, not in each walk."""
+    queue = Queue(100, 20, host_blocks=200)
+    for _ in range(4):
+        queue.store()
+        queue.end()
+    queue.take(21)
+    looked, key_of = list[int](), queue.pool.key_of
+    queue.pool.key_of = lambda block: looked.append(block) or key_of(block)  # type: ignore[method-assign, func-returns-value]
+    queue.walk.state.walk_due_in = 0
+    assert queue.store() == []
+    assert not looked
 
 
 def test_lazy_store_is_compared_by_when_it_walks_next() -> None:
@@ -639,7 +725,7 @@ def test_lazy_store_that_always_fails_rests() -> None:
         tries += 1
         assert tries <= 24
     assert queue.store() == []
-    queue.walk.taken(2)
+    queue.walk.taken([0, 1])
     assert len(queue.store()) == 2
 
 
@@ -844,7 +930,6 @@ def test_store_policy_takes_what_has_a_hash_and_a_block(hashes: int, blocks: int
     tracked = TrackedRequest(request, config, KeyLayout.of(config, 1))
     request.num_computed_tokens = 12
     request.block_hashes = request.block_hashes[:hashes]
-    tracked.update_keys()
     tracked.tables = [[*range(blocks)]]
     assert tracked.full_chunks(config, 1, finished=False) == (full,)
 

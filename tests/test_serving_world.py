@@ -35,20 +35,20 @@ from kvsm.worlds.world import Action
 Patch = pytest.MonkeyPatch
 
 STATES = {
-    "small": 1322,
+    "small": 1321,
     "aborts": 436,
     "evictions": 227,
     "asynchronous": 472,
     "preemptions": 1934,
-    "lazy": 676,
-    "hybrid": 651,
+    "lazy": 652,
+    "hybrid": 600,
     "no-references": 700,
     "losing": 595,
-    "shared": 2307,
+    "shared": 2301,
     "router": 285,
-    "restarts": 1790,
+    "restarts": 1789,
     "restarts-evictions": 352,
-    "any-two": 3091,
+    "any-two": 3073,
     "restarts-router": 861,
     "restarts-losing": 156,
 }

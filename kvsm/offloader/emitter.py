@@ -236,7 +236,7 @@ def checked_device_blocks(core: EventEmitter, call: str, device_blocks: Sequence
 
 
 def checked_ids(
-    core: EventEmitter, call: str, argument: str, ids: Sequence[int], limit: int, problem: str
+    core: EventEmitter, call: str, argument: str, ids: Sequence[int] | IdArray, limit: int, problem: str
 ) -> IdArray:
     """A batch of ids in the ledger's form. Raises `InvalidEvent` unless each is from 0 to `limit` - 1."""
     batch = ids_of(call, argument, ids)

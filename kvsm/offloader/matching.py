@@ -7,12 +7,13 @@ from enum import Enum
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import LOAD
 from kvsm.ids import IdArray, listed, pack, to_list, unpack
-from kvsm.ledger import RequestRecord
+from kvsm.ledger import Ledger, RequestRecord
 from kvsm.offloader.arguments import KEY_BYTES_MAX, integer, items, keys_of, one_key, request_name
 from kvsm.offloader.emitter import EventEmitter, checked_ids
 from kvsm.states.block import PIN, STORED
@@ -127,7 +128,7 @@ def may_match(core: EventEmitter, request: str) -> bool:
 def pin(
     core: EventEmitter,
     request: str,
-    slots: Sequence[int],
+    slots: Sequence[int] | IdArray,
     missed: bytes | None,
     asked: int | None = None,
     on_device: int | None = None,
@@ -156,7 +157,7 @@ def _count(argument: str, value: object) -> int | None:
     return None if value is None else integer("pin", argument, value)
 
 
-def _checked_slots(core: EventEmitter, call: str, slots: Sequence[int]) -> IdArray:
+def _checked_slots(core: EventEmitter, call: str, slots: Sequence[int] | IdArray) -> IdArray:
     problem = "slot {} is not one of the {}"
     return checked_ids(core, call, "slots", slots, core.config.host_blocks, problem)
 
@@ -225,19 +226,17 @@ def release(core: EventEmitter, request: str) -> None:
         core.emit(ev.HitReleased, request)
 
 
-def in_flight(core: EventEmitter, slots: Sequence[int]) -> int | None:
+def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
     """A transfer that touches one of these slots, worth waiting for; None if there is none.
 
     It is the slot's store, before which the slot cannot be read. Or it is a load of the slot for another
     request, after which the device has the block.
     """
     ledger = core.ledger
-    words = ledger.blocks.words
     try:
-        busy = [slot for slot in slots if words[slot] & STATE_MASK != STORED]
+        busy = _not_stored(ledger, slots)
     except (TypeError, IndexError):
-        slots = listed(_checked_slots(core, "in_flight", slots))
-        busy = [slot for slot in slots if words[slot] & STATE_MASK != STORED]
+        busy = _not_stored(ledger, _checked_slots(core, "in_flight", slots))
     for slot in busy:
         if not ledger.readable(slot):
             return ledger.generation[slot]
@@ -247,6 +246,15 @@ def in_flight(core: EventEmitter, slots: Sequence[int]) -> int | None:
         if transfer.direction is LOAD and not set(busy).isdisjoint(listed(transfer.slots)):
             return transfer.id
     return None
+
+
+def _not_stored(ledger: Ledger, slots: Sequence[int] | IdArray) -> Sequence[int]:
+    """Those of these slots that are in another state than STORED."""
+    if isinstance(slots, np.ndarray):
+        busy: list[int] = slots[ledger.blocks.view[slots] & STATE_MASK != STORED].tolist()
+        return busy
+    words = ledger.blocks.words
+    return [slot for slot in slots if words[slot] & STATE_MASK != STORED]
 
 
 def _readable_prefix(core: EventEmitter, keys: Sequence[bytes]) -> tuple[list[int], int | None]:

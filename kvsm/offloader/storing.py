@@ -381,8 +381,9 @@ def _room_for(
     if not has_room_for_transfer(core):
         return 0, None
     policy, free = ledger.policy, len(ledger.free)
-    barred = frozenset(protected).union(ledger.copied_out)
+    barred: frozenset[int] = frozenset()
     if len(keys) > free:
+        barred = frozenset(protected).union(ledger.copied_out)
         evictable = len(policy) - sum([slot in policy for slot in barred])
         keys = keys[: free + evictable]
     recalled = policy.recall(keys)

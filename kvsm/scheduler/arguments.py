@@ -35,10 +35,19 @@ def block_tables(
         return ()
     if len(tables) != groups:
         raise WrongArgument(call, argument, f"has {len(tables)} tables; there are {groups} KV cache groups")
+    if _are_tables(tables, groups):
+        return tables  # type: ignore[no-any-return]
+    return [integers(call, f"{argument}[{n}]", table) for n, table in enumerate(tables)]
+
+
+def _are_tables(tables: Any, groups: int) -> bool:
+    """Whether these are plain tables, one for each group."""
+    if (type(tables) is not tuple and type(tables) is not list) or len(tables) != groups:
+        return False
     for table in tables:
         if (type(table) is not list and type(table) is not tuple) or type(_sum(table)) is not int:
-            return [integers(call, f"{argument}[{n}]", table) for n, table in enumerate(tables)]
-    return tables  # type: ignore[no-any-return]
+            return False
+    return True
 
 
 def are_known(tables: Any, known: Sequence[list[int]]) -> bool:
@@ -74,8 +83,10 @@ def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
     given = output.new_block_ids
     if not given:
         return {}
-    if not isinstance(given, Mapping):
+    if type(given) is not dict and not isinstance(given, Mapping):
         raise WrongArgument(call, "output.new_block_ids", f"is {a(given)}; it must be a mapping")
+    if all(_are_tables(tables, groups) for tables in given.values()):
+        return given
     return {
         name: block_tables(call, f"output.new_block_ids[{name!r}]", tables, groups)
         for name, tables in given.items()

@@ -18,6 +18,11 @@ from typing import NamedTuple
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 
 Has = Callable[[bytes], bool]
+Find = Callable[[Sequence[bytes]], Sequence[object]]
+"""Many at once: None for each that is not there."""
+
+FIRST_PIECE = 8
+"""How many keys of a prompt are looked for at first."""
 
 
 class Span(NamedTuple):
@@ -49,17 +54,18 @@ class HitSearch:
         self._keys, self._local = keys, local
         self.lacking: bytes | None = None
 
-    def longest_hit(self, limit: int, has: Has) -> int:
+    def longest_hit(self, limit: int, has: Has, find: Find | None = None) -> int:
         """Where the longest hit ends, at most at `limit`; `local` if there is none.
 
         has: whether a key can be counted on.
+        find: the same of many keys at once. It takes a third of the time.
         """
         end, self.lacking = self._align(limit), None
         asked: int | None = None
         while end != asked and end > self._local:
             asked = end
             for index in range(len(self._groups)):
-                end = self._align(self._served(index, end, has))
+                end = self._align(self._served(index, end, has, find))
             if len(self._groups) == 1:
                 break
         return max(end, self._local)
@@ -84,7 +90,7 @@ class HitSearch:
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
 
-    def _served(self, index: int, end: int, has: Has) -> int:
+    def _served(self, index: int, end: int, has: Has, find: Find | None) -> int:
         """The largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
         if end > len(keys) * tokens:
@@ -92,16 +98,36 @@ class HitSearch:
         while end > self._local:
             first = max(self._local, group.first_needed_token(end)) // tokens
             last = -(-end // tokens)
-            wanted = keys[first:last]
             if group.kind is GroupKind.FULL:
-                missing = first + len(list(takewhile(has, wanted)))
+                missing = _first_missing(keys, first, last, find or _asking(has))
                 if missing == last:
                     return end
                 self.lacking = keys[missing]
                 return self._align(missing * tokens)
+            wanted = keys[first:last]
             found = len(list(takewhile(has, reversed(wanted))))
             if found == len(wanted):
                 return end
             missing = last - 1 - found
             end, self.lacking = self._align(missing * tokens), keys[missing]
         return end
+
+
+def _asking(has: Has) -> Find:
+    """A `Find` that asks for each key until one is not there."""
+    return lambda keys: [*takewhile(has, keys), None][: len(keys)]
+
+
+def _first_missing(keys: Sequence[bytes], first: int, last: int, find: Find) -> int:
+    """The first of these chunks whose key is not there; `last` if all are.
+
+    It asks for the keys in pieces, each twice as large as the one before: most prompts miss early, and a key
+    that is not asked for is not made.
+    """
+    size = FIRST_PIECE
+    while first < last:
+        found = find(keys[first : min(first + size, last)])
+        if None in found:
+            return first + found.index(None)
+        first, size = first + len(found), 2 * size
+    return first

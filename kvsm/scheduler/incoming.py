@@ -156,15 +156,14 @@ class IncomingHandOvers:
     def _begin(self, one: _Incoming, offer: Offered) -> list[ImportJob]:
         """Plan the copies of what this engine lacks."""
         name, tracked, core = one.tracked.name, one.tracked, self._core
-        tracked.update_keys()
-        chunk = core.config.blocks_per_chunk
-        spans = HitSearch(self._config, chunk, tracked.keys, 0).needed(offer.num_tokens)
+        chunk, all_keys = core.config.blocks_per_chunk, tracked.chunk_keys()
+        spans = HitSearch(self._config, chunk, all_keys, 0).needed(offer.num_tokens)
         fits = len(spans) == len(offer.groups) and all(
             span.first == group.first
             and span.last - span.first == len(group.slots)
             and span.last <= len(keys)
             and all(slot >= 0 for slot in group.slots)
-            for span, group, keys in zip(spans, offer.groups, tracked.keys)
+            for span, group, keys in zip(spans, offer.groups, all_keys)
         )
         if not fits or core.ledger.draining():
             why = "a reset of this engine is under way" if fits else "its blocks are not those of the prompt"
@@ -172,7 +171,7 @@ class IncomingHandOvers:
             self._give_up(one)
             return []
         places = [(g, n) for g, span in enumerate(spans) for n in range(span.first, span.last)]
-        keys = [tracked.keys[group][place] for group, place in places]
+        keys = [key for span, of_group in zip(spans, all_keys) for key in of_group[span.first : span.last]]
         slots = [slot for group in offer.groups for slot in group.slots]
         prepared = core.import_blocks(((name, len(keys)),), keys, f"engine {one.engine}")
         job = prepared.job

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from kvsm.errors import WrongArgument
@@ -31,7 +32,7 @@ def load_targets(
 
     Raises `WrongArgument` if the request has too few blocks.
     """
-    targets, parts, chunks = list[int](), list[int](), 0
+    targets, places, chunks = list[int](), list[Sequence[int]](), 0
     for number, (group, table, span) in enumerate(zip(config.groups, tracked.tables, spans)):
         first = max(tracked.local, group.first_needed_token(end)) // group.block_tokens
         last = end // group.block_tokens
@@ -40,11 +41,12 @@ def load_targets(
             raise WrongArgument("update_state_after_alloc", f"block_ids[{number}]", problem)
         before = (chunks - span.first) * blocks_per_chunk
         blocks: Sequence[int] = table[first:last]
-        places: Sequence[int] = range(before + first, before + last)
+        here: Sequence[int] = range(before + first, before + last)
         if config.null_block in blocks:
-            places = [place for place, block in zip(places, blocks) if block != config.null_block]
+            here = [place for place, block in zip(here, blocks) if block != config.null_block]
             blocks = [block for block in blocks if block != config.null_block]
         targets += blocks
-        parts += places
+        places.append(here)
         chunks += span.last - span.first
-    return LoadTargets(targets, () if len(parts) == chunks * blocks_per_chunk else parts, chunks)
+    are_whole = len(targets) == chunks * blocks_per_chunk
+    return LoadTargets(targets, () if are_whole else list(chain.from_iterable(places)), chunks)

@@ -19,17 +19,22 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from typing import NamedTuple
+
+import msgspec
 
 from kvsm.events import Offer, Owners, SkipReason
+from kvsm.ledger import RequestRecord
 from kvsm.offloader import Offloader, PreparedStore
 from kvsm.scheduler.groups import GroupKind, SchedulerConfig
 from kvsm.scheduler.protocols import DevicePool
 from kvsm.scheduler.tracked import NO_TOKENS, TrackedRequest
-from kvsm.states.request import RequestState
+from kvsm.states.request import FINISHED
+from kvsm.states.words import STATE_MASK
+
+_NOTHING = PreparedStore(None)  # is stored
 
 
-class OfferedChunks(NamedTuple):
+class OfferedChunks(msgspec.Struct, frozen=True, gc=False):
     """A run of places in a batch that belong to one group of one request."""
 
     tracked: TrackedRequest
@@ -38,6 +43,18 @@ class OfferedChunks(NamedTuple):
     """The chunk at each place. In a mamba group, the tokens before each state: no cursor counts these."""
     start: int
     """The first place."""
+
+
+class ReachedCursors(msgspec.Struct, frozen=True, gc=False):
+    """How far a request is with its blocks, by group.
+
+    known: the ledger's record of the request, with its cursors before the batch.
+    settled, offered: its cursors after the batch, if no chunk has to wait.
+    """
+
+    known: RequestRecord
+    settled: tuple[int, ...]
+    offered: tuple[int, ...]
 
 
 class OfferBatch:
@@ -49,14 +66,14 @@ class OfferBatch:
     def __init__(self, offloader: Offloader, config: SchedulerConfig, pool: DevicePool | None) -> None:
         self._offloader, self._config, self._pool = offloader, config, pool
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._has_threshold = offloader.config.store_threshold > 1
         self.keys: list[bytes] = []
         self.blocks: list[int] = []
         self._runs: list[OfferedChunks] = []
         self._starts: list[int] = []
         self._offered_before: set[int] = set()
         """Places that waited in an earlier step: why they wait is not recorded again."""
-        self._cursors: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {}
-        """Request -> its cursors (settled, offered) after this batch, if no chunk has to wait."""
+        self._reached: dict[str, ReachedCursors] = {}
         self._begun: list[TrackedRequest] = []
         """Requests that had settled and loaded nothing before this batch."""
 
@@ -66,29 +83,36 @@ class OfferBatch:
         finished: the request is over; it offers for the last time.
         everything: offer its settled chunks too.
         """
-        self._offloader.arrive(tracked.name)
-        entry = self._offloader.ledger.requests[tracked.name]
-        if entry.state is RequestState.FINISHED:
+        name, offloader = tracked.name, self._offloader
+        entry = offloader.ledger.requests.get(name)
+        if entry is None:
+            offloader.arrive(name)
+            entry = offloader.ledger.requests[name]
+        if entry.word & STATE_MASK == FINISHED:
             # An earlier request of this name still loads; until that ends, the cursors are its own.
             return
-        tracked.update_keys()
         full = tracked.full_chunks(self._config, self._blocks_per_chunk, finished)
         nothing = (0,) * len(full)
         settled, offered = entry.settled or nothing, entry.offered or nothing
         if settled == offered == full and not everything:
             return
+        if not entry.offered and tracked.loaded == NO_TOKENS:
+            self._begun.append(tracked)
         for group, last in enumerate(full):
             first = 0 if everything else settled[group]
             # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
             told = 0 if finished else offered[group]
-            parts = [range(first, last)] if everything else self._not_loaded(tracked, group, first, last)
-            for chunks in filter(None, parts):
+            if tracked.loaded == NO_TOKENS or everything:
+                self._add(tracked, group, range(first, last), told, offered[group])
+                continue
+            for chunks in self._not_loaded(tracked, group, first, last):
                 self._add(tracked, group, chunks, told, offered[group])
-        if not entry.offered and tracked.loaded == NO_TOKENS:
-            self._begun.append(tracked)
         tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
-        self._cursors[tracked.name] = tuple(map(max, full, settled)), tuple(map(max, full, offered))
+        reached = _later(full, settled)
+        self._reached[name] = ReachedCursors(
+            entry, reached, reached if settled == offered else _later(full, offered)
+        )
 
     def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
         """These chunks without the ones that the request's load has just brought from the host."""
@@ -106,33 +130,40 @@ class OfferBatch:
         told: of the chunks before this one it is recorded why they wait.
         offered: how many chunks were offered before.
         """
-        keys, table, size = tracked.keys[group], tracked.tables[group], self._blocks_per_chunk
-        start = len(self.keys)
+        if not chunks:
+            return
+        first, size, start = chunks.start, self._blocks_per_chunk, len(self.keys)
+        keys = tracked.make_keys(group, first, chunks.stop)
         kept: Sequence[int] = chunks
         if self._config.groups[group].kind is GroupKind.FULL and not self._counts_offers(tracked):
-            self.keys += keys[chunks.start : chunks.stop]
-            self.blocks += table[chunks.start * size : chunks.stop * size]
+            self.keys += keys
+            self.blocks += tracked.tables[group][first * size : chunks.stop * size]
         else:
-            found = {n: self._blocks_of(tracked, group, n) for n in chunks}
-            kept = self._often_enough(tracked, group, [n for n in chunks if found[n]], offered)
-            self.keys += [keys[n] for n in kept]
+            found = {n: self._blocks_of(tracked, group, n, keys[n - first]) for n in chunks}
+            kept = self._often_enough(tracked, [n for n in chunks if found[n]], first, keys, offered)
+            self.keys += [keys[n - first] for n in kept]
             self.blocks += [block for n in kept for block in found[n]]
         self._open(tracked, group, kept, start)
-        self._offered_before.update(range(start, start + bisect_left(kept, told)))
+        if first < told:
+            self._offered_before.update(range(start, start + bisect_left(kept, told)))
 
     def _counts_offers(self, tracked: TrackedRequest) -> bool:
-        return self._offloader.config.store_threshold > 1 and not tracked.remote_decode
+        return self._has_threshold and not tracked.remote_decode
 
     def _often_enough(
-        self, tracked: TrackedRequest, group: int, chunks: Sequence[int], offered: int
+        self, tracked: TrackedRequest, chunks: Sequence[int], first: int, keys: Sequence[bytes], offered: int
     ) -> Sequence[int]:
-        """The chunks whose keys were offered `store_threshold` times. One request counts once."""
+        """The chunks whose keys were offered `store_threshold` times. One request counts once.
+
+        keys: of the chunks from `first` on.
+        """
         if not chunks or not self._counts_offers(tracked):
             return chunks
-        keys = tracked.keys[group]
-        self._offloader.count_offers([keys[n] for n in chunks if n >= offered])
-        enough = [n for n in chunks if self._offloader.offered_enough(keys[n])]
-        seldom = [keys[n] for n in chunks if n >= offered and not self._offloader.offered_enough(keys[n])]
+        key_of = {n: keys[n - first] for n in chunks}
+        self._offloader.count_offers([key for n, key in key_of.items() if n >= offered])
+        is_enough = self._offloader.offered_enough
+        enough = [n for n, key in key_of.items() if is_enough(key)]
+        seldom = [key for n, key in key_of.items() if n >= offered and not is_enough(key)]
         if seldom:
             self._offloader.skip(((tracked.name, len(seldom)),), seldom, SkipReason.BELOW_THRESHOLD)
         return enough
@@ -141,8 +172,8 @@ class OfferBatch:
         self._starts.append(start)
         self._runs.append(OfferedChunks(tracked, group, chunks, start))
 
-    def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int) -> Sequence[int]:
-        """The device blocks of a chunk; none if it left its sliding window and the engine freed it.
+    def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int, key: bytes) -> Sequence[int]:
+        """The device blocks of the chunk with this key; none if it left its window and the engine freed it.
 
         The engine does not say when it frees such blocks. The pool knows where the content is now, if it is
         anywhere. Without a pool, chunks that left the window are passed over.
@@ -155,7 +186,6 @@ class OfferBatch:
         if spec.kind is GroupKind.FULL:
             return blocks
         if self._pool is not None and size == 1:
-            key = tracked.keys[group][chunk]
             if blocks[0] != self._config.null_block and self._pool.key_of(blocks[0]) == key:
                 return blocks
             cached = self._pool.cached_block(key)
@@ -177,15 +207,19 @@ class OfferBatch:
             self.blocks.append(block)
 
     def store(self) -> PreparedStore:
-        """Offer the batch, and move the cursors of its requests."""
-        prepared = PreparedStore(None)
-        if self.keys:
-            prepared = self._offloader.store(self._owners(), self.keys, self.blocks, self._offered_before)
-        self._offloader.advance(self._advanced(prepared.deferred))
+        """Offer the batch. `advance` comes next."""
+        if not self.keys:
+            return _NOTHING
+        return self._offloader.store(self._owners(), self.keys, self.blocks, self._offered_before)
+
+    def advance(self, prepared: PreparedStore) -> None:
+        """Move the cursors of the requests. prepared: what became of the batch."""
+        moved = self._advanced(prepared.deferred)
+        if moved:
+            self._offloader.advance(moved)
         for tracked in self._begun:
             # What the host lost to make room for this batch was nothing of theirs.
             tracked.watched_from = self._offloader.ledger.seq
-        return prepared
 
     def skip(self, reason: SkipReason) -> None:
         """Record why nothing of the batch is stored."""
@@ -229,12 +263,16 @@ class OfferBatch:
             if self._is_counted(run.group):
                 waits_from[run.tracked.name, run.group] = chunk
         moved = []
-        requests = self._offloader.ledger.requests
-        for name, (reached, offered) in self._cursors.items():
-            entry = requests[name]
-            settled = tuple([waits_from.get((name, group), last) for group, last in enumerate(reached)])
-            if entry.settled:
-                settled = tuple(map(max, settled, entry.settled))
-            if (settled, offered) != (entry.settled, entry.offered):
+        for name, reached in self._reached.items():
+            known, settled, offered = reached.known, reached.settled, reached.offered
+            if waits_from:
+                waiting = [waits_from.get((name, group), last) for group, last in enumerate(settled)]
+                settled = _later(tuple(waiting), known.settled) if known.settled else tuple(waiting)
+            if settled != known.settled or offered != known.offered:
                 moved.append((name, settled, offered))
         return moved
+
+
+def _later(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The later one of two cursors, in each group."""
+    return max(one, other) if len(one) == 1 else tuple(map(max, one, other))

@@ -84,9 +84,9 @@ class OutgoingHandOvers:
         limit -= limit % self._config.alignment
         if not limit or getattr(request, "prompt_embeds", None) is not None:
             return None
-        tracked.update_keys()
         lease = self._new_name()
-        out = _Outgoing(f"hand-over-{lease[:8]}-of-{tracked.name}", tracked.name, tracked.keys, limit)
+        name = f"hand-over-{lease[:8]}-of-{tracked.name}"
+        out = _Outgoing(name, tracked.name, tracked.all_keys(), limit)
         self._out[lease] = out
         self._core.arrive(out.name)
         self.leases.offer(lease, self._digest(request, limit), limit)

@@ -13,12 +13,14 @@ vLLM calls `update_connector_output` last in a step: the same circle, entered at
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, cast
+
+import numpy as np
 
 from kvsm.errors import ConfigError, LimitReached
-from kvsm.events import Direction, Offer, SkipReason
-from kvsm.ids import listed
+from kvsm.events import Direction, SkipReason
+from kvsm.ids import SMALL, IdArray, listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.offloader.arguments import flag
@@ -67,6 +69,7 @@ class OffloadScheduler:
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
         self._layout = KeyLayout.of(config, self._blocks_per_chunk)
         self._block_tokens = config.alignment
+        self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
         self._has_drafter = any(group.drafter for group in config.groups)
         """Whether a group holds back its last chunk until the request ends."""
 
@@ -119,14 +122,13 @@ class OffloadScheduler:
             if core.may_match(name):
                 self._pin(tracked, (), num_computed_tokens, None)
             return 0, False
-        tracked.update_keys()
-        lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.keys, num_computed_tokens)
+        lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.chunk_keys(), num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
         if self.below is not None:
             brought = self._fetch(self.below, tracked, lookup, limit)
             if brought is not None and core.defer(name, brought):
                 return None, False
-        end = lookup.longest_hit(limit, index.__contains__)
+        end = lookup.longest_hit(limit, index.__contains__, index.find)
         slots = self._slots(lookup, end)
         awaited = core.in_flight(slots)
         if awaited is not None:
@@ -160,11 +162,13 @@ class OffloadScheduler:
             and len(core.ledger.transfers) < core.config.max_live_transfers
         )
 
-    def _slots(self, lookup: HitSearch, end: int) -> list[int]:
-        return list(map(self.offloader.ledger.index.__getitem__, lookup.needed_keys(end)))
+    def _slots(self, lookup: HitSearch, end: int) -> IdArray:
+        """The slots that a hit up to `end` needs. The index has all their keys."""
+        found = self.offloader.ledger.index.find(lookup.needed_keys(end))
+        return cast(IdArray, np.array(found, dtype=np.int64) if len(found) > SMALL else tuple(found))
 
     def _pin(
-        self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
+        self, tracked: TrackedRequest, slots: IdArray, end: int, missed: bytes | None
     ) -> tuple[int, bool]:
         try:
             self._record_match(tracked, slots, end, missed)
@@ -174,7 +178,7 @@ class OffloadScheduler:
         return end - tracked.local, end > tracked.local
 
     def _record_match(
-        self, tracked: TrackedRequest, slots: Sequence[int], end: int, missed: bytes | None
+        self, tracked: TrackedRequest, slots: IdArray | Sequence[int], end: int, missed: bytes | None
     ) -> None:
         """Pin these slots, which serve the tokens up to `end`. The log hears how much was asked for, and how
         much of it the device had."""
@@ -204,11 +208,13 @@ class OffloadScheduler:
         end = tracked.local + num_external_tokens
         self._take_over_blocks(tracked, block_ids, end)
         if not num_external_tokens:
+            tracked.forget_asked_keys()
             core.release(tracked.name)
             return
         tracked.trusted = tracked.local
         self.state.promises[tracked.name] = tracked.local, end
         job = self._plan_load(tracked, end)
+        tracked.forget_asked_keys()
         if job is None:
             core.release(tracked.name)
             # A store may still read these blocks: that can be why there is no load.
@@ -240,7 +246,9 @@ class OffloadScheduler:
         """
         continues = any(tracked.tables)
         if continues:
-            tracked.next_offer = 0
+            known = self.offloader.ledger.requests.get(tracked.name)
+            if known is None or not tracked.offered_all(known.offered, self._chunk_tokens):
+                tracked.next_offer = 0
         else:
             tracked.forget_blocks()
             tracked.watched_from, tracked.countable = self.offloader.ledger.seq, end
@@ -250,12 +258,13 @@ class OffloadScheduler:
             table[:] = blocks
         self.device_blocks.rewrite(given)
         if self.walk is not None:
-            self.walk.taken(sum(map(len, block_ids)))
+            for of_group in block_ids:
+                self.walk.taken(of_group)
 
     def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
         """Load what the match holds up to token `end`. None if that cannot be done, or not any more."""
         core, size = self.offloader, self._blocks_per_chunk
-        search = HitSearch(self.config, size, tracked.keys, tracked.local)
+        search = HitSearch(self.config, size, tracked.chunk_keys(), tracked.local)
         targets = load_targets(self.config, size, tracked, search.needed(end), end)
         if self.device_blocks.pool is None and core.leased(targets.blocks):
             return None
@@ -366,20 +375,23 @@ class OffloadScheduler:
 
     def _note_block_changes(self, output: StepOutput) -> None:
         """Note which blocks requests lost and got."""
-        state, given = self.state, new_blocks(output, len(self.config.groups))
+        state, grown = self.state, new_blocks(output, len(self.config.groups))
         for name in output.preempted:
             tracked = state.tracked.get(name)
             if tracked is not None and name not in state.preempted:
                 self._preempt(tracked)
         state.preempted.clear()
-        for name, tables in given.items():
+        given: list[int] = []
+        for name, tables in grown.items():
             tracked = state.tracked.get(name)
             for group, blocks in enumerate(tables):
-                self.device_blocks.rewrite(blocks)
-                if self.walk is not None:
-                    self.walk.taken(len(blocks))
+                given += blocks
                 if tracked is not None:
                     tracked.tables[group] += blocks
+        if given:
+            self.device_blocks.rewrite(given)
+            if self.walk is not None:
+                self.walk.taken(given)
 
     def _preempt(self, tracked: TrackedRequest) -> None:
         """The request lost its blocks. It may get others in this very step."""
@@ -415,9 +427,11 @@ class OffloadScheduler:
             if owner is not None and self._stores_eagerly(owner):
                 for group, block, tokens in states:
                     batch.hand_over(owner, group, block, tokens)
-        cursors = state.cursors(ledger, due)
-        state.offered(ledger, cursors, lacks_room=self._offer(batch).lacks_room)
-        for name, tracked in due.items():
+        prepared = self._offer(batch)
+        crowded = state.cursors(ledger, due) if prepared.lacks_room else {}
+        batch.advance(prepared)
+        state.offered(ledger, crowded)
+        for name, tracked in due.items() if prepared.deferred or state.awaiting_reoffer else ():
             entry = ledger.requests.get(name)
             if entry is not None and entry.settled != entry.offered:
                 state.awaiting_reoffer[name] = tracked
@@ -493,7 +507,7 @@ class OffloadScheduler:
         if ledger.draining():
             batch.skip(SkipReason.DRAINING)
         else:
-            self._offer(batch)
+            batch.advance(self._offer(batch))
 
     def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
         """Whether a request at its end may have chunks that it has not offered, or that wait."""
@@ -507,7 +521,7 @@ class OffloadScheduler:
         """Whether the host has lost what was stored of this request, or what its load has brought."""
         ledger = self.offloader.ledger
         entry = ledger.requests.get(tracked.name)
-        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self.config)
+        return tracked.lacks_a_key(ledger.index.find, () if entry is None else entry.settled, self.config)
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
@@ -526,28 +540,12 @@ class OffloadScheduler:
                 elif self.below is not None:
                     self.below.stored(ended.keys)
         if failed:
-            self._offer_again(failed)
+            core.advance(state.cursors_back(core.ledger, failed))
+        if state.ended_loads and self.config.resumable and self.config.store is StoreMode.EAGER:
+            core.advance(state.cursors_behind(core.ledger, self._chunk_tokens))
         core.flush_log(LogFlush.REPORTS_TAKEN)
         loads, state.ended_loads = tuple(state.ended_loads), []
         return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
-
-    def _offer_again(self, failed: Set[bytes]) -> None:
-        """The stores of these keys have failed. Requests that still have the blocks offer them again.
-
-        A request that was preempted has no cursors. After a reset no request has any until the last copy of
-        the older epoch has ended.
-        """
-        state, requests = self.state, self.offloader.ledger.requests
-        moved: list[Offer] = []
-        for name, tracked in state.tracked.items():
-            entry = requests.get(name)
-            if entry is None or not entry.settled:
-                continue
-            settled = tracked.settled_before(entry.settled, entry.offered, failed)
-            if settled != entry.settled:
-                moved.append((name, settled, entry.offered))
-                state.awaiting_reoffer[name] = tracked
-        self.offloader.advance(moved)
 
     def lose(self, transfer: int) -> Ended | None:
         """Give up a transfer that some worker will never report. None if it is not in flight.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Set
 from typing import Annotated
 
 import msgspec
 
 from kvsm.canonical import NOBODY, Names, Seen, compared, declared
+from kvsm.events import Offer
 from kvsm.ledger import Ledger
 from kvsm.plan import TransferJob
 from kvsm.scheduler.retry import RetryStamp
@@ -110,11 +111,40 @@ class SchedulerState(msgspec.Struct):
             return True
         return bool(self.crowded) and (bool(due) or self.names_less(ledger))
 
-    def offered(self, ledger: Ledger, cursors: dict[str, Sequence[int]], *, lacks_room: bool) -> None:
-        """Note an offer.
-
-        cursors: of its requests, before it.
-        lacks_room: whether some had to wait because the host was full.
-        """
+    def offered(self, ledger: Ledger, crowded: dict[str, Sequence[int]]) -> None:
+        """Note an offer. crowded: the cursors of its requests before it, if some had to wait because the host
+        was full."""
         self.reoffered_at = RetryStamp.of(ledger)
-        self.crowded = cursors if lacks_room and self.reoffered_at.available_slots else {}
+        self.crowded = crowded if self.reoffered_at.available_slots else {}
+
+    def cursors_back(self, ledger: Ledger, failed: Set[bytes]) -> list[Offer]:
+        """The stores of these keys have failed: the cursors of requests that offer them again.
+
+        These are requests that still have the blocks. A request that was preempted has no cursors. After a
+        reset no request has any until the last copy of the older epoch has ended.
+        """
+        moved: list[Offer] = []
+        for name, tracked in self.tracked.items():
+            entry = ledger.requests.get(name)
+            if entry is None or not entry.settled:
+                continue
+            settled = tracked.settled_before(entry.settled, entry.offered, failed)
+            if settled != entry.settled:
+                moved.append((name, settled, entry.offered))
+                self.awaiting_reoffer[name] = tracked
+        return moved
+
+    def cursors_behind(self, ledger: Ledger, chunk_tokens: int) -> list[Offer]:
+        """The first cursors of requests of which the ended loads brought all that they have.
+
+        The host had it just now, so nothing is offered before another chunk is full. Only layers that look
+        back at every token get all their chunks from a load.
+        """
+        moved: list[Offer] = []
+        for load in self.ended_loads:
+            tracked, entry = self.tracked.get(load.request), ledger.requests.get(load.request)
+            if load.good and tracked is not None and entry is not None and not entry.settled:
+                chunks = tracked.settle_loaded(chunk_tokens)
+                if chunks:
+                    moved.append((load.request, (chunks,), (chunks,)))
+        return moved

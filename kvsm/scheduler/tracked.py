@@ -6,14 +6,15 @@ with the engine that said it, and nobody misses it.
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence, Set
+from collections.abc import Sequence, Set
 from sys import maxsize
-from typing import Annotated
+from typing import Annotated, overload
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared
 from kvsm.errors import WrongArgument
 from kvsm.offloader.arguments import a
 from kvsm.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
+from kvsm.scheduler.hits import Find
 from kvsm.scheduler.protocols import EngineRequest
 from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
@@ -29,8 +30,8 @@ class TrackedRequest:
 
     __slots__ = (
         "_layout",
+        "asked_keys",
         "countable",
-        "keys",
         "loaded",
         "local",
         "max_load_tokens",
@@ -51,8 +52,9 @@ class TrackedRequest:
     name: Annotated[str, Dropped("it is the place of the request among all requests")]
     tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
     """Its device blocks, by group."""
-    keys: Annotated[list[list[bytes]], Seen(lambda one, _: [len(keys) for keys in one.keys])]
-    """The keys of its full chunks, by group. They follow from its tokens, so their number says all."""
+    asked_keys: Annotated[list[list[bytes]], Dropped("they follow from its tokens")]
+    """The keys that a match looked at, by group, from the first chunk on: a request that waits asks in each
+    step. They are forgotten when it gets blocks."""
     local: Annotated[int, KEPT]
     """Tokens that the device had when it was last matched."""
     watched_from: Annotated[
@@ -86,7 +88,7 @@ class TrackedRequest:
     def __init__(self, request: EngineRequest, config: SchedulerConfig, layout: KeyLayout) -> None:
         self.request, self.name, self._layout = request, request.request_id, layout
         self.tables = [[] for _ in config.groups]
-        self.keys = [[] for _ in config.groups]
+        self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
         self.trusted = self.countable = None
         self.loaded = NO_TOKENS
@@ -103,24 +105,44 @@ class TrackedRequest:
             # The decoder needs all of it (full offload, S16).
             self.max_store_tokens = maxsize
 
-    def update_keys(self) -> None:
-        """Take over the hashes that the engine has made since the last call.
+    def make_keys(self, group: int, first: int, last: int) -> list[bytes]:
+        """The keys of these chunks of a group, as far as the engine has their hashes now."""
+        stride, suffix = self._layout.hashes_per_chunk[group], self._layout.suffixes[group]
+        hashes = self.request.block_hashes[(first + 1) * stride - 1 : last * stride : stride]
+        if not _BYTES.issuperset(map(type, hashes)):
+            for n, one in enumerate(hashes, first + 1):
+                self._check_hash(n * stride - 1, one)
+        return [one + suffix for one in hashes]
 
-        The engine may have replaced its last hashes: when a request is resumed, the next part of its prompt
-        takes the place of the last output.
-        """
-        hashes = self.request.block_hashes
-        for keys, stride, suffix in zip(self.keys, self._layout.hashes_per_chunk, self._layout.suffixes):
-            # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
-            last = len(keys) * stride - 1
-            while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
-                keys.pop()
-                last -= stride
-            fresh = hashes[last + stride :: stride]
-            if not set(map(type, fresh)) <= _BYTES:
-                for n, one in enumerate(fresh, 1):
-                    self._check_hash(last + n * stride, one)
-            keys += [one + suffix for one in fresh]
+    def _asked_keys(self, group: int, first: int, last: int) -> list[bytes]:
+        """The same for a match."""
+        hashes, keys, layout = self.request.block_hashes, self.asked_keys[group], self._layout
+        stride, suffix = layout.hashes_per_chunk[group], layout.suffixes[group]
+        # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
+        while keys and (
+            len(keys) * stride > len(hashes) or keys[-1] != hashes[len(keys) * stride - 1] + suffix
+        ):
+            keys.pop()
+        if len(keys) < last:
+            keys += self.make_keys(group, len(keys), last)
+        return keys[first:last]
+
+    def chunk_keys(self) -> list[ChunkKeys]:
+        """The keys of its full chunks, by group, for a match. It may not need all of them."""
+        return [ChunkKeys(self, group) for group in range(len(self.tables))]
+
+    def all_keys(self) -> list[list[bytes]]:
+        """The keys of its full chunks, by group."""
+        return [self.make_keys(group, 0, self.hashed_chunks(group)) for group in range(len(self.tables))]
+
+    def forget_asked_keys(self) -> None:
+        """No match asks again soon."""
+        for keys in self.asked_keys:
+            keys.clear()
+
+    def hashed_chunks(self, group: int) -> int:
+        """How many chunks the engine has a hash of."""
+        return len(self.request.block_hashes) // self._layout.hashes_per_chunk[group]
 
     def _check_hash(self, place: int, value: object) -> None:
         """An engine's hashes may be of a type below bytes; the sum of such a hash and a suffix is bytes."""
@@ -147,6 +169,22 @@ class TrackedRequest:
         self.next_offer, self.loaded = 0, NO_TOKENS
         self.retried.clear()
 
+    def settle_loaded(self, chunk_tokens: int) -> int:
+        """How many chunks its load has brought, if that is all that it has; else 0. They need no offer."""
+        begin, end = self.loaded
+        if begin or not end:
+            return 0
+        chunks = end // chunk_tokens
+        self.next_offer, self.loaded = (chunks + 1) * chunk_tokens, NO_TOKENS
+        return chunks
+
+    def offered_all(self, offered: Sequence[int], chunk_tokens: int) -> bool:
+        """Whether it has nothing to offer before `next_offer`, whatever blocks and tokens it gets till then.
+
+        That is known of a request with one group. offered: its cursors.
+        """
+        return len(offered) == 1 and (offered[0] + 1) * chunk_tokens == self.next_offer
+
     def settled_before(
         self, settled: Sequence[int], offered: Sequence[int], failed: Set[bytes]
     ) -> tuple[int, ...]:
@@ -156,21 +194,22 @@ class TrackedRequest:
             which counts too.
         """
         first, failed = list(settled), failed - self.retried
-        for group, (end, keys) in enumerate(zip(offered, self.keys)):
+        for group, end in enumerate(offered):
+            keys = self.make_keys(group, 0, end)
             if not failed.isdisjoint(keys):
-                again = [chunk for chunk, key in enumerate(keys[:end]) if key in failed]
+                again = [chunk for chunk, key in enumerate(keys) if key in failed]
                 first[group] = min([first[group], *again])
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
 
-    def lacks_a_key(self, index: Container[bytes], settled: Sequence[int], config: SchedulerConfig) -> bool:
-        """Whether `index` lacks a chunk that it does not offer before its end: one that is settled, or that
+    def lacks_a_key(self, find: Find, settled: Sequence[int], config: SchedulerConfig) -> bool:
+        """Whether a chunk is not found that it does not offer before its end: one that is settled, or that
         its load has brought."""
         loaded = self.loaded[1] // config.tokens_per_hash
         ends = [loaded // hashes for hashes in self._layout.hashes_per_chunk]
         if settled:
             ends = list(map(max, settled, ends))
-        return not all(all(map(index.__contains__, keys[:end])) for keys, end in zip(self.keys, ends))
+        return any(None in find(self.make_keys(group, 0, end)) for group, end in enumerate(ends))
 
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.
@@ -197,11 +236,12 @@ class TrackedRequest:
 
         A mamba group has none: its states are handed over.
         """
-        confirmed, limit = self.confirmed_tokens(), self.store_limit()
+        request, confirmed, limit = self.request, self.confirmed_tokens(), self.store_limit()
         storable = min(confirmed, limit)
-        decodes = not finished and confirmed > self.request.num_prompt_tokens
+        decodes = not finished and confirmed > request.num_prompt_tokens
+        hashes, strides = len(request.block_hashes), self._layout.hashes_per_chunk
         counts, self.next_offer = [], maxsize
-        for group, keys, table in zip(config.groups, self.keys, self.tables):
+        for group, stride, table in zip(config.groups, strides, self.tables):
             if group.kind is GroupKind.MAMBA:
                 counts.append(0)
                 continue
@@ -209,10 +249,34 @@ class TrackedRequest:
             chunks = storable // tokens
             if group.drafter and decodes and storable == confirmed:
                 chunks -= 1
-            counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))
+            counts.append(max(0, min(chunks, hashes // stride, len(table) // blocks_per_chunk)))
             if confirmed < limit:
                 self.next_offer = min(self.next_offer, (confirmed // tokens + 1) * tokens)
         if self.trusted is not None:
             # Ask in every step: the engine's count falls back in one of them, and rises again after it.
             self.next_offer = 0
         return tuple(counts)
+
+
+class ChunkKeys(Sequence[bytes]):
+    """The keys of a request's full chunks in one group. Each is made when it is asked for."""
+
+    __slots__ = ("_group", "_tracked")
+
+    def __init__(self, tracked: TrackedRequest, group: int) -> None:
+        self._tracked, self._group = tracked, group
+
+    def __len__(self) -> int:
+        return self._tracked.hashed_chunks(self._group)
+
+    @overload
+    def __getitem__(self, place: int) -> bytes: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[bytes]: ...
+
+    def __getitem__(self, place: int | slice) -> bytes | list[bytes]:
+        if isinstance(place, slice):
+            first, last, step = place.indices(len(self))
+            return self._tracked._asked_keys(self._group, first, last)[::step]
+        return self._tracked._asked_keys(self._group, place, place + 1)[0]

@@ -136,17 +136,23 @@ class StatsSource:
         for name, labels, value in _numbers(changed):
             if name in ADDED:
                 series = (name, *labels)
-                stats.count(name, labels, value - self._sent.get(series, 0))
-                self._sent[series] = value
+                more = value - self._sent.get(series, 0)
+                if more:
+                    stats.count(name, labels, more)
+                    self._sent[series] = value
             else:
                 stats.gauge(name, labels, self._pool, value)
         return stats
 
 
+_LABELS = {name: [tuple(labels) for _, *labels in metric.series()] for name, metric in EXPORTED.items()}
+"""Metric -> the values of the labels of each of its numbers."""
+
+
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
-    for name, metric in EXPORTED.items():
+    for name in EXPORTED:
         if name in values:
-            for _, *labels in metric.series():
+            for labels in _LABELS[name]:
                 found = values[name]
                 for label in labels:
                     found = found[label]
@@ -155,7 +161,7 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
                         yield name, (*labels, str(place)), times
                     yield name, (*labels, SUM), found.sum
                 else:
-                    yield name, tuple(labels), found
+                    yield name, labels, found
 
 
 def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:

@@ -334,9 +334,9 @@ class SchedulerSide:
         keep, _nothing = self._scheduler.request_finished(request, block_ids, aborted=aborted)
         if self._incoming is not None:
             self._incoming.finished(request.request_id)
-        answer, is_whole = None, request.status in _WHOLE
-        if self._outgoing is not None and tracked is not None and tracked.remote_decode and is_whole:
-            answer = self._outgoing.offer(tracked, request)
+        answer = None
+        if self._outgoing is not None and tracked is not None and tracked.remote_decode:
+            answer = self._outgoing.offer(tracked, request) if request.status in _WHOLE else None
         if self._config_if_flushing is not None and not self._scheduler.state.tracked:
             self._flush_in_own_process(self._config_if_flushing)
         return keep, answer

@@ -175,7 +175,7 @@ class HandOverWorld:
         self._readers: dict[str, _DecodeRequest] = {}
         self._imports: list[_RankCopies] = []
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
-        self._keys = [self._tracked("own", prompt, None).keys[0] for prompt in range(options.prompts)]
+        self._keys = [self._tracked("own", prompt, None).all_keys()[0] for prompt in range(options.prompts)]
         """Of each prompt, in the first KV cache group."""
 
     def _new_name(self) -> str:
@@ -280,7 +280,7 @@ class HandOverWorld:
         self._spend(("computes", "decodes")[side])
         host = (self.prefill, self.decode)[side]
         tracked = self._tracked("own", prompt, None)
-        keys = [key for group in tracked.keys for key in group]
+        keys = [key for group in tracked.all_keys() for key in group]
         chunk = self.options.blocks_per_chunk
         first = prompt * len(keys) * chunk
         host.begin_store("own", keys, range(first, first + len(keys) * chunk))
@@ -338,11 +338,8 @@ class HandOverWorld:
 
     def _tracked(self, name: str, prompt: int, parameters: dict[str, Any] | None) -> TrackedRequest:
         request = SmallRequest(name, self.options.tokens(prompt), parameters=parameters)
-        tracked = TrackedRequest(
-            request, self._config, KeyLayout.of(self._config, self.options.blocks_per_chunk)
-        )
-        tracked.update_keys()
-        return tracked
+        layout = KeyLayout.of(self._config, self.options.blocks_per_chunk)
+        return TrackedRequest(request, self._config, layout)
 
     # The prefill engine.
 
@@ -450,7 +447,7 @@ class HandOverWorld:
         if reader.matched or self.incoming.awaits(name):
             return False
         reader.matched = True
-        self.decode.core.match(name, reader.tracked.keys[0])
+        self.decode.core.match(name, reader.tracked.all_keys()[0])
         return True
 
     def _do_end(self, place: int) -> bool:

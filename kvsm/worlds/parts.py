@@ -220,6 +220,7 @@ declare(
     state=STATE,
     _blocks_per_chunk=FIXED,
     _block_tokens=FIXED,
+    _chunk_tokens=FIXED,
     below=FIXED,  # None: a serving world has one tier
     _has_drafter=FIXED,
     _layout=FIXED,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sys import maxsize
 from typing import NamedTuple
 
-from kvsm.scheduler.groups import GroupKind, KVCacheGroup
+from kvsm.scheduler.groups import GroupKind, KeyLayout, KVCacheGroup
 from kvsm.scheduler.hits import hit_limit
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.serving.block_tables import peak_blocks
@@ -40,10 +40,13 @@ class EngineRequest:
     def __init__(self, prompt: int, tokens: int, computed: int, placeholders: int) -> None:
         self.num_prompt_tokens, self.num_tokens = prompt, tokens
         self.num_computed_tokens, self.num_output_placeholders = computed, placeholders
+        self.block_hashes = range(maxsize)
 
 
 class Tracked:
-    """The attributes of a `TrackedRequest` that are read here; keys and blocks suffice for any chunk."""
+    """The attributes of a `TrackedRequest` that are read here; hashes and blocks suffice for any chunk."""
+
+    _layout = KeyLayout((b"",), (1,))
 
     def __init__(
         self,
@@ -55,7 +58,7 @@ class Tracked:
         self.request, self.trusted = request, trusted
         self.max_store_tokens, self.prompt_only = max_store_tokens, prompt_only
         self.next_offer = 0
-        self.keys = self.tables = (range(maxsize),)
+        self.tables = (range(maxsize),)
 
     def confirmed_tokens(self) -> int:
         return TrackedRequest.confirmed_tokens(self)  # type: ignore[arg-type]

@@ -177,12 +177,12 @@ STORING = (
             Edit(
                 "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
                 "chunks = storable // tokens",
-                "chunks = storable // tokens if table else len(keys)",
+                "chunks = storable // tokens if table else hashes // stride",
             ),
             Edit(
                 "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
-                "counts.append(max(0, min(chunks, len(keys), len(table) // blocks_per_chunk)))",
-                "counts.append(max(0, min(chunks, len(keys))))",
+                "counts.append(max(0, min(chunks, hashes // stride, len(table) // blocks_per_chunk)))",
+                "counts.append(max(0, min(chunks, hashes // stride)))",
             ),
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.request_finished",
@@ -203,11 +203,11 @@ STORING = (
         edits=(
             Edit(
                 "kvsm.scheduler.free_queue:FreeQueueWalk._walk",
-                "for block in self._pool.free_queue():",
+                "queue = self._pool.free_queue()",
                 """
-                queue = list(self._pool.free_queue())
-                last = self._pool.cached_block(next(reversed(index), b""))
-                for block in queue[queue.index(last) + 1 if last in queue else 0 :]:
+                free = list(self._pool.free_queue())
+                last = self._pool.cached_block(next(reversed(ledger.index), b""))
+                queue = iter(free[free.index(last) + 1 if last in free else 0 :])
                 """,
             ),
         ),

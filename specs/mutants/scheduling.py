@@ -132,8 +132,8 @@ SCHEDULING = (
         edits=(
             Edit(
                 f"{_TRACKED}.full_chunks",
-                "decodes = not finished and confirmed > self.request.num_prompt_tokens",
-                "decodes = not finished and confirmed > self.request.num_tokens",
+                "decodes = not finished and confirmed > request.num_prompt_tokens",
+                "decodes = not finished and confirmed > request.num_tokens",
             ),
         ),
     ),
@@ -182,7 +182,7 @@ SCHEDULING = (
         edits=(
             Edit(
                 f"{_WALK}.taken",
-                "state.walk_due_in = max(0, state.walk_due_in - blocks)",
+                "state.walk_due_in = max(0, state.walk_due_in - len(blocks))",
                 "state.walk_due_in = max(0, state.walk_due_in - 1)",
             ),
         ),
@@ -490,13 +490,15 @@ SCHEDULING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                f"{_TRACKED}.update_keys",
+                f"{_TRACKED}.make_keys",
+                "return [one + suffix for one in hashes]",
                 """
-                while keys and (last >= len(hashes) or keys[-1] != hashes[last] + suffix):
-                    keys.pop()
-                    last -= stride
+                keys = self.asked_keys[group]
+                keys += [one + suffix for one in self.request.block_hashes[stride - 1 :: stride][len(keys) :]]
+                return keys[first:last]
                 """,
             ),
+            Edit(f"{_TRACKED}.forget_asked_keys", "keys.clear()", "pass"),
         ),
     ),
     Mutant(
