@@ -54,9 +54,10 @@ def _skipped(world: ServingWorld, reason: str) -> bool:
 
 
 def _is_offered_again(world: ServingWorld) -> bool:
-    """A report moves a cursor only if it says that a store failed."""
+    """A report moves a cursor if it ends a load, or a store that failed."""
     kinds = {type(event) for event in world.news}
-    return ev.WorkerReported in kinds and ev.BlocksOffered in kinds
+    ends_load = any(results.loads for results in world.engine.results)
+    return ev.WorkerReported in kinds and ev.BlocksOffered in kinds and not ends_load
 
 
 def _ends_under_its_load(world: ServingWorld) -> bool:
