@@ -13,6 +13,7 @@ from log_life import Life, event, names, read
 from log_openings import slow_openings
 from test_log_sync_thread import MOST_SECONDS, THREADED, until
 
+from kvsm.errors import LogWriteFailed
 from kvsm.log import LogFollower, LogReader, StateCopy
 from kvsm.log.segment_maker import SegmentMaker
 
@@ -66,6 +67,32 @@ def test_a_state_is_copied_in_several_flushes(tmp_path: Path) -> None:
     life.writer.close()
     assert [one.head.snapshot for one in LogReader(tmp_path / "log").segments()] == [b"", b"1"]
     assert read(tmp_path / "log") == ([event(seq) for seq in range(1, 16)], None, None)
+
+
+class BrokenState(PiecewiseState):
+    """There is no memory for it."""
+
+    def go_on(self) -> bool:
+        raise MemoryError
+
+
+@pytest.mark.parametrize("choice", ["stop", "continue"])
+def test_a_state_that_cannot_be_copied_keeps_the_log_in_its_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, choice: Any
+) -> None:
+    """It is a segment that cannot be opened: no event is lost, and it is told."""
+    monkeypatch.setattr(SlowLife, "snapshot", lambda _: BrokenState(b"", 1))
+    life = SlowLife(tmp_path / "log", segment_bytes=1, on_failure=choice)
+    if choice == "stop":
+        with pytest.raises(LogWriteFailed, match="no segment can follow event 3"):
+            life.append(3)
+    else:
+        life.append(3)
+        assert "no segment can follow event 3" in str(life.writer.failure)
+        life.append(2)
+        life.writer.close()
+    assert os.listdir(tmp_path / "log") == [f"{1:020}.kvsm"]
+    assert len(read(tmp_path / "log")[0]) == life.seq
 
 
 def test_a_log_that_is_closed_meanwhile_ends_in_the_segment_before(tmp_path: Path) -> None:

@@ -251,11 +251,11 @@ class LogWriter:
         if segment.loss is None and self._syncs:
             self._sync(due_at=now)
         if segment.loss is None and not closing:
-            self._change_segment()
+            self._open(self._change_segment)
         if segment.loss is not None:
             self._drop_events()
             if self._place.dropped >= self._resume_at:
-                self._resume()
+                self._open(self._resume)
         # An engine flushes in every step, and most steps decide nothing.
         busy = closing or self._opening is not None
         self._nothing_until_ns = 0 if busy else min(now + self._syncing.interval_ns, self._look_at_ns)
@@ -490,6 +490,15 @@ class LogWriter:
             raise
         self._place = WritePlace(segment, segment.size, first, [], 0, 0)
 
+    def _open(self, step: Callable[[], None]) -> None:
+        """Take a step towards the next segment. A segment that cannot be opened costs no event."""
+        try:
+            step()
+        except LogWriteFailed:
+            raise
+        except Exception as error:
+            self._stay(error)
+
     def _change_segment(self) -> None:
         """Begin to open the next segment if this one is full, or go on with that."""
         place = self._place
@@ -497,25 +506,19 @@ class LogWriter:
             self._leave_complete_segments()
         if place.offset < place.segment.full_at:
             return
-        try:
-            opening = self._opening or self._begin_opening(self._syncing.waits)
-            if self._limited and opening.overlap(place) > self._retention.frame_bytes:
-                if not self._sync():
-                    return
-                opening.complete(place)
-            elif not opening.go_on(place) or self._syncing.thread.is_busy:
+        opening = self._opening or self._begin_opening(self._syncing.waits)
+        if self._limited and opening.overlap(place) > self._retention.frame_bytes:
+            if not self._sync():
                 return
-            self._hand_over()
-        except OSError as error:
-            self._stay(error)
+            opening.complete(place)
+        elif not opening.go_on(place) or self._syncing.thread.is_busy:
+            return
+        self._hand_over()
 
     def _resume(self) -> None:
         """Open a segment behind lost events, at once."""
-        try:
-            self._begin_opening(waits=True).complete(self._place)
-            self._hand_over()
-        except OSError as error:
-            self._stay(error)
+        self._begin_opening(waits=True).complete(self._place)
+        self._hand_over()
 
     def _begin_opening(self, waits: bool) -> Opening:
         place = self._place
@@ -540,7 +543,7 @@ class LogWriter:
         self._drop_opening()
         self._leave_complete_segments()
 
-    def _stay(self, cause: OSError) -> None:
+    def _stay(self, cause: Exception) -> None:
         """No segment can be opened now: a good one grows, and a broken one waits for the next attempt."""
         self._abandon_opening()
         place = self._place
