@@ -537,8 +537,7 @@ class LogWriter:
         if place.segment.loss is None and self._syncing.waits and not self._sync():
             return
         opening.finish(place)
-        segment, events = opening.segment, place.events
-        self._place = WritePlace(segment, segment.size, place.first, events, place.written, place.dropped)
+        self._place = replace(place, segment=opening.segment, offset=opening.segment.size)
         self.failure = None
         self._drop_opening()
         self._leave_complete_segments()
