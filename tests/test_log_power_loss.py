@@ -193,7 +193,8 @@ def check_crash(recorded: Recorded, done: int, chance: random.Random) -> None:
             return
         reader = LogReader(path)
         seen = [one for segment in reader.segments() for one in segment.events()]
-        kept = [seq for seq in recorded.kept if seq > reader.head.seq]  # Retention has deleted the others.
+        before = reader.head.seq  # Retention has deleted what is older.
+        kept = [seq for seq in recorded.kept if seq > before]
         assert seen == [event(seq) for seq in kept[: len(seen)]]
         assert len(seen) >= sum(seq <= promised for seq in kept)
         assert reader.missing is None
@@ -246,14 +247,14 @@ def test_power_loss_takes_no_promised_event(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("durability", "failing", "options"), SYNCED)
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_power_loss_takes_no_promised_event_at_length(
     durability: str, failing: frozenset[int], options: dict[str, Any], seed: int
 ) -> None:
     recorded = record(seed, durability, failing, **options)
     chance = random.Random(seed)
     for done in range(len(recorded.calls) + 1):
-        for _ in range(5):
+        for _ in range(3):
             check_crash(recorded, done, chance)
 
 

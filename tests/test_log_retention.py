@@ -75,7 +75,7 @@ def check_limit(frames: list[tuple[int, int]], segment_bytes: int, max_bytes: in
 LOGS = (
     st.lists(st.tuples(st.integers(1, 5), st.integers(0, 600)), max_size=30),
     st.integers(1, 900),
-    st.integers(2000, 6000),
+    st.integers(3000, 6000),
     st.booleans(),
 )
 

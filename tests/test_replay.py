@@ -99,7 +99,7 @@ def test_a_point_that_is_not_there_is_refused(tmp_path: Path, point: dict[str, i
 
 def test_what_retention_dropped_is_not_invented(tmp_path: Path) -> None:
     """A log without its first segments replays from the oldest one, and says so."""
-    life = random_life(4, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 9000})
+    life = random_life(4, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 10000})
     life.close()
     whole = rebuild(tmp_path / "log")
     assert whole.first > 1

@@ -359,7 +359,7 @@ def test_a_miss_because_the_transfer_was_cancelled_or_lost(tmp_path: Path) -> No
 
 def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -> None:
     """A log that begins with a snapshot knows nothing of earlier events."""
-    life = random_life(10, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 9000})
+    life = random_life(10, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 10000})
     # Asking writes to the log, and retention may drop another segment then: look at the oldest afterwards.
     answer = why_missed(life, key(999), tmp_path / "log")
     oldest = LogReader(tmp_path / "log").head.seq + 1

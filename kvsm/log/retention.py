@@ -25,14 +25,15 @@ class Retention:
     segment_bytes: of the events of a segment.
 
     opening_bytes: of a segment that is being made, and is not among the segments yet. Its writer sets it.
-    frame_bytes: how many bytes of events may stand in two segments, because one of them was being made.
+    both_bytes: how many bytes of events may stand in two segments, before their writer waits for the new one.
     """
 
     def __init__(self, max_bytes: int | None, segment_bytes: int) -> None:
         self.segments: deque[SegmentFile] = deque()
         self._deleted_bytes = self.opening_bytes = 0
         self._max_bytes, self._segment_bytes = max_bytes, segment_bytes
-        self.frame_bytes = min(FRAME_BYTES, segment_bytes // 4)
+        self._frame_bytes = min(FRAME_BYTES, segment_bytes // 4)
+        self.both_bytes = self._frame_bytes // 2
         self._complete_bytes: int | None = None
         self._inherited_bytes = 0
 
@@ -85,7 +86,7 @@ class Retention:
         if self._max_bytes is None:
             return self._segment_bytes
         full_at = min(head_bytes + self._segment_bytes, self._full_at_most(head_bytes))
-        left = self._max_bytes - full_at - 2 * head_bytes - 2 * self.frame_bytes
+        left = self._max_bytes - full_at - 2 * head_bytes - 3 * self._frame_bytes
         segment.oldest = segment.first
         for older in reversed(kept):
             left -= older.size
@@ -136,12 +137,12 @@ class Retention:
     def _full_at_most(self, head_bytes: int) -> int:
         """Two full segments fit, with twice the head for what grows, their last frames and what both have."""
         assert self._max_bytes is not None
-        return (self._max_bytes - 2 * head_bytes - 3 * self.frame_bytes) // 2
+        return (self._max_bytes - 2 * head_bytes - 5 * self._frame_bytes) // 2
 
     def _too_small(self, head_bytes: int) -> str | None:
         if self._max_bytes is None or self._full_at_most(head_bytes) > head_bytes:
             return None
-        least = 4 * head_bytes + 3 * self.frame_bytes + 2
+        least = 4 * head_bytes + 5 * self._frame_bytes + 2
         return (
             f"max_bytes is {self._max_bytes}; it must be {least} or more, because a segment opens with "
             f"{head_bytes} bytes (its head and a snapshot)"

@@ -507,7 +507,7 @@ class LogWriter:
         if place.offset < place.segment.full_at:
             return
         opening = self._opening or self._begin_opening(self._syncing.waits)
-        if self._limited and opening.overlap(place) > self._retention.frame_bytes:
+        if self._limited and opening.overlap(place) > self._retention.both_bytes:
             if not self._sync():
                 return
             opening.complete(place)
