@@ -68,8 +68,6 @@ class MalformedIds(ValueError):
 def unpack(ids: Ids) -> IdArray:
     """Inverse of `pack`. Raises `MalformedIds` for what `pack` does not make."""
     if isinstance(ids, tuple):
-        if len(ids) > SMALL:
-            raise MalformedIds(f"{len(ids)} ids are a tuple; more than {SMALL} are packed")
         return ids
     array = _unpack_bytes(ids)
     if len(array) <= SMALL:

@@ -12,12 +12,11 @@ from core_life import fold, keys, load, new_core, store
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsm import events, ids
-from kvsm.errors import ConfigError, InvalidEvent
+from kvsm import ids
+from kvsm.errors import ConfigError
 from kvsm.events import KINDS, SCHEMA_VERSION, Direction, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, count, pack, to_list, unpack
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
-from kvsm.ledger import Ledger
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.snapshot import digest, restore, snapshot
 
@@ -53,16 +52,6 @@ class TestIds:
     def test_malformed_bytes_are_refused(self, malformed: bytes) -> None:
         with pytest.raises(ValueError, match=r"."):
             unpack(malformed)
-
-    def test_a_long_batch_that_is_not_packed_is_refused(self) -> None:
-        """So nothing has changed before a handler finds out."""
-        config = OffloadConfig(host_blocks=64, device_blocks=64)
-        ledger, many = Ledger(config), tuple(range(SMALL + 1))
-        ledger.apply(events.LogOpened(1, 0, 0, config, "", 1))
-        before = snapshot(ledger)
-        with pytest.raises(InvalidEvent, match="17 ids are a tuple; more than 16 are packed"):
-            ledger.apply(events.BlocksEvicted(2, 0, 0, many, (), 0))
-        assert snapshot(ledger) == before
 
     def test_ids_in_a_log_are_never_negative(self) -> None:
         with pytest.raises(msgspec.ValidationError):

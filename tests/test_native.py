@@ -18,11 +18,13 @@ from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
 from native_twins import Twins, is_refusal, reset_often, spoiled, walked
 
+from kvsm import events as ev
 from kvsm import native
 from kvsm.checker.coverage import all_edges
 from kvsm.checker.walk import walk
 from kvsm.errors import ConfigError, InvalidEvent
 from kvsm.events import KINDS, CacheReset, OffloadConfig, RequestArrived, StorePlanned
+from kvsm.ids import SMALL
 from kvsm.ledger import Ledger, NativeLedger
 from kvsm.ledger.key_index import make_index
 from kvsm.offloader import Offloader
@@ -217,3 +219,19 @@ def test_wrong_events_are_refused_alike(seed: int) -> None:
             twins.apply(event)
         else:
             twins.apply(msgspec.structs.replace(event, seq=twins.native.seq + 1))
+
+
+def test_a_long_batch_that_is_not_packed_is_folded_too() -> None:
+    """No log has one, but a caller in this process may make one. An eviction looks up the keys of its slots."""
+    config = OffloadConfig(host_blocks=32, device_blocks=32)
+    many, keys = tuple(range(SMALL + 1)), tuple([b"%d" % slot for slot in range(SMALL + 1)])
+    ledger = Ledger(config)
+    for event in (
+        ev.LogOpened(1, 0, 0, config, "", 1),
+        ev.StorePlanned(2, 0, 0, (), keys, many, many),
+        ev.TransfersSubmitted(3, 0, 0, (2,)),
+        ev.WorkerReported(4, 0, 0, 2, 0, True),
+        ev.BlocksEvicted(5, 0, 0, many, (), 0),
+    ):
+        ledger.apply(event)
+    assert (len(ledger.free), len(ledger.index)) == (32, 0)

@@ -295,12 +295,15 @@ static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
 static PyObject *py_keys_of(PyObject *self, PyObject *ids)
 {
     const KeyIndex *index = (KeyIndex *)self;
-    Batch slots;
-    if (!batch_of(&slots, ids))
-        return PyErr_Format(PyExc_TypeError, "slots are a tuple of up to %d, or an array of int64", SMALL);
-    PyObject *keys = PyTuple_New(slots.count);
-    for (Py_ssize_t one = 0; keys != NULL && one < slots.count; one++) {
-        PyObject *key = PyList_GetItem(index->key_of, (Py_ssize_t)slots.ids[one]);
+    const bool is_tuple = PyTuple_CheckExact(ids); /* of any length, as Python takes it */
+    Batch slots = {0};
+    if (!is_tuple && !batch_of(&slots, ids))
+        return PyErr_Format(PyExc_TypeError, "slots are a tuple, or an array of int64");
+    const Py_ssize_t count = is_tuple ? PyTuple_Size(ids) : slots.count;
+    PyObject *keys = PyTuple_New(count);
+    for (Py_ssize_t one = 0; keys != NULL && one < count; one++) {
+        const int64_t slot = is_tuple ? PyLong_AsLongLong(PyTuple_GetItem(ids, one)) : slots.ids[one];
+        PyObject *key = slot == -1 && PyErr_Occurred() ? NULL : PyList_GetItem(index->key_of, (Py_ssize_t)slot);
         if (key == NULL)
             Py_CLEAR(keys);
         else {
