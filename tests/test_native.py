@@ -222,7 +222,7 @@ def test_wrong_events_are_refused_alike(seed: int) -> None:
 
 
 def test_a_long_batch_that_is_not_packed_is_folded_too() -> None:
-    """No log has one, but a caller in this process may make one. An eviction looks up the keys of its slots."""
+    """No log has one, but a caller in this process may make one. An eviction looks up its keys."""
     config = OffloadConfig(host_blocks=32, device_blocks=32)
     many, keys = tuple(range(SMALL + 1)), tuple([b"%d" % slot for slot in range(SMALL + 1)])
     ledger = Ledger(config)
