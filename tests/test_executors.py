@@ -115,12 +115,16 @@ def lingering(number: int) -> int:
     return number
 
 
-def counted(directory: Path, number: int) -> int:
-    """How many do this at the same time."""
-    mine = directory / str(number)
+def counted(directory: Path, wanted: int, number: int) -> int:
+    """How many do this at the same time. The first ones wait until all workers have begun."""
+    mine, all_began, deadline = directory / str(number), directory / "all began", time.monotonic() + 20
     mine.touch()
-    time.sleep(0.05)
-    found = len(list(directory.iterdir()))
+    while not all_began.exists() and time.monotonic() < deadline:
+        if len(list(directory.iterdir())) >= wanted:
+            all_began.touch()
+        time.sleep(0.01)
+    time.sleep(0.05)  # One more would be here by now.
+    found = len(list(directory.glob("[0-9]*")))
     mine.unlink()
     return found
 
@@ -176,7 +180,7 @@ def test_a_task_may_be_a_closure(make: MakeExecutor) -> None:
 
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_so_many_work_at_once_and_no_more(make: MakeExecutor, workers: int, tmp_path: Path) -> None:
-    with make(workers).results(partial(counted, tmp_path), range(16)) as results:
+    with make(workers).results(partial(counted, tmp_path, workers), range(16)) as results:
         assert max(results) == workers
 
 
