@@ -390,7 +390,7 @@ CHECKERS = (
     seeded_walk("policies", drawn_policy, runs=12, seed=2),
     seeded_walk("crowded core", crowded_core, runs=60, seed=4),
     seeded_walk("hand-over with loads", loading_hand_over, runs=40, seed=2),
-    seeded_walk("failing log", drawn_log, runs=20, seed=2),
+    seeded_walk("failing log", drawn_log, runs=100, seed=2),
     # Stores wait for room and for another copy, so much of a state is what was tried when.
     one_future(
         "one future",

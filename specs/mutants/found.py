@@ -149,7 +149,7 @@ FOUND = {
     "M84": FoundBy(LOG_AHEAD, Property.EVENTS_ARE_STATE, 2),
     "M85": FoundBy(KILLED, Property.NO_STALE_DATA, 6),
     "M86": FoundBy(STARTS, Property.EVENTS_ARE_STATE, 4),
-    "M87": FoundBy(FAILING_LOG, Property.EVENTS_ARE_STATE, 9),
+    "M87": FoundBy(FAILING_LOG, Property.EVENTS_ARE_STATE, 6),
     "M88": FoundBy(STARTS, Property.LEGAL_CALLS, 3),
     "M89": FoundBy(CORE, Property.LEGAL_CALLS, 1),
     "M90": FoundBy(CORE, Property.LEGAL_CALLS, 3),
