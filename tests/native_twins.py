@@ -11,6 +11,8 @@ from itertools import count
 from random import Random
 from typing import Any, NamedTuple
 
+import msgspec
+
 from kvsm import native
 from kvsm.errors import LimitReached
 from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
@@ -21,7 +23,7 @@ from kvsm.offloader import Offloader
 from kvsm.snapshot import snapshot
 from kvsm.states.transfer import PLANNED
 from kvsm.worlds.audited import difference, ledger_difference
-from kvsm.worlds.core_options import CoreOptions
+from kvsm.worlds.core_options import CoreOptions, draw_options
 from kvsm.worlds.core_world import CoreWorld
 
 
@@ -110,6 +112,16 @@ def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[Offloading
     for _ in range(actions):
         world.do(world.draw(random))
     return world.events
+
+
+def walked_in_arrays(seed: int) -> tuple[OffloadConfig, Sequence[OffloadingEvent]]:
+    """The same with batches of more than 16 ids, which are arrays. Returns the configuration too."""
+    random = Random(seed)
+    length = random.randint(17, 40)
+    options = msgspec.structs.replace(
+        draw_options(random), host_blocks=2 * length, chunks=3 * length, length=length, prompts=2
+    )
+    return options.config(), walked(options, seed, 50)
 
 
 def reset_often(config: OffloadConfig, random: Random) -> Sequence[OffloadingEvent]:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
-from native_twins import reset_often, saved, spoiled, walked
+from native_twins import reset_often, saved, spoiled, walked, walked_in_arrays
 
 from kvsm import events as ev
 from kvsm import frozen, native
@@ -50,7 +50,7 @@ def finished(copy: StateCopy) -> bytes:
 
 
 class Copying:
-    """A ledger that is copied now and then while it folds. Each copy is compared with the state it is of."""
+    """A ledger that is copied while it folds. Each copy is compared with the snapshot of its moment."""
 
     def __init__(self, ledger: Ledger, random: Random) -> None:
         self.ledger, self._random = ledger, random
@@ -107,7 +107,7 @@ def test_a_copy_is_the_state_at_which_it_was_frozen(policy: str, seed: int) -> N
 
 @needs_native
 def test_each_kind_of_event_may_follow() -> None:
-    """A copy of the state before each event of some walks, of which nothing was written before the event."""
+    """A copy is begun before each event of some walks, and goes on only after it."""
     met, seed = set[type[OffloadingEvent]](), 0
     while seed < 30 or met != set(KINDS):
         options, seed = draw_options(Random(seed)), seed + 1
@@ -131,7 +131,7 @@ def test_what_each_kind_of_event_changes_is_said() -> None:
 @settings(max_examples=25)
 @given(st.integers(0, 2**32))
 def test_resets_between_the_pieces(seed: int) -> None:
-    """A reset changes all words, and begins the order of the free slots anew."""
+    """A reset changes all words and the order of the free slots."""
     random = Random(seed)
     config = OffloadConfig(
         host_blocks=random.choice((5, 64, 70, 150)),
@@ -148,12 +148,7 @@ def test_resets_between_the_pieces(seed: int) -> None:
 @given(st.integers(0, 2**32))
 def test_batches_that_are_arrays(seed: int) -> None:
     """Batches of more than 16 ids, and records that have them."""
-    random = Random(seed)
-    length = random.randint(17, 40)
-    options = msgspec.structs.replace(
-        draw_options(random), host_blocks=2 * length, chunks=3 * length, length=length, prompts=2
-    )
-    folding(options.config(), walked(options, seed, 50), random)
+    folding(*walked_in_arrays(seed), Random(seed))
 
 
 @needs_native

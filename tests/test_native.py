@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
-from native_twins import Twins, is_refusal, reset_often, spoiled, walked
+from native_twins import Twins, is_refusal, reset_often, spoiled, walked, walked_in_arrays
 
 from kvsm import events as ev
 from kvsm import native
@@ -127,13 +127,9 @@ def test_walks_end_alike(world: Callable[[Random], AuditedWorld]) -> None:
 @given(st.integers(0, 2**32))
 def test_long_batches_are_folded_alike(seed: int) -> None:
     """Batches of more than 16 ids are arrays."""
-    random = Random(seed)
-    length = random.randint(17, 40)
-    options = msgspec.structs.replace(
-        draw_options(random), host_blocks=2 * length, chunks=3 * length, length=length, prompts=2
-    )
-    twins = Twins(options.config())
-    for event in walked(options, seed, 50):
+    config, events = walked_in_arrays(seed)
+    twins = Twins(config)
+    for event in events:
         assert twins.apply(event).error is None
 
 

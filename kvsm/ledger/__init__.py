@@ -25,8 +25,8 @@ restart.py, the state in state.py, the records that it keeps in records.py.
 The index (key -> slot) names every block that is ALLOCATED, STORING, STORED or LOADING. Whether the block
 can be read is said by its state. An idle slot is in exactly one list: in the free queue if it is FREE or
 EVICTED, in the policy's order if it is STORED without a pin or a copy. Copies to another tier do not count
-there: they neither take a block out of the order nor move it. A reset begins both lists anew: the order is
-empty, and the free slots stand by number, as at the start.
+there: they neither take a block out of the order nor move it. Behind a reset both lists are as at the start:
+the order is empty, and the free slots stand by number.
 """
 
 from kvsm.ledger.index import index_made_again, indexed_slots, readable_keys

@@ -21,8 +21,10 @@ def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
 
 
 def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
-    """Nothing stored so far can be matched. Plans are cancelled, copies in flight abandoned. The eviction
-    order and the order of the free slots begin anew."""
+    """Nothing stored so far can be matched. Plans are cancelled, copies in flight abandoned.
+
+    The eviction order is empty then, and the free slots stand by number, as at the start.
+    """
     if event.epoch != ledger.epoch + 1:
         raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {ledger.epoch}")
     seq, ledger.epoch = event.seq, event.epoch

@@ -261,7 +261,7 @@ class FrameEncoder:
         return b"".join(self._frame([_ENCODER.encode(tail)], TAIL, 0, following, synced))
 
     def _frame(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
-        """A frame in pieces. The large ones are those of the payload."""
+        """A frame in pieces. Only pieces of the payload may be large."""
         if self._compressor is not None:
             compressed = _compressed(self._compressor, payload)
             if _size_of(compressed) < _size_of(payload) <= content_limit(_size_of(compressed)):

@@ -135,7 +135,7 @@ class SchedulerState(msgspec.Struct):
         return moved
 
     def cursors_behind(self, ledger: Ledger, chunk_tokens: int) -> list[Offer]:
-        """The first cursors of requests of which the ended loads brought all that they have.
+        """The first cursors of requests whose loads have just brought all of their full chunks.
 
         The host had it just now, so nothing is offered before another chunk is full. Only layers that look
         back at every token get all their chunks from a load.
