@@ -40,9 +40,9 @@ _ENCODER = msgspec.msgpack.Encoder()
 def freeze(ledger: Ledger) -> StateCopy:
     """A copy of the state as it is now: its pieces, joined, are what `kvsm.snapshot.snapshot` returns now.
 
-    A ledger has one copy at a time. Another `freeze` drops the one before if that is not whole, and so does
-    whoever forgets a copy. To go on with a copy that was dropped raises `RuntimeError`. A copy holds what it
-    still needs of the ledger, which may be forgotten before it.
+    A ledger has one copy at a time. Another `freeze` drops the one before, if that is not whole. A copy that
+    nobody refers to is dropped, too. To go on with a dropped copy raises `RuntimeError`. A copy holds what it
+    still needs of the ledger. So the ledger may be gone before it.
 
     With the Python body all is copied here: the whole pool, and each key once. So it is if the ledger holds
     what the native body does not know.
@@ -184,14 +184,14 @@ def _join(some: list[bytes], pieces: list[bytes], left: int) -> _Costly:
 
 
 def _bytes_head(size: int) -> bytes:
-    """What msgpack writes before so many bytes."""
+    """What msgpack writes before bytes of this size."""
     if size < 1 << 8:
         return bytes((0xC4, size))
     return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
 
 
 def _array_head(count: int) -> bytes:
-    """What msgpack writes before an array of so many items."""
+    """What msgpack writes before an array of this length."""
     if count < 16:
         return bytes((0x90 | count,))
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

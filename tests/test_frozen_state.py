@@ -219,7 +219,7 @@ def test_a_batch_may_have_a_form_that_only_python_reads() -> None:
 
 
 def stored(count: int, slots: int = 0, key_size: int = 8) -> Ledger:
-    """A ledger that holds so many blocks, in a pool of so many slots; each was loaded into a device block."""
+    """A ledger that holds `count` blocks in a pool of `slots`. Each was loaded into a device block."""
     slots = slots or count + 1
     ledger = Ledger(OffloadConfig(host_blocks=slots, device_blocks=slots))
     keys = tuple([b"%d" % slot + bytes(key_size) for slot in range(count)])

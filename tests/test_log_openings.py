@@ -178,6 +178,38 @@ def test_what_both_segments_have_counts_for_the_limit(tmp_path: Path) -> None:
     assert len(names(tmp_path / "log")) >= 2
 
 
+def test_nothing_is_deleted_before_the_new_name_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A power loss could take the new name, and the older segments would be gone already."""
+    names_changed, deleted = [], []
+    rename, fsync, unlink = os.rename, os.fsync, Path.unlink
+
+    def note_rename(*paths: Any) -> None:
+        rename(*paths)
+        names_changed.append(paths)
+
+    def note_sync(descriptor: int) -> None:
+        fsync(descriptor)
+        names_changed.clear()
+
+    def note_unlink(path: Path, missing_ok: bool = False) -> None:
+        assert path.suffix != ".kvsm" or not names_changed
+        deleted.append(path)
+        unlink(path, missing_ok)
+
+    for name, call in (("rename", note_rename), ("fsync", note_sync)):
+        monkeypatch.setattr(os, name, call)
+    monkeypatch.setattr(Path, "unlink", note_unlink)
+    with slow_openings():
+        options = {**THREADED, "sync_interval_ms": 3_600_000}  # No sync comes by itself.
+        life = Life(tmp_path / "log", segment_bytes=1000, max_bytes=6000, **options)
+        for _ in range(200):
+            life.append(9)
+        life.writer.close()
+    assert [path for path in deleted if path.suffix == ".kvsm"]
+
+
 def test_a_killed_process_leaves_all_events_in_the_segment_before(tmp_path: Path) -> None:
     """The segment that it was making has no name. The next life deletes it."""
     life = SlowLife(tmp_path / "log", segment_bytes=1)

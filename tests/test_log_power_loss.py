@@ -34,7 +34,7 @@ class Call(NamedTuple):
     file: number of the file.
     content: of this file, after the call.
     names: the files of the directory by name.
-    promised: the last event that the writer took for durable.
+    promised: the last event that the writer took for durable, or has flushed with `every`.
     """
 
     what: str
@@ -58,9 +58,13 @@ class Recorder:
         self._contents: dict[int, bytes] = {}
         self._numbers, self._frames, self._promised = count(), count(), 0
 
+    def promise(self, seq: int) -> None:
+        """All up to this event must be read, unless the writer tells that they are lost."""
+        self._promised = max(self._promised, seq)
+
     def _note(self, what: str, file: int = -1) -> None:
         if self.life is not None:
-            self._promised = max(self._promised, self.life.writer._place.segment.synced.seq)
+            self.promise(self.life.writer._place.segment.synced.seq)
         names = {one.name: self._files[one.stat().st_ino] for one in self.path.iterdir()}
         self.calls.append(Call(what, file, self._contents.get(file, b""), names, self._promised))
 
@@ -140,6 +144,8 @@ def record(
                     life = Life(find_end(LogDirectory(path, durable=False)), durability=durability, **options)
                     recorder.life = life
                 life.append(chance.choice([1, 2, 20, 60, 130]))
+                if durability == "every":
+                    recorder.promise(life.seq)
             life.writer.close()
         lost = [seq for first, last in gaps(path) for seq in range(first, last + 1)]
         return Recorded(recorder.calls, [seq for seq in range(1, life.seq + 1) if seq not in lost])

@@ -16,7 +16,7 @@ from kvsm.policies.slot_queue import SlotQueue, join, split
 EXAMPLES = [pytest.param(150, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 
 CAPACITY = 99
-"""More than 64: the native body has a number for so many slots."""
+"""More than 64: the native body has one number for 64 slots."""
 slots = st.integers(0, CAPACITY - 1)
 batches = st.one_of(
     st.lists(slots, unique=True, max_size=4),

@@ -67,7 +67,7 @@ typedef struct {
     PyObject *piece; /* the one behind them, and how much of its memory is written */
     char *memory;
     Py_ssize_t used;
-    int64_t items; /* counted by whoever writes them */
+    int64_t items; /* how many were written; the writer counts them */
 } Stream;
 
 bool stream_write(Stream *stream, const void *data, Py_ssize_t size);
