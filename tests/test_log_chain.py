@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed
 from kvsm.log import LogDirectory, LogEnd, LogFollower, LogLife, LogReader, find_end, segment_file
-from kvsm.log.frames import FrameEncoder, segment_path
+from kvsm.log.frames import MARK, MARK_OFFSET, FrameEncoder, segment_path
 
 PLANS = st.lists(
     st.builds(
@@ -175,6 +175,20 @@ def test_the_lives_are_told(tmp_path: Path) -> None:
         LogLife(4, 7, 8, LogEnd.CLOSED),
     ]
     assert read(tmp_path / "log") == ([event(seq) for seq in range(1, 9)], None, None)
+
+
+def test_a_damaged_end_of_an_earlier_life_is_told(tmp_path: Path) -> None:
+    """Also if that life was killed before it marked its log as closed: the next one has cut what was torn."""
+    write(tmp_path / "log", [2])
+    first = segment_path(tmp_path / "log", 1)
+    data = bytearray(first.read_bytes())
+    data[MARK_OFFSET : MARK_OFFSET + MARK.size] = bytes(MARK.size)
+    first.write_bytes(data)
+    go_on(tmp_path / "log")
+    assert read(tmp_path / "log")[1] is None
+    data[-3] ^= 1
+    first.write_bytes(data)
+    assert isinstance(read(tmp_path / "log")[1], LogDamaged)
 
 
 def test_a_life_whose_last_segment_is_replaced_keeps_its_end(tmp_path: Path) -> None:

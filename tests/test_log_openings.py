@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,8 @@ from log_openings import slow_openings
 from test_log_sync_thread import MOST_SECONDS, THREADED, until
 
 from kvsm.errors import LogWriteFailed
-from kvsm.log import LogFollower, LogReader, StateCopy
+from kvsm.log import EventsTakenBack, LogFollower, LogReader, StateCopy
+from kvsm.log.frames import segment_path
 from kvsm.log.segment_maker import SegmentMaker
 
 
@@ -226,3 +229,71 @@ def test_a_snapshot_in_pieces_is_compressed(tmp_path: Path) -> None:
     life.writer.close()
     states = [one.head.snapshot for one in LogReader(tmp_path / "log").segments()]
     assert states[1] == str(names(tmp_path / "log")[1] - 1).encode()
+
+
+class EndlessLife(SlowLife):
+    """A life whose state takes long to copy."""
+
+    def snapshot(self) -> StateCopy:
+        return PiecewiseState(str(self.seq).encode(), 10_000)
+
+
+def test_with_a_limit_a_writer_waits_for_a_slow_state(tmp_path: Path) -> None:
+    """Otherwise what both segments have would grow until the limit has no room for events."""
+    life = EndlessLife(tmp_path / "log", segment_bytes=1000, max_bytes=6000)
+    for _ in range(200):
+        life.append(5)
+    life.writer.close()
+    assert len(names(tmp_path / "log")) >= 2
+    assert life.writer.events == 1000
+
+
+def test_a_follower_that_read_ahead_and_came_too_late_misses_only_the_rest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had events of the new segment from the old one. Then the new one is deleted before it is opened."""
+    life = SlowLife(tmp_path / "log", segment_bytes=1)
+    follower = LogFollower(tmp_path / "log")
+    life.append(1)
+    life.append(1)
+    assert [one.seq for news in follower.poll() for one in news.events] == [1, 2]
+    for _ in range(20):
+        life.append(1)
+    second, third = names(tmp_path / "log")[1:3]
+    assert second == 2
+    move_to = follower._move_to
+
+    def move_too_late(path: Path, gap: tuple[int, int] | None) -> None:
+        move_to(path, gap)
+        if int(path.stem) == second:
+            for deleted in (1, second):  # the oldest first
+                segment_path(tmp_path / "log", deleted).unlink()
+
+    monkeypatch.setattr(follower, "_move_to", move_too_late)
+    seen = [one.seq for news in follower.poll() for one in news.events]
+    assert follower.overtaken == [(3, third - 1)]
+    assert seen == list(range(third, 23))
+    life.writer.close()
+
+
+def test_a_follower_that_read_ahead_is_told_what_the_new_segment_has_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last events were copied without a sync. Then a sync of the new segment fails, and they are lost."""
+    with slow_openings():
+        life = Life(tmp_path / "log", segment_bytes=100, on_failure="continue", **THREADED)
+        follower = LogFollower(tmp_path / "log")
+        while len(names(tmp_path / "log")) == 1:
+            list(follower.poll())
+            life.append(1)
+
+        def fail(_: int) -> None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fdatasync", fail)
+            with suppress(LogWriteFailed):  # The mark cannot be synced either.
+                for _ in range(5):
+                    life.append(1)
+        with pytest.raises(EventsTakenBack):
+            list(follower.poll())
