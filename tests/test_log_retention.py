@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -16,6 +18,9 @@ from log_life import CONFIG, Life, directory, event, names, write
 
 from kvsm.errors import LogWriteFailed
 from kvsm.log import LogReader, LogWriter, WholeState
+from kvsm.log.retention import Retention
+from kvsm.log.segment_file import SegmentFile
+from kvsm.log.segment_maker import SegmentMaker
 
 
 @contextmanager
@@ -100,6 +105,24 @@ def test_all_files_together_keep_the_limit_at_length(
     frames: list[tuple[int, int]], segment_bytes: int, max_bytes: int, compress: bool
 ) -> None:
     check_limit(frames, segment_bytes, max_bytes, compress)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.integers(0, 600), st.integers(1, 1 << 62), st.booleans(), st.builds(Random, st.integers()))
+def test_a_head_takes_no_more_bytes_than_were_planned(
+    size: int, first: int, compress: bool, random: Random
+) -> None:
+    """Whatever its snapshot is. A snapshot that does not shrink keeps the rest of the head from shrinking."""
+    retention = Retention(None, segment_bytes=1000)
+    maker = SegmentMaker(CONFIG, time.time_ns, random.randbytes(16), 1, compress, retention, False)
+    with directory() as path:
+        path.mkdir()
+        segment, head = SegmentFile(path, first), maker.new_head(first)
+        maker.create(segment)
+        snapshot = [random.randbytes(size)]
+        maker.write_head(segment, head, snapshot, maker.plan(segment, head, snapshot))
+        segment.close()
+    assert segment.size <= retention.opening_bytes
 
 
 def test_a_limit_keeps_at_least_two_segments(tmp_path: Path) -> None:

@@ -256,6 +256,11 @@ class FrameEncoder:
         fields = _ENCODER.encode(head).removesuffix(_NO_BYTES) + _BYTES.pack(0xC6, size)
         return self._frame([fields, *snapshot], HEAD, 0, head.seq + 1, 0)
 
+    def most_head_bytes(self, head: SegmentHead) -> int:
+        """The most bytes that `head` returns, beside the snapshot's own. The head may not shrink: how well it
+        is compressed depends on the snapshot behind it."""
+        return HEADER.size + len(_ENCODER.encode(head).removesuffix(_NO_BYTES)) + _BYTES.size + len(END)
+
     def tail(self, tail: SegmentTail, following: int, synced: int) -> bytes:
         """The last frame of a life. following: the number of the next event."""
         return b"".join(self._frame([_ENCODER.encode(tail)], TAIL, 0, following, synced))

@@ -42,8 +42,7 @@ class SegmentMaker:
     def use_config(self, config: OffloadConfig) -> None:
         """Record another config from the next segment on. Raises `ConfigError` as the constructor does."""
         self._config = config
-        largest = self._encoder.head(self.new_head(1 << 62))
-        self._head_bytes = PREAMBLE_BYTES + sum(map(len, largest))
+        self._head_bytes = PREAMBLE_BYTES + self._encoder.most_head_bytes(self.new_head(1 << 62))
         self._retention.check(self._head_bytes)
 
     def make(self, segment: SegmentFile, state: StateCopy, ended: SegmentTail | None = None) -> None:

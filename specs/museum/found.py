@@ -18,6 +18,7 @@ COPIES = "exploration: copies"
 CORE = "walk: core"
 DISK = "walk: disk"
 TIERS = "walk: tiers"
+ERAS = "walk: eras"
 KILLED = "exploration: serving, killed"
 SERVING = "walk: serving"
 LAYERS = "walk: serving with layers"
@@ -92,7 +93,7 @@ FOUND = {
     "B55": FoundBy(DISK, Property.PROGRESS, 2),
     "B56": FoundBy(TIERS, Property.CONSERVATION, 7),
     "B57": FoundBy(TIERS, Property.CONSERVATION, 22),
-    "B58": FoundBy(TIERS, Property.NO_STALE_DATA, 8),
+    "B58": FoundBy(ERAS, Property.FAILURE_IS_NOT_SUCCESS, 1),
     "B59": FoundBy(TIERS, Property.FAILURE_IS_NOT_SUCCESS, 18),
     "B60": FoundBy(TIERS, Property.PROGRESS, 9),
     "B61": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
