@@ -9,11 +9,11 @@ from __future__ import annotations
 import errno
 import os
 import time
+from _thread import start_new_thread
 from contextlib import suppress
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from threading import Thread
 from typing import NamedTuple
 
 import msgspec
@@ -190,7 +190,7 @@ class SegmentFile:
         with suppress(OSError):  # It may be gone.
             self._file = FileIO(self.path, "r", opener=_open_existing)
         self.path.unlink(missing_ok=True)
-        Thread(target=self.close, name="kvsm-log-deleted").start()
+        start_new_thread(self.close, ())  # `Thread.start` would wait until it runs.
 
     def close(self) -> None:
         """Close the file. Idempotent: the descriptor is free even if this raises."""
