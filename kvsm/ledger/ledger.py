@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from kvsm import events as ev
@@ -36,6 +36,11 @@ class Ledger(LedgerState):
         self.seq = event.seq
         self.step = event.step
         return ended
+
+    def apply_all(self, events: Iterable[OffloadingEvent]) -> None:
+        """Fold events in their order. Raises as `apply` does; the events before are folded then."""
+        for event in events:
+            self.apply(event)
 
 
 def log_opened(ledger: LedgerState, event: ev.LogOpened) -> None:

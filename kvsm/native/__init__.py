@@ -33,7 +33,9 @@ try:
         FoldBody,
         IndexBody,
         QueueBody,
+        WitnessBody,
         connect,
+        connect_witness,
         forget,
         pack_ids,
         taken,
@@ -108,8 +110,14 @@ if _missing:
     class IndexBody:  # type: ignore[no-redef]
         """The same for an index."""
 
+    class WitnessBody:  # type: ignore[no-redef]
+        """The same for a witness."""
+
     def connect() -> None:
         """There is nothing to connect."""
+
+    def connect_witness(*_: object) -> None:
+        """The same."""
 
     def taken() -> bytes:
         """No arc was taken."""
@@ -135,8 +143,10 @@ __all__ = [
     "FoldBody",
     "IndexBody",
     "QueueBody",
+    "WitnessBody",
     "arcs_taken",
     "connect",
+    "connect_witness",
     "described",
     "forget",
     "runs",

@@ -144,7 +144,8 @@ typedef struct {
     X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
-    X(weights) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) X(rewritten) X(forget) X(stored) X(removed)
+    X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) \
+    X(rewritten) X(forget) X(stored) X(removed)
 
 typedef enum {
 #define X(name) N_##name,
@@ -167,7 +168,7 @@ extern Python python;
 
 static inline PyObject *name_of(Name name) { return python.names[name]; }
 
-/* One event that is being folded. */
+/* Events that are being folded, one after the other. */
 typedef struct {
     Fold *fold;
     PyObject *fields;          /* the ledger's attributes */
@@ -252,6 +253,11 @@ Verdict cache_reset(Folding *);
 
 /* ledger.c */
 Verdict only_recorded(Folding *);
+bool fold_begin(Folding *folding, PyObject *ledger); /* to be ended in any case; false: an error is set */
+PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in Python */
+void fold_end(Folding *folding);
+bool see_state(Folding *folding); /* whether the words, the index, requests and transfers can be looked at */
+int kind_of(PyObject *event);     /* -1: none */
 
 /* --------------------------------------------------------------------------------- frozen.c, keeping.c */
 

@@ -154,7 +154,7 @@ static bool see_blocks(Folding *folding)
 
 /* ------------------------------------------------------------------------------------------- apply */
 
-static int kind_of(PyObject *event)
+int kind_of(PyObject *event)
 {
     for (int kind = 0; kind < NUM_KINDS; kind++)
         if ((PyObject *)Py_TYPE(event) == python.kinds[kind])
@@ -184,19 +184,35 @@ static Verdict fold_here(Folding *folding)
     return done ? FOLDED : FAILED;
 }
 
-/* As `Ledger.apply` in Python, to which it leaves what is not folded here. */
-static PyObject *py_apply(PyObject *self, PyObject *event)
+bool see_state(Folding *folding) { return see_records(folding) && see_blocks(folding); }
+
+bool fold_begin(Folding *folding, PyObject *ledger)
 {
-    Folding folding = {.fold = (Fold *)self, .event = event};
-    folding.fields = PyObject_GenericGetDict(self, NULL);
-    folding.seq_object = PyObject_GetAttr(event, name_of(N_seq));
-    const Verdict verdict = fold_here(&folding);
-    PyObject *ended = folding.ended;
-    Py_XDECREF(folding.fields);
-    Py_XDECREF(folding.seq_object);
+    memset(folding, 0, sizeof *folding);
+    folding->fold = (Fold *)ledger;
+    folding->fields = PyObject_GenericGetDict(ledger, NULL);
+    return folding->fields != NULL;
+}
+
+void fold_end(Folding *folding)
+{
+    Py_CLEAR(folding->fields);
+    Py_CLEAR(folding->seq_object);
+}
+
+/* As `Ledger.apply` in Python, to which it leaves what is not folded here. */
+PyObject *fold_next(Folding *folding, PyObject *event)
+{
+    folding->event = event;
+    folding->ended = NULL;
+    Py_XDECREF(folding->seq_object);
+    folding->seq_object = PyObject_GetAttr(event, name_of(N_seq));
+    const Verdict verdict = fold_here(folding);
+    PyObject *ended = folding->ended;
     if (verdict == REFERENCE) {
         PyErr_Clear();
-        return PyObject_CallFunctionObjArgs(python.reference, self, event, NULL);
+        memset(folding->seen, 0, sizeof folding->seen); /* Python may give the ledger other containers */
+        return PyObject_CallFunctionObjArgs(python.reference, (PyObject *)folding->fold, event, NULL);
     }
     if (verdict == FAILED) {
         Py_XDECREF(ended);
@@ -206,6 +222,35 @@ static PyObject *py_apply(PyObject *self, PyObject *event)
     }
     if (ended != NULL)
         return ended;
+    Py_RETURN_NONE;
+}
+
+static PyObject *py_apply(PyObject *self, PyObject *event)
+{
+    Folding folding;
+    PyObject *ended = fold_begin(&folding, self) ? fold_next(&folding, event) : NULL;
+    fold_end(&folding);
+    return ended;
+}
+
+/* apply_all(events): as `Ledger.apply_all` in Python. */
+static PyObject *py_apply_all(PyObject *self, PyObject *events)
+{
+    Folding folding;
+    PyObject *iterator = PyObject_GetIter(events), *event;
+    if (iterator == NULL)
+        return NULL;
+    bool done = fold_begin(&folding, self);
+    while (done && (event = PyIter_Next(iterator)) != NULL) {
+        PyObject *ended = fold_next(&folding, event);
+        done = ended != NULL;
+        Py_XDECREF(ended);
+        Py_DECREF(event);
+    }
+    fold_end(&folding);
+    Py_DECREF(iterator);
+    if (!done || PyErr_Occurred())
+        return NULL;
     Py_RETURN_NONE;
 }
 
@@ -239,6 +284,7 @@ static void fold_dealloc(PyObject *self)
 
 static PyMethodDef methods[] = {
     {"apply", py_apply, METH_O, "As `Ledger.apply` in Python."},
+    {"apply_all", py_apply_all, METH_O, "As `Ledger.apply_all` in Python."},
     {"freeze", py_freeze, METH_NOARGS,
      "The parts of the state as it is now (`FrozenPart`): slots, device blocks, offers, free queue, and the\n"
      "eviction order of LRU. They are copied while events are folded. Parts that were made before and are not\n"

@@ -59,11 +59,9 @@ _WRITTEN: LeaseEntry = LeaseState.WRITING, 0
 _READ_ONCE: LeaseEntry = LeaseState.READING, 1
 _WITHDRAWN: LeaseEntry = LeaseState.RETIRED, 0
 
-USUAL: tuple[tuple[Any, ...], ...] = (
-    *(*UNUSED, IDLE, _PLANNED, _FILLING, _PINNED, _READ),
-    *(UNLEASED, _READ_ONCE, _WRITTEN),
-)
-"""The entries that most slots and device blocks have."""
+USUAL_SLOTS: tuple[SlotEntry, ...] = *UNUSED, IDLE, _PLANNED, _FILLING, _PINNED, _READ
+USUAL_LEASES: tuple[LeaseEntry, ...] = UNLEASED, _READ_ONCE, _WRITTEN
+"""The entries that most slots and device blocks have. The native body has them in this order."""
 
 _WHY = {
     Property.PUBLISH_AFTER_COMMIT: "no store has published it",

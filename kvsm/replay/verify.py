@@ -36,7 +36,7 @@ from kvsm.replay.render import dated, render
 from kvsm.replay.restarts import survivors, told_process
 from kvsm.replay.trust import Trust
 from kvsm.replay.unfinished import Unfinished, unfinished_at_end
-from kvsm.replay.witness import Witness
+from kvsm.replay.witness import Come, witness_of
 from kvsm.snapshot import digest, is_saved_as, restore, snapshot
 
 EVERY = 250_000
@@ -118,15 +118,35 @@ class Auditor:
     """
 
     def __init__(self, ledger: Ledger) -> None:
-        self.ledger, self.witness, self._publisher = ledger, Witness.of(ledger), Publisher()
+        self.ledger, self.witness, self._publisher = ledger, witness_of(ledger), Publisher()
         ledger.listener = self._publisher
         self._announced = _readable(ledger)
 
     def apply(self, event: OffloadingEvent) -> list[Violation]:
         """Fold one event. Returns what it breaks in the things that it names."""
-        broken = self.witness.follow(event)
+        return self._go_on(event, Come.UNTOUCHED)
+
+    def apply_all(self, events: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
+        """Fold events up to the first that breaks something, and that one.
+
+        Returns how many were folded or refused, and what the last one breaks.
+        """
+        place = 0
+        while place < len(events):
+            place, come = self.witness.watch(self.ledger, events, place)
+            if place < len(events):
+                broken = self._go_on(events[place], come)
+                place += 1
+                if broken:
+                    return place, broken
+        return place, []
+
+    def _go_on(self, event: OffloadingEvent, come: int) -> list[Violation]:
+        """Follow, fold and compare an event that has come so far."""
+        broken = self.witness.follow(event) if come < Come.IN_THE_BOOK else []
         try:
-            self.ledger.apply(event)
+            if come < Come.IN_BOTH:
+                self.ledger.apply(event)
         except Exception as refusal:  # The log gives no state, whatever stops the fold.
             return broken or [
                 Violation(

@@ -13,12 +13,14 @@ The ledger's packed words and the book's entries meet in one place only, `_Readi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from enum import IntEnum
 from typing import Any
 
-from kvsm.events import Direction
+from kvsm import native
+from kvsm.events import Direction, OffloadingEvent
 from kvsm.ids import to_list
 from kvsm.invariants import MOST_NAMED, Violation
-from kvsm.ledger import Ledger
+from kvsm.ledger import Ledger, NativeLedger
 from kvsm.properties import Property
 from kvsm.replay.book import (
     IDLE,
@@ -27,7 +29,8 @@ from kvsm.replay.book import (
     TOUCHED,
     UNLEASED,
     UNUSED,
-    USUAL,
+    USUAL_LEASES,
+    USUAL_SLOTS,
     Book,
     BookedTransfer,
     SlotEntry,
@@ -49,7 +52,7 @@ class _Reading(dict[int, Any]):
         state, counts = self._codec.decode(word)
         entry = (self._codec.machine.states(state), *counts)
         # The book's own object if it has one: identical tuples compare several times faster than equal ones.
-        self[word] = entry = next((one for one in USUAL if one == entry), entry)
+        self[word] = entry = next((one for one in (*USUAL_SLOTS, *USUAL_LEASES) if one == entry), entry)
         return entry
 
     def of(self, words: Iterable[int]) -> list[Any]:
@@ -64,6 +67,16 @@ class _Reading(dict[int, Any]):
 
 
 _SLOTS, _LEASES = _Reading(BLOCK_WORDS), _Reading(LEASE_WORDS)
+
+
+class Come(IntEnum):
+    """How far an event has come that `Witness.watch` leaves."""
+
+    UNTOUCHED = 0
+    IN_THE_BOOK = 1
+    """The book has followed it and found nothing wrong, and the ledger has refused it, with nothing changed."""
+    IN_BOTH = 2
+    """The ledger has folded it, too. What both made of it is to be compared."""
 
 
 class Witness(Book):
@@ -100,6 +113,16 @@ class Witness(Book):
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}
         one._older = set(ledger.provenance.stale)
         return one
+
+    def watch(
+        self, _ledger: Ledger, _events: list[OffloadingEvent], place: int
+    ) -> tuple[int, Come | int]:
+        """Follow, fold and compare events from `place` on, as far as they are common and break nothing.
+
+        Returns the place of the first event for which this is not so, and how far it has come. Here that is
+        each event: only the native body knows common ones.
+        """
+        return place, Come.UNTOUCHED
 
     def compare(self, ledger: Ledger) -> list[Violation]:
         """What is wrong with what the ledger made of the event followed last."""
@@ -274,8 +297,29 @@ class Witness(Book):
         return broken
 
 
+class NativeWitness(native.WitnessBody, Witness):
+    """A witness that watches common events in C."""
+
+
+def witness_of(ledger: Ledger) -> Witness:
+    """A witness that takes a ledger's state on trust, with the body that runs (`kvsm.native`)."""
+    return (NativeWitness if native.runs() else Witness).of(ledger)
+
+
 def _content(brought: bytes | None, stale: bytes | None) -> str:
     key = brought or stale
     if key is None:
         return "nothing that a load brought"
     return f"key {key.hex()}, brought by a load of {'an older' if brought is None else 'this'} epoch"
+
+
+native.connect_witness(
+    BookedTransfer,
+    NativeLedger,
+    *(
+        tuple((one, codec.encode(one[0], one[1:])) for one in entries)
+        for entries, codec in ((USUAL_SLOTS, BLOCK_WORDS), (USUAL_LEASES, LEASE_WORDS))
+    ),
+    _SLOTS,
+    _LEASES,
+)

@@ -1,0 +1,795 @@
+/* What the second book does at each kind of event (kvsm/replay/book.py): what is common and breaks nothing. */
+
+#include "witness.h"
+
+BookNames books;
+
+/* ---------------------------------------------------------------------------------------------- ids */
+
+static bool has_room(Ids *ids, Py_ssize_t count)
+{
+    if (count <= ids->room)
+        return true;
+    int64_t *grown = realloc(ids->ids, (size_t)count * 2 * sizeof *grown);
+    if (grown == NULL)
+        return false;
+    ids->ids = grown;
+    ids->room = count * 2;
+    return true;
+}
+
+/* Append the numbers of a tuple or list. */
+static bool read_more(PyObject *ids, Ids *read, Py_ssize_t below)
+{
+    const bool is_tuple = PyTuple_CheckExact(ids);
+    if (!is_tuple && !PyList_CheckExact(ids))
+        return false;
+    const Py_ssize_t count = is_tuple ? PyTuple_Size(ids) : PyList_Size(ids);
+    if (!has_room(read, read->count + count))
+        return false;
+    for (Py_ssize_t one = 0; one < count; one++) {
+        int64_t id;
+        if (!read_number(is_tuple ? PyTuple_GetItem(ids, one) : PyList_GetItem(ids, one), &id) || id >= below)
+            return false;
+        read->ids[read->count++] = id;
+    }
+    return true;
+}
+
+bool read_ids(PyObject *ids, Ids *read, Py_ssize_t below)
+{
+    read->count = 0;
+    return read_more(ids, read, below);
+}
+
+/* Packed ids as numbers (kvsm.ids.pack). */
+static bool unpack(PyObject *packed, Ids *read, Py_ssize_t below)
+{
+    char *memory;
+    Py_ssize_t size;
+    if (PyBytes_AsStringAndSize(packed, &memory, &size) < 0 || size == 0)
+        return false;
+    const unsigned char *bytes = (const unsigned char *)memory;
+    const int width = bytes[0];
+    const Py_ssize_t count = (size - 1) / (width ? width : 1);
+    if (width < 2 || width > 4 || (size - 1) % width != 0 || count <= SMALL || !has_room(read, count))
+        return false;
+    read->count = count;
+    bytes++;
+    for (Py_ssize_t one = 0; one < count; one++, bytes += width) {
+        int64_t id = 0;
+        for (int place = width - 1; place >= 0; place--)
+            id = id << 8 | bytes[place];
+        if (id >= below)
+            return false;
+        read->ids[one] = id;
+    }
+    return true;
+}
+
+static PyObject *list_of(const Ids *ids)
+{
+    PyObject *list = PyList_New(ids->count);
+    for (Py_ssize_t one = 0; list != NULL && one < ids->count; one++) {
+        PyObject *id = PyLong_FromLongLong(ids->ids[one]);
+        if (id == NULL)
+            Py_CLEAR(list);
+        else
+            PyList_SetItem(list, one, id);
+    }
+    return list;
+}
+
+static PyObject *event_field(const Following *following, Name name)
+{
+    PyObject *value = PyObject_GetAttr(following->event, name_of(name));
+    if (value == NULL)
+        PyErr_Clear();
+    return value;
+}
+
+/* The ids in a field of the event, as numbers and, if `object` is asked for, as the book keeps them; owned. */
+static bool ids_of(const Following *following, Name name, Ids *read, Py_ssize_t below, PyObject **object)
+{
+    PyObject *ids = event_field(following, name);
+    bool fit = ids != NULL;
+    if (fit && PyBytes_CheckExact(ids)) {
+        fit = unpack(ids, read, below);
+        if (fit && object != NULL)
+            fit = (*object = list_of(read)) != NULL;
+    } else if (fit) {
+        fit = PyTuple_CheckExact(ids) && read_ids(ids, read, below);
+        if (fit && object != NULL) {
+            Py_INCREF(ids);
+            *object = ids;
+        }
+    }
+    Py_XDECREF(ids);
+    return fit;
+}
+
+static bool slots_of(const Following *following, PyObject **object)
+{
+    Book *book = following->book;
+    return ids_of(following, N_slots, &book->now_slots, PyList_Size(book->slots), object);
+}
+
+static bool blocks_of(const Following *following, PyObject **object)
+{
+    Book *book = following->book;
+    return ids_of(following, N_device_blocks, &book->now_blocks, PyList_Size(book->leases), object);
+}
+
+/* ------------------------------------------------------------------------------------------ entries */
+
+static inline PyObject *at(PyObject *list, int64_t place) { return PyList_GetItem(list, (Py_ssize_t)place); }
+
+static inline void put(PyObject *list, int64_t place, PyObject *value)
+{
+    Py_INCREF(value);
+    PyList_SetItem(list, (Py_ssize_t)place, value);
+}
+
+static inline PyObject *slot_entry(SlotEntry entry) { return books.slot_entries[entry]; }
+static inline PyObject *lease_entry(LeaseEntry entry) { return books.lease_entries[entry]; }
+
+static bool same(PyObject *entry, PyObject *usual)
+{
+    if (entry == usual)
+        return true;
+    const int equal = PyObject_RichCompareBool(entry, usual, Py_EQ);
+    if (equal < 0)
+        PyErr_Clear();
+    return equal > 0;
+}
+
+/* Whether all these slots or device blocks have this entry. */
+static bool all_are(PyObject *list, const Ids *ids, PyObject *usual)
+{
+    for (Py_ssize_t one = 0; one < ids->count; one++)
+        if (!same(at(list, ids->ids[one]), usual))
+            return false;
+    return true;
+}
+
+static void put_all(PyObject *list, const Ids *ids, PyObject *entry)
+{
+    for (Py_ssize_t one = 0; one < ids->count; one++)
+        put(list, ids->ids[one], entry);
+}
+
+/* A slot's entry: its state, which is a member, and two counts. */
+typedef struct {
+    PyObject *state;
+    int64_t copies, pins;
+} Parts;
+
+static bool parts_of(PyObject *entry, Parts *parts)
+{
+    if (!PyTuple_CheckExact(entry) || PyTuple_Size(entry) != 3)
+        return false;
+    parts->state = PyTuple_GetItem(entry, 0);
+    return read_number(PyTuple_GetItem(entry, 1), &parts->copies) &&
+           read_number(PyTuple_GetItem(entry, 2), &parts->pins);
+}
+
+static PyObject *stored(void) { return PyTuple_GetItem(slot_entry(IDLE_ENTRY), 0); }
+static PyObject *loading(void) { return PyTuple_GetItem(slot_entry(READ), 0); }
+
+static bool is_readable(PyObject *entry)
+{
+    if (entry == slot_entry(IDLE_ENTRY) || entry == slot_entry(PINNED) || entry == slot_entry(READ))
+        return true;
+    Parts parts;
+    return parts_of(entry, &parts) && (parts.state == stored() || parts.state == loading());
+}
+
+static bool all_are_readable(const Book *book)
+{
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++)
+        if (!is_readable(at(book->slots, book->now_slots.ids[one])))
+            return false;
+    return true;
+}
+
+/* Put an entry of these parts, the book's own object if it has one. Counts idle slots. */
+static bool put_parts(Book *book, int64_t slot, const Parts *parts)
+{
+    PyObject *entry = NULL;
+    if (parts->state == stored() && parts->copies == 0 && parts->pins < 2)
+        entry = slot_entry(parts->pins ? PINNED : IDLE_ENTRY);
+    else if (parts->state == loading() && parts->copies == 1 && parts->pins == 0)
+        entry = slot_entry(READ);
+    book->idle += (entry == slot_entry(IDLE_ENTRY)) - same(at(book->slots, slot), slot_entry(IDLE_ENTRY));
+    if (entry != NULL) {
+        put(book->slots, slot, entry);
+        return true;
+    }
+    entry = Py_BuildValue("(OLL)", parts->state, (long long)parts->copies, (long long)parts->pins);
+    return entry != NULL && PyList_SetItem(book->slots, (Py_ssize_t)slot, entry) == 0;
+}
+
+/* Add to the counts of a slot that has entry `from`, after which it has entry `to`. Others: as the counts say. */
+static bool recount(Book *book, int64_t slot, SlotEntry from, SlotEntry to, int64_t copies, int64_t pins)
+{
+    PyObject *entry = at(book->slots, slot);
+    Parts parts;
+    if (entry == slot_entry(from)) {
+        book->idle += (to == IDLE_ENTRY) - (from == IDLE_ENTRY);
+        put(book->slots, slot, slot_entry(to));
+        return true;
+    }
+    if (!parts_of(entry, &parts))
+        return false;
+    parts.copies += copies;
+    parts.pins += pins;
+    if (copies != 0)
+        parts.state = parts.copies > 0 ? loading() : stored();
+    return put_parts(book, slot, &parts);
+}
+
+/* Whether all slots have a pin more than the ones that are taken here. */
+static bool all_have(const Book *book, SlotEntry usual, bool pin, bool copy)
+{
+    Parts parts;
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++) {
+        PyObject *entry = at(book->slots, book->now_slots.ids[one]);
+        if (entry != slot_entry(usual) &&
+            !(is_readable(entry) && parts_of(entry, &parts) && (!pin || parts.pins > 0) &&
+              (!copy || (parts.copies > 0 && parts.state == loading()))))
+            return false;
+    }
+    return true;
+}
+
+/* -------------------------------------------------------------------------------- dicts, sets, records */
+
+/* Take a key out. false: an error is set. */
+static bool drop(PyObject *dict, PyObject *key)
+{
+    const int has = PyDict_Contains(dict, key);
+    return has == 0 || (has > 0 && PyDict_DelItem(dict, key) == 0);
+}
+
+static bool flag(PyObject *record, Name name)
+{
+    PyObject *value = PyObject_GetAttr(record, name_of(name));
+    PyErr_Clear();
+    Py_XDECREF(value);
+    return value == Py_True;
+}
+
+/* Whether a set has none of these. */
+static bool has_none(PyObject *set, PyObject *ids)
+{
+    if (PySet_Size(set) == 0)
+        return true;
+    PyObject *disjoint = PyObject_CallMethod(set, "isdisjoint", "O", ids);
+    PyErr_Clear();
+    Py_XDECREF(disjoint);
+    return disjoint == Py_True;
+}
+
+/* ---------------------------------------------------------------------------------------- the book */
+
+static Verdict changes_nothing(Following *following)
+{
+    (void)following;
+    return FOLDED;
+}
+
+static Verdict note_tick(Following *following)
+{
+    PyObject *tick = event_field(following, N_tick);
+    int64_t now;
+    const bool fits = read_number(tick, &now);
+    if (fits)
+        following->book->tick = now;
+    Py_XDECREF(tick);
+    return fits ? FOLDED : REFERENCE;
+}
+
+static Verdict matched(Following *following)
+{
+    Book *book = following->book;
+    PyObject *name = event_field(following, N_request), *slots = NULL, *match = NULL;
+    Verdict verdict = REFERENCE;
+    if (name == NULL || !PyUnicode_CheckExact(name) || !slots_of(following, &slots))
+        goto end;
+    if (book->now_slots.count > 0) {
+        if (PyDict_Contains(book->matches, name) || !all_are_readable(book))
+            goto end;
+        match = PyTuple_Pack(2, following->seq_object, slots);
+        if (match == NULL || PyDict_SetItem(book->matches, name, match) < 0) {
+            verdict = FAILED;
+            goto end;
+        }
+    }
+    verdict = FOLDED;
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++)
+        if (!recount(book, book->now_slots.ids[one], IDLE_ENTRY, PINNED, 0, 1))
+            verdict = FAILED;
+end:
+    Py_XDECREF(name);
+    Py_XDECREF(slots);
+    Py_XDECREF(match);
+    return verdict;
+}
+
+/* The match that the request holds; borrowed. NULL: it holds none. `slots` are its pins if `fits`: all hold, and
+   each slot counts one. */
+static PyObject *match_of(Following *following, PyObject *name, bool *fits)
+{
+    Book *book = following->book;
+    PyObject *match = PyDict_GetItemWithError(book->matches, name);
+    int64_t since;
+    *fits = match == NULL
+                ? !PyErr_Occurred()
+                : PyTuple_CheckExact(match) && read_number(PyTuple_GetItem(match, 0), &since) &&
+                      book->last_void <= since &&
+                      read_ids(PyTuple_GetItem(match, 1), &book->now_slots, PyList_Size(book->slots)) &&
+                      all_have(book, PINNED, true, false);
+    PyErr_Clear();
+    return match;
+}
+
+static Verdict end_pins(Book *book, Py_ssize_t first)
+{
+    for (Py_ssize_t one = first; one < book->now_slots.count; one++)
+        if (!recount(book, book->now_slots.ids[one], PINNED, IDLE_ENTRY, 0, -1))
+            return FAILED;
+    return FOLDED;
+}
+
+static Verdict unmatched(Following *following)
+{
+    Book *book = following->book;
+    PyObject *name = event_field(following, N_request);
+    Verdict verdict = REFERENCE;
+    bool fits = false;
+    if (name != NULL && PyUnicode_CheckExact(name)) {
+        PyObject *match = match_of(following, name, &fits);
+        if (fits)
+            verdict = match == NULL ? FOLDED : end_pins(book, 0);
+        if (verdict == FOLDED && match != NULL && PyDict_DelItem(book->matches, name) < 0)
+            verdict = FAILED;
+    }
+    Py_XDECREF(name);
+    return verdict;
+}
+
+static Verdict left(Following *following)
+{
+    Book *book = following->book;
+    const Verdict verdict = unmatched(following);
+    if (verdict != FOLDED)
+        return verdict;
+    following->name = event_field(following, N_request);
+    if (following->name == NULL || !drop(book->cursors, following->name) ||
+        PySet_Discard(book->may_go_back, following->name) < 0)
+        return FAILED;
+    return FOLDED;
+}
+
+/* Whether each number of `least` is at most the one of `most` at its place, and both have equally many. */
+static bool at_most(PyObject *least, PyObject *most)
+{
+    int64_t low, high;
+    if (least == most)
+        return true;
+    if (!PyTuple_CheckExact(least) || !PyTuple_CheckExact(most) || PyTuple_Size(least) != PyTuple_Size(most))
+        return false;
+    for (Py_ssize_t group = 0; group < PyTuple_Size(least); group++)
+        if (!read_number(PyTuple_GetItem(least, group), &low) ||
+            !read_number(PyTuple_GetItem(most, group), &high) || low > high)
+            return false;
+    return true;
+}
+
+static bool may_offer(const Book *book, PyObject *offer)
+{
+    if (!PyTuple_CheckExact(offer) || PyTuple_Size(offer) != 3 || !PyTuple_CheckExact(PyTuple_GetItem(offer, 1)))
+        return false;
+    PyObject *settled = PyTuple_GetItem(offer, 1), *offered = PyTuple_GetItem(offer, 2);
+    PyObject *had = PyDict_GetItemWithError(book->cursors, PyTuple_GetItem(offer, 0));
+    PyErr_Clear();
+    return at_most(settled, offered) &&
+           (had == NULL ||
+            (at_most(PyTuple_GetItem(had, 0), settled) && at_most(PyTuple_GetItem(had, 1), offered)));
+}
+
+/* Whether no request is named twice. */
+static bool are_of_different_requests(PyObject *offers)
+{
+    const Py_ssize_t count = PyTuple_Size(offers);
+    if (count < 2)
+        return true;
+    PyObject *names = PySet_New(NULL);
+    for (Py_ssize_t one = 0; names != NULL && one < count; one++)
+        if (PySet_Add(names, PyTuple_GetItem(PyTuple_GetItem(offers, one), 0)) < 0)
+            Py_CLEAR(names);
+    const bool differ = names != NULL && PySet_Size(names) == count;
+    PyErr_Clear();
+    Py_XDECREF(names);
+    return differ;
+}
+
+static Verdict offered(Following *following)
+{
+    Book *book = following->book;
+    PyObject *offers = event_field(following, N_offers);
+    Verdict verdict = REFERENCE;
+    const Py_ssize_t count = offers != NULL && PyTuple_CheckExact(offers) ? PyTuple_Size(offers) : -1;
+    bool fits = count >= 0;
+    for (Py_ssize_t one = 0; fits && one < count; one++)
+        fits = may_offer(book, PyTuple_GetItem(offers, one));
+    if (fits && are_of_different_requests(offers)) {
+        verdict = FOLDED;
+        for (Py_ssize_t one = 0; verdict == FOLDED && one < count; one++) {
+            PyObject *offer = PyTuple_GetItem(offers, one), *name = PyTuple_GetItem(offer, 0);
+            PyObject *cursors = PyTuple_Pack(2, PyTuple_GetItem(offer, 1), PyTuple_GetItem(offer, 2));
+            if (cursors == NULL || PyDict_SetItem(book->cursors, name, cursors) < 0 ||
+                PySet_Discard(book->may_go_back, name) < 0)
+                verdict = FAILED;
+            Py_XDECREF(cursors);
+        }
+        Py_INCREF(offers);
+        following->offers = offers;
+    }
+    Py_XDECREF(offers);
+    return verdict;
+}
+
+static Verdict evicted(Following *following)
+{
+    Book *book = following->book;
+    const Ids *slots = &book->now_slots;
+    if (!slots_of(following, NULL) || !all_are(book->slots, slots, slot_entry(IDLE_ENTRY)))
+        return REFERENCE;
+    put_all(book->slots, slots, slot_entry(GONE));
+    for (Py_ssize_t one = 0; one < slots->count; one++)
+        if (!drop(book->held, at(book->keys, slots->ids[one])))
+            return FAILED;
+    book->idle -= slots->count;
+    book->free += slots->count;
+    book->last_loss = following->seq;
+    return FOLDED;
+}
+
+/* Keep a transfer in the book. */
+static Verdict keep(Following *following, PyObject *store, PyObject *slots, PyObject *blocks)
+{
+    PyObject *booked = PyObject_CallFunctionObjArgs(books.booked_transfer, store, slots, blocks, NULL);
+    const bool done =
+        booked != NULL && PyDict_SetItem(following->book->transfers, following->seq_object, booked) == 0;
+    Py_XDECREF(booked);
+    Py_INCREF(following->seq_object);
+    following->transfer = following->seq_object;
+    return done ? FOLDED : FAILED;
+}
+
+/* Hold these keys in these slots. REFERENCE: one is held already, or twice among them; then nothing has changed. */
+static Verdict hold(Book *book, PyObject *keys)
+{
+    const Ids *slots = &book->now_slots;
+    const Py_ssize_t expected = PyDict_Size(book->held) + slots->count;
+    for (Py_ssize_t one = 0; one < slots->count; one++)
+        if (PyDict_Contains(book->held, PyTuple_GetItem(keys, one))) {
+            PyErr_Clear();
+            return REFERENCE;
+        }
+    for (Py_ssize_t one = 0; one < slots->count; one++) {
+        PyObject *slot = PyLong_FromLongLong(slots->ids[one]);
+        const bool done = slot != NULL && PyDict_SetItem(book->held, PyTuple_GetItem(keys, one), slot) == 0;
+        Py_XDECREF(slot);
+        if (!done)
+            return FAILED;
+    }
+    if (PyDict_Size(book->held) == expected)
+        return FOLDED;
+    for (Py_ssize_t one = 0; one < slots->count; one++)
+        if (!drop(book->held, PyTuple_GetItem(keys, one)))
+            return FAILED;
+    return REFERENCE;
+}
+
+static bool are_unused(const Book *book)
+{
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++) {
+        PyObject *entry = at(book->slots, book->now_slots.ids[one]);
+        if (!same(entry, slot_entry(GONE)) && !same(entry, slot_entry(FREE_ENTRY)))
+            return false;
+    }
+    return true;
+}
+
+/* These slots hold new blocks: nothing is wrong with them any more. */
+static bool forget_what_spoiled(Book *book)
+{
+    for (Py_ssize_t one = 0; PyDict_Size(book->spoiled) > 0 && one < book->now_slots.count; one++) {
+        PyObject *slot = PyLong_FromLongLong(book->now_slots.ids[one]);
+        const bool done = slot != NULL && drop(book->spoiled, slot);
+        Py_XDECREF(slot);
+        if (!done)
+            return false;
+    }
+    return true;
+}
+
+static Verdict store_plan(Following *following)
+{
+    Book *book = following->book;
+    PyObject *keys = event_field(following, N_keys), *slots = NULL, *blocks = NULL;
+    Verdict verdict = REFERENCE;
+    if (keys == NULL || !PyTuple_CheckExact(keys) || !slots_of(following, &slots) || !blocks_of(following, &blocks) ||
+        PyTuple_Size(keys) != book->now_slots.count || !are_unused(book) ||
+        !all_are(book->leases, &book->now_blocks, lease_entry(UNLEASED)) || !has_none(book->older, blocks) ||
+        (verdict = hold(book, keys)) != FOLDED)
+        goto end;
+    put_all(book->slots, &book->now_slots, slot_entry(PLANNED));
+    put_all(book->leases, &book->now_blocks, lease_entry(READ_ONCE));
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++)
+        put(book->keys, book->now_slots.ids[one], PyTuple_GetItem(keys, one));
+    book->free -= book->now_slots.count;
+    verdict = forget_what_spoiled(book) ? keep(following, Py_True, slots, blocks) : FAILED;
+end:
+    Py_XDECREF(keys);
+    Py_XDECREF(slots);
+    Py_XDECREF(blocks);
+    return verdict;
+}
+
+/* These device blocks will hold the keys of these slots, all of each slot's chunk. */
+static bool bring(Book *book)
+{
+    for (Py_ssize_t one = 0; one < book->now_blocks.count; one++) {
+        PyObject *block = PyLong_FromLongLong(book->now_blocks.ids[one]);
+        const int64_t slot = book->now_slots.ids[one / (Py_ssize_t)book->chunk];
+        const bool done = block != NULL && PyDict_SetItem(book->brought, block, at(book->keys, slot)) == 0 &&
+                          PySet_Discard(book->older, block) >= 0;
+        Py_XDECREF(block);
+        if (!done)
+            return false;
+    }
+    return true;
+}
+
+/* Whether a load takes the first pins of its request's match, and nothing that is rare. */
+static bool may_load(Following *following, PyObject *name, PyObject *slots)
+{
+    Book *book = following->book;
+    PyObject *parts = event_field(following, N_parts), *voided = event_field(following, N_voided);
+    bool fits = parts != NULL && PyTuple_CheckExact(parts) && PyTuple_Size(parts) == 0 && voided == Py_False;
+    Py_XDECREF(parts);
+    Py_XDECREF(voided);
+    const Py_ssize_t loaded = fits ? PyObject_Size(slots) : 0;
+    PyObject *match = fits ? match_of(following, name, &fits) : NULL;
+    if (!fits || match == NULL || loaded == 0 || loaded > book->now_slots.count ||
+        book->now_blocks.count != loaded * book->chunk ||
+        !all_are(book->leases, &book->now_blocks, lease_entry(UNLEASED)))
+        return false;
+    /* `slots` as the book keeps it: a tuple or list of as many as it has. */
+    for (Py_ssize_t one = 0; fits && one < loaded; one++) {
+        int64_t slot;
+        fits = read_number(PyTuple_CheckExact(slots) ? PyTuple_GetItem(slots, one) : PyList_GetItem(slots, one), &slot) &&
+               slot == book->now_slots.ids[one];
+    }
+    return fits;
+}
+
+static Verdict load_plan(Following *following)
+{
+    Book *book = following->book;
+    PyObject *name = event_field(following, N_request), *slots = NULL, *blocks = NULL;
+    Verdict verdict = REFERENCE;
+    if (name == NULL || !PyUnicode_CheckExact(name) || !slots_of(following, &slots) ||
+        !blocks_of(following, &blocks) || !may_load(following, name, slots))
+        goto end;
+    /* From here on `now_slots` are all pins of the match. The load takes the first ones. */
+    const Py_ssize_t loaded = PyObject_Size(slots);
+    verdict = PyDict_DelItem(book->matches, name) < 0 ? FAILED : end_pins(book, loaded);
+    for (Py_ssize_t one = 0; verdict == FOLDED && one < loaded; one++)
+        if (!recount(book, book->now_slots.ids[one], PINNED, READ, 1, -1))
+            verdict = FAILED;
+    put_all(book->leases, &book->now_blocks, lease_entry(WRITTEN));
+    if (verdict == FOLDED && !bring(book))
+        verdict = FAILED;
+    if (verdict == FOLDED)
+        verdict = keep(following, Py_False, slots, blocks);
+    following->brought = blocks;
+    blocks = NULL;
+end:
+    Py_XDECREF(name);
+    Py_XDECREF(slots);
+    Py_XDECREF(blocks);
+    return verdict;
+}
+
+/* ---------------------------------------------------------------------------------------- transfers */
+
+static bool read_field(PyObject *record, Name name, Ids *read, Py_ssize_t below, bool more)
+{
+    PyObject *ids = PyObject_GetAttr(record, name_of(name));
+    if (!more)
+        read->count = 0;
+    const bool fits = ids != NULL && read_more(ids, read, below);
+    PyErr_Clear();
+    Py_XDECREF(ids);
+    return fits;
+}
+
+/* The transfer of this number, as it is kept in the book; borrowed. NULL: there is none. */
+static PyObject *booked(const Book *book, PyObject *id)
+{
+    PyObject *transfer = PyDict_GetItemWithError(book->transfers, id);
+    PyErr_Clear();
+    return transfer;
+}
+
+/* Whether these are plans that wait, each named once. Their slots are then read. */
+static bool may_submit(Book *book, PyObject *ids)
+{
+    const Py_ssize_t count = PyTuple_Size(ids);
+    book->now_slots.count = 0;
+    if (count > 4 * SMALL)
+        return false;
+    for (Py_ssize_t one = 0; one < count; one++) {
+        PyObject *transfer = booked(book, PyTuple_GetItem(ids, one));
+        if (transfer == NULL || flag(transfer, N_submitted) ||
+            !read_field(transfer, N_slots, &book->now_slots, PyList_Size(book->slots), true))
+            return false;
+        for (Py_ssize_t earlier = 0; earlier < one; earlier++)
+            if (booked(book, PyTuple_GetItem(ids, earlier)) == transfer)
+                return false;
+    }
+    return true;
+}
+
+static Verdict submitted(Following *following)
+{
+    Book *book = following->book;
+    PyObject *ids = event_field(following, N_transfers);
+    Verdict verdict = REFERENCE;
+    const Py_ssize_t count = ids != NULL && PyTuple_CheckExact(ids) ? PyTuple_Size(ids) : -1;
+    Py_ssize_t place = 0;
+    if (count < 0 || !may_submit(book, ids))
+        goto end;
+    verdict = FOLDED;
+    for (Py_ssize_t one = 0; verdict == FOLDED && one < count; one++) {
+        PyObject *transfer = booked(book, PyTuple_GetItem(ids, one));
+        PyObject *slots = PyObject_GetAttr(transfer, name_of(N_slots));
+        const bool store = flag(transfer, N_store);
+        const Py_ssize_t its = slots == NULL ? 0 : PyObject_Size(slots);
+        Py_XDECREF(slots);
+        if (PyObject_SetAttr(transfer, name_of(N_submitted), Py_True) < 0 ||
+            !set_number(transfer, N_since, book->tick))
+            verdict = FAILED;
+        for (const Py_ssize_t end = place + its; place < end; place++)
+            if (store)
+                put(book->slots, book->now_slots.ids[place], slot_entry(FILLING));
+    }
+    if (count > 0) {
+        following->transfer = PyTuple_GetItem(ids, count - 1);
+        Py_INCREF(following->transfer);
+    }
+end:
+    Py_XDECREF(ids);
+    return verdict;
+}
+
+/* Whether the good end of this transfer is nothing rare. Its slots and device blocks are then read. */
+static bool may_end(Book *book, PyObject *transfer, bool store)
+{
+    if (!read_field(transfer, N_slots, &book->now_slots, PyList_Size(book->slots), false) ||
+        !read_field(transfer, N_device_blocks, &book->now_blocks, PyList_Size(book->leases), false) ||
+        !all_are(book->leases, &book->now_blocks, lease_entry(store ? READ_ONCE : WRITTEN)))
+        return false;
+    return store ? PyObject_Size(book->offers) == 0 && all_are(book->slots, &book->now_slots, slot_entry(FILLING))
+                 : all_have(book, READ, false, true);
+}
+
+/* The last worker has reported it as good: publish what it stored, or end its readers. Its device blocks are given
+   back. */
+static Verdict end(Following *following, bool store)
+{
+    Book *book = following->book;
+    if (store) {
+        put_all(book->slots, &book->now_slots, slot_entry(IDLE_ENTRY));
+        book->idle += book->now_slots.count;
+    }
+    for (Py_ssize_t one = 0; !store && one < book->now_slots.count; one++)
+        if (!recount(book, book->now_slots.ids[one], READ, IDLE_ENTRY, -1, 0))
+            return FAILED;
+    put_all(book->leases, &book->now_blocks, lease_entry(UNLEASED));
+    book->last_end = following->seq;
+    return PyDict_DelItem(book->transfers, following->transfer) < 0 ? FAILED : FOLDED;
+}
+
+static Verdict reported(Following *following)
+{
+    Book *book = following->book;
+    PyObject *id = event_field(following, N_transfer), *number = event_field(following, N_worker);
+    PyObject *good = event_field(following, N_good), *transfer = id == NULL ? NULL : booked(book, id);
+    Verdict verdict = REFERENCE;
+    int64_t worker, before;
+    if (transfer == NULL || good != Py_True || !read_number(number, &worker) || worker >= book->workers ||
+        book->workers >= 62 || !get_number(transfer, N_reported, &before) || before >> worker & 1 ||
+        !flag(transfer, N_submitted) || flag(transfer, N_failed) || flag(transfer, N_abandoned))
+        goto end;
+    const int64_t after = before | (int64_t)1 << worker;
+    const bool last = after == ((int64_t)1 << book->workers) - 1, store = flag(transfer, N_store);
+    if (last && !may_end(book, transfer, store))
+        goto end;
+    Py_INCREF(id);
+    following->transfer = id;
+    verdict = last ? end(following, store) : set_number(transfer, N_reported, after) ? FOLDED : FAILED;
+end:
+    Py_XDECREF(id);
+    Py_XDECREF(number);
+    Py_XDECREF(good);
+    return verdict;
+}
+
+static Verdict touched(Following *following)
+{
+    return slots_of(following, NULL) && all_are_readable(following->book) ? FOLDED : REFERENCE;
+}
+
+typedef Verdict (*Follower)(Following *);
+
+/* Kinds without a follower here are left to Python. */
+static const Follower followers[NUM_KINDS] = {
+    [KIND_LogOpened] = changes_nothing,
+    [KIND_RequestArrived] = changes_nothing,
+    [KIND_RequestPreempted] = left,
+    [KIND_RequestFinished] = left,
+    [KIND_HitMatched] = matched,
+    [KIND_HitReleased] = unmatched,
+    [KIND_RequestDeferred] = changes_nothing,
+    [KIND_KeysRecalled] = changes_nothing,
+    [KIND_BlocksEvicted] = evicted,
+    [KIND_StorePlanned] = store_plan,
+    [KIND_StoreSkipped] = changes_nothing,
+    [KIND_LoadPlanned] = load_plan,
+    [KIND_TransfersSubmitted] = submitted,
+    [KIND_WorkerReported] = reported,
+    [KIND_BlocksTouched] = touched,
+    [KIND_FlushRequested] = changes_nothing,
+    [KIND_StepEnded] = changes_nothing,
+    [KIND_Ticked] = note_tick,
+    [KIND_BlocksOffered] = offered,
+};
+
+Verdict follow(Following *following)
+{
+    following->book->now_slots.count = following->book->now_blocks.count = 0;
+    if (following->kind < 0 || followers[following->kind] == NULL)
+        return REFERENCE;
+    const Verdict verdict = followers[following->kind](following);
+    if (verdict == REFERENCE)
+        PyErr_Clear();
+    return verdict;
+}
+
+void following_clear(Following *following)
+{
+    Py_CLEAR(following->transfer);
+    Py_CLEAR(following->brought);
+    Py_CLEAR(following->offers);
+    Py_CLEAR(following->name);
+}
+
+bool book_is_known(const Book *book)
+{
+    PyObject *const lists[] = {book->slots, book->leases, book->keys};
+    PyObject *const dicts[] = {book->held, book->transfers, book->matches, book->spoiled, book->brought, book->cursors};
+    for (size_t one = 0; one < sizeof lists / sizeof *lists; one++)
+        if (lists[one] == NULL || !PyList_CheckExact(lists[one]))
+            return false;
+    for (size_t one = 0; one < sizeof dicts / sizeof *dicts; one++)
+        if (dicts[one] == NULL || !PyDict_CheckExact(dicts[one]))
+            return false;
+    return book->older != NULL && PySet_Check(book->older) && book->may_go_back != NULL &&
+           PySet_Check(book->may_go_back) && book->offers != NULL && PyDict_Check(book->offers) &&
+           PyList_Size(book->slots) == PyList_Size(book->keys) && book->chunk > 0;
+}

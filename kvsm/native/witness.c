@@ -1,0 +1,351 @@
+/* `WitnessBody.watch`: follows events in the second book, folds them, and compares (kvsm/replay/witness.py). */
+
+#include "witness.h"
+
+#include <stddef.h>
+#include <structmember.h>
+
+/* How far an event has come that is left to Python: kvsm.replay.witness.Come. */
+typedef enum { UNTOUCHED, IN_THE_BOOK, IN_BOTH } Come;
+
+/* -------------------------------------------------------------------------------------- comparison */
+
+/* Whether an entry of the book means the same as a word of the ledger. */
+static bool means(PyObject *entry, int32_t word, PyObject *const *entries, const int32_t *words, int count,
+                  PyObject *reading)
+{
+    for (int one = 0; one < count; one++)
+        if (entries[one] == entry)
+            return words[one] == word;
+    PyObject *number = PyLong_FromLong(word);
+    PyObject *expected = number == NULL ? NULL : PyObject_GetItem(reading, number);
+    const bool equal = expected != NULL && PyObject_RichCompareBool(expected, entry, Py_EQ) == 1;
+    PyErr_Clear();
+    Py_XDECREF(number);
+    Py_XDECREF(expected);
+    return equal;
+}
+
+static bool slots_agree(const Book *book, const Words *words)
+{
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++) {
+        const int64_t slot = book->now_slots.ids[one];
+        if (!means(PyList_GetItem(book->slots, (Py_ssize_t)slot), words->words[slot], books.slot_entries,
+                   books.slot_words, NUM_SLOT_ENTRIES, books.slot_reading))
+            return false;
+    }
+    return true;
+}
+
+static bool leases_agree(const Book *book, const Words *words)
+{
+    for (Py_ssize_t one = 0; one < book->now_blocks.count; one++) {
+        const int64_t block = book->now_blocks.ids[one];
+        if (!means(PyList_GetItem(book->leases, (Py_ssize_t)block), words->words[block], books.lease_entries,
+                   books.lease_words, NUM_LEASE_ENTRIES, books.lease_reading))
+            return false;
+    }
+    return true;
+}
+
+/* The slots that are free, may be evicted, or are in the index. Copies to other tiers are left to Python. */
+static bool counts_agree(const Book *book, Folding *ledger)
+{
+    const SlotQueue *free_slots = free_queue(ledger), *order = lru_queue(field(ledger, N_policy));
+    if (free_slots == NULL || !is_empty(field(ledger, N_copied_out)))
+        return false;
+    const int64_t idle = order != NULL ? order->size : PyObject_Size(field(ledger, N_policy));
+    return index_of(ledger)->size == PyDict_Size(book->held) && idle == book->idle && free_slots->size == book->free;
+}
+
+static bool same_number(PyObject *record, PyObject *other, Name name)
+{
+    int64_t found, expected;
+    return get_number(record, name, &found) && get_number(other, name, &expected) && found == expected;
+}
+
+static bool is_true(PyObject *record, Name name)
+{
+    PyObject *value = PyObject_GetAttr(record, name_of(name));
+    Py_XDECREF(value);
+    return value == Py_True;
+}
+
+static bool transfers_agree(const Book *book, Folding *ledger, PyObject *id)
+{
+    PyObject *booked = PyDict_GetItemWithError(book->transfers, id);
+    PyObject *record = PyDict_GetItemWithError(field(ledger, N_transfers), id);
+    int64_t word;
+    if (booked == NULL || record == NULL)
+        return booked == record;
+    if (!same_number(record, booked, N_since) || !same_number(record, booked, N_reported) ||
+        !get_number(record, N_word, &word))
+        return false;
+    const int expected = is_true(booked, N_abandoned)   ? TRANSFER_ABANDONED
+                         : is_true(booked, N_submitted) ? TRANSFER_SUBMITTED
+                                                        : TRANSFER_PLANNED;
+    return state_of((int32_t)word) == expected;
+}
+
+/* The keys that a load brought. Where a reset has come since, Python compares. */
+static bool provenance_agrees(const Book *book, Folding *ledger, PyObject *blocks)
+{
+    PyObject *provenance = field(ledger, N_provenance);
+    PyObject *brought = PyObject_GetAttr(provenance, name_of(N_brought));
+    PyObject *stale = PyObject_GetAttr(provenance, name_of(N_stale));
+    bool agrees = brought != NULL && PyDict_CheckExact(brought) && stale != NULL && is_empty(stale) &&
+                  PySet_Size(book->older) == 0;
+    const Py_ssize_t count = PyObject_Size(blocks);
+    for (Py_ssize_t one = 0; agrees && one < count; one++) {
+        PyObject *block = PyTuple_CheckExact(blocks) ? PyTuple_GetItem(blocks, one) : PyList_GetItem(blocks, one);
+        PyObject *found = PyDict_GetItemWithError(brought, block);
+        PyObject *expected = PyDict_GetItemWithError(book->brought, block);
+        agrees = found == expected || (found != NULL && expected != NULL &&
+                                       PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
+    }
+    Py_XDECREF(brought);
+    Py_XDECREF(stale);
+    return agrees;
+}
+
+static bool same_cursor(PyObject *request, Name name, PyObject *expected)
+{
+    PyObject *found = PyObject_GetAttr(request, name_of(name));
+    const bool same = found != NULL && (found == expected || PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
+    Py_XDECREF(found);
+    return same;
+}
+
+static bool cursors_agree(const Book *book, Folding *ledger, PyObject *name)
+{
+    PyObject *request = named(ledger, name), *cursors = PyDict_GetItemWithError(book->cursors, name);
+    PyObject *settled = python.no_ids, *offered = python.no_ids;
+    if (cursors != NULL) {
+        settled = PyTuple_GetItem(cursors, 0);
+        offered = PyTuple_GetItem(cursors, 1);
+    }
+    if (request == NULL)
+        return cursors == NULL;
+    return same_cursor(request, N_settled, settled) && same_cursor(request, N_offered, offered);
+}
+
+static bool requests_agree(const Following *followed, Folding *ledger)
+{
+    const Py_ssize_t count = followed->offers == NULL ? 0 : PyTuple_Size(followed->offers);
+    for (Py_ssize_t one = 0; one < count; one++)
+        if (!cursors_agree(followed->book, ledger, PyTuple_GetItem(PyTuple_GetItem(followed->offers, one), 0)))
+            return false;
+    return followed->name == NULL || cursors_agree(followed->book, ledger, followed->name);
+}
+
+/* Whether as many keys are remembered as offered. */
+static bool offers_agree(const Book *book, Folding *ledger)
+{
+    PyObject *times = PyObject_GetAttr(field(ledger, N_offers), name_of(N_times));
+    const bool agree = times != NULL && PyObject_Size(times) == PyObject_Size(book->offers);
+    Py_XDECREF(times);
+    return agree;
+}
+
+static bool ends_agree(const Book *book, Folding *ledger)
+{
+    int64_t ended, forgotten;
+    return field_number(ledger, N_ended_at, &ended) && ended == book->last_end &&
+           field_number(ledger, N_forgotten_at, &forgotten) && forgotten >= book->last_loss;
+}
+
+/* Whether the ledger is what the book says, as far as the event goes. Otherwise Python compares, and tells. */
+static bool agree(const Following *followed, Folding *ledger)
+{
+    const Book *book = followed->book;
+    const bool found =
+        see_state(ledger) && ledger->fold->blocks.size == PyList_Size(book->slots) &&
+        ledger->fold->leases.size == PyList_Size(book->leases) &&
+        (book->now_slots.count == 0 ||
+         (slots_agree(book, &ledger->fold->blocks) && counts_agree(book, ledger))) &&
+        leases_agree(book, &ledger->fold->leases) &&
+        (followed->transfer == NULL || transfers_agree(book, ledger, followed->transfer)) &&
+        (followed->brought == NULL || provenance_agrees(book, ledger, followed->brought)) &&
+        requests_agree(followed, ledger) && offers_agree(book, ledger) && ends_agree(book, ledger);
+    PyErr_Clear();
+    return found;
+}
+
+/* ------------------------------------------------------------------------------------------- watch */
+
+static PyObject *numbers(const Ids *ids)
+{
+    PyObject *list = PyList_New(ids->count);
+    for (Py_ssize_t one = 0; list != NULL && one < ids->count; one++)
+        PyList_SetItem(list, one, PyLong_FromLongLong(ids->ids[one]));
+    return list;
+}
+
+static bool note(Book *book, const char *name, PyObject *value)
+{
+    const bool done = value != NULL && PyObject_SetAttrString((PyObject *)book, name, value) == 0;
+    Py_XDECREF(value);
+    return done;
+}
+
+static PyObject *or_none(PyObject *value)
+{
+    PyObject *given = value != NULL ? value : python.no_ids;
+    Py_INCREF(given);
+    return given;
+}
+
+static PyObject *requests_of(const Following *followed)
+{
+    const Py_ssize_t count = followed->offers == NULL ? 0 : PyTuple_Size(followed->offers);
+    PyObject *names = PyList_New(0);
+    for (Py_ssize_t one = 0; names != NULL && one < count; one++)
+        PyList_Append(names, PyTuple_GetItem(PyTuple_GetItem(followed->offers, one), 0));
+    if (names != NULL && followed->name != NULL)
+        PyList_Append(names, followed->name);
+    return names;
+}
+
+/* Tell Python's comparison what the event changes. */
+static bool note_changes(const Following *followed)
+{
+    Book *book = followed->book;
+    PyObject *transfer = followed->transfer != NULL ? followed->transfer : python.zero;
+    Py_INCREF(transfer);
+    return note(book, "_now_slots", numbers(&book->now_slots)) && note(book, "_now_blocks", numbers(&book->now_blocks)) &&
+           note(book, "_now_brought", or_none(followed->brought)) &&
+           note(book, "_now_requests", requests_of(followed)) && note(book, "_now_transfer", transfer);
+}
+
+/* Follow, fold and compare an event. true: all is well. Otherwise how far it has `come`, or an error is set. */
+static bool watch_one(Following *following, Folding *ledger, PyObject *event, Come *come)
+{
+    following->event = event;
+    following->kind = kind_of(event);
+    following->seq_object = PyObject_GetAttr(event, name_of(N_seq));
+    *come = UNTOUCHED;
+    const Verdict verdict =
+        read_number(following->seq_object, &following->seq) ? follow(following) : REFERENCE;
+    bool well = verdict == FOLDED;
+    if (well) {
+        PyObject *ended = fold_next(ledger, event);
+        well = ended != NULL;
+        Py_XDECREF(ended);
+        *come = IN_THE_BOOK; /* refused: Python folds it again, and tells why */
+        if (!well && PyErr_ExceptionMatches(PyExc_Exception))
+            PyErr_Clear();
+    }
+    if (well && !agree(following, ledger)) {
+        well = false;
+        *come = IN_BOTH;
+        note_changes(following);
+    } else if (verdict == REFERENCE)
+        PyErr_Clear();
+    Py_XDECREF(following->seq_object);
+    following_clear(following);
+    return well;
+}
+
+/* watch(ledger, events, place): as `Witness.watch` in Python. */
+static PyObject *py_watch(PyObject *self, PyObject *arguments)
+{
+    PyObject *ledger, *events;
+    Py_ssize_t place;
+    Following following = {.book = (Book *)self};
+    Folding folding;
+    Come come = UNTOUCHED;
+    if (!PyArg_ParseTuple(arguments, "OO!n", &ledger, &PyList_Type, &events, &place))
+        return NULL;
+    if ((PyObject *)Py_TYPE(ledger) == books.ledger && book_is_known(following.book)) {
+        bool well = fold_begin(&folding, ledger);
+        while (well && place < PyList_Size(events)) {
+            PyObject *event = PyList_GetItem(events, place);
+            Py_INCREF(event);
+            well = watch_one(&following, &folding, event, &come);
+            place += well;
+            Py_DECREF(event);
+        }
+        fold_end(&folding);
+        if (PyErr_Occurred())
+            return NULL;
+    }
+    return Py_BuildValue("(ni)", place, (int)come);
+}
+
+/* --------------------------------------------------------------------------------------- its type */
+
+/* connect_witness(BookedTransfer, NativeLedger, slots, leases, slot_reading, lease_reading): take what it needs of
+   Python. slots, leases: the usual entries, each with the word that means the same, in the order of witness.h. */
+static bool take_entries(PyObject *pairs, PyObject **entries, int32_t *words, Py_ssize_t count)
+{
+    if (!PyTuple_Check(pairs) || PyTuple_Size(pairs) != count) {
+        PyErr_SetString(PyExc_ImportError, "the native body was built for other entries of the second book");
+        return false;
+    }
+    for (Py_ssize_t one = 0; one < count; one++)
+        if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, one), "Oi", &entries[one], &words[one]))
+            return false;
+        else
+            Py_INCREF(entries[one]);
+    return true;
+}
+
+PyObject *connect_witness(PyObject *module, PyObject *arguments)
+{
+    PyObject *slots, *leases;
+    (void)module;
+    if (!PyArg_ParseTuple(arguments, "OOOOOO", &books.booked_transfer, &books.ledger, &slots, &leases,
+                          &books.slot_reading, &books.lease_reading) ||
+        !take_entries(slots, books.slot_entries, books.slot_words, NUM_SLOT_ENTRIES) ||
+        !take_entries(leases, books.lease_entries, books.lease_words, NUM_LEASE_ENTRIES))
+        return NULL;
+    Py_INCREF(books.booked_transfer);
+    Py_INCREF(books.ledger);
+    Py_INCREF(books.slot_reading);
+    Py_INCREF(books.lease_reading);
+    Py_RETURN_NONE;
+}
+
+#define OBJECT(name) {"_" #name, T_OBJECT_EX, offsetof(Book, name), 0, NULL}
+#define NUMBER(name) {"_" #name, T_LONGLONG, offsetof(Book, name), 0, NULL}
+
+static PyMemberDef members[] = {
+    OBJECT(slots),     OBJECT(leases),    OBJECT(keys),    OBJECT(held),        OBJECT(transfers), OBJECT(matches),
+    OBJECT(spoiled),   OBJECT(brought),   OBJECT(older),   OBJECT(cursors),     OBJECT(may_go_back), OBJECT(offers),
+    NUMBER(free),      NUMBER(idle),      NUMBER(tick),    NUMBER(chunk),       NUMBER(workers),   NUMBER(last_void),
+    NUMBER(last_end),  NUMBER(last_loss), {NULL, 0, 0, 0, NULL},
+};
+
+static PyMethodDef methods[] = {
+    {"watch", py_watch, METH_VARARGS, "As `Witness.watch` in Python."},
+    {NULL, NULL, 0, NULL},
+};
+
+static void witness_dealloc(PyObject *self)
+{
+    Book *book = (Book *)self;
+    PyTypeObject *type = Py_TYPE(self);
+    freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
+    for (PyMemberDef *member = members; member->name != NULL; member++)
+        if (member->type == T_OBJECT_EX)
+            Py_CLEAR(*(PyObject **)((char *)book + member->offset));
+    free(book->now_slots.ids);
+    free(book->now_blocks.ids);
+    release(self);
+    Py_DECREF(type);
+}
+
+static PyType_Slot slots[] = {
+    {Py_tp_doc, "The native part of a witness: its attributes, and what it does with common events."},
+    {Py_tp_dealloc, witness_dealloc},
+    {Py_tp_methods, methods},
+    {Py_tp_members, members},
+    {0, NULL},
+};
+
+PyType_Spec witness_spec = {
+    .name = "kvsm.native._body.WitnessBody",
+    .basicsize = sizeof(Book),
+    .flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .slots = slots,
+};
