@@ -162,7 +162,7 @@ def verify(log: Path, strict: bool, with_protocol: bool, alone: bool, as_json: b
 def _check(log: Path, with_protocol: bool, trust: dict[str, Any]) -> _Checked:
     copies = LoggedCopies(is_named_disk(log))
     with counting("verified", "events") as progress:
-        found = verify_log(log, progress=progress, on_event=copies.hear, **trust)
+        found = verify_log(log, progress=progress, hearer=copies, **trust)
     return _Checked(found, copies, _compare_with_protocols(log, trust) if with_protocol else ())
 
 

@@ -210,9 +210,7 @@ def _rebuild(
         first = first or ledger.seq + 1
         for batch in segment.batches():
             wanted = batch if seq is None and step is None else _up_to(batch, seq, step)
-            apply = ledger.apply
-            for event in wanted:
-                apply(event)
+            ledger.apply_all(wanted)
             folded += len(wanted)
             named += entries(wanted)
             stopped = len(wanted) < len(batch) or ledger.seq == seq

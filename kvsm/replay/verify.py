@@ -15,10 +15,11 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
-from math import isqrt
+from itertools import islice
 from pathlib import Path
+from typing import Protocol
 
 import msgspec
 
@@ -39,8 +40,12 @@ from kvsm.replay.unfinished import Unfinished, unfinished_at_end
 from kvsm.replay.witness import Come, witness_of
 from kvsm.snapshot import digest, is_saved_as, restore, snapshot
 
-EVERY = 250_000
-"""Events and entries from one full check to the next."""
+EVERY, EVERY_PER_SLOT = 250_000, 16
+"""Events and entries from one full check to the next: so many, or so many for each slot and device block, if that
+is more. A full check looks at all of them, and takes a small share of the time whatever the size."""
+
+PARTS = 16
+"""Into so many parts an interval is split to find the first wrong event."""
 
 EVENTS_SHOWN = 10
 """Events that are shown of those that led to a broken property."""
@@ -48,8 +53,18 @@ EVENTS_SHOWN = 10
 Progress = Callable[[int], None]
 """Called now and then with the number of events verified so far."""
 
-OnEvent = Callable[[Ledger, OffloadingEvent], None]
-"""Called with each event that breaks nothing, after the ledger was changed by it."""
+class Hearer(Protocol):
+    """Somebody who wants more of the same pass over a log."""
+
+    def skip(self, events: Sequence[OffloadingEvent]) -> bool:
+        """Whether these events, which come next, tell nothing to it. Otherwise it hears each."""
+
+    def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
+        """The next event. It breaks nothing, and the ledger was just changed by it."""
+
+
+
+OnRestart = Callable[[Ledger, Restarted], None]
 
 
 class Breakage(msgspec.Struct, frozen=True, kw_only=True):
@@ -115,12 +130,15 @@ class Auditor:
     """Folds events into a ledger, and tells what each of them breaks.
 
     It takes the state of the ledger that it starts with on trust: empty or restored.
+
+    on_restart: called before a restart is folded.
     """
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, on_restart: OnRestart | None = None) -> None:
         self.ledger, self.witness, self._publisher = ledger, witness_of(ledger), Publisher()
         ledger.listener = self._publisher
         self._announced = _readable(ledger)
+        self._on_restart = on_restart
 
     def apply(self, event: OffloadingEvent) -> list[Violation]:
         """Fold one event. Returns what it breaks in the things that it names."""
@@ -143,6 +161,8 @@ class Auditor:
 
     def _go_on(self, event: OffloadingEvent, come: int) -> list[Violation]:
         """Follow, fold and compare an event that has come so far."""
+        if type(event) is Restarted and self._on_restart is not None:
+            self._on_restart(self.ledger, event)
         broken = self.witness.follow(event) if come < Come.IN_THE_BOOK else []
         try:
             if come < Come.IN_BOTH:
@@ -196,17 +216,17 @@ def _readable(ledger: Ledger) -> set[bytes]:
 def verify_log(
     log: str | os.PathLike[str],
     *,
-    every: int = EVERY,
+    every: int | None = None,
     progress: Progress | None = None,
-    on_event: OnEvent | None = None,
+    hearer: Hearer | None = None,
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Verification:
     """Check every property that a log can show, at every event, up to the first that breaks one.
 
-    every: events and entries from one full check to the next.
+    every: events and entries from one full check to the next; None: as fits the pool (`EVERY`).
     progress: called now and then.
-    on_event: takes each event, for a caller who wants more of the same pass.
+    hearer: hears the events, if it wants to.
     allow_policies, max_slots: as in `Trust`.
 
     A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
@@ -214,19 +234,19 @@ def verify_log(
     """
     trust = Trust(allow_policies, max_slots)
     with trust.guarded(log):
-        return _verify(log, every, progress, on_event, trust)
+        return _verify(log, every, progress, hearer, trust)
 
 
 def _verify(
     log: str | os.PathLike[str],
-    every: int,
+    every: int | None,
     progress: Progress | None,
-    on_event: OnEvent | None,
+    hearer: Hearer | None,
     trust: Trust,
 ) -> Verification:
     began = time.perf_counter()
     reader = LogReader(log)
-    run = _Pass(reader, every, progress, on_event, trust)
+    run = _Pass(reader, every, progress, hearer, trust)
     damage = None
     try:
         for segment in reader.segments():
@@ -268,16 +288,16 @@ class _Pass:
     def __init__(
         self,
         reader: LogReader,
-        every: int,
+        every: int | None,
         progress: Progress | None,
-        on_event: OnEvent | None,
+        hearer: Hearer | None,
         trust: Trust,
     ) -> None:
         self.auditor: Auditor | None = None
         self.breakage: Breakage | None = None
         self.first = self.events = self.entries = 0
         self._directory, self._every, self._progress = reader.directory, every, progress
-        self._on_event, self._trust = on_event, trust
+        self._hearer, self._trust = hearer, trust
         self.restarts: list[str] = []
         self._saved, self._good_until = b"", 0
         self._weight = 0
@@ -290,7 +310,7 @@ class _Pass:
         if self.auditor is None or segment.gap is not None:
             if self.auditor is not None and self.check():
                 return True
-            auditor = Auditor(opening(segment, self._trust))
+            auditor = Auditor(opening(segment, self._trust), self._note)
             self._start(auditor)
             broken = auditor.check()
             return bool(broken) and self._break(None, broken, segment.path.name)
@@ -304,27 +324,37 @@ class _Pass:
     def fold(self, segment: Segment) -> bool:
         """Fold the events of a segment. Returns whether one breaks something."""
         assert self.auditor is not None
-        apply, ledger, on_event = self.auditor.apply, self.auditor.ledger, self._on_event
         for batch in segment.batches():
-            for event in batch:
-                if type(event) is Restarted:
-                    self._note(event)
-                broken = apply(event)
-                if broken:
-                    self._count(batch[: event.seq - batch[0].seq + 1])
-                    return self._locate(broken, event.seq)
-                if on_event is not None:
-                    on_event(ledger, event)
-            self._count(batch)
-            if self._weight >= self._every and self.check():
+            heard = self._hearer is not None and not self._hearer.skip(batch)
+            done, broken = self._heard(batch) if heard else self.auditor.apply_all(batch)
+            self._count(batch[:done])
+            if broken:
+                return self._locate(broken, batch[done - 1].seq)
+            if self._weight >= self._most_weight() and self.check():
                 return True
             if self._progress is not None:
                 self._progress(self.events)
         return False
 
-    def _note(self, event: Restarted) -> None:
+    def _heard(self, batch: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
+        """The same as `apply_all`, and each event is heard after its fold."""
         assert self.auditor is not None
-        kept = survivors(self.auditor.ledger).told()
+        assert self._hearer is not None
+        for number, event in enumerate(batch, 1):
+            broken = self.auditor.apply(event)
+            if broken:
+                return number, broken
+            self._hearer.hear(self.auditor.ledger, event)
+        return len(batch), []
+
+    def _most_weight(self) -> int:
+        """Events and entries up to the next full check."""
+        assert self.auditor is not None
+        config = self.auditor.ledger.config
+        return self._every or max(EVERY, EVERY_PER_SLOT * (config.host_blocks + config.device_blocks))
+
+    def _note(self, ledger: Ledger, event: Restarted) -> None:
+        kept = survivors(ledger).told()
         self.restarts.append(f"event {event.seq:,}: {told_process(event.life, event.ended)}: {kept}")
 
     def close(self) -> None:
@@ -344,7 +374,7 @@ class _Pass:
     def _locate(self, broken: Sequence[Violation], until: int) -> bool:
         """Something is broken after event `until`. Find the first event after which it shows."""
         events = _between(self._directory, self._good_until, until)
-        event, found = _first_broken(self._saved, events)
+        event, found = _first_broken(self._saved, events, until - self._good_until)
         # A witness that followed all events knows more than one that was restored.
         earlier = event is not None and event.seq < until
         return self._break(event, found if earlier else broken)
@@ -379,37 +409,38 @@ class _Pass:
         return True
 
 
-def _between(directory: Path, good_until: int, until: int) -> list[OffloadingEvent]:
+def _between(directory: Path, good_until: int, until: int) -> Iterator[OffloadingEvent]:
     """The events after `good_until`, up to `until`, read again."""
-    events: list[OffloadingEvent] = []
     for segment in LogReader(directory).segments(good_until + 1):
         for batch in segment.batches():
-            events += [event for event in batch if good_until < event.seq <= until]
+            yield from [event for event in batch if good_until < event.seq <= until]
             if batch[-1].seq >= until:
-                return events
-    return events
+                return
 
 
 def _first_broken(
-    saved: bytes, events: Sequence[OffloadingEvent]
+    saved: bytes, events: Iterator[OffloadingEvent], count: int
 ) -> tuple[OffloadingEvent | None, list[Violation]]:
-    """The first of `events` after which a full check finds something, and what it finds.
+    """The first of `count` events after which a full check finds something, and what it finds.
 
-    Checks after each of about sqrt(n) parts, then after each event of the first broken part. A fault that
-    does not show again was not in the fold: then the last event stands for the interval, with nothing found.
+    Checks after each of some parts, then splits the first broken part again. A fault that does not show again was
+    not in the fold: then the last event stands for the interval, with nothing found.
     """
-    parts = isqrt(len(events)) + 1
-    auditor = Auditor(restore(saved))
-    for start in range(0, len(events), parts):
-        part = events[start : start + parts]
-        saved = snapshot(auditor.ledger)
-        if any(auditor.apply(event) for event in part) or auditor.check():
-            auditor = Auditor(restore(saved))
-            for event in part:
-                found = auditor.apply(event) or auditor.check()
-                if found:
-                    return event, found
-    return (events[-1] if events else None), []
+    last = None
+    while True:
+        length = max(1, count // PARTS)
+        auditor = Auditor(restore(saved))
+        while part := list(islice(events, length)):
+            last, saved = part[-1], snapshot(auditor.ledger)
+            _, found = auditor.apply_all(part)
+            found = found or auditor.check()
+            if found and length == 1:
+                return last, found
+            if found:
+                break
+        else:
+            return last, []
+        events, count = iter(part), len(part)
 
 
 def _led_there(directory: Path, breakage: Breakage, trust: Trust) -> tuple[str, ...]:

@@ -99,6 +99,13 @@ class LoggedCopies:
         self._left: dict[int, tuple[Direction, int, str, bytes]] = {}
         """Copies by their transfer in this log, and what to say when they leave."""
 
+    def skip(self, events: Sequence[OffloadingEvent]) -> bool:
+        """Whether these events, which come next, tell nothing of copies between the tiers."""
+        if self.tier == DISK or self._left or events[0].seq != self._next or any(map(_may_tell, events)):
+            return False
+        self._next = events[-1].seq + 1
+        return True
+
     def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
         """Take note of an event that was applied to this ledger."""
         if event.seq != self._next:
@@ -166,6 +173,16 @@ class LoggedCopies:
         if event.transfer in self._left:
             direction, store, *_ = self._left[event.transfer]
             self.steps.append(CopyStep(event.seq, direction, store, "is given up"))
+
+
+def _may_tell(event: OffloadingEvent) -> bool:
+    """Whether an event in the log of a host begins a process, or a copy from or to the disk."""
+    kind = type(event)
+    if kind is ev.StorePlanned:
+        return event.source == DISK
+    if kind is ev.LoadPlanned:
+        return event.target == DISK
+    return kind is ev.LogOpened or kind is ev.Restarted
 
 
 NOTES: dict[type[OffloadingEvent], Callable[[LoggedCopies, Ledger, Any], None] | None] = {
