@@ -55,6 +55,7 @@ bool batch_of(Batch *batch, PyObject *ids);   /* packed or not; false: none that
 void batch_clear(Batch *batch);
 PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
+PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
 PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */

@@ -2,246 +2,6 @@
 
 #include "witness.h"
 
-BookNames books;
-
-/* ---------------------------------------------------------------------------------------------- ids */
-
-static bool has_room(Ids *ids, Py_ssize_t count)
-{
-    if (count <= ids->room)
-        return true;
-    int64_t *grown = realloc(ids->ids, (size_t)count * 2 * sizeof *grown);
-    if (grown == NULL)
-        return false;
-    ids->ids = grown;
-    ids->room = count * 2;
-    return true;
-}
-
-/* Append the numbers of a tuple or list. */
-static bool read_more(PyObject *ids, Ids *read, Py_ssize_t below)
-{
-    const bool is_tuple = PyTuple_CheckExact(ids);
-    if (!is_tuple && !PyList_CheckExact(ids))
-        return false;
-    const Py_ssize_t count = is_tuple ? PyTuple_Size(ids) : PyList_Size(ids);
-    if (!has_room(read, read->count + count))
-        return false;
-    for (Py_ssize_t one = 0; one < count; one++) {
-        int64_t id;
-        if (!read_number(is_tuple ? PyTuple_GetItem(ids, one) : PyList_GetItem(ids, one), &id) || id >= below)
-            return false;
-        read->ids[read->count++] = id;
-    }
-    return true;
-}
-
-bool read_ids(PyObject *ids, Ids *read, Py_ssize_t below)
-{
-    read->count = 0;
-    return read_more(ids, read, below);
-}
-
-/* Packed ids as numbers (kvsm.ids.pack). */
-static bool unpack(PyObject *packed, Ids *read, Py_ssize_t below)
-{
-    char *memory;
-    Py_ssize_t size;
-    if (PyBytes_AsStringAndSize(packed, &memory, &size) < 0 || size == 0)
-        return false;
-    const unsigned char *bytes = (const unsigned char *)memory;
-    const int width = bytes[0];
-    const Py_ssize_t count = (size - 1) / (width ? width : 1);
-    if (width < 2 || width > 4 || (size - 1) % width != 0 || count <= SMALL || !has_room(read, count))
-        return false;
-    read->count = count;
-    bytes++;
-    for (Py_ssize_t one = 0; one < count; one++, bytes += width) {
-        int64_t id = 0;
-        for (int place = width - 1; place >= 0; place--)
-            id = id << 8 | bytes[place];
-        if (id >= below)
-            return false;
-        read->ids[one] = id;
-    }
-    return true;
-}
-
-static PyObject *list_of(const Ids *ids)
-{
-    PyObject *list = PyList_New(ids->count);
-    for (Py_ssize_t one = 0; list != NULL && one < ids->count; one++) {
-        PyObject *id = PyLong_FromLongLong(ids->ids[one]);
-        if (id == NULL)
-            Py_CLEAR(list);
-        else
-            PyList_SetItem(list, one, id);
-    }
-    return list;
-}
-
-static PyObject *event_field(const Following *following, Name name)
-{
-    PyObject *value = PyObject_GetAttr(following->event, name_of(name));
-    if (value == NULL)
-        PyErr_Clear();
-    return value;
-}
-
-/* The ids in a field of the event, as numbers and, if `object` is asked for, as the book keeps them; owned. */
-static bool ids_of(const Following *following, Name name, Ids *read, Py_ssize_t below, PyObject **object)
-{
-    PyObject *ids = event_field(following, name);
-    bool fit = ids != NULL;
-    if (fit && PyBytes_CheckExact(ids)) {
-        fit = unpack(ids, read, below);
-        if (fit && object != NULL)
-            fit = (*object = list_of(read)) != NULL;
-    } else if (fit) {
-        fit = PyTuple_CheckExact(ids) && read_ids(ids, read, below);
-        if (fit && object != NULL) {
-            Py_INCREF(ids);
-            *object = ids;
-        }
-    }
-    Py_XDECREF(ids);
-    return fit;
-}
-
-static bool slots_of(const Following *following, PyObject **object)
-{
-    Book *book = following->book;
-    return ids_of(following, N_slots, &book->now_slots, PyList_Size(book->slots), object);
-}
-
-static bool blocks_of(const Following *following, PyObject **object)
-{
-    Book *book = following->book;
-    return ids_of(following, N_device_blocks, &book->now_blocks, PyList_Size(book->leases), object);
-}
-
-/* ------------------------------------------------------------------------------------------ entries */
-
-static inline PyObject *at(PyObject *list, int64_t place) { return PyList_GetItem(list, (Py_ssize_t)place); }
-
-static inline void put(PyObject *list, int64_t place, PyObject *value)
-{
-    Py_INCREF(value);
-    PyList_SetItem(list, (Py_ssize_t)place, value);
-}
-
-static inline PyObject *slot_entry(SlotEntry entry) { return books.slot_entries[entry]; }
-static inline PyObject *lease_entry(LeaseEntry entry) { return books.lease_entries[entry]; }
-
-static bool same(PyObject *entry, PyObject *usual)
-{
-    if (entry == usual)
-        return true;
-    const int equal = PyObject_RichCompareBool(entry, usual, Py_EQ);
-    if (equal < 0)
-        PyErr_Clear();
-    return equal > 0;
-}
-
-/* Whether all these slots or device blocks have this entry. */
-static bool all_are(PyObject *list, const Ids *ids, PyObject *usual)
-{
-    for (Py_ssize_t one = 0; one < ids->count; one++)
-        if (!same(at(list, ids->ids[one]), usual))
-            return false;
-    return true;
-}
-
-static void put_all(PyObject *list, const Ids *ids, PyObject *entry)
-{
-    for (Py_ssize_t one = 0; one < ids->count; one++)
-        put(list, ids->ids[one], entry);
-}
-
-/* A slot's entry: its state, which is a member, and two counts. */
-typedef struct {
-    PyObject *state;
-    int64_t copies, pins;
-} Parts;
-
-static bool parts_of(PyObject *entry, Parts *parts)
-{
-    if (!PyTuple_CheckExact(entry) || PyTuple_Size(entry) != 3)
-        return false;
-    parts->state = PyTuple_GetItem(entry, 0);
-    return read_number(PyTuple_GetItem(entry, 1), &parts->copies) &&
-           read_number(PyTuple_GetItem(entry, 2), &parts->pins);
-}
-
-static PyObject *stored(void) { return PyTuple_GetItem(slot_entry(IDLE_ENTRY), 0); }
-static PyObject *loading(void) { return PyTuple_GetItem(slot_entry(READ), 0); }
-
-static bool is_readable(PyObject *entry)
-{
-    if (entry == slot_entry(IDLE_ENTRY) || entry == slot_entry(PINNED) || entry == slot_entry(READ))
-        return true;
-    Parts parts;
-    return parts_of(entry, &parts) && (parts.state == stored() || parts.state == loading());
-}
-
-static bool all_are_readable(const Book *book)
-{
-    for (Py_ssize_t one = 0; one < book->now_slots.count; one++)
-        if (!is_readable(at(book->slots, book->now_slots.ids[one])))
-            return false;
-    return true;
-}
-
-/* Put an entry of these parts, the book's own object if it has one. Counts idle slots. */
-static bool put_parts(Book *book, int64_t slot, const Parts *parts)
-{
-    PyObject *entry = NULL;
-    if (parts->state == stored() && parts->copies == 0 && parts->pins < 2)
-        entry = slot_entry(parts->pins ? PINNED : IDLE_ENTRY);
-    else if (parts->state == loading() && parts->copies == 1 && parts->pins == 0)
-        entry = slot_entry(READ);
-    book->idle += (entry == slot_entry(IDLE_ENTRY)) - same(at(book->slots, slot), slot_entry(IDLE_ENTRY));
-    if (entry != NULL) {
-        put(book->slots, slot, entry);
-        return true;
-    }
-    entry = Py_BuildValue("(OLL)", parts->state, (long long)parts->copies, (long long)parts->pins);
-    return entry != NULL && PyList_SetItem(book->slots, (Py_ssize_t)slot, entry) == 0;
-}
-
-/* Add to the counts of a slot that has entry `from`, after which it has entry `to`. Others: as the counts say. */
-static bool recount(Book *book, int64_t slot, SlotEntry from, SlotEntry to, int64_t copies, int64_t pins)
-{
-    PyObject *entry = at(book->slots, slot);
-    Parts parts;
-    if (entry == slot_entry(from)) {
-        book->idle += (to == IDLE_ENTRY) - (from == IDLE_ENTRY);
-        put(book->slots, slot, slot_entry(to));
-        return true;
-    }
-    if (!parts_of(entry, &parts))
-        return false;
-    parts.copies += copies;
-    parts.pins += pins;
-    if (copies != 0)
-        parts.state = parts.copies > 0 ? loading() : stored();
-    return put_parts(book, slot, &parts);
-}
-
-/* Whether all slots have a pin more than the ones that are taken here. */
-static bool all_have(const Book *book, SlotEntry usual, bool pin, bool copy)
-{
-    Parts parts;
-    for (Py_ssize_t one = 0; one < book->now_slots.count; one++) {
-        PyObject *entry = at(book->slots, book->now_slots.ids[one]);
-        if (entry != slot_entry(usual) &&
-            !(is_readable(entry) && parts_of(entry, &parts) && (!pin || parts.pins > 0) &&
-              (!copy || (parts.copies > 0 && parts.state == loading()))))
-            return false;
-    }
-    return true;
-}
-
 /* -------------------------------------------------------------------------------- dicts, sets, records */
 
 /* Take a key out. false: an error is set. */
@@ -316,8 +76,7 @@ end:
     return verdict;
 }
 
-/* The match that the request holds; borrowed. NULL: it holds none. `slots` are its pins if `fits`: all hold, and
-   each slot counts one. */
+/* The match that the request holds; borrowed. NULL: it holds none. If it `fits`, all its pins hold, and are read. */
 static PyObject *match_of(Following *following, PyObject *name, bool *fits)
 {
     Book *book = following->book;
@@ -328,7 +87,7 @@ static PyObject *match_of(Following *following, PyObject *name, bool *fits)
                 : PyTuple_CheckExact(match) && read_number(PyTuple_GetItem(match, 0), &since) &&
                       book->last_void <= since &&
                       read_ids(PyTuple_GetItem(match, 1), &book->now_slots, PyList_Size(book->slots)) &&
-                      all_have(book, PINNED, true, false);
+                      all_are_pinned(book);
     PyErr_Clear();
     return match;
 }
@@ -544,7 +303,7 @@ static bool bring(Book *book)
 {
     for (Py_ssize_t one = 0; one < book->now_blocks.count; one++) {
         PyObject *block = PyLong_FromLongLong(book->now_blocks.ids[one]);
-        const int64_t slot = book->now_slots.ids[one / (Py_ssize_t)book->chunk];
+        const int64_t slot = book->named.ids[one / (Py_ssize_t)book->chunk];
         const bool done = block != NULL && PyDict_SetItem(book->brought, block, at(book->keys, slot)) == 0 &&
                           PySet_Discard(book->older, block) >= 0;
         Py_XDECREF(block);
@@ -554,27 +313,20 @@ static bool bring(Book *book)
     return true;
 }
 
-/* Whether a load takes the first pins of its request's match, and nothing that is rare. */
-static bool may_load(Following *following, PyObject *name, PyObject *slots)
+/* Whether a load takes the first pins of its request's match, and nothing that is rare. The pins are then read. */
+static bool may_load(Following *following, PyObject *name)
 {
     Book *book = following->book;
     PyObject *parts = event_field(following, N_parts), *voided = event_field(following, N_voided);
     bool fits = parts != NULL && PyTuple_CheckExact(parts) && PyTuple_Size(parts) == 0 && voided == Py_False;
     Py_XDECREF(parts);
     Py_XDECREF(voided);
-    const Py_ssize_t loaded = fits ? PyObject_Size(slots) : 0;
     PyObject *match = fits ? match_of(following, name, &fits) : NULL;
-    if (!fits || match == NULL || loaded == 0 || loaded > book->now_slots.count ||
-        book->now_blocks.count != loaded * book->chunk ||
-        !all_are(book->leases, &book->now_blocks, lease_entry(UNLEASED)))
-        return false;
-    /* `slots` as the book keeps it: a tuple or list of as many as it has. */
-    for (Py_ssize_t one = 0; fits && one < loaded; one++) {
-        int64_t slot;
-        fits = read_number(PyTuple_CheckExact(slots) ? PyTuple_GetItem(slots, one) : PyList_GetItem(slots, one), &slot) &&
-               slot == book->now_slots.ids[one];
-    }
-    return fits;
+    const Py_ssize_t loaded = book->named.count;
+    return fits && match != NULL && loaded > 0 && loaded <= book->now_slots.count &&
+           memcmp(book->named.ids, book->now_slots.ids, (size_t)loaded * sizeof(int64_t)) == 0 &&
+           book->now_blocks.count == loaded * book->chunk &&
+           all_are(book->leases, &book->now_blocks, lease_entry(UNLEASED));
 }
 
 static Verdict load_plan(Following *following)
@@ -582,22 +334,20 @@ static Verdict load_plan(Following *following)
     Book *book = following->book;
     PyObject *name = event_field(following, N_request), *slots = NULL, *blocks = NULL;
     Verdict verdict = REFERENCE;
-    if (name == NULL || !PyUnicode_CheckExact(name) || !slots_of(following, &slots) ||
-        !blocks_of(following, &blocks) || !may_load(following, name, slots))
+    if (name == NULL || !PyUnicode_CheckExact(name) ||
+        !ids_of(following, N_slots, &book->named, PyList_Size(book->slots), &slots) ||
+        !blocks_of(following, &blocks) || !may_load(following, name))
         goto end;
-    /* From here on `now_slots` are all pins of the match. The load takes the first ones. */
-    const Py_ssize_t loaded = PyObject_Size(slots);
-    verdict = PyDict_DelItem(book->matches, name) < 0 ? FAILED : end_pins(book, loaded);
-    for (Py_ssize_t one = 0; verdict == FOLDED && one < loaded; one++)
-        if (!recount(book, book->now_slots.ids[one], PINNED, READ, 1, -1))
+    verdict = PyDict_DelItem(book->matches, name) < 0 ? FAILED : end_pins(book, book->named.count);
+    for (Py_ssize_t one = 0; verdict == FOLDED && one < book->named.count; one++)
+        if (!recount(book, book->named.ids[one], PINNED, READ, 1, -1))
             verdict = FAILED;
     put_all(book->leases, &book->now_blocks, lease_entry(WRITTEN));
     if (verdict == FOLDED && !bring(book))
         verdict = FAILED;
     if (verdict == FOLDED)
         verdict = keep(following, Py_False, slots, blocks);
-    following->brought = blocks;
-    blocks = NULL;
+    following->brings = true;
 end:
     Py_XDECREF(name);
     Py_XDECREF(slots);
@@ -685,7 +435,7 @@ static bool may_end(Book *book, PyObject *transfer, bool store)
         !all_are(book->leases, &book->now_blocks, lease_entry(store ? READ_ONCE : WRITTEN)))
         return false;
     return store ? PyObject_Size(book->offers) == 0 && all_are(book->slots, &book->now_slots, slot_entry(FILLING))
-                 : all_have(book, READ, false, true);
+                 : all_are_loading(book);
 }
 
 /* The last worker has reported it as good: publish what it stored, or end its readers. Its device blocks are given
@@ -774,7 +524,7 @@ Verdict follow(Following *following)
 void following_clear(Following *following)
 {
     Py_CLEAR(following->transfer);
-    Py_CLEAR(following->brought);
+    following->brings = false;
     Py_CLEAR(following->offers);
     Py_CLEAR(following->name);
 }

@@ -35,8 +35,7 @@ static int64_t size_of_run(const uint8_t *bytes, int width)
     return (last < first ? first - last : last - first) + 1;
 }
 
-/* The memory of the ids of packed bytes, as bytes of int64. NULL without an error: `pack` makes no such bytes. */
-static PyObject *unpacked(PyObject *packed)
+PyObject *unpacked(PyObject *packed)
 {
     const uint8_t *bytes = (const uint8_t *)PyBytes_AsString(packed);
     const Py_ssize_t length = PyBytes_Size(packed) - 1;

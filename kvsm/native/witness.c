@@ -88,20 +88,20 @@ static bool transfers_agree(const Book *book, Folding *ledger, PyObject *id)
 }
 
 /* The keys that a load brought. Where a reset has come since, Python compares. */
-static bool provenance_agrees(const Book *book, Folding *ledger, PyObject *blocks)
+static bool provenance_agrees(const Book *book, Folding *ledger)
 {
     PyObject *provenance = field(ledger, N_provenance);
     PyObject *brought = PyObject_GetAttr(provenance, name_of(N_brought));
     PyObject *stale = PyObject_GetAttr(provenance, name_of(N_stale));
     bool agrees = brought != NULL && PyDict_CheckExact(brought) && stale != NULL && is_empty(stale) &&
                   PySet_Size(book->older) == 0;
-    const Py_ssize_t count = PyObject_Size(blocks);
-    for (Py_ssize_t one = 0; agrees && one < count; one++) {
-        PyObject *block = PyTuple_CheckExact(blocks) ? PyTuple_GetItem(blocks, one) : PyList_GetItem(blocks, one);
-        PyObject *found = PyDict_GetItemWithError(brought, block);
-        PyObject *expected = PyDict_GetItemWithError(book->brought, block);
-        agrees = found == expected || (found != NULL && expected != NULL &&
-                                       PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
+    for (Py_ssize_t one = 0; agrees && one < book->now_blocks.count; one++) {
+        PyObject *block = PyLong_FromLongLong(book->now_blocks.ids[one]);
+        PyObject *found = block == NULL ? NULL : PyDict_GetItemWithError(brought, block);
+        PyObject *expected = block == NULL ? NULL : PyDict_GetItemWithError(book->brought, block);
+        agrees = found != NULL && expected != NULL &&
+                 (found == expected || PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
+        Py_XDECREF(block);
     }
     Py_XDECREF(brought);
     Py_XDECREF(stale);
@@ -165,7 +165,7 @@ static bool agree(const Following *followed, Folding *ledger)
          (slots_agree(book, &ledger->fold->blocks) && counts_agree(book, ledger))) &&
         leases_agree(book, &ledger->fold->leases) &&
         (followed->transfer == NULL || transfers_agree(book, ledger, followed->transfer)) &&
-        (followed->brought == NULL || provenance_agrees(book, ledger, followed->brought)) &&
+        (!followed->brings || provenance_agrees(book, ledger)) &&
         requests_agree(followed, ledger) && offers_agree(book, ledger) && ends_agree(book, ledger);
     PyErr_Clear();
     return found;
@@ -188,13 +188,6 @@ static bool note(Book *book, const char *name, PyObject *value)
     return done;
 }
 
-static PyObject *or_none(PyObject *value)
-{
-    PyObject *given = value != NULL ? value : python.no_ids;
-    Py_INCREF(given);
-    return given;
-}
-
 static PyObject *requests_of(const Following *followed)
 {
     const Py_ssize_t count = followed->offers == NULL ? 0 : PyTuple_Size(followed->offers);
@@ -210,10 +203,12 @@ static PyObject *requests_of(const Following *followed)
 static bool note_changes(const Following *followed)
 {
     Book *book = followed->book;
+    const Ids none = {0};
     PyObject *transfer = followed->transfer != NULL ? followed->transfer : python.zero;
     Py_INCREF(transfer);
-    return note(book, "_now_slots", numbers(&book->now_slots)) && note(book, "_now_blocks", numbers(&book->now_blocks)) &&
-           note(book, "_now_brought", or_none(followed->brought)) &&
+    return note(book, "_now_slots", numbers(&book->now_slots)) &&
+           note(book, "_now_blocks", numbers(&book->now_blocks)) &&
+           note(book, "_now_brought", numbers(followed->brings ? &book->now_blocks : &none)) &&
            note(book, "_now_requests", requests_of(followed)) && note(book, "_now_transfer", transfer);
 }
 
@@ -299,6 +294,11 @@ PyObject *connect_witness(PyObject *module, PyObject *arguments)
         !take_entries(slots, books.slot_entries, books.slot_words, NUM_SLOT_ENTRIES) ||
         !take_entries(leases, books.lease_entries, books.lease_words, NUM_LEASE_ENTRIES))
         return NULL;
+    PyObject *module_of_arrays = PyImport_ImportModule("array");
+    books.array = module_of_arrays == NULL ? NULL : PyObject_GetAttrString(module_of_arrays, "array");
+    Py_XDECREF(module_of_arrays);
+    if (books.array == NULL)
+        return NULL;
     Py_INCREF(books.booked_transfer);
     Py_INCREF(books.ledger);
     Py_INCREF(books.slot_reading);
@@ -331,6 +331,7 @@ static void witness_dealloc(PyObject *self)
             Py_CLEAR(*(PyObject **)((char *)book + member->offset));
     free(book->now_slots.ids);
     free(book->now_blocks.ids);
+    free(book->named.ids);
     release(self);
     Py_DECREF(type);
 }

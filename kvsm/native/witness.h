@@ -22,6 +22,7 @@ typedef struct {
         *offers;
     long long free, idle, tick, chunk, workers, last_void, last_end, last_loss;
     Ids now_slots, now_blocks; /* what the event that was followed last touches */
+    Ids named;                 /* what it names, where that is less */
 } Book;
 
 /* An event that a book follows. */
@@ -31,7 +32,7 @@ typedef struct {
     int64_t seq;
     int kind;
     PyObject *transfer; /* the number of the transfer that it changes; owned, or NULL */
-    PyObject *brought;  /* the device blocks whose content it changes; owned, or NULL */
+    bool brings;        /* whether it changes the content of the device blocks that it touches */
     PyObject *offers;   /* the offers whose cursors it changes; owned, or NULL */
     PyObject *name;     /* the request whose cursors it changes; owned, or NULL */
 } Following;
@@ -45,14 +46,50 @@ typedef struct {
     PyObject *slot_entries[NUM_SLOT_ENTRIES], *lease_entries[NUM_LEASE_ENTRIES];
     int32_t slot_words[NUM_SLOT_ENTRIES], lease_words[NUM_LEASE_ENTRIES]; /* the ledger's words that mean the same */
     PyObject *slot_reading, *lease_reading;                               /* word -> entry, for all words */
-    PyObject *booked_transfer, *ledger;
+    PyObject *booked_transfer, *ledger, *array;
 } BookNames;
 
 extern BookNames books;
 
+/* ----------------------------------------------------------------------------------------- entries.c */
+
+static inline PyObject *slot_entry(SlotEntry entry) { return books.slot_entries[entry]; }
+static inline PyObject *lease_entry(LeaseEntry entry) { return books.lease_entries[entry]; }
+
+static inline PyObject *at(PyObject *list, int64_t place) { return PyList_GetItem(list, (Py_ssize_t)place); }
+
+static inline void put(PyObject *list, int64_t place, PyObject *value)
+{
+    Py_INCREF(value);
+    PyList_SetItem(list, (Py_ssize_t)place, value);
+}
+
+PyObject *event_field(const Following *following, Name name); /* owned; NULL: it has none, and no error is set */
+
+/* Ids that are all less than `below`; false: others are among them. `object`, unless NULL, becomes what the book
+   keeps of them; owned. */
+bool ids_of(const Following *following, Name name, Ids *read, Py_ssize_t below, PyObject **object);
+bool slots_of(const Following *following, PyObject **object);
+bool blocks_of(const Following *following, PyObject **object);
+bool read_ids(PyObject *kept, Ids *read, Py_ssize_t below);
+bool read_more(PyObject *kept, Ids *read, Py_ssize_t below); /* behind those that were read before */
+
+bool same(PyObject *entry, PyObject *usual);
+bool all_are(PyObject *list, const Ids *ids, PyObject *usual);
+void put_all(PyObject *list, const Ids *ids, PyObject *entry);
+
+/* Whether all slots that the event touches can be read, and also have a pin, or a copy. */
+bool all_are_readable(const Book *book);
+bool all_are_pinned(const Book *book);
+bool all_are_loading(const Book *book);
+
+/* Add to the counts of a slot. One that has entry `from` has entry `to` then. Counts the idle ones. */
+bool recount(Book *book, int64_t slot, SlotEntry from, SlotEntry to, int64_t copies, int64_t pins);
+
+/* -------------------------------------------------------------------------------------------- book.c */
+
 bool book_is_known(const Book *book); /* whether its attributes are of the types that this part knows */
 Verdict follow(Following *following);
-bool read_ids(PyObject *ids, Ids *read, Py_ssize_t below); /* a tuple or list; false: it has others than `below` */
 void following_clear(Following *following);
 
 #endif
