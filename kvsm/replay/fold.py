@@ -113,14 +113,17 @@ def entries(events: Iterable[OffloadingEvent]) -> int:
     """Number of entries in these events: one for each slot that an event names."""
     named = 0
     for event in events:
-        for field in _SLOT_FIELDS[type(event)]:
-            slots = getattr(event, field)
-            named += len(slots) if type(slots) is tuple else count(slots)
+        if type(event) in _SLOT_FIELDS:
+            for field in _SLOT_FIELDS[type(event)]:
+                slots = getattr(event, field)
+                named += len(slots) if type(slots) is tuple else count(slots)
     return named
 
 
 _SLOT_FIELDS = {
-    kind: [field for field in kind.__struct_fields__ if field in ("slots", "moved")] for kind in KINDS
+    kind: [field for field in kind.__struct_fields__ if field in ("slots", "moved")]
+    for kind in KINDS
+    if "slots" in kind.__struct_fields__
 }
 
 
@@ -160,6 +163,27 @@ def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
     for violation in check_ledger(ledger) if ledger.seq else ():
         raise _wrong_head(segment, f"breaks a property: {violation.property}: {violation.message}")
     return ledger
+
+
+def gathered(segment: Segment) -> Iterator[list[OffloadingEvent]]:
+    """The events of a segment as `Segment.batches` has them, small frames together. Where reading ends in an
+    error, the events before it come first."""
+    events: list[OffloadingEvent] = []
+    try:
+        for batch in segment.batches():
+            events += batch
+            if len(events) >= _EVENTS_TOGETHER:
+                yield events
+                events = []
+    except LogError:
+        if events:
+            yield events
+        raise
+    if events:
+        yield events
+
+
+_EVENTS_TOGETHER = 256
 
 
 def _wrong_head(segment: Segment, what: str) -> LogDamaged:
@@ -208,7 +232,8 @@ def _rebuild(
     for segment in reader.segments(holding):
         ledger = go_on(ledger, segment, trust)
         first = first or ledger.seq + 1
-        for batch in segment.batches():
+        # What lies behind the point is not read.
+        for batch in gathered(segment) if seq is None and step is None else segment.batches():
             wanted = batch if seq is None and step is None else _up_to(batch, seq, step)
             ledger.apply_all(wanted)
             folded += len(wanted)

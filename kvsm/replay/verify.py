@@ -32,7 +32,7 @@ from kvsm.log import LogReader, Segment
 from kvsm.printable import printable
 from kvsm.properties import Property
 from kvsm.replay.concern import Concern, concern
-from kvsm.replay.fold import LogCondition, condition_of, entries, opening, walk
+from kvsm.replay.fold import LogCondition, condition_of, entries, gathered, opening, walk
 from kvsm.replay.render import dated, render
 from kvsm.replay.restarts import survivors, told_process
 from kvsm.replay.trust import Trust
@@ -324,7 +324,7 @@ class _Pass:
     def fold(self, segment: Segment) -> bool:
         """Fold the events of a segment. Returns whether one breaks something."""
         assert self.auditor is not None
-        for batch in segment.batches():
+        for batch in gathered(segment):
             heard = self._hearer is not None and not self._hearer.skip(batch)
             done, broken = self._heard(batch) if heard else self.auditor.apply_all(batch)
             self._count(batch[:done])
