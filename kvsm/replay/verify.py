@@ -27,7 +27,7 @@ from kvsm.errors import InvalidEvent, LogDamaged, LogError
 from kvsm.events import OffloadingEvent, Restarted
 from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger
+from kvsm.ledger import Ledger, readable_keys
 from kvsm.log import LogReader, Segment
 from kvsm.printable import printable
 from kvsm.properties import Property
@@ -157,6 +157,7 @@ class Auditor:
                 place += 1
                 if broken:
                     return place, broken
+        self._fold_published()
         return place, []
 
     def _go_on(self, event: OffloadingEvent, come: int) -> list[Violation]:
@@ -209,8 +210,8 @@ class Auditor:
 
 
 def _readable(ledger: Ledger) -> set[bytes]:
-    """The keys that can be matched."""
-    return {key for key, slot in ledger.index.items() if ledger.readable(slot)}
+    """The keys that can be matched. That the index names them is one of the checks of a ledger."""
+    return set(readable_keys(ledger))
 
 
 def verify_log(

@@ -161,7 +161,8 @@ class Witness(Book):
             broken += self._compare_slots(ledger, range(len(self._slots)))
         if _LEASES.of(ledger.leases.words) != self._leases:
             broken += self._compare_leases(ledger, range(len(self._leases)))
-        if ledger.index != self._held:
+        held, index = self._held, ledger.index
+        if len(index) != len(held) or index.find(list(held)) != list(held.values()):
             broken += self._compare_keys(ledger)
         for id in sorted({*self._transfers, *ledger.transfers}):
             broken += self._compare_transfer(ledger, id)
