@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import reduce
@@ -81,19 +80,13 @@ def plain_violation(one: Any) -> Any:
 
 
 def book(witness: Witness) -> dict[str, Any]:
-    names = [name for name in vars(Witness(OffloadConfig(host_blocks=1, device_blocks=1))) if "_now_" not in name]
+    names = [name for name in vars(Witness(OffloadConfig(host_blocks=1, device_blocks=1))) if not name.startswith("_now_") and name not in ("told", "_broken")]
     return {name: plain(getattr(witness, name)) for name in names}
 
 
-def left(auditor: Auditor, events: list[OffloadingEvent]) -> Iterator[str]:
-    """The kinds of the events that the native part leaves to Python."""
-    place = 0
-    while place < len(events):
-        place, _ = auditor.witness.watch(auditor.ledger, events, place)
-        if place < len(events):
-            yield events[place].kind
-            assert auditor.apply(events[place]) == []
-            place += 1
+def walked_in_tuples(seed: int) -> tuple[OffloadConfig, Sequence[OffloadingEvent]]:
+    options = draw_options(Random(seed))
+    return options.config(), walked(options, seed, 40)
 
 
 # Good events.
@@ -140,9 +133,9 @@ def test_chunks_and_groups_are_followed_alike(operations: Operations) -> None:
 def test_a_wrong_event_breaks_the_same(seed: int) -> None:
     """The same properties with the same words: wrong slots, doubled ids, other requests, other transfers."""
     random = Random(seed)
-    options = draw_options(random)
-    books = Books(options.config())
-    for event in walked(options, seed, 40):
+    config, events = walked_in_arrays(seed) if random.random() < 0.3 else walked_in_tuples(seed)
+    books = Books(config)
+    for event in events[:40]:
         for wrong in decoded(spoiled(event, random)):
             saved = snapshot(books.native.ledger)
             Books(books.native.ledger.config, saved).follow(wrong)
@@ -160,7 +153,7 @@ def test_a_wrong_event_is_left_as_it_was_found(seed: int) -> None:
         trial = Auditor(restore(snapshot(ledger)))
         before = book(trial.witness)
         for wrong in (spoiled(event, random), spoiled(event, random), spoiled(event, random)):
-            if trial.witness.watch(trial.ledger, [wrong], 0) != (0, Come.UNTOUCHED):
+            if trial.witness.watch(trial.ledger, [wrong], 0, [], []) != (0, Come.UNTOUCHED):
                 break
             assert book(trial.witness) == before
         ledger.apply(event)
@@ -207,7 +200,7 @@ def test_a_ledger_that_differs_is_seen_at_the_event(what: str) -> None:
 # What is left.
 
 
-def test_what_a_serving_engine_does_is_common() -> None:
+def test_what_a_serving_engine_does_is_common(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the native part would be of no use: Python would follow every event."""
     life = Life(host_blocks=40, device_blocks=64, workers=1)
     for number in range(20):
@@ -218,8 +211,10 @@ def test_what_a_serving_engine_does_is_common() -> None:
         life.core.finish(name)
         life.core.end_step()
     assert {"BlocksEvicted", "LoadPlanned"} <= {event.kind for event in life.events}
-    found = Counter(left(Auditor(Ledger(life.config)), life.events))
-    assert not found, found
+    left: list[OffloadingEvent] = []
+    monkeypatch.setattr(Auditor, "_go_on", lambda _, event, come: left.append(event))
+    assert Auditor(Ledger(life.config)).apply_all(list(life.events)) == (len(life.events), [])
+    assert left == []
 
 
 def test_the_usual_entries_have_the_order_of_the_header() -> None:

@@ -1,4 +1,4 @@
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence, Sized
 from typing import Any, TypeAlias, TypeVar, overload
 
 from typing_extensions import Self
@@ -53,7 +53,9 @@ class IndexBody:
     def clear(self) -> None: ...
 
 class WitnessBody:
-    def watch(self, ledger: Any, events: list[Any], place: int) -> tuple[int, int]: ...
+    def watch(
+        self, ledger: Any, events: list[Any], place: int, told: list[Any], published: Sized
+    ) -> tuple[int, int]: ...
 
 def pack_ids(ids: Sequence[int] | IdArray) -> bytes | None: ...
 def unpack_ids(packed: bytes) -> bytes | None: ...

@@ -38,15 +38,23 @@ static Verdict changes_nothing(Following *following)
     return FOLDED;
 }
 
+/* Keep another object in an attribute of the book. */
+static void replace(PyObject **attribute, PyObject *value)
+{
+    PyObject *before = *attribute;
+    Py_INCREF(value);
+    *attribute = value;
+    Py_XDECREF(before);
+}
+
 static Verdict note_tick(Following *following)
 {
     PyObject *tick = event_field(following, N_tick);
-    int64_t now;
-    const bool fits = read_number(tick, &now);
-    if (fits)
-        following->book->tick = now;
-    Py_XDECREF(tick);
-    return fits ? FOLDED : REFERENCE;
+    if (tick == NULL)
+        return REFERENCE;
+    replace(&following->book->tick, tick);
+    Py_DECREF(tick);
+    return FOLDED;
 }
 
 static Verdict matched(Following *following)
@@ -81,11 +89,11 @@ static PyObject *match_of(Following *following, PyObject *name, bool *fits)
 {
     Book *book = following->book;
     PyObject *match = PyDict_GetItemWithError(book->matches, name);
-    int64_t since;
+    int64_t since, voided;
     *fits = match == NULL
                 ? !PyErr_Occurred()
                 : PyTuple_CheckExact(match) && read_number(PyTuple_GetItem(match, 0), &since) &&
-                      book->last_void <= since &&
+                      read_number(book->last_void, &voided) && voided <= since &&
                       read_ids(PyTuple_GetItem(match, 1), &book->now_slots, PyList_Size(book->slots)) &&
                       all_are_pinned(book);
     PyErr_Clear();
@@ -199,6 +207,24 @@ static Verdict offered(Following *following)
     return verdict;
 }
 
+/* The keys in the slots that the event touches; owned. */
+static PyObject *keys_of(const Book *book)
+{
+    PyObject *keys = PyList_New(book->now_slots.count);
+    for (Py_ssize_t one = 0; keys != NULL && one < book->now_slots.count; one++)
+        put(keys, one, at(book->keys, book->now_slots.ids[one]));
+    return keys;
+}
+
+/* A router must hear of these keys: that they can be matched no more, or from now on. */
+static bool tell(Following *following, bool removed, PyObject *keys)
+{
+    PyObject *told = keys == NULL ? NULL : PyTuple_Pack(2, removed ? Py_True : Py_False, keys);
+    const bool done = told != NULL && PyList_Append(following->told, told) == 0;
+    Py_XDECREF(told);
+    return done;
+}
+
 static Verdict evicted(Following *following)
 {
     Book *book = following->book;
@@ -206,12 +232,15 @@ static Verdict evicted(Following *following)
     if (!slots_of(following, NULL) || !all_are(book->slots, slots, slot_entry(IDLE_ENTRY)))
         return REFERENCE;
     put_all(book->slots, slots, slot_entry(GONE));
+    following->keys = keys_of(book);
+    if (!tell(following, true, following->keys))
+        return FAILED;
     for (Py_ssize_t one = 0; one < slots->count; one++)
-        if (!drop(book->held, at(book->keys, slots->ids[one])))
+        if (!drop(book->held, at(following->keys, one)))
             return FAILED;
     book->idle -= slots->count;
     book->free += slots->count;
-    book->last_loss = following->seq;
+    replace(&book->last_loss, following->seq_object);
     return FOLDED;
 }
 
@@ -285,6 +314,8 @@ static Verdict store_plan(Following *following)
         !all_are(book->leases, &book->now_blocks, lease_entry(UNLEASED)) || !has_none(book->older, blocks) ||
         (verdict = hold(book, keys)) != FOLDED)
         goto end;
+    Py_INCREF(keys);
+    following->keys = keys;
     put_all(book->slots, &book->now_slots, slot_entry(PLANNED));
     put_all(book->leases, &book->now_blocks, lease_entry(READ_ONCE));
     for (Py_ssize_t one = 0; one < book->now_slots.count; one++)
@@ -313,7 +344,23 @@ static bool bring(Book *book)
     return true;
 }
 
-/* Whether a load takes the first pins of its request's match, and nothing that is rare. The pins are then read. */
+/* Lease the device blocks that the event touches to a load. false, and nothing is changed: one is leased, or twice
+   among them. */
+static bool lease_for_load(Book *book)
+{
+    const Ids *blocks = &book->now_blocks;
+    Py_ssize_t leased = 0;
+    while (leased < blocks->count && same(at(book->leases, blocks->ids[leased]), lease_entry(UNLEASED)))
+        put(book->leases, blocks->ids[leased++], lease_entry(WRITTEN));
+    if (leased == blocks->count)
+        return true;
+    while (leased > 0)
+        put(book->leases, blocks->ids[--leased], lease_entry(UNLEASED));
+    return false;
+}
+
+/* Whether a load takes the first pins of its request's match, and nothing that is rare. Then the pins are read, and
+   the device blocks leased. */
 static bool may_load(Following *following, PyObject *name)
 {
     Book *book = following->book;
@@ -325,8 +372,7 @@ static bool may_load(Following *following, PyObject *name)
     const Py_ssize_t loaded = book->named.count;
     return fits && match != NULL && loaded > 0 && loaded <= book->now_slots.count &&
            memcmp(book->named.ids, book->now_slots.ids, (size_t)loaded * sizeof(int64_t)) == 0 &&
-           book->now_blocks.count == loaded * book->chunk &&
-           all_are(book->leases, &book->now_blocks, lease_entry(UNLEASED));
+           book->now_blocks.count == loaded * book->chunk && lease_for_load(book);
 }
 
 static Verdict load_plan(Following *following)
@@ -342,7 +388,6 @@ static Verdict load_plan(Following *following)
     for (Py_ssize_t one = 0; verdict == FOLDED && one < book->named.count; one++)
         if (!recount(book, book->named.ids[one], PINNED, READ, 1, -1))
             verdict = FAILED;
-    put_all(book->leases, &book->now_blocks, lease_entry(WRITTEN));
     if (verdict == FOLDED && !bring(book))
         verdict = FAILED;
     if (verdict == FOLDED)
@@ -412,7 +457,7 @@ static Verdict submitted(Following *following)
         const Py_ssize_t its = slots == NULL ? 0 : PyObject_Size(slots);
         Py_XDECREF(slots);
         if (PyObject_SetAttr(transfer, name_of(N_submitted), Py_True) < 0 ||
-            !set_number(transfer, N_since, book->tick))
+            PyObject_SetAttr(transfer, name_of(N_since), book->tick) < 0)
             verdict = FAILED;
         for (const Py_ssize_t end = place + its; place < end; place++)
             if (store)
@@ -444,6 +489,11 @@ static Verdict end(Following *following, bool store)
 {
     Book *book = following->book;
     if (store) {
+        PyObject *keys = keys_of(book);
+        const bool done = tell(following, false, keys);
+        Py_XDECREF(keys);
+        if (!done)
+            return FAILED;
         put_all(book->slots, &book->now_slots, slot_entry(IDLE_ENTRY));
         book->idle += book->now_slots.count;
     }
@@ -451,7 +501,7 @@ static Verdict end(Following *following, bool store)
         if (!recount(book, book->now_slots.ids[one], READ, IDLE_ENTRY, -1, 0))
             return FAILED;
     put_all(book->leases, &book->now_blocks, lease_entry(UNLEASED));
-    book->last_end = following->seq;
+    replace(&book->last_end, following->seq_object);
     return PyDict_DelItem(book->transfers, following->transfer) < 0 ? FAILED : FOLDED;
 }
 
@@ -527,6 +577,7 @@ void following_clear(Following *following)
     following->brings = false;
     Py_CLEAR(following->offers);
     Py_CLEAR(following->name);
+    Py_CLEAR(following->keys);
 }
 
 bool book_is_known(const Book *book)
@@ -541,5 +592,6 @@ bool book_is_known(const Book *book)
             return false;
     return book->older != NULL && PySet_Check(book->older) && book->may_go_back != NULL &&
            PySet_Check(book->may_go_back) && book->offers != NULL && PyDict_Check(book->offers) &&
+           book->tick != NULL && book->last_void != NULL && book->last_end != NULL && book->last_loss != NULL &&
            PyList_Size(book->slots) == PyList_Size(book->keys) && book->chunk > 0;
 }

@@ -37,6 +37,43 @@ static bool slots_agree(const Book *book, const Words *words)
     return true;
 }
 
+/* Whether an unused slot is in the free queue, an idle one in the eviction order, and others are in neither. */
+static bool lists_agree(const Book *book, Folding *ledger)
+{
+    const SlotQueue *free_slots = free_queue(ledger), *order = lru_queue(field(ledger, N_policy));
+    for (Py_ssize_t one = 0; one < book->now_slots.count; one++) {
+        const int64_t slot = book->now_slots.ids[one];
+        PyObject *entry = at(book->slots, slot);
+        const bool unused = entry == slot_entry(GONE) || entry == slot_entry(FREE_ENTRY);
+        bool is_in_order;
+        if (order != NULL)
+            is_in_order = queue_holds(order, (int32_t)slot);
+        else {
+            PyObject *number = PyLong_FromLongLong(slot);
+            is_in_order = number != NULL && PySequence_Contains(field(ledger, N_policy), number) == 1;
+            Py_XDECREF(number);
+        }
+        if (queue_holds(free_slots, (int32_t)slot) != unused || is_in_order != (entry == slot_entry(IDLE_ENTRY)))
+            return false;
+    }
+    return true;
+}
+
+/* Whether the index names the held ones of these keys, and no other. */
+static bool keys_agree(const Following *followed, Folding *ledger)
+{
+    const Py_ssize_t count = followed->keys == NULL ? 0 : PyObject_Size(followed->keys);
+    const KeyIndex *index = index_of(ledger);
+    for (Py_ssize_t one = 0; one < count; one++) {
+        PyObject *key = PyTuple_CheckExact(followed->keys) ? PyTuple_GetItem(followed->keys, one) : at(followed->keys, one);
+        PyObject *slot = PyDict_GetItemWithError(followed->book->held, key);
+        int64_t expected = -1;
+        if ((slot != NULL && !read_number(slot, &expected)) || index_find(index, key) != expected)
+            return false;
+    }
+    return true;
+}
+
 static bool leases_agree(const Book *book, const Words *words)
 {
     for (Py_ssize_t one = 0; one < book->now_blocks.count; one++) {
@@ -149,9 +186,12 @@ static bool offers_agree(const Book *book, Folding *ledger)
 
 static bool ends_agree(const Book *book, Folding *ledger)
 {
-    int64_t ended, forgotten;
-    return field_number(ledger, N_ended_at, &ended) && ended == book->last_end &&
-           field_number(ledger, N_forgotten_at, &forgotten) && forgotten >= book->last_loss;
+    int64_t found, expected;
+    PyObject *ended = field(ledger, N_ended_at), *forgotten = field(ledger, N_forgotten_at);
+    return (ended == book->last_end ||
+            (read_number(ended, &found) && read_number(book->last_end, &expected) && found == expected)) &&
+           (forgotten == book->last_loss ||
+            (read_number(forgotten, &found) && read_number(book->last_loss, &expected) && found >= expected));
 }
 
 /* Whether the ledger is what the book says, as far as the event goes. Otherwise Python compares, and tells. */
@@ -162,11 +202,13 @@ static bool agree(const Following *followed, Folding *ledger)
         see_state(ledger) && ledger->fold->blocks.size == PyList_Size(book->slots) &&
         ledger->fold->leases.size == PyList_Size(book->leases) &&
         (book->now_slots.count == 0 ||
-         (slots_agree(book, &ledger->fold->blocks) && counts_agree(book, ledger))) &&
+         (slots_agree(book, &ledger->fold->blocks) && counts_agree(book, ledger) && lists_agree(book, ledger))) &&
+        keys_agree(followed, ledger) &&
         leases_agree(book, &ledger->fold->leases) &&
         (followed->transfer == NULL || transfers_agree(book, ledger, followed->transfer)) &&
         (!followed->brings || provenance_agrees(book, ledger)) &&
-        requests_agree(followed, ledger) && offers_agree(book, ledger) && ends_agree(book, ledger);
+        requests_agree(followed, ledger) && offers_agree(book, ledger) && ends_agree(book, ledger) &&
+        PyObject_Size(followed->published) == PyList_Size(followed->told);
     PyErr_Clear();
     return found;
 }
@@ -209,7 +251,8 @@ static bool note_changes(const Following *followed)
     return note(book, "_now_slots", numbers(&book->now_slots)) &&
            note(book, "_now_blocks", numbers(&book->now_blocks)) &&
            note(book, "_now_brought", numbers(followed->brings ? &book->now_blocks : &none)) &&
-           note(book, "_now_requests", requests_of(followed)) && note(book, "_now_transfer", transfer);
+           note(book, "_now_requests", requests_of(followed)) && note(book, "_now_transfer", transfer) &&
+           note(book, "_now_keys", PySequence_List(followed->keys != NULL ? followed->keys : python.no_ids));
 }
 
 /* Follow, fold and compare an event. true: all is well. Otherwise how far it has `come`, or an error is set. */
@@ -241,16 +284,20 @@ static bool watch_one(Following *following, Folding *ledger, PyObject *event, Co
     return well;
 }
 
-/* watch(ledger, events, place): as `Witness.watch` in Python. */
+/* watch(ledger, events, place, told, published): as `Witness.watch` in Python. */
 static PyObject *py_watch(PyObject *self, PyObject *arguments)
 {
     PyObject *ledger, *events;
     Py_ssize_t place;
     Following following = {.book = (Book *)self};
+    PyObject *told, *published;
     Folding folding;
     Come come = UNTOUCHED;
-    if (!PyArg_ParseTuple(arguments, "OO!n", &ledger, &PyList_Type, &events, &place))
+    if (!PyArg_ParseTuple(arguments, "OO!nO!O!", &ledger, &PyList_Type, &events, &place, &PyList_Type, &told, &PyList_Type,
+                          &published))
         return NULL;
+    following.told = told;
+    following.published = published;
     if ((PyObject *)Py_TYPE(ledger) == books.ledger && book_is_known(following.book)) {
         bool well = fold_begin(&folding, ledger);
         while (well && place < PyList_Size(events)) {
@@ -310,10 +357,10 @@ PyObject *connect_witness(PyObject *module, PyObject *arguments)
 #define NUMBER(name) {"_" #name, T_LONGLONG, offsetof(Book, name), 0, NULL}
 
 static PyMemberDef members[] = {
-    OBJECT(slots),     OBJECT(leases),    OBJECT(keys),    OBJECT(held),        OBJECT(transfers), OBJECT(matches),
-    OBJECT(spoiled),   OBJECT(brought),   OBJECT(older),   OBJECT(cursors),     OBJECT(may_go_back), OBJECT(offers),
-    NUMBER(free),      NUMBER(idle),      NUMBER(tick),    NUMBER(chunk),       NUMBER(workers),   NUMBER(last_void),
-    NUMBER(last_end),  NUMBER(last_loss), {NULL, 0, 0, 0, NULL},
+    OBJECT(slots),   OBJECT(leases),      OBJECT(keys),   OBJECT(held),      OBJECT(transfers), OBJECT(matches),
+    OBJECT(spoiled), OBJECT(brought),     OBJECT(older),  OBJECT(cursors),   OBJECT(may_go_back), OBJECT(offers),
+    OBJECT(tick),    OBJECT(last_void),   OBJECT(last_end), OBJECT(last_loss), NUMBER(free),     NUMBER(idle),
+    NUMBER(chunk),   NUMBER(workers),     {NULL, 0, 0, 0, NULL},
 };
 
 static PyMethodDef methods[] = {

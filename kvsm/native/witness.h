@@ -15,12 +15,12 @@ typedef struct {
     Py_ssize_t count, room;
 } Ids;
 
-/* The attributes of a book. The numbers have the type that Python's T_LONGLONG has. */
+/* The attributes of a book. What a log tells may be any number, and stays one of Python. */
 typedef struct {
     PyObject_HEAD
     PyObject *slots, *leases, *keys, *held, *transfers, *matches, *spoiled, *brought, *older, *cursors, *may_go_back,
-        *offers;
-    long long free, idle, tick, chunk, workers, last_void, last_end, last_loss;
+        *offers, *tick, *last_void, *last_end, *last_loss;
+    long long free, idle, chunk, workers; /* T_LONGLONG */
     Ids now_slots, now_blocks; /* what the event that was followed last touches */
     Ids named;                 /* what it names, where that is less */
 } Book;
@@ -35,6 +35,9 @@ typedef struct {
     bool brings;        /* whether it changes the content of the device blocks that it touches */
     PyObject *offers;   /* the offers whose cursors it changes; owned, or NULL */
     PyObject *name;     /* the request whose cursors it changes; owned, or NULL */
+    PyObject *keys;     /* the keys that begin or end to be held, a tuple or a list; owned, or NULL */
+    PyObject *told;     /* a list: what a router must hear of this event and those before it */
+    PyObject *published; /* a list: what the ledger has published of them */
 } Following;
 
 /* The entries that most slots and device blocks have: kvsm.replay.book.USUAL. */

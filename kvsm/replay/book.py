@@ -85,6 +85,9 @@ class BookedTransfer:
         self.since = self.reported = 0
 
 
+Told = tuple[bool, Sequence[bytes]]
+"""(removed, keys): these keys can be matched no more, or from now on."""
+
 BookedMatch = tuple[int, Sequence[int]]
 """The number of the event that pinned a request's match, and the slots."""
 
@@ -134,12 +137,18 @@ class Book:
         self._now_requests: Sequence[str] = ()
         """Requests whose cursors change."""
         self._now_transfer = 0
+        self._now_keys: Sequence[bytes] = ()
+        """Keys that begin or end to be held."""
+        self.told: list[Told] = []
+        """What a router must hear of the last event."""
         self._broken: list[Violation] = []
 
     def follow(self, event: OffloadingEvent) -> list[Violation]:
         """Take note of the next event. Returns what the event breaks, given all events before it."""
-        self._now_slots = self._now_blocks = self._now_brought = self._now_requests = ()
+        self._now_slots = self._now_blocks = self._now_brought = self._now_requests = self._now_keys = ()
         self._now_transfer = 0
+        if self.told:
+            self.told = []
         if self._broken:
             self._broken = []
         try:
@@ -248,9 +257,11 @@ class Book:
         book, keys, held = self._slots, self._keys, self._held
         if [book[slot] for slot in slots].count(IDLE) < len(slots):
             self._evicts_held(slots)
-        for slot in slots:
+        self._now_keys = gone = [keys[slot] for slot in slots]
+        self.told.append((True, gone))
+        for slot, key in zip(slots, gone):
             book[slot] = _GONE
-            held.pop(keys[slot], None)
+            held.pop(key, None)
         self._idle -= len(slots)
         self._free += len(slots)
         self._last_loss = event.seq
@@ -277,6 +288,7 @@ class Book:
         for block in blocks:
             _, readers = leases[block]
             leases[block] = (READING, readers + 1) if readers else _READ_ONCE
+        self._now_keys = event.keys
         held.update(zip(event.keys, slots))
         if len(held) != expected:
             message = "a key of the plan is stored already, is being stored, or is in the plan twice"
@@ -402,9 +414,11 @@ class Book:
             for slot in slots:
                 self._slots[slot] = IDLE
             self._idle += len(slots)
+            stored = [self._keys[slot] for slot in slots]
+            self.told.append((False, stored))
             if self._offers:
-                for slot in slots:
-                    self._offers.pop(self._keys[slot], None)
+                for key in stored:
+                    self._offers.pop(key, None)
 
     def _end_readers(self, slots: Sequence[int]) -> None:
         """One load less. The last one leaves a stored block, or a free slot if the block was voided."""
@@ -499,11 +513,13 @@ class Book:
         slots, voided, spoiled = self._slots, self._voided, self._spoiled
         self._now_slots, self._now_blocks = range(len(slots)), range(event.config.device_blocks)
         self._now_brought, self._now_requests = list(self._brought), list(self._cursors)
+        self._now_keys = gone = []
         for slot, (state, _, _) in enumerate(slots):
             if state in READABLE:
                 slots[slot] = IDLE
             elif state is not FREE:
                 if state in _INDEXED:
+                    gone.append(self._keys[slot])
                     del self._held[self._keys[slot]]
                     spoiled[slot], voided[slot] = Property.PUBLISH_AFTER_COMMIT, event.seq
                 slots[slot] = _GONE
@@ -523,11 +539,15 @@ class Book:
     def _void(self, slots: Iterable[int], property: Property, seq: int) -> None:
         """The blocks in these slots may not be matched any more. Pins on them are void."""
         book, held, keys = self._slots, self._held, self._keys
+        gone, removed = [*self._now_keys], []
         for slot in slots:
             state, copies, _ = entry = book[slot]
             if state in _INDEXED and held.get(keys[slot]) == slot:
                 del held[keys[slot]]
+                gone.append(keys[slot])
                 self._last_loss = seq
+            if state in READABLE:
+                removed.append(keys[slot])
             if state in (STORING, LOADING):
                 book[slot] = QUARANTINED, copies, 0
             elif state in (ALLOCATED, STORED):
@@ -536,6 +556,9 @@ class Book:
                 self._free += 1
             self._spoiled[slot] = property
             self._voided[slot] = seq
+        self._now_keys = gone
+        if removed:
+            self.told.append((True, removed))
         self._last_void = seq
 
     def _unreadable_by(self, slot: int) -> Property:

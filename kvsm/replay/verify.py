@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import Path
@@ -27,10 +27,11 @@ from kvsm.errors import InvalidEvent, LogDamaged, LogError
 from kvsm.events import OffloadingEvent, Restarted
 from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
-from kvsm.ledger import Ledger, readable_keys
+from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
 from kvsm.printable import printable
 from kvsm.properties import Property
+from kvsm.replay.book import Told
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, gathered, opening, walk
 from kvsm.replay.render import dated, render
@@ -137,65 +138,72 @@ class Auditor:
     def __init__(self, ledger: Ledger, on_restart: OnRestart | None = None) -> None:
         self.ledger, self.witness, self._publisher = ledger, witness_of(ledger), Publisher()
         ledger.listener = self._publisher
-        self._announced = _readable(ledger)
+        self._told: list[Told] = []
+        """What a router must hear since the published events were taken."""
         self._on_restart = on_restart
 
     def apply(self, event: OffloadingEvent) -> list[Violation]:
         """Fold one event. Returns what it breaks in the things that it names."""
-        return self._go_on(event, Come.UNTOUCHED)
+        _, broken = self.apply_all([event])
+        return broken
 
     def apply_all(self, events: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
         """Fold events up to the first that breaks something, and that one.
 
-        Returns how many were folded or refused, and what the last one breaks.
+        Returns how many were folded or refused, and what the last one breaks. If the published events are wrong,
+        one of those before may have begun it.
         """
         place = 0
         while place < len(events):
-            place, come = self.witness.watch(self.ledger, events, place)
+            published = self._publisher.state.changes
+            place, come = self.witness.watch(self.ledger, events, place, self._told, published)
             if place < len(events):
                 broken = self._go_on(events[place], come)
                 place += 1
                 if broken:
                     return place, broken
-        self._fold_published()
-        return place, []
+        return place, self._compare_published()
 
     def _go_on(self, event: OffloadingEvent, come: int) -> list[Violation]:
         """Follow, fold and compare an event that has come so far."""
+        broken: list[Violation] = []
         if type(event) is Restarted and self._on_restart is not None:
             self._on_restart(self.ledger, event)
-        broken = self.witness.follow(event) if come < Come.IN_THE_BOOK else []
+        if come < Come.IN_THE_BOOK:
+            broken = self.witness.follow(event)
+            self._told += self.witness.told
         try:
             if come < Come.IN_BOTH:
                 self.ledger.apply(event)
         except Exception as refusal:  # The log gives no state, whatever stops the fold.
-            return broken or [
-                Violation(
-                    Property.EVENTS_ARE_STATE, f"the fold stops here: {type(refusal).__name__}: {refusal}"
-                )
-            ]
-        return broken + self.witness.compare(self.ledger)
+            message = f"the fold stops here: {type(refusal).__name__}: {refusal}"
+            return broken or [Violation(Property.EVENTS_ARE_STATE, message)]
+        return broken + self.witness.compare(self.ledger) + self._compare_published()
 
-    def _fold_published(self) -> None:
-        for change in self._publisher.take_events():
-            if change.removed:
-                self._announced.difference_update(change.keys)
-            else:
-                self._announced.update(change.keys)
+    def _compare_published(self) -> list[Violation]:
+        """Compare what was published with what a router must hear, change by change."""
+        published: list[Told] = [(one.removed, one.keys) for one in self._publisher.take_events()]
+        told, self._told = [one for one in self._told if one[1]], []
+        if published == told or [*map(_in_any_order, published)] == [*map(_in_any_order, told)]:
+            return []
+        heard, expected = _changes(published), _changes(told)
+        broken = [
+            Violation(Property.EVENTS_ARE_STATE, f"{len(keys)} keys {message}: {_named(keys)}")
+            for keys, message in (
+                (heard[False] - expected[False], "are announced as stored, but cannot be matched"),
+                (expected[False] - heard[False], "can be matched, but were not announced"),
+                (heard[True] - expected[True], "are announced as removed, but were not"),
+                (expected[True] - heard[True], "cannot be matched any more, but were not announced as removed"),
+            )
+            if keys
+        ]
+        message = "the published events have not the order of what happened"
+        return broken or [Violation(Property.EVENTS_ARE_STATE, message)]
 
     def check(self) -> list[Violation]:
         """Check the whole state. Returns what is broken."""
-        self._fold_published()
-        ledger, announced = self.ledger, self._announced
+        ledger = self.ledger
         broken = check_ledger(ledger) + self.witness.compare_all(ledger)
-        readable = _readable(ledger)
-        for keys, message in (
-            (announced - readable, "are announced as stored, but cannot be matched"),
-            (readable - announced, "can be matched, but were not announced"),
-        ):
-            if keys:
-                named = ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
-                broken.append(Violation(Property.EVENTS_ARE_STATE, f"{len(keys)} keys {message}: {named}"))
         # Stores of a finished request may go on after the request is forgotten.
         if not ledger.requests and not ledger.transfers:
             broken += check_rest(ledger)
@@ -209,9 +217,20 @@ class Auditor:
         return broken
 
 
-def _readable(ledger: Ledger) -> set[bytes]:
-    """The keys that can be matched. That the index names them is one of the checks of a ledger."""
-    return set(readable_keys(ledger))
+def _in_any_order(told: Told) -> Told:
+    return told[0], sorted(told[1])
+
+
+def _changes(told: Iterable[Told]) -> dict[bool, Counter[bytes]]:
+    """How often each key was removed (True) and stored (False)."""
+    changes = {True: Counter[bytes](), False: Counter[bytes]()}
+    for removed, keys in told:
+        changes[removed].update(keys)
+    return changes
+
+
+def _named(keys: Iterable[bytes]) -> str:
+    return ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
 
 
 def verify_log(

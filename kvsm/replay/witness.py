@@ -12,7 +12,7 @@ The ledger's packed words and the book's entries meet in one place only, `_Readi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from enum import IntEnum
 from typing import Any
 
@@ -34,6 +34,7 @@ from kvsm.replay.book import (
     Book,
     BookedTransfer,
     SlotEntry,
+    Told,
 )
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
@@ -115,12 +116,15 @@ class Witness(Book):
         return one
 
     def watch(
-        self, _ledger: Ledger, _events: list[OffloadingEvent], place: int
-    ) -> tuple[int, Come | int]:
+        self, ledger: Ledger, events: list[OffloadingEvent], place: int, told: list[Told], published: Sized
+    ) -> tuple[int, int]:
         """Follow, fold and compare events from `place` on, as far as they are common and break nothing.
 
-        Returns the place of the first event for which this is not so, and how far it has come. Here that is
-        each event: only the native body knows common ones.
+        told: gets what a router must hear of them.
+        published: what the ledger has published. After each event it is as long as `told`.
+
+        Returns the place of the first event for which this is not so, and how far it has come (`Come`). Here
+        that is each event: only the native body knows common ones.
         """
         return place, Come.UNTOUCHED
 
@@ -132,6 +136,7 @@ class Witness(Book):
             words, book = ledger.blocks.words, self._slots
             if _SLOTS.of([words[slot] for slot in slots]) != [book[slot] for slot in slots]:
                 broken += self._compare_slots(ledger, slots)
+            broken += self._compare_lists(ledger, slots)
             if (
                 len(ledger.index) != len(self._held)
                 or ledger.evictable() != self._idle
@@ -148,6 +153,10 @@ class Witness(Book):
             broken += self._compare_provenance(ledger, self._now_brought)
         if self._now_requests:
             broken += self._compare_cursors(ledger, self._now_requests)
+        if self._now_keys:
+            keys = list(self._now_keys)
+            if ledger.index.find(keys) != list(map(self._held.get, keys)):
+                broken += self._compare_keys(ledger, keys)
         if len(ledger.offers.times) != len(self._offers):
             broken += self._compare_counts(ledger)
         if ledger.ended_at != self._last_end or ledger.forgotten_at < self._last_loss:
@@ -163,7 +172,7 @@ class Witness(Book):
             broken += self._compare_leases(ledger, range(len(self._leases)))
         held, index = self._held, ledger.index
         if len(index) != len(held) or index.find(list(held)) != list(held.values()):
-            broken += self._compare_keys(ledger)
+            broken += self._compare_keys(ledger, {key for key, _ in held.items() ^ index.items()})
         for id in sorted({*self._transfers, *ledger.transfers}):
             broken += self._compare_transfer(ledger, id)
         broken += self._compare_cursors(ledger, sorted({*self._cursors, *ledger.requests}))
@@ -211,14 +220,30 @@ class Witness(Book):
                 broken.append(Violation(property, tells, device_blocks=(block,)))
         return broken[:MOST_NAMED]
 
-    def _compare_keys(self, ledger: Ledger) -> list[Violation]:
+    def _compare_lists(self, ledger: Ledger, slots: Iterable[int]) -> list[Violation]:
+        """An unused slot is in the free queue, an idle one in the eviction order, and others are in neither."""
+        free, order, elsewhere = ledger.free, ledger.policy, ledger.copied_out
         broken = []
-        for key in sorted({key for key, _ in self._held.items() ^ ledger.index.items()})[:MOST_NAMED]:
+        for slot in slots:
+            entry = self._slots[slot]
+            for name, is_in, must_be in (
+                ("the free queue", slot in free, entry in UNUSED),
+                ("the eviction order", slot in order, entry == IDLE),
+            ):
+                if is_in != must_be and slot not in elsewhere:
+                    wrong = "is missing in" if must_be else "must not be in"
+                    broken.append(Violation(Property.CONSERVATION, f"slot {slot} {wrong} {name}", (slot,)))
+        return broken[:MOST_NAMED]
+
+    def _compare_keys(self, ledger: Ledger, keys: Iterable[bytes]) -> list[Violation]:
+        broken = []
+        for key in sorted(keys):
             found, expected = ledger.index.get(key), self._held.get(key)
-            message = f"key {key.hex()} is in slot {found}, and must be in slot {expected}"
-            slots = tuple(slot for slot in (found, expected) if slot is not None)
-            broken.append(Violation(Property.EVENTS_ARE_STATE, message, slots))
-        return broken
+            if found != expected:
+                message = f"key {key.hex()} is in slot {found}, and must be in slot {expected}"
+                slots = tuple(slot for slot in (found, expected) if slot is not None)
+                broken.append(Violation(Property.EVENTS_ARE_STATE, message, slots))
+        return broken[:MOST_NAMED]
 
     def _compare_transfer(self, ledger: Ledger, id: int) -> list[Violation]:
         booked, transfer = self._transfers.get(id), ledger.transfers.get(id)
