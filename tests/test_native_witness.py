@@ -24,7 +24,7 @@ from kvsm.ledger import Ledger
 from kvsm.policies import POLICIES
 from kvsm.properties import Property
 from kvsm.replay import Auditor
-from kvsm.replay.book import USUAL_LEASES, USUAL_SLOTS, BookedTransfer
+from kvsm.replay.book_entries import USUAL_LEASES, USUAL_SLOTS, BookedTransfer
 from kvsm.replay.witness import Come, NativeWitness, Witness
 from kvsm.snapshot import restore, snapshot
 from kvsm.worlds.core_options import draw_options

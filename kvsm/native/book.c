@@ -47,28 +47,51 @@ static void replace(PyObject **attribute, PyObject *value)
     Py_XDECREF(before);
 }
 
+/* While requests wait, Python looks who wakes. */
 static Verdict note_tick(Following *following)
 {
     PyObject *tick = event_field(following, N_tick);
-    if (tick == NULL)
+    if (tick == NULL || PyDict_Size(following->book->waits) > 0) {
+        Py_XDECREF(tick);
         return REFERENCE;
+    }
     replace(&following->book->tick, tick);
     Py_DECREF(tick);
     return FOLDED;
 }
 
+/* Read the name of the event's request. */
+static bool name_request(Following *following)
+{
+    following->name = event_field(following, N_request);
+    return following->name != NULL && PyUnicode_CheckExact(following->name);
+}
+
+static Verdict deferred(Following *following)
+{
+    PyObject *transfer = event_field(following, N_transfer), *until = event_field(following, N_until);
+    PyObject *wait = transfer == NULL || until == NULL ? NULL : PyTuple_Pack(2, transfer, until);
+    Verdict verdict = REFERENCE;
+    if (wait != NULL && name_request(following))
+        verdict = PyDict_SetItem(following->book->waits, following->name, wait) == 0 ? FOLDED : FAILED;
+    Py_XDECREF(transfer);
+    Py_XDECREF(until);
+    Py_XDECREF(wait);
+    return verdict;
+}
+
 static Verdict matched(Following *following)
 {
     Book *book = following->book;
-    PyObject *name = event_field(following, N_request), *slots = NULL, *match = NULL;
+    PyObject *slots = NULL, *match = NULL;
     Verdict verdict = REFERENCE;
-    if (name == NULL || !PyUnicode_CheckExact(name) || !slots_of(following, &slots))
+    if (!name_request(following) || !slots_of(following, &slots))
         goto end;
     if (book->now_slots.count > 0) {
-        if (PyDict_Contains(book->matches, name) || !all_are_readable(book))
+        if (PyDict_Contains(book->matches, following->name) || !all_are_readable(book))
             goto end;
         match = PyTuple_Pack(2, following->seq_object, slots);
-        if (match == NULL || PyDict_SetItem(book->matches, name, match) < 0) {
+        if (match == NULL || PyDict_SetItem(book->matches, following->name, match) < 0) {
             verdict = FAILED;
             goto end;
         }
@@ -78,17 +101,16 @@ static Verdict matched(Following *following)
         if (!recount(book, book->now_slots.ids[one], IDLE_ENTRY, PINNED, 0, 1))
             verdict = FAILED;
 end:
-    Py_XDECREF(name);
     Py_XDECREF(slots);
     Py_XDECREF(match);
     return verdict;
 }
 
 /* The match that the request holds; borrowed. NULL: it holds none. If it `fits`, all its pins hold, and are read. */
-static PyObject *match_of(Following *following, PyObject *name, bool *fits)
+static PyObject *match_of(Following *following, bool *fits)
 {
     Book *book = following->book;
-    PyObject *match = PyDict_GetItemWithError(book->matches, name);
+    PyObject *match = PyDict_GetItemWithError(book->matches, following->name);
     int64_t since, voided;
     *fits = match == NULL
                 ? !PyErr_Occurred()
@@ -111,18 +133,13 @@ static Verdict end_pins(Book *book, Py_ssize_t first)
 static Verdict unmatched(Following *following)
 {
     Book *book = following->book;
-    PyObject *name = event_field(following, N_request);
-    Verdict verdict = REFERENCE;
     bool fits = false;
-    if (name != NULL && PyUnicode_CheckExact(name)) {
-        PyObject *match = match_of(following, name, &fits);
-        if (fits)
-            verdict = match == NULL ? FOLDED : end_pins(book, 0);
-        if (verdict == FOLDED && match != NULL && PyDict_DelItem(book->matches, name) < 0)
-            verdict = FAILED;
-    }
-    Py_XDECREF(name);
-    return verdict;
+    PyObject *match = name_request(following) ? match_of(following, &fits) : NULL;
+    if (!fits)
+        return REFERENCE;
+    if (match == NULL)
+        return FOLDED;
+    return PyDict_DelItem(book->matches, following->name) < 0 ? FAILED : end_pins(book, 0);
 }
 
 static Verdict left(Following *following)
@@ -131,11 +148,10 @@ static Verdict left(Following *following)
     const Verdict verdict = unmatched(following);
     if (verdict != FOLDED)
         return verdict;
-    following->name = event_field(following, N_request);
-    if (following->name == NULL || !drop(book->cursors, following->name) ||
-        PySet_Discard(book->may_go_back, following->name) < 0)
-        return FAILED;
-    return FOLDED;
+    following->restarts = true;
+    const bool done = drop(book->cursors, following->name) && drop(book->waits, following->name) &&
+                      PySet_Discard(book->may_go_back, following->name) >= 0;
+    return done ? FOLDED : FAILED;
 }
 
 /* Whether each number of `least` is at most the one of `most` at its place, and both have equally many. */
@@ -245,9 +261,9 @@ static Verdict evicted(Following *following)
 }
 
 /* Keep a transfer in the book. */
-static Verdict keep(Following *following, PyObject *store, PyObject *slots, PyObject *blocks)
+static Verdict keep(Following *following, PyObject *store, PyObject *slots, PyObject *blocks, PyObject *request)
 {
-    PyObject *booked = PyObject_CallFunctionObjArgs(books.booked_transfer, store, slots, blocks, NULL);
+    PyObject *booked = PyObject_CallFunctionObjArgs(books.booked_transfer, store, slots, blocks, request, NULL);
     const bool done =
         booked != NULL && PyDict_SetItem(following->book->transfers, following->seq_object, booked) == 0;
     Py_XDECREF(booked);
@@ -321,7 +337,7 @@ static Verdict store_plan(Following *following)
     for (Py_ssize_t one = 0; one < book->now_slots.count; one++)
         put(book->keys, book->now_slots.ids[one], PyTuple_GetItem(keys, one));
     book->free -= book->now_slots.count;
-    verdict = forget_what_spoiled(book) ? keep(following, Py_True, slots, blocks) : FAILED;
+    verdict = forget_what_spoiled(book) ? keep(following, Py_True, slots, blocks, NULL) : FAILED;
 end:
     Py_XDECREF(keys);
     Py_XDECREF(slots);
@@ -361,14 +377,14 @@ static bool lease_for_load(Book *book)
 
 /* Whether a load takes the first pins of its request's match, and nothing that is rare. Then the pins are read, and
    the device blocks leased. */
-static bool may_load(Following *following, PyObject *name)
+static bool may_load(Following *following)
 {
     Book *book = following->book;
     PyObject *parts = event_field(following, N_parts), *voided = event_field(following, N_voided);
     bool fits = parts != NULL && PyTuple_CheckExact(parts) && PyTuple_Size(parts) == 0 && voided == Py_False;
     Py_XDECREF(parts);
     Py_XDECREF(voided);
-    PyObject *match = fits ? match_of(following, name, &fits) : NULL;
+    PyObject *match = fits ? match_of(following, &fits) : NULL;
     const Py_ssize_t loaded = book->named.count;
     return fits && match != NULL && loaded > 0 && loaded <= book->now_slots.count &&
            memcmp(book->named.ids, book->now_slots.ids, (size_t)loaded * sizeof(int64_t)) == 0 &&
@@ -378,23 +394,22 @@ static bool may_load(Following *following, PyObject *name)
 static Verdict load_plan(Following *following)
 {
     Book *book = following->book;
-    PyObject *name = event_field(following, N_request), *slots = NULL, *blocks = NULL;
+    PyObject *slots = NULL, *blocks = NULL;
     Verdict verdict = REFERENCE;
-    if (name == NULL || !PyUnicode_CheckExact(name) ||
+    if (!name_request(following) ||
         !ids_of(following, N_slots, &book->named, PyList_Size(book->slots), &slots) ||
-        !blocks_of(following, &blocks) || !may_load(following, name))
+        !blocks_of(following, &blocks) || !may_load(following))
         goto end;
-    verdict = PyDict_DelItem(book->matches, name) < 0 ? FAILED : end_pins(book, book->named.count);
+    verdict = PyDict_DelItem(book->matches, following->name) < 0 ? FAILED : end_pins(book, book->named.count);
     for (Py_ssize_t one = 0; verdict == FOLDED && one < book->named.count; one++)
         if (!recount(book, book->named.ids[one], PINNED, READ, 1, -1))
             verdict = FAILED;
-    if (verdict == FOLDED && !bring(book))
+    if (verdict == FOLDED && (!bring(book) || PyDict_SetItem(book->loads, following->name, following->seq_object) < 0))
         verdict = FAILED;
     if (verdict == FOLDED)
-        verdict = keep(following, Py_False, slots, blocks);
+        verdict = keep(following, Py_False, slots, blocks, following->name);
     following->brings = true;
 end:
-    Py_XDECREF(name);
     Py_XDECREF(slots);
     Py_XDECREF(blocks);
     return verdict;
@@ -472,10 +487,11 @@ end:
     return verdict;
 }
 
-/* Whether the good end of this transfer is nothing rare. Its slots and device blocks are then read. */
+/* Whether the good end of this transfer is nothing rare. Its slots and device blocks are then read. While requests
+   wait, Python looks who wakes. */
 static bool may_end(Book *book, PyObject *transfer, bool store)
 {
-    if (!read_field(transfer, N_slots, &book->now_slots, PyList_Size(book->slots), false) ||
+    if (PyDict_Size(book->waits) > 0 || !read_field(transfer, N_slots, &book->now_slots, PyList_Size(book->slots), false) ||
         !read_field(transfer, N_device_blocks, &book->now_blocks, PyList_Size(book->leases), false) ||
         !all_are(book->leases, &book->now_blocks, lease_entry(store ? READ_ONCE : WRITTEN)))
         return false;
@@ -485,7 +501,7 @@ static bool may_end(Book *book, PyObject *transfer, bool store)
 
 /* The last worker has reported it as good: publish what it stored, or end its readers. Its device blocks are given
    back. */
-static Verdict end(Following *following, bool store)
+static Verdict end(Following *following, PyObject *transfer, bool store)
 {
     Book *book = following->book;
     if (store) {
@@ -496,6 +512,11 @@ static Verdict end(Following *following, bool store)
             return FAILED;
         put_all(book->slots, &book->now_slots, slot_entry(IDLE_ENTRY));
         book->idle += book->now_slots.count;
+    }
+    if (!store) {
+        following->name = PyObject_GetAttr(transfer, name_of(N_request));
+        if (following->name == NULL || !drop(book->loads, following->name))
+            return FAILED;
     }
     for (Py_ssize_t one = 0; !store && one < book->now_slots.count; one++)
         if (!recount(book, book->now_slots.ids[one], READ, IDLE_ENTRY, -1, 0))
@@ -522,7 +543,7 @@ static Verdict reported(Following *following)
         goto end;
     Py_INCREF(id);
     following->transfer = id;
-    verdict = last ? end(following, store) : set_number(transfer, N_reported, after) ? FOLDED : FAILED;
+    verdict = last ? end(following, transfer, store) : set_number(transfer, N_reported, after) ? FOLDED : FAILED;
 end:
     Py_XDECREF(id);
     Py_XDECREF(number);
@@ -545,7 +566,7 @@ static const Follower followers[NUM_KINDS] = {
     [KIND_RequestFinished] = left,
     [KIND_HitMatched] = matched,
     [KIND_HitReleased] = unmatched,
-    [KIND_RequestDeferred] = changes_nothing,
+    [KIND_RequestDeferred] = deferred,
     [KIND_KeysRecalled] = changes_nothing,
     [KIND_BlocksEvicted] = evicted,
     [KIND_StorePlanned] = store_plan,
@@ -574,7 +595,7 @@ Verdict follow(Following *following)
 void following_clear(Following *following)
 {
     Py_CLEAR(following->transfer);
-    following->brings = false;
+    following->brings = following->restarts = false;
     Py_CLEAR(following->offers);
     Py_CLEAR(following->name);
     Py_CLEAR(following->keys);
@@ -583,7 +604,8 @@ void following_clear(Following *following)
 bool book_is_known(const Book *book)
 {
     PyObject *const lists[] = {book->slots, book->leases, book->keys};
-    PyObject *const dicts[] = {book->held, book->transfers, book->matches, book->spoiled, book->brought, book->cursors};
+    PyObject *const dicts[] = {book->held, book->transfers, book->matches, book->loads,
+                               book->waits, book->spoiled, book->brought, book->cursors};
     for (size_t one = 0; one < sizeof lists / sizeof *lists; one++)
         if (lists[one] == NULL || !PyList_CheckExact(lists[one]))
             return false;

@@ -121,7 +121,11 @@ static bool transfers_agree(const Book *book, Folding *ledger, PyObject *id)
     const int expected = is_true(booked, N_abandoned)   ? TRANSFER_ABANDONED
                          : is_true(booked, N_submitted) ? TRANSFER_SUBMITTED
                                                         : TRANSFER_PLANNED;
-    return state_of((int32_t)word) == expected;
+    PyObject *epoch = PyObject_GetAttr(record, name_of(N_epoch));
+    const bool is_of_now =
+        epoch != NULL && PyObject_RichCompareBool(epoch, field(ledger, N_epoch), Py_EQ) == 1;
+    Py_XDECREF(epoch);
+    return state_of((int32_t)word) == expected && is_of_now != (expected == TRANSFER_ABANDONED);
 }
 
 /* The keys that a load brought. Where a reset has come since, Python compares. */
@@ -166,13 +170,35 @@ static bool cursors_agree(const Book *book, Folding *ledger, PyObject *name)
     return same_cursor(request, N_settled, settled) && same_cursor(request, N_offered, offered);
 }
 
+/* What the request holds and waits for: a match, a load, a transfer. */
+static bool asks_agree(const Book *book, Folding *ledger, PyObject *name)
+{
+    PyObject *request = named(ledger, name), *load = PyDict_GetItemWithError(book->loads, name);
+    PyObject *wait = PyDict_GetItemWithError(book->waits, name);
+    const bool matches = PyDict_Contains(book->matches, name) == 1;
+    if (request == NULL)
+        return !matches && load == NULL && wait == NULL;
+    PyObject *pins = PyObject_GetAttr(request, name_of(N_pins)), *awaits = PyObject_GetAttr(request, name_of(N_awaits));
+    const bool waits = PyDict_Contains(field(ledger, N_deferred), name) == 1;
+    int64_t found, expected = 0;
+    const bool agree =
+        pins != NULL && (PyObject_Size(pins) > 0) == matches && get_number(request, N_load, &found) &&
+        (load == NULL || read_number(load, &expected)) && found == expected && waits == (wait != NULL) &&
+        (wait == NULL || (awaits != NULL && PyObject_RichCompareBool(awaits, PyTuple_GetItem(wait, 0), Py_EQ) == 1));
+    Py_XDECREF(pins);
+    Py_XDECREF(awaits);
+    return agree;
+}
+
 static bool requests_agree(const Following *followed, Folding *ledger)
 {
     const Py_ssize_t count = followed->offers == NULL ? 0 : PyTuple_Size(followed->offers);
     for (Py_ssize_t one = 0; one < count; one++)
         if (!cursors_agree(followed->book, ledger, PyTuple_GetItem(PyTuple_GetItem(followed->offers, one), 0)))
             return false;
-    return followed->name == NULL || cursors_agree(followed->book, ledger, followed->name);
+    return followed->name == NULL ||
+           (asks_agree(followed->book, ledger, followed->name) &&
+            (!followed->restarts || cursors_agree(followed->book, ledger, followed->name)));
 }
 
 /* Whether as many keys are remembered as offered. */
@@ -207,7 +233,8 @@ static bool agree(const Following *followed, Folding *ledger)
         leases_agree(book, &ledger->fold->leases) &&
         (followed->transfer == NULL || transfers_agree(book, ledger, followed->transfer)) &&
         (!followed->brings || provenance_agrees(book, ledger)) &&
-        requests_agree(followed, ledger) && offers_agree(book, ledger) && ends_agree(book, ledger) &&
+        requests_agree(followed, ledger) &&
+        PyDict_Size(field(ledger, N_deferred)) == PyDict_Size(book->waits) && offers_agree(book, ledger) && ends_agree(book, ledger) &&
         PyObject_Size(followed->published) == PyList_Size(followed->told);
     PyErr_Clear();
     return found;
@@ -236,6 +263,14 @@ static PyObject *requests_of(const Following *followed)
     PyObject *names = PyList_New(0);
     for (Py_ssize_t one = 0; names != NULL && one < count; one++)
         PyList_Append(names, PyTuple_GetItem(PyTuple_GetItem(followed->offers, one), 0));
+    if (names != NULL && followed->restarts)
+        PyList_Append(names, followed->name);
+    return names;
+}
+
+static PyObject *asks_of(const Following *followed)
+{
+    PyObject *names = PyList_New(0);
     if (names != NULL && followed->name != NULL)
         PyList_Append(names, followed->name);
     return names;
@@ -252,6 +287,7 @@ static bool note_changes(const Following *followed)
            note(book, "_now_blocks", numbers(&book->now_blocks)) &&
            note(book, "_now_brought", numbers(followed->brings ? &book->now_blocks : &none)) &&
            note(book, "_now_requests", requests_of(followed)) && note(book, "_now_transfer", transfer) &&
+           note(book, "_now_asks", asks_of(followed)) &&
            note(book, "_now_keys", PySequence_List(followed->keys != NULL ? followed->keys : python.no_ids));
 }
 
@@ -358,6 +394,7 @@ PyObject *connect_witness(PyObject *module, PyObject *arguments)
 
 static PyMemberDef members[] = {
     OBJECT(slots),   OBJECT(leases),      OBJECT(keys),   OBJECT(held),      OBJECT(transfers), OBJECT(matches),
+    OBJECT(loads),   OBJECT(waits),
     OBJECT(spoiled), OBJECT(brought),     OBJECT(older),  OBJECT(cursors),   OBJECT(may_go_back), OBJECT(offers),
     OBJECT(tick),    OBJECT(last_void),   OBJECT(last_end), OBJECT(last_loss), NUMBER(free),     NUMBER(idle),
     NUMBER(chunk),   NUMBER(workers),     {NULL, 0, 0, 0, NULL},

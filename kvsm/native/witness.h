@@ -18,7 +18,7 @@ typedef struct {
 /* The attributes of a book. What a log tells may be any number, and stays one of Python. */
 typedef struct {
     PyObject_HEAD
-    PyObject *slots, *leases, *keys, *held, *transfers, *matches, *spoiled, *brought, *older, *cursors, *may_go_back,
+    PyObject *slots, *leases, *keys, *held, *transfers, *matches, *loads, *waits, *spoiled, *brought, *older, *cursors, *may_go_back,
         *offers, *tick, *last_void, *last_end, *last_loss;
     long long free, idle, chunk, workers; /* T_LONGLONG */
     Ids now_slots, now_blocks; /* what the event that was followed last touches */
@@ -34,7 +34,8 @@ typedef struct {
     PyObject *transfer; /* the number of the transfer that it changes; owned, or NULL */
     bool brings;        /* whether it changes the content of the device blocks that it touches */
     PyObject *offers;   /* the offers whose cursors it changes; owned, or NULL */
-    PyObject *name;     /* the request whose cursors it changes; owned, or NULL */
+    PyObject *name;     /* the request whose match, load or wait it changes; owned, or NULL */
+    bool restarts;      /* whether it changes the cursors of this request, too */
     PyObject *keys;     /* the keys that begin or end to be held, a tuple or a list; owned, or NULL */
     PyObject *told;     /* a list: what a router must hear of this event and those before it */
     PyObject *published; /* a list: what the ledger has published of them */

@@ -19,82 +19,37 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import Ids, MalformedIds, to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.properties import Property
-from kvsm.states.block import (
-    ALLOCATED,
-    EVICTED,
-    FREE,
-    LOADING,
-    QUARANTINED,
-    RETIRED,
-    STORED,
-    STORING,
-    BlockState,
+from kvsm.replay.book_entries import (
+    FILLING,
+    GONE,
+    IDLE,
+    INDEXED,
+    LOST,
+    PINNED,
+    PLANNED,
+    READ,
+    READ_ONCE,
+    READABLE,
+    TOUCHED,
+    UNLEASED,
+    UNUSED,
+    WITHDRAWN,
+    WRITTEN,
+    BookedMatch,
+    BookedTransfer,
+    Cursors,
+    LeaseEntry,
+    SlotEntry,
+    Told,
 )
-from kvsm.states.lease import READING, LeaseState
-
-SlotEntry = tuple[BlockState, int, int]
-"""A slot's state, the number of copies that touch it, and the number of pins on it."""
-
-UNUSED: tuple[SlotEntry, SlotEntry] = (FREE, 0, 0), (EVICTED, 0, 0)
-IDLE: SlotEntry = STORED, 0, 0
-"""Stored, and nobody holds it: what an eviction may take."""
-
-_GONE: SlotEntry = UNUSED[1]
-_PLANNED: SlotEntry = ALLOCATED, 0, 0
-_FILLING: SlotEntry = STORING, 1, 0
-_LOST: SlotEntry = RETIRED, 0, 0
-_PINNED: SlotEntry = STORED, 0, 1
-_READ: SlotEntry = LOADING, 1, 0
-
-READABLE = (STORED, LOADING)
-_INDEXED = (ALLOCATED, STORING, STORED, LOADING)
-TOUCHED = (ALLOCATED, STORING, LOADING, QUARANTINED, RETIRED)
-"""States in which a copy may touch the slot, now or later."""
-
-LeaseEntry = tuple[LeaseState, int]
-"""A device block's state, and the number of stores that read it."""
-
-UNLEASED: LeaseEntry = LeaseState.NONE, 0
-_WRITTEN: LeaseEntry = LeaseState.WRITING, 0
-_READ_ONCE: LeaseEntry = LeaseState.READING, 1
-_WITHDRAWN: LeaseEntry = LeaseState.RETIRED, 0
-
-USUAL_SLOTS: tuple[SlotEntry, ...] = *UNUSED, IDLE, _PLANNED, _FILLING, _PINNED, _READ
-USUAL_LEASES: tuple[LeaseEntry, ...] = UNLEASED, _READ_ONCE, _WRITTEN
-"""The entries that most slots and device blocks have. The native body has them in this order."""
+from kvsm.states.block import ALLOCATED, FREE, LOADING, QUARANTINED, STORED, STORING
+from kvsm.states.lease import READING
 
 _WHY = {
     Property.PUBLISH_AFTER_COMMIT: "no store has published it",
     Property.FAILURE_IS_NOT_SUCCESS: "a copy of it failed or was lost",
     Property.NO_STALE_DATA: "it holds data from before the reset",
 }
-
-
-class BookedTransfer:
-    """A transfer that was planned and has not ended.
-
-    since: tick of its submission.
-    reported: bit w is set when worker w has reported.
-    """
-
-    __slots__ = ("abandoned", "device_blocks", "failed", "reported", "since", "slots", "store", "submitted")
-
-    def __init__(self, store: bool, slots: Sequence[int], device_blocks: Sequence[int]) -> None:
-        self.store, self.slots, self.device_blocks = store, slots, device_blocks
-        self.submitted = self.failed = self.abandoned = False
-        self.since = self.reported = 0
-
-
-Told = tuple[bool, Sequence[bytes]]
-"""(removed, keys): these keys can be matched no more, or from now on."""
-
-BookedMatch = tuple[int, Sequence[int]]
-"""The number of the event that pinned a request's match, and the slots."""
-
-Cursors = tuple[tuple[int, ...], tuple[int, ...]]
-"""(settled, offered), in blocks of each KV cache group."""
-
-NO_CURSORS: Cursors = ((), ())
 
 
 class Book:
@@ -111,6 +66,10 @@ class Book:
         self._free, self._idle = config.host_blocks, 0
         self._transfers: dict[int, BookedTransfer] = {}
         self._matches: dict[str, BookedMatch] = {}
+        self._loads: dict[str, int] = {}
+        """request -> its load that has not ended."""
+        self._waits: dict[str, tuple[int, int]] = {}
+        """request -> the transfer that it waits for, and the tick at which it waits no more."""
         self._spoiled: dict[int, Property] = {}
         """slot -> the property that a match would break, because its block failed or was reset."""
         self._voided = [0] * config.host_blocks
@@ -136,6 +95,8 @@ class Book:
         """Device blocks whose content changes."""
         self._now_requests: Sequence[str] = ()
         """Requests whose cursors change."""
+        self._now_asks: Sequence[str] = ()
+        """Requests whose match, load or wait begins or ends."""
         self._now_transfer = 0
         self._now_keys: Sequence[bytes] = ()
         """Keys that begin or end to be held."""
@@ -146,6 +107,7 @@ class Book:
     def follow(self, event: OffloadingEvent) -> list[Violation]:
         """Take note of the next event. Returns what the event breaks, given all events before it."""
         self._now_slots = self._now_blocks = self._now_brought = self._now_requests = self._now_keys = ()
+        self._now_asks = ()
         self._now_transfer = 0
         if self.told:
             self.told = []
@@ -167,6 +129,7 @@ class Book:
 
     def _matched(self, event: ev.HitMatched) -> None:
         self._now_slots = slots = _ids(event.slots)
+        self._now_asks = (event.request,)
         if not slots:
             return
         book = self._slots
@@ -177,11 +140,15 @@ class Book:
         self._idle -= idle
         for slot, entry in zip(slots, found):
             state, copies, pins = entry
-            book[slot] = _PINNED if entry is IDLE else (state, copies, pins + 1)
+            book[slot] = PINNED if entry is IDLE else (state, copies, pins + 1)
         if event.request in self._matches:
             message = f"request {event.request} matches again while it holds its last match"
             self._breaks(Property.MATCH_HOLDS, message, *slots)
         self._matches[event.request] = event.seq, slots
+
+    def _deferred(self, event: ev.RequestDeferred) -> None:
+        self._waits[event.request] = event.transfer, event.until
+        self._now_asks = (event.request,)
 
     def _must_be_readable(self, what: str, slots: Sequence[int]) -> None:
         for slot in slots:
@@ -191,10 +158,12 @@ class Book:
     def _left(self, event: ev.RequestFinished | ev.RequestPreempted) -> None:
         self._cursors.pop(event.request, None)
         self._may_go_back.discard(event.request)
+        self._waits.pop(event.request, None)
         self._now_requests = (event.request,)
         self._unmatched(event)
 
     def _unmatched(self, event: ev.HitReleased | ev.RequestFinished | ev.RequestPreempted) -> None:
+        self._now_asks = (event.request,)
         match = self._matches.pop(event.request, None)
         if match is not None:
             self._unpin(match, match[1])
@@ -260,7 +229,7 @@ class Book:
         self._now_keys = gone = [keys[slot] for slot in slots]
         self.told.append((True, gone))
         for slot, key in zip(slots, gone):
-            book[slot] = _GONE
+            book[slot] = GONE
             held.pop(key, None)
         self._idle -= len(slots)
         self._free += len(slots)
@@ -283,11 +252,11 @@ class Book:
         expected = len(held) + len(event.keys)
         self._may_allocate(slots, blocks)
         for slot, key in zip(slots, event.keys):
-            book[slot] = _PLANNED
+            book[slot] = PLANNED
             keys[slot] = key
         for block in blocks:
             _, readers = leases[block]
-            leases[block] = (READING, readers + 1) if readers else _READ_ONCE
+            leases[block] = (READING, readers + 1) if readers else READ_ONCE
         self._now_keys = event.keys
         held.update(zip(event.keys, slots))
         if len(held) != expected:
@@ -341,6 +310,7 @@ class Book:
             message = f"request {event.request} loads blocks that its match does not hold"
             self._breaks(Property.MATCH_HOLDS, message, *slots)
             return
+        self._now_asks = (event.request,)
         self._unpin(match, match[1][len(slots) :])
         if event.voided:
             return
@@ -352,17 +322,18 @@ class Book:
         book, leases = self._slots, self._leases
         for slot in slots:
             _, copies, pins = entry = book[slot]
-            book[slot] = _READ if entry is _PINNED else (LOADING, copies + 1, pins - 1)
+            book[slot] = READ if entry is PINNED else (LOADING, copies + 1, pins - 1)
         for block in blocks:
             if leases[block] != UNLEASED:
                 what = "is loaded into while a copy may touch it"
                 self._block_breaks(Property.NO_REUSE_IN_FLIGHT, block, what)
-            leases[block] = _WRITTEN
+            leases[block] = WRITTEN
         keys, chunk = self._keys, self._chunk
         places = _ids(event.parts) or range(len(slots) * chunk)
         self._brought.update(zip(blocks, (keys[slots[place // chunk]] for place in places)))
         self._older.difference_update(blocks)
-        self._transfers[event.seq] = BookedTransfer(False, slots, blocks)
+        self._loads[event.request] = event.seq
+        self._transfers[event.seq] = BookedTransfer(False, slots, blocks, event.request)
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -375,7 +346,7 @@ class Book:
             self._now_slots = [*self._now_slots, *transfer.slots] if self._now_slots else transfer.slots
             if transfer.store:
                 for slot in transfer.slots:
-                    self._slots[slot] = _FILLING
+                    self._slots[slot] = FILLING
 
     def _reported(self, event: ev.WorkerReported) -> None:
         self._now_transfer = id = event.transfer
@@ -407,7 +378,7 @@ class Book:
                 slots, Property.NO_STALE_DATA if transfer.abandoned else Property.FAILURE_IS_NOT_SUCCESS, seq
             )
             for slot in slots:
-                self._slots[slot] = _GONE
+                self._slots[slot] = GONE
             self._free += len(slots)
             self._may_go_back.update(self._cursors)
         else:
@@ -431,7 +402,7 @@ class Book:
                 book[slot] = (STORED, 0, pins) if pins else IDLE
                 self._idle += not pins
             elif state is QUARANTINED:
-                book[slot] = _GONE
+                book[slot] = GONE
                 self._free += 1
 
     def _close(self, id: int, transfer: BookedTransfer, seq: int) -> None:
@@ -449,6 +420,11 @@ class Book:
         del self._transfers[id]
         self._now_slots, self._now_blocks = transfer.slots, blocks
         self._last_end = seq
+        if not transfer.store:
+            self._loads.pop(transfer.request, None)
+            self._now_asks = [*self._now_asks, transfer.request]
+        if self._waits:
+            self._wake([name for name, (awaited, _) in self._waits.items() if awaited == id])
 
     def _cancelled(self, event: ev.TransferCancelled) -> None:
         self._now_transfer = event.transfer
@@ -473,12 +449,12 @@ class Book:
             return
         self._void(transfer.slots, Property.FAILURE_IS_NOT_SUCCESS, event.seq)
         for slot in transfer.slots:
-            self._slots[slot] = _LOST
+            self._slots[slot] = LOST
         self._close(event.transfer, transfer, event.seq)
         if not transfer.store:
             # It may still write them. What a lost store reads can be reused: its bytes go to retired slots.
             for block in transfer.device_blocks:
-                self._leases[block] = _WITHDRAWN
+                self._leases[block] = WITHDRAWN
 
     def _rejected(self, event: ev.ReportRejected) -> None:
         """Changes nothing: the transfer that the report names must stay as it is."""
@@ -518,15 +494,17 @@ class Book:
             if state in READABLE:
                 slots[slot] = IDLE
             elif state is not FREE:
-                if state in _INDEXED:
+                if state in INDEXED:
                     gone.append(self._keys[slot])
                     del self._held[self._keys[slot]]
                     spoiled[slot], voided[slot] = Property.PUBLISH_AFTER_COMMIT, event.seq
-                slots[slot] = _GONE
+                slots[slot] = GONE
         self._idle = slots.count(IDLE)
         self._free = len(slots) - self._idle
         self._leases = [UNLEASED] * event.config.device_blocks
-        self._transfers, self._matches, self._brought, self._cursors = {}, {}, {}, {}
+        self._now_asks = [*self._matches, *self._loads, *self._waits]
+        self._matches, self._loads, self._waits = {}, {}, {}
+        self._transfers, self._brought, self._cursors = {}, {}, {}
         self._older, self._may_go_back = set(), set()
         self._remembered = event.config.offer_history
         while len(self._offers) > self._remembered:
@@ -535,6 +513,14 @@ class Book:
 
     def _ticked(self, event: ev.Ticked) -> None:
         self._tick = event.tick
+        if self._waits:
+            self._wake([name for name, (_, until) in self._waits.items() if until <= event.tick])
+
+    def _wake(self, names: Sequence[str]) -> None:
+        """These requests wait no more."""
+        for name in names:
+            del self._waits[name]
+        self._now_asks = [*self._now_asks, *names]
 
     def _void(self, slots: Iterable[int], property: Property, seq: int) -> None:
         """The blocks in these slots may not be matched any more. Pins on them are void."""
@@ -542,7 +528,7 @@ class Book:
         gone, removed = [*self._now_keys], []
         for slot in slots:
             state, copies, _ = entry = book[slot]
-            if state in _INDEXED and held.get(keys[slot]) == slot:
+            if state in INDEXED and held.get(keys[slot]) == slot:
                 del held[keys[slot]]
                 gone.append(keys[slot])
                 self._last_loss = seq
@@ -551,7 +537,7 @@ class Book:
             if state in (STORING, LOADING):
                 book[slot] = QUARANTINED, copies, 0
             elif state in (ALLOCATED, STORED):
-                book[slot] = _GONE
+                book[slot] = GONE
                 self._idle -= entry == IDLE
                 self._free += 1
             self._spoiled[slot] = property
@@ -595,7 +581,7 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.RequestFinished: Book._left,
     ev.HitMatched: Book._matched,
     ev.HitReleased: Book._unmatched,
-    ev.RequestDeferred: Book._changes_nothing,
+    ev.RequestDeferred: Book._deferred,
     ev.KeysRecalled: Book._changes_nothing,
     ev.BlocksEvicted: Book._evicted,
     ev.StorePlanned: Book._store_planned,

@@ -31,7 +31,7 @@ from kvsm.ledger import Ledger
 from kvsm.log import LogReader, Segment
 from kvsm.printable import printable
 from kvsm.properties import Property
-from kvsm.replay.book import Told
+from kvsm.replay.book_entries import Told
 from kvsm.replay.concern import Concern, concern
 from kvsm.replay.fold import LogCondition, condition_of, entries, gathered, opening, walk
 from kvsm.replay.render import dated, render

@@ -22,7 +22,8 @@ from kvsm.ids import to_list
 from kvsm.invariants import MOST_NAMED, Violation
 from kvsm.ledger import Ledger, NativeLedger
 from kvsm.properties import Property
-from kvsm.replay.book import (
+from kvsm.replay.book import Book
+from kvsm.replay.book_entries import (
     IDLE,
     NO_CURSORS,
     READABLE,
@@ -31,7 +32,6 @@ from kvsm.replay.book import (
     UNUSED,
     USUAL_LEASES,
     USUAL_SLOTS,
-    Book,
     BookedTransfer,
     SlotEntry,
     Told,
@@ -70,6 +70,10 @@ class _Reading(dict[int, Any]):
 _SLOTS, _LEASES = _Reading(BLOCK_WORDS), _Reading(LEASE_WORDS)
 
 
+_OF_ASKS = Property.MATCH_HOLDS, Property.ONE_RELEASE_PER_HOLD, Property.PROGRESS
+_ASKS = "holds a match:", "names its load:", "waits for transfer"
+
+
 class Come(IntEnum):
     """How far an event has come that `Witness.watch` leaves."""
 
@@ -95,7 +99,8 @@ class Witness(Book):
             one._keys[slot] = key
         for id, transfer in ledger.transfers.items():
             slots, blocks = to_list(transfer.slots), to_list(transfer.device_blocks)
-            booked = BookedTransfer(transfer.direction is Direction.STORE, slots, blocks)
+            name = "" if transfer.direction is Direction.STORE else transfer.owners[0][0]
+            booked = BookedTransfer(transfer.direction is Direction.STORE, slots, blocks, name)
             booked.submitted = transfer.state is not TransferState.PLANNED
             booked.abandoned = transfer.state is TransferState.ABANDONED
             booked.failed = TRANSFER_WORDS.decode(transfer.word)[1][1] > 0
@@ -104,8 +109,11 @@ class Witness(Book):
         for name, request in ledger.requests.items():
             if len(request.pins):
                 one._matches[name] = request.pinned_at, to_list(ledger.live_pins(request))
+            if request.load:
+                one._loads[name] = request.load
             if request.offered:
                 one._cursors[name] = request.settled, request.offered
+        one._waits = {name: (request.awaits, request.patience) for name, request in ledger.deferred.items()}
         if ledger.forgotten_at:
             # The store that took a key away last may have failed.
             one._may_go_back = set(one._cursors)
@@ -153,6 +161,8 @@ class Witness(Book):
             broken += self._compare_provenance(ledger, self._now_brought)
         if self._now_requests:
             broken += self._compare_cursors(ledger, self._now_requests)
+        if self._now_asks or len(ledger.deferred) != len(self._waits):
+            broken += self._compare_asks(ledger, self._now_asks)
         if self._now_keys:
             keys = list(self._now_keys)
             if ledger.index.find(keys) != list(map(self._held.get, keys)):
@@ -176,6 +186,8 @@ class Witness(Book):
         for id in sorted({*self._transfers, *ledger.transfers}):
             broken += self._compare_transfer(ledger, id)
         broken += self._compare_cursors(ledger, sorted({*self._cursors, *ledger.requests}))
+        asks = sorted({*self._matches, *self._loads, *self._waits, *ledger.requests})
+        broken += self._compare_asks(ledger, asks)
         provenance = ledger.provenance
         brought = sorted({*self._brought, *provenance.brought, *provenance.stale})
         broken += self._compare_provenance(ledger, brought)
@@ -258,6 +270,9 @@ class Witness(Book):
         expected = TransferState.SUBMITTED if booked.submitted else TransferState.PLANNED
         if booked.abandoned:
             expected = TransferState.ABANDONED
+        if (transfer.epoch == ledger.epoch) is booked.abandoned:
+            message = f"transfer {id} is of epoch {transfer.epoch}; the epoch is now {ledger.epoch}"
+            return [Violation(Property.NO_STALE_DATA, message, transfers=(id,))]
         if transfer.reported == booked.reported and transfer.state is expected:
             return []
         message = (
@@ -278,6 +293,24 @@ class Witness(Book):
                     f"it must be {expected[0]} and {expected[1]}"
                 )
                 broken.append(Violation(Property.STORED_ONCE, message, requests=(name,)))
+        return broken[:MOST_NAMED]
+
+    def _compare_asks(self, ledger: Ledger, names: Iterable[str]) -> list[Violation]:
+        """Compare what requests hold and wait for: matches, loads and transfers."""
+        broken = []
+        for name in names:
+            request, wait = ledger.requests.get(name), self._waits.get(name, (0, 0))
+            found = (False, 0, 0)
+            if request is not None:
+                found = len(request.pins) > 0, request.load, request.awaits if name in ledger.deferred else 0
+            expected = name in self._matches, self._loads.get(name, 0), wait[0]
+            for property, what, one, other in zip(_OF_ASKS, _ASKS, found, expected):
+                if one != other:
+                    message = f"request {name} {what} {one}; it must be {other}"
+                    broken.append(Violation(property, message, requests=(name,)))
+        if len(ledger.deferred) != len(self._waits):
+            message = f"{len(ledger.deferred)} requests wait for a transfer; there must be {len(self._waits)}"
+            broken.append(Violation(Property.PROGRESS, message))
         return broken[:MOST_NAMED]
 
     def _compare_provenance(self, ledger: Ledger, blocks: Sequence[int]) -> list[Violation]:
