@@ -226,7 +226,7 @@ def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
     )
 
 
-_VERDICT = "verification 1"
+_VERDICT = "verification 2"
 """What `verify_log` found, in the index of the log. Count up when it checks more."""
 
 

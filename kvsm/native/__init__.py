@@ -17,6 +17,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS
@@ -116,7 +117,7 @@ if _missing:
     def connect() -> None:
         """There is nothing to connect."""
 
-    def connect_witness(*_: object) -> None:
+    def connect_witness(*of_python: Any) -> None:
         """The same."""
 
     def taken() -> bytes:

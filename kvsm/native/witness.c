@@ -5,9 +5,6 @@
 #include <stddef.h>
 #include <structmember.h>
 
-/* How far an event has come that is left to Python: kvsm.replay.witness.Come. */
-typedef enum { UNTOUCHED, IN_THE_BOOK, IN_BOTH } Come;
-
 /* -------------------------------------------------------------------------------------- comparison */
 
 /* Whether an entry of the book means the same as a word of the ledger. */
@@ -291,30 +288,38 @@ static bool note_changes(const Following *followed)
            note(book, "_now_keys", PySequence_List(followed->keys != NULL ? followed->keys : python.no_ids));
 }
 
-/* Follow, fold and compare an event. true: all is well. Otherwise how far it has `come`, or an error is set. */
-static bool watch_one(Following *following, Folding *ledger, PyObject *event, Come *come)
+/* Fold the event. NULL: done. Otherwise the error with which the ledger refuses it; owned. */
+static PyObject *refusal_of(Folding *ledger, PyObject *event)
+{
+    PyObject *kind, *error, *trace, *ended = fold_next(ledger, event);
+    Py_XDECREF(ended);
+    if (ended != NULL)
+        return NULL;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    Py_XDECREF(kind);
+    Py_XDECREF(trace);
+    return error;
+}
+
+/* Follow, fold and compare an event. true: all is well. Otherwise an error is set, or it is left to Python: folded,
+   refused, or as it was. */
+static bool watch_one(Following *following, Folding *ledger, PyObject *event, bool *is_folded, PyObject **refusal)
 {
     following->event = event;
     following->kind = kind_of(event);
     following->seq_object = PyObject_GetAttr(event, name_of(N_seq));
-    *come = UNTOUCHED;
-    const Verdict verdict =
-        read_number(following->seq_object, &following->seq) ? follow(following) : REFERENCE;
-    bool well = verdict == FOLDED;
+    const bool is_numbered = read_number(following->seq_object, &following->seq);
+    PyErr_Clear();
+    bool well = is_numbered && follow(following) == FOLDED;
+    *is_folded = false;
     if (well) {
-        PyObject *ended = fold_next(ledger, event);
-        well = ended != NULL;
-        Py_XDECREF(ended);
-        *come = IN_THE_BOOK; /* refused: Python folds it again, and tells why */
-        if (!well && PyErr_ExceptionMatches(PyExc_Exception))
-            PyErr_Clear();
+        *refusal = refusal_of(ledger, event);
+        *is_folded = *refusal == NULL;
+        well = *is_folded && agree(following, ledger);
+        if (*is_folded && !well)
+            note_changes(following);
     }
-    if (well && !agree(following, ledger)) {
-        well = false;
-        *come = IN_BOTH;
-        note_changes(following);
-    } else if (verdict == REFERENCE)
-        PyErr_Clear();
     Py_XDECREF(following->seq_object);
     following_clear(following);
     return well;
@@ -323,14 +328,13 @@ static bool watch_one(Following *following, Folding *ledger, PyObject *event, Co
 /* watch(ledger, events, place, told, published): as `Witness.watch` in Python. */
 static PyObject *py_watch(PyObject *self, PyObject *arguments)
 {
-    PyObject *ledger, *events;
+    PyObject *ledger, *events, *told, *published, *refusal = NULL;
     Py_ssize_t place;
     Following following = {.book = (Book *)self};
-    PyObject *told, *published;
     Folding folding;
-    Come come = UNTOUCHED;
-    if (!PyArg_ParseTuple(arguments, "OO!nO!O!", &ledger, &PyList_Type, &events, &place, &PyList_Type, &told, &PyList_Type,
-                          &published))
+    bool is_folded = false;
+    if (!PyArg_ParseTuple(arguments, "OO!nO!O!", &ledger, &PyList_Type, &events, &place, &PyList_Type, &told,
+                          &PyList_Type, &published))
         return NULL;
     following.told = told;
     following.published = published;
@@ -339,15 +343,19 @@ static PyObject *py_watch(PyObject *self, PyObject *arguments)
         while (well && place < PyList_Size(events)) {
             PyObject *event = PyList_GetItem(events, place);
             Py_INCREF(event);
-            well = watch_one(&following, &folding, event, &come);
+            well = watch_one(&following, &folding, event, &is_folded, &refusal);
             place += well;
             Py_DECREF(event);
         }
         fold_end(&folding);
-        if (PyErr_Occurred())
-            return NULL;
     }
-    return Py_BuildValue("(ni)", place, (int)come);
+    if (refusal != NULL && !PyObject_IsInstance(refusal, PyExc_Exception))
+        PyErr_SetObject((PyObject *)Py_TYPE(refusal), refusal); /* Ctrl-C, for example */
+    PyObject *left = PyErr_Occurred() ? NULL
+                                      : Py_BuildValue("(nOO)", place, is_folded ? Py_True : Py_False,
+                                                      refusal != NULL ? refusal : Py_None);
+    Py_XDECREF(refusal);
+    return left;
 }
 
 /* --------------------------------------------------------------------------------------- its type */

@@ -94,6 +94,15 @@ bool recount(Book *book, int64_t slot, SlotEntry from, SlotEntry to, int64_t cop
 
 bool book_is_known(const Book *book); /* whether its attributes are of the types that this part knows */
 Verdict follow(Following *following);
+bool drop(PyObject *dict, PyObject *key);              /* take a key out, if it is there. false: an error is set */
+void replace(PyObject **attribute, PyObject *value);   /* keep another object in an attribute of the book */
+PyObject *keys_of(const Book *book);                   /* of the slots that the event touches, as a list; owned */
+bool tell(Following *following, bool removed, PyObject *keys); /* to a router: no match from now on, or a match */
 void following_clear(Following *following);
+
+/* ------------------------------------------------------------------------------------------ booked.c */
+
+Verdict submitted(Following *following);
+Verdict reported(Following *following);
 
 #endif

@@ -33,6 +33,7 @@ from kvsm.replay.book_entries import (
     TOUCHED,
     UNLEASED,
     UNUSED,
+    WHY,
     WITHDRAWN,
     WRITTEN,
     BookedMatch,
@@ -44,12 +45,6 @@ from kvsm.replay.book_entries import (
 )
 from kvsm.states.block import ALLOCATED, FREE, LOADING, QUARANTINED, STORED, STORING
 from kvsm.states.lease import READING
-
-_WHY = {
-    Property.PUBLISH_AFTER_COMMIT: "no store has published it",
-    Property.FAILURE_IS_NOT_SUCCESS: "a copy of it failed or was lost",
-    Property.NO_STALE_DATA: "it holds data from before the reset",
-}
 
 
 class Book:
@@ -552,7 +547,7 @@ class Book:
         return self._spoiled.get(slot, Property.PUBLISH_AFTER_COMMIT)
 
     def _why(self, slot: int) -> str:
-        return _WHY[self._unreadable_by(slot)]
+        return WHY[self._unreadable_by(slot)]
 
     def _breaks(self, property: Property, message: str, *slots: int) -> None:
         self._broken.append(Violation(property, message, slots[:MOST_NAMED]))

@@ -1,9 +1,10 @@
-"""The entries of the second book (`book.py`): what it keeps of a slot, a device block, a transfer and a match."""
+"""Entries of the second book (`book.py`): what it keeps of slots, device blocks, transfers and matches."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvsm.properties import Property
 from kvsm.states.block import (
     ALLOCATED,
     EVICTED,
@@ -48,6 +49,7 @@ USUAL_SLOTS: tuple[SlotEntry, ...] = *UNUSED, IDLE, PLANNED, FILLING, PINNED, RE
 USUAL_LEASES: tuple[LeaseEntry, ...] = UNLEASED, READ_ONCE, WRITTEN
 """The entries that most slots and device blocks have. The native body has them in this order."""
 
+
 class BookedTransfer:
     """A transfer that was planned and has not ended.
 
@@ -56,7 +58,17 @@ class BookedTransfer:
     reported: bit w is set when worker w has reported.
     """
 
-    __slots__ = ("abandoned", "device_blocks", "failed", "reported", "request", "since", "slots", "store", "submitted")
+    __slots__ = (
+        "abandoned",
+        "device_blocks",
+        "failed",
+        "reported",
+        "request",
+        "since",
+        "slots",
+        "store",
+        "submitted",
+    )
 
     def __init__(
         self, store: bool, slots: Sequence[int], device_blocks: Sequence[int], request: str = ""
@@ -65,6 +77,13 @@ class BookedTransfer:
         self.submitted = self.failed = self.abandoned = False
         self.since = self.reported = 0
 
+
+WHY = {
+    Property.PUBLISH_AFTER_COMMIT: "no store has published it",
+    Property.FAILURE_IS_NOT_SUCCESS: "a copy of it failed or was lost",
+    Property.NO_STALE_DATA: "it holds data from before the reset",
+}
+"""Why no match may have a block, by the property that it would break."""
 
 Told = tuple[bool, Sequence[bytes]]
 """(removed, keys): these keys can be matched no more, or from now on."""

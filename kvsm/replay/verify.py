@@ -1,10 +1,17 @@
 """Verifying a log: every property that it can show, at every event, and the first event that breaks one.
 
-The `Auditor` folds each event, and compares what the event names with the second book. At intervals, and at
-the end, it checks everything: all properties of the whole ledger, the two books against each other, the
-published events against the matchable keys, and a restored snapshot against its origin. What a full check
-finds may have begun anywhere since the last one. So that interval is read and folded again in smaller parts,
-with full checks, until the first wrong event is found.
+The `Auditor` takes each event through three steps: the second book follows it, the ledger folds it, and both
+are compared in all that the event changes. What was published is compared, too. So no property can be broken
+by one event and mended by a later one unseen; docs/verification.md tells it property by property.
+
+Events that are common and break nothing take these steps in C, many in one call (`Witness.watch`). Each other
+event takes them here. So each rule and each violation has its text in Python.
+
+At intervals, and at the end, everything is checked: all properties of the whole ledger, both books against
+each other, and a restored snapshot against its origin. This finds an event that changed what it must not
+change. It may be anywhere since the last full check. So that interval is read and folded again in smaller
+parts, with full checks, until the first wrong event is found. A reset and a restart write over everything,
+so both books are compared whole before one.
 
 The head of each later segment holds a snapshot of the live ledger, and the fold must give the same state.
 That proves that a replay gives the live state: events are state (S10).
@@ -24,7 +31,7 @@ from typing import Protocol
 import msgspec
 
 from kvsm.errors import InvalidEvent, LogDamaged, LogError
-from kvsm.events import OffloadingEvent, Restarted
+from kvsm.events import CacheReset, OffloadingEvent, Restarted
 from kvsm.invariants import MOST_NAMED, Violation, check_ledger, check_rest
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger
@@ -38,12 +45,12 @@ from kvsm.replay.render import dated, render
 from kvsm.replay.restarts import survivors, told_process
 from kvsm.replay.trust import Trust
 from kvsm.replay.unfinished import Unfinished, unfinished_at_end
-from kvsm.replay.witness import Come, witness_of
+from kvsm.replay.witness import Left, witness_of
 from kvsm.snapshot import digest, is_saved_as, restore, snapshot
 
 EVERY, EVERY_PER_SLOT = 250_000, 16
-"""Events and entries from one full check to the next: so many, or so many for each slot and device block, if that
-is more. A full check looks at all of them, and takes a small share of the time whatever the size."""
+"""Events and entries from one full check to the next: so many, or so many for each slot and device block,
+if that is more. A full check looks at all of them, and takes a small share of the time whatever the size."""
 
 PARTS = 16
 """Into so many parts an interval is split to find the first wrong event."""
@@ -54,6 +61,7 @@ EVENTS_SHOWN = 10
 Progress = Callable[[int], None]
 """Called now and then with the number of events verified so far."""
 
+
 class Hearer(Protocol):
     """Somebody who wants more of the same pass over a log."""
 
@@ -62,7 +70,6 @@ class Hearer(Protocol):
 
     def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
         """The next event. It breaks nothing, and the ledger was just changed by it."""
-
 
 
 OnRestart = Callable[[Ledger, Restarted], None]
@@ -150,38 +157,49 @@ class Auditor:
     def apply_all(self, events: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
         """Fold events up to the first that breaks something, and that one.
 
-        Returns how many were folded or refused, and what the last one breaks. If the published events are wrong,
-        one of those before may have begun it.
+        Returns how many were folded or refused, and what is broken then. It may have begun earlier, if
+        everything was compared.
         """
         place = 0
         while place < len(events):
             published = self._publisher.state.changes
-            place, come = self.witness.watch(self.ledger, events, place, self._told, published)
+            left = Left(*self.witness.watch(self.ledger, events, place, self._told, published))
+            place = left.place
             if place < len(events):
-                broken = self._go_on(events[place], come)
+                broken = self._go_on(events[place], left)
                 place += 1
                 if broken:
                     return place, broken
         return place, self._compare_published()
 
-    def _go_on(self, event: OffloadingEvent, come: int) -> list[Violation]:
-        """Follow, fold and compare an event that has come so far."""
-        broken: list[Violation] = []
-        if type(event) is Restarted and self._on_restart is not None:
-            self._on_restart(self.ledger, event)
-        if come < Come.IN_THE_BOOK:
+    def _go_on(self, event: OffloadingEvent, left: Left) -> list[Violation]:
+        """Take the steps of an event that are not done yet. Returns what it breaks."""
+        broken, refusal = [], left.refusal
+        if not left.is_folded and refusal is None:
+            broken = self._before(event)
+            if broken:
+                return broken
             broken = self.witness.follow(event)
             self._told += self.witness.told
-        try:
-            if come < Come.IN_BOTH:
+            try:
                 self.ledger.apply(event)
-        except Exception as refusal:  # The log gives no state, whatever stops the fold.
+            except Exception as error:  # The log gives no state, whatever stops the fold.
+                refusal = error
+        if refusal is not None:
             message = f"the fold stops here: {type(refusal).__name__}: {refusal}"
             return broken or [Violation(Property.EVENTS_ARE_STATE, message)]
         return broken + self.witness.compare(self.ledger) + self._compare_published()
 
+    def _before(self, event: OffloadingEvent) -> list[Violation]:
+        """What must be looked at before an event writes over everything."""
+        if isinstance(event, Restarted) and self._on_restart is not None:
+            self._on_restart(self.ledger, event)
+        return self.witness.compare_all(self.ledger) if isinstance(event, CacheReset | Restarted) else []
+
     def _compare_published(self) -> list[Violation]:
         """Compare what was published with what a router must hear, change by change."""
+        if not self._told and not self._publisher.state.changes:
+            return []
         published: list[Told] = [(one.removed, one.keys) for one in self._publisher.take_events()]
         told, self._told = [one for one in self._told if one[1]], []
         if published == told or [*map(_in_any_order, published)] == [*map(_in_any_order, told)]:
@@ -193,7 +211,10 @@ class Auditor:
                 (heard[False] - expected[False], "are announced as stored, but cannot be matched"),
                 (expected[False] - heard[False], "can be matched, but were not announced"),
                 (heard[True] - expected[True], "are announced as removed, but were not"),
-                (expected[True] - heard[True], "cannot be matched any more, but were not announced as removed"),
+                (
+                    expected[True] - heard[True],
+                    "cannot be matched any more, but were not announced as removed",
+                ),
             )
             if keys
         ]
@@ -443,8 +464,8 @@ def _first_broken(
 ) -> tuple[OffloadingEvent | None, list[Violation]]:
     """The first of `count` events after which a full check finds something, and what it finds.
 
-    Checks after each of some parts, then splits the first broken part again. A fault that does not show again was
-    not in the fold: then the last event stands for the interval, with nothing found.
+    Checks after each of some parts, then splits the first broken part again. A fault that does not show again
+    was not in the fold: then the last event stands for the interval, with nothing found.
     """
     last = None
     while True:

@@ -10,11 +10,12 @@ list that the fold forgets to update shows at once. The full check, `compare_all
 The ledger's packed words and the book's entries meet in one place only, `_Reading`.
 """
 
+# ruff: noqa: ARG002 (only the native body needs the arguments of `watch`)
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Sized
-from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvsm import native
 from kvsm.events import Direction, OffloadingEvent
@@ -36,7 +37,7 @@ from kvsm.replay.book_entries import (
     SlotEntry,
     Told,
 )
-from kvsm.states.block import BLOCK_WORDS
+from kvsm.states.block import BLOCK_WORDS, EVICTED, FREE
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState
 from kvsm.states.words import Codec
@@ -70,18 +71,23 @@ class _Reading(dict[int, Any]):
 _SLOTS, _LEASES = _Reading(BLOCK_WORDS), _Reading(LEASE_WORDS)
 
 
+_UNUSED_STATES = FREE, EVICTED
 _OF_ASKS = Property.MATCH_HOLDS, Property.ONE_RELEASE_PER_HOLD, Property.PROGRESS
 _ASKS = "holds a match:", "names its load:", "waits for transfer"
 
 
-class Come(IntEnum):
-    """How far an event has come that `Witness.watch` leaves."""
+class Left(NamedTuple):
+    """An event that `Witness.watch` leaves.
 
-    UNTOUCHED = 0
-    IN_THE_BOOK = 1
-    """The book has followed it and found nothing wrong, and the ledger has refused it, with nothing changed."""
-    IN_BOTH = 2
-    """The ledger has folded it, too. What both made of it is to be compared."""
+    place: where it stands; the number of events if none is left.
+    is_folded: the book has followed it, and the ledger has folded it. They are to be compared.
+    refusal: the book has followed it and found nothing wrong, and the ledger has refused it. If neither is
+        so, nothing has happened.
+    """
+
+    place: int
+    is_folded: bool = False
+    refusal: Exception | None = None
 
 
 class Witness(Book):
@@ -125,16 +131,15 @@ class Witness(Book):
 
     def watch(
         self, ledger: Ledger, events: list[OffloadingEvent], place: int, told: list[Told], published: Sized
-    ) -> tuple[int, int]:
+    ) -> tuple[int, bool, Exception | None]:
         """Follow, fold and compare events from `place` on, as far as they are common and break nothing.
 
         told: gets what a router must hear of them.
         published: what the ledger has published. After each event it is as long as `told`.
 
-        Returns the place of the first event for which this is not so, and how far it has come (`Come`). Here
-        that is each event: only the native body knows common ones.
+        Returns the fields of `Left`. Here each event is left: only the native body knows common ones.
         """
-        return place, Come.UNTOUCHED
+        return Left(place)
 
     def compare(self, ledger: Ledger) -> list[Violation]:
         """What is wrong with what the ledger made of the event followed last."""
@@ -142,9 +147,13 @@ class Witness(Book):
         slots, blocks = self._now_slots, self._now_blocks
         if slots:
             words, book = ledger.blocks.words, self._slots
-            if _SLOTS.of([words[slot] for slot in slots]) != [book[slot] for slot in slots]:
+            entries = [book[slot] for slot in slots]
+            if _SLOTS.of([words[slot] for slot in slots]) != entries:
                 broken += self._compare_slots(ledger, slots)
-            broken += self._compare_lists(ledger, slots)
+            unused = [entry[0] in _UNUSED_STATES for entry in entries]
+            order = [*map(ledger.policy.__contains__, slots)]
+            if ledger.free.which(tuple(slots)) != unused or order != [*map(IDLE.__eq__, entries)]:
+                broken += self._compare_lists(ledger, slots)
             if (
                 len(ledger.index) != len(self._held)
                 or ledger.evictable() != self._idle
@@ -233,7 +242,7 @@ class Witness(Book):
         return broken[:MOST_NAMED]
 
     def _compare_lists(self, ledger: Ledger, slots: Iterable[int]) -> list[Violation]:
-        """An unused slot is in the free queue, an idle one in the eviction order, and others are in neither."""
+        """An unused slot is in the free queue, an idle one in the eviction order; others are in neither."""
         free, order, elsewhere = ledger.free, ledger.policy, ledger.copied_out
         broken = []
         for slot in slots:

@@ -177,12 +177,11 @@ class LoggedCopies:
 
 def _may_tell(event: OffloadingEvent) -> bool:
     """Whether an event in the log of a host begins a process, or a copy from or to the disk."""
-    kind = type(event)
-    if kind is ev.StorePlanned:
+    if isinstance(event, ev.StorePlanned):
         return event.source == DISK
-    if kind is ev.LoadPlanned:
+    if isinstance(event, ev.LoadPlanned):
         return event.target == DISK
-    return kind is ev.LogOpened or kind is ev.Restarted
+    return isinstance(event, ev.LogOpened | ev.Restarted)
 
 
 NOTES: dict[type[OffloadingEvent], Callable[[LoggedCopies, Ledger, Any], None] | None] = {

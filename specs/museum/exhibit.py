@@ -28,7 +28,13 @@ from kvsm.states.machine import Machine
 PROJECT = Path(__file__).resolve().parents[2]
 BLOCK_ROWS = "kvsm.states.block:_rows"
 """The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
-HAVE_TWO_BODIES = ("kvsm.ledger.", "kvsm.policies.", "kvsm.states.")
+HAVE_TWO_BODIES = (
+    "kvsm.ledger.",
+    "kvsm.policies.",
+    "kvsm.replay.book",
+    "kvsm.replay.witness",
+    "kvsm.states.",
+)
 """Rooms whose functions the native body has, too. A bug in their text needs the body that runs this text."""
 
 
