@@ -66,9 +66,9 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     include = f"-I{sysconfig.get_paths()['include']}"
     run(str(COMPILER), *flags, *checks, include, *map(str, SOURCES), "-o", str(built))
-    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen"
+    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", selected]
-    tests = ["tests/test_native.py", "tests/test_slot_queue.py", "tests/test_frozen_state.py"]
+    tests = [f"tests/test_{one}.py" for one in ("native", "native_witness", "slot_queue", "frozen_state")]
     done = subprocess.run(
         [*command, *tests],
         cwd=house,

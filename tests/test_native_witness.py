@@ -20,7 +20,8 @@ from replay_life import OPERATIONS, Life, Operations, random_life
 
 from kvsm import native
 from kvsm.events import KINDS, OffloadConfig, OffloadingEvent
-from kvsm.ledger import Ledger
+from kvsm.kv_events import Publisher
+from kvsm.ledger import Ledger, Provenance
 from kvsm.policies import POLICIES
 from kvsm.policies.slot_queue import SlotQueue
 from kvsm.properties import Property
@@ -177,6 +178,15 @@ def decoded(event: OffloadingEvent) -> Iterator[OffloadingEvent]:
 # A wrong fold.
 
 
+class Forgetful(Provenance):
+    """Keeps nothing that a load brings."""
+
+    brought = property(lambda _: {})  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.stale: dict[int, bytes] = {}
+
+
 def first(things: Any) -> Any:
     return next(iter(things.values()))
 
@@ -198,6 +208,7 @@ CHANGES: dict[str, Callable[[Ledger], Any]] = {
     "cursors": lambda ledger: setattr(first(ledger.requests), "offered", (999,)),
     "an epoch": lambda ledger: setattr(first(ledger.transfers), "epoch", 999),
     "a report": lambda ledger: setattr(first(ledger.transfers), "reported", 1 << 20),
+    "what a load brought": lambda ledger: setattr(ledger, "provenance", Forgetful()),
     "a submission": lambda ledger: setattr(first(ledger.transfers), "since", 999),
 }
 
@@ -224,6 +235,46 @@ def test_a_ledger_that_differs_is_seen_at_the_event(what: str) -> None:
                 CHANGES[what](auditor.ledger)
             seen += any(books.follow(event) for event in life.events[number : number + 20])
     assert seen
+
+
+def test_an_index_with_another_key_is_seen_at_the_event() -> None:
+    """Conservation (S1): an evicted key is in the index again, instead of another. No count tells it."""
+    life = Life(host_blocks=4, workers=1)
+    life.stored("r1", [b"key-%d" % number for number in range(3)], range(3))
+    life.stored("r2", [b"more-%d" % number for number in range(3)], range(3))
+    books = Books(life.config)
+
+    class Meddler(Publisher):
+        def __init__(self, publisher: Publisher, ledger: Ledger) -> None:
+            self.state, self.medium, self._ledger = publisher.state, publisher.medium, ledger
+
+        def removed(self, keys: Sequence[bytes]) -> None:
+            super().removed(keys)
+            kept = next(key for key in self._ledger.index if key not in keys)
+            del self._ledger.index[kept]
+            self._ledger.index[keys[0]] = 3
+
+    for auditor in (books.native, books.python):
+        auditor.ledger.listener = Meddler(auditor._publisher, auditor.ledger)
+    for event in life.events:
+        found = books.follow(event)
+        if found:
+            break
+    assert event.kind == "BlocksEvicted"
+    assert found[0].message.startswith("key ")
+
+
+def test_a_pin_that_a_reset_has_ended_is_not_ended_again() -> None:
+    """One release per hold (S4): the slot holds another block by then, which another match pins."""
+    life = Life(host_blocks=4, workers=1)
+    life.stored("r0", [b"key"], [0])
+    life.core.match("r1", [b"key"])
+    life.core.reset()
+    life.stored("r0", [b"key"], [1])
+    life.core.match("r2", [b"key"])
+    life.core.finish("r1")
+    life.core.finish("r2")
+    Books(life.config).follow_all(life.events)
 
 
 # What is left.
