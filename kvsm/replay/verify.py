@@ -45,7 +45,7 @@ from kvsm.replay.render import dated, render
 from kvsm.replay.restarts import survivors, told_process
 from kvsm.replay.trust import Trust
 from kvsm.replay.unfinished import Unfinished, unfinished_at_end
-from kvsm.replay.witness import Left, witness_of
+from kvsm.replay.witness import LeftEvent, witness_of
 from kvsm.snapshot import digest, is_saved_as, restore, snapshot
 
 EVERY, EVERY_PER_SLOT = 250_000, 16
@@ -163,7 +163,7 @@ class Auditor:
         place = 0
         while place < len(events):
             published = self._publisher.state.changes
-            left = Left(*self.witness.watch(self.ledger, events, place, self._told, published))
+            left = LeftEvent(*self.witness.watch(self.ledger, events, place, self._told, published))
             place = left.place
             if place < len(events):
                 broken = self._go_on(events[place], left)
@@ -172,7 +172,7 @@ class Auditor:
                     return place, broken
         return place, self._compare_published()
 
-    def _go_on(self, event: OffloadingEvent, left: Left) -> list[Violation]:
+    def _go_on(self, event: OffloadingEvent, left: LeftEvent) -> list[Violation]:
         """Take the steps of an event that are not done yet. Returns what it breaks."""
         broken, refusal = [], left.refusal
         if not left.is_folded and refusal is None:

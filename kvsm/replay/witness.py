@@ -76,7 +76,7 @@ _OF_ASKS = Property.MATCH_HOLDS, Property.ONE_RELEASE_PER_HOLD, Property.PROGRES
 _ASKS = "holds a match:", "names its load:", "waits for transfer"
 
 
-class Left(NamedTuple):
+class LeftEvent(NamedTuple):
     """An event that `Witness.watch` leaves.
 
     place: where it stands; the number of events if none is left.
@@ -137,9 +137,9 @@ class Witness(Book):
         told: gets what a router must hear of them.
         published: what the ledger has published. After each event it is as long as `told`.
 
-        Returns the fields of `Left`. Here each event is left: only the native body knows common ones.
+        Returns the fields of `LeftEvent`. Here each event is left: only the native body knows common ones.
         """
-        return Left(place)
+        return LeftEvent(place)
 
     def compare(self, ledger: Ledger) -> list[Violation]:
         """What is wrong with what the ledger made of the event followed last."""
