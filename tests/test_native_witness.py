@@ -208,7 +208,6 @@ CHANGES: dict[str, Callable[[Ledger], Any]] = {
     "cursors": lambda ledger: setattr(first(ledger.requests), "offered", (999,)),
     "an epoch": lambda ledger: setattr(first(ledger.transfers), "epoch", 999),
     "a report": lambda ledger: setattr(first(ledger.transfers), "reported", 1 << 20),
-    "what a load brought": lambda ledger: setattr(ledger, "provenance", Forgetful()),
     "a submission": lambda ledger: setattr(first(ledger.transfers), "since", 999),
 }
 
@@ -262,6 +261,21 @@ def test_an_index_with_another_key_is_seen_at_the_event() -> None:
             break
     assert event.kind == "BlocksEvicted"
     assert found[0].message.startswith("key ")
+
+
+def test_a_load_that_is_forgotten_is_seen_at_the_event() -> None:
+    """No stale data (S14): what a load brings is noted when it is planned."""
+    life = Life(host_blocks=4, workers=1)
+    life.stored("r1", [b"key"], [0])
+    life.core.match("r1", [b"key"])
+    life.core.prepare_load("r1", [1])
+    books = Books(life.config)
+    for auditor in (books.native, books.python):
+        auditor.ledger.provenance = Forgetful()
+    *before, plan = life.events
+    assert plan.kind == "LoadPlanned"
+    assert not any(map(books.follow, before))
+    assert [one.property for one in books.follow(plan)] == [Property.NO_STALE_DATA]
 
 
 def test_a_pin_that_a_reset_has_ended_is_not_ended_again() -> None:
