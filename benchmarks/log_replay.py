@@ -21,10 +21,9 @@ from page import markdown_table, publish
 from workload import expanded
 
 from kvsm.events import OffloadConfig, StorePlanned
-from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.offloader import Offloader
-from kvsm.replay import entries, verify_log
+from kvsm.replay import entries, rebuild, verify_log
 from kvsm.serving import RunOptions, run_workload
 from kvsm.snapshot import digest
 
@@ -62,11 +61,7 @@ def measure(name: str, directory: Path, rounds: int) -> list[str]:
     digests = set()
 
     def replay() -> None:
-        ledger = Ledger(config)
-        for batch in LogReader(directory).batches():
-            for event in batch:
-                ledger.apply(event)
-        digests.add(digest(ledger))
+        digests.add(digest(rebuild(directory).ledger))
 
     def verify() -> None:
         verification = verify_log(directory)
