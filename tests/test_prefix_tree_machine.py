@@ -54,8 +54,8 @@ FAULTS = {
 }
 
 SEEN_ALSO_AS = {trees.FreesDoublesTwice: Property.MATCH_HOLDS}
-"""What is freed twice is also given away while it is locked. Which comes first depends on the examples, and they
-depend on the version of Hypothesis."""
+"""What is freed twice is also given away while it is locked. Which comes first depends on the
+examples, and they depend on the version of Hypothesis."""
 
 
 @pytest.mark.parametrize("tree", FAULTS, ids=lambda tree: tree.__name__)
