@@ -29,7 +29,7 @@ try:
     from kvsm.native._body import KINDS as _BUILT_FOR_KINDS
     from kvsm.native._body import MACHINES as _BUILT_FOR
     from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
-    from kvsm.native._body import FoldBody, IndexBody, QueueBody, connect, forget, taken
+    from kvsm.native._body import FoldBody, IndexBody, PackerBody, QueueBody, connect, forget, taken
 
     _missing = ""
 except ImportError as error:
@@ -96,6 +96,9 @@ if _missing:
     class IndexBody:  # type: ignore[no-redef]
         """The same for an index."""
 
+    class PackerBody:  # type: ignore[no-redef]
+        """The same for what saves worlds."""
+
     def connect() -> None:
         """There is nothing to connect."""
 
@@ -122,6 +125,7 @@ __all__ = [
     "WHY_NOT",
     "FoldBody",
     "IndexBody",
+    "PackerBody",
     "QueueBody",
     "arcs_taken",
     "connect",
