@@ -202,15 +202,15 @@ class LeaseFacts(NamedTuple):
         return self.state == (_WRITING if self.writers else _READING if self.readers else _NOT_LEASED)
 
 
-_Facts = TypeVar("_Facts", SlotFacts, LeaseFacts)
+_Facts = TypeVar("_Facts", bound=tuple[int, ...])
 
 
 class _Alike(Generic[_Facts]):
     """Slots or device blocks by what is true of them. columns: the facts of all, one list for each fact."""
 
-    def __init__(self, facts: type[_Facts], *columns: Sequence[int]) -> None:
+    def __init__(self, facts: Callable[..., _Facts], *columns: Sequence[int]) -> None:
         self._facts, self._columns = facts, columns
-        self._times = {facts(*one): times for one, times in Counter(zip(*columns)).items()}
+        self._different = [facts(*one) for one in set(zip(*columns))]
 
     def of(self, number: int) -> _Facts:
         """What is true of this one."""
@@ -218,11 +218,12 @@ class _Alike(Generic[_Facts]):
 
     def count(self, asked: Callable[[_Facts], bool]) -> int:
         """Of how many this holds."""
-        return sum([times for one, times in self._times.items() if asked(one)])
+        found = set(filter(asked, self._different))
+        return sum(map(found.__contains__, zip(*self._columns)))
 
     def first(self, asked: Callable[[_Facts], bool]) -> tuple[int, ...]:
         """The first of which this holds."""
-        found = set(filter(asked, self._times))
+        found = set(filter(asked, self._different))
         if not found:
             return ()
         each = enumerate(zip(*self._columns))
@@ -284,7 +285,7 @@ def _slot_words(ledger: Ledger, slots: Sequence[int]) -> str:
 # The checks.
 
 _MISPLACED: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
-    (lambda slot: slot.is_free and slot.state not in _UNUSED, "in the free queue although in use"),
+    (lambda slot: slot.is_free > 0 and slot.state not in _UNUSED, "in the free queue although in use"),
     (lambda slot: not slot.is_free and slot.state in _UNUSED, "unused, but not in the free queue"),
     (lambda slot: slot.is_in_order and not slot.is_idle, "in the eviction order although not idle"),
     (lambda slot: not slot.is_in_order and slot.is_idle, "idle, but not in the eviction order"),

@@ -356,12 +356,13 @@ static PyObject *unpack_tuple(Packer *packer, uint64_t size)
 
 static PyObject *unpack_list(Packer *packer, uint64_t size)
 {
-    PyObject *each = kept(packer, PyList_New(0));
+    if (size > (uint64_t)(packer->end - packer->next))
+        return cut_short();
+    PyObject *each = kept(packer, PyList_New((Py_ssize_t)size));
     for (uint64_t place = 0; each != NULL && place < size; place++) {
         PyObject *one = unpack_one(packer);
-        if (one == NULL || PyList_Append(each, one) < 0)
+        if (one == NULL || PyList_SetItem(each, (Py_ssize_t)place, one) < 0)
             Py_CLEAR(each);
-        Py_XDECREF(one);
     }
     return each;
 }

@@ -96,24 +96,24 @@ def slots_in_order(
 def _workers_in_order(
     engine: SmallEngine, transfers: Mapping[int, int], blocks: Iterable[int]
 ) -> Sequence[int]:
-    """The workers by what they have done of each copy, and by which blocks a failed copy has torn there. Empty
-    if they have done the same: then they keep their order."""
-    if engine.workers == 1:
-        return ()
+    """The workers by what they have done of each copy, and by which blocks a failed copy has torn there.
+    Empty if that leaves them in their order."""
     live, device, workers = engine.core.ledger.transfers, engine.device, range(engine.workers)
-    copies = [copy.left for copy in engine.copies.values()]
-    reported = [one.reported for one in live.values()]
+    if len(workers) == 1:
+        return ()
+    begun = [copy.left for copy in engine.copies.values() if len(copy.left) < len(workers)]
+    reported = [one.reported for one in live.values() if one.reported]
     reports = [
         (one.worker, transfers[one.transfer], one.good) for one in engine.reports if one.transfer in live
     ]
-    torn = [block for block in blocks if any([TORN in cells for cells in device[block]])]
-    if not (reports or torn or any(reported) or any([len(left) < len(workers) for left in copies])):
+    torn = [block for block in blocks for cells in device[block] if TORN in cells]
+    if not (begun or reported or reports or torn):
         return ()
     done = [
         (
-            [worker in left for left in copies],
+            [worker in left for left in begun],
             [bits >> worker & 1 for bits in reported],
-            sorted([one[1:] for one in reports if one[0] == worker]),
+            sorted([told for by, *told in reports if by == worker]),
             [TORN in device[block][worker] for block in torn],
         )
         for worker in workers

@@ -16,6 +16,7 @@ import pickle
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -167,11 +168,10 @@ _PICKLED = pickle.PROTO
 
 
 def _words(machine: str, words: bytes) -> StateWords:
-    # Not by its constructor, which fills what is filled here.
+    # Not by its constructor, which fills what is filled here. The marks mean nothing between two calls.
     made = StateWords.__new__(StateWords)
     made.codec, made.size, made.words = _CODECS[machine], len(words) // 4, array("i", words)
-    made.view = np.frombuffer(made.words, dtype=np.int32)
-    made._mark = np.zeros(made.size, dtype=np.int64)
+    made.view, made._mark = np.frombuffer(made.words, np.int32), np.empty(made.size, np.int64)
     return made
 
 
@@ -205,6 +205,10 @@ def _index(key_of: list[bytes], *items: tuple[bytes, int]) -> DictIndex:
     return made
 
 
+def _reduced(take: Callable[[Any], tuple[Any, ...]], make: Callable[..., Any], one: Any) -> Any:
+    return make, take(one)
+
+
 _CODECS = {codec.machine.name: codec for codec in (BLOCK_WORDS, LEASE_WORDS)}
 _Kind = tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]
 """What of an object is saved, and what makes one of it."""
@@ -220,7 +224,7 @@ _OWN_KINDS: dict[type, _Kind] = {
     Counter: (lambda one: (dict(one),), Counter),
 }
 _REDUCERS: dict[type, Callable[[Any], Any]] = {
-    cls: lambda one, take=take, make=make: (make, take(one)) for cls, (take, make) in _OWN_KINDS.items()
+    cls: partial(_reduced, *kind) for cls, kind in _OWN_KINDS.items()
 }
 
 _STRUCTS = (
@@ -255,7 +259,7 @@ _CONSTANTS = (*Direction, *_CODECS, *rules_of(SmallRequest("", ())), "_queue")
 
 # A pickle names classes and functions by numbers: to import them by name takes a third of the time of `load`.
 _FIRST_NUMBER = 0x4B560000
-_MAKERS = _words, _queue, _native_queue, _uses, _numbers, _index, OrderedDict
+_MAKERS: tuple[Any, ...] = _words, _queue, _native_queue, _uses, _numbers, _index, OrderedDict
 for _number, _one in enumerate((*_MAKERS, Direction, *_STRUCTS, *_SLOTTED, *_PLAIN), _FIRST_NUMBER):
     copyreg.add_extension(_one.__module__, _one.__qualname__, _number)
 

@@ -22,7 +22,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, declared, each_compared, filled
+from kvsm.canonical import (
+    FIXED,
+    PART,
+    Dropped,
+    Names,
+    Remade,
+    Seen,
+    compared,
+    declared,
+    each_compared,
+    filled,
+)
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
@@ -64,9 +75,7 @@ def _device(engine: SmallEngine, names: Names) -> list[Any]:
     device, references, caches = engine.device, engine.pool.references, engine.pool.caches
     leases = names.ledger.leases.words
     return [
-        of_each(device[block], names)
-        if references[block] or block in caches or leases[block]
-        else None
+        of_each(device[block], names) if references[block] or block in caches or leases[block] else None
         for block in names.blocks
     ]
 

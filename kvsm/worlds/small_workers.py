@@ -53,9 +53,7 @@ class ComputedRange(msgspec.Struct):
     """What they held then."""
 
 
-_UNREAD = frozenset(
-    map(int, (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED))
-)
+_UNREAD = frozenset(map(int, (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED)))
 
 
 def of_each(cells: Sequence[list[Cell]], names: Names) -> Sequence[list[Cell]]:
