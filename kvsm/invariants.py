@@ -1,6 +1,6 @@
 """What must hold of a ledger after every event, as small named functions.
 
-`check_ledger(ledger)` checks everything, in a few milliseconds at 20,000 slots. `check_rest(ledger)` checks
+`check_ledger(ledger)` checks everything, in 12 milliseconds at 20,000 slots. `check_rest(ledger)` checks
 that nothing is left when all is over. Both return a list of `Violation`s; an empty list is the good answer.
 
 A ledger alone cannot tell whether it is right about the past. What needs the events, and not only the state
@@ -101,7 +101,7 @@ class Violation(msgspec.Struct, frozen=True, rename={"property": "property_id"})
 
 
 def check_ledger(ledger: Ledger) -> list[Violation]:
-    """Check every property that a ledger can show. Takes about 0.4 us a slot."""
+    """Check every property that a ledger can show. Takes about 0.6 us a slot."""
     counts = HolderCounts(ledger)
     return [violation for check in CHECKS for violation in check(counts)]
 
@@ -180,6 +180,10 @@ class SlotFacts(NamedTuple):
         return FIRST_READABLE <= self.word & STATE_MASK <= LAST_READABLE
 
     @property
+    def is_unused(self) -> bool:
+        return self.word & STATE_MASK in _UNUSED
+
+    @property
     def is_idle(self) -> bool:
         """Whether nothing but copies to other tiers holds it."""
         return self.word == IDLE or (self.is_readable and self.copies + self.pins == self.outward > 0)
@@ -190,16 +194,29 @@ class LeaseFacts(NamedTuple):
 
     word: int
     readers: int
+    """Stores in flight."""
     writers: int
+    """Loads in flight."""
 
     @property
-    def state(self) -> int:
-        return self.word & STATE_MASK
+    def is_touched(self) -> bool:
+        """Whether a transfer in flight touches it."""
+        return self.readers + self.writers > 0
 
     @property
     def is_right(self) -> bool:
-        """Whether its state says what touches it."""
-        return self.state == (_WRITING if self.writers else _READING if self.readers else _NOT_LEASED)
+        """Whether its state says what touches it. A lost load may still write a retired block."""
+        state = self.word & STATE_MASK
+        if self.writers:
+            return state in (_WRITING, _RETIRED_LEASE)
+        return state in (_READING if self.readers else _NOT_LEASED, _RETIRED_LEASE)
+
+    @property
+    def is_miscounted(self) -> bool:
+        """Whether its word counts other readers. That of a block that is written or retired counts none."""
+        if self.writers or self.word & STATE_MASK == _RETIRED_LEASE:
+            return False
+        return self.word >> _READERS_SHIFT != self.readers
 
 
 _Facts = TypeVar("_Facts", bound=tuple[int, ...])
@@ -284,29 +301,28 @@ def _slot_words(ledger: Ledger, slots: Sequence[int]) -> str:
 
 # The checks.
 
-_MISPLACED: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
-    (lambda slot: slot.is_free > 0 and slot.state not in _UNUSED, "in the free queue although in use"),
-    (lambda slot: not slot.is_free and slot.state in _UNUSED, "unused, but not in the free queue"),
-    (lambda slot: slot.is_in_order and not slot.is_idle, "in the eviction order although not idle"),
-    (lambda slot: not slot.is_in_order and slot.is_idle, "idle, but not in the eviction order"),
-    (
-        lambda slot: slot.said_copied_out != slot.outward and slot.is_readable,
-        "copies to other tiers are miscounted",
-    ),
-    (lambda slot: not slot.planned and slot.state == _ALLOCATED, "allocated by no planned store"),
-)
-
 
 def slots_stand_in_one_list(counts: HolderCounts) -> Iterator[Violation]:
     """Conservation (S1): FREE and EVICTED slots are in the free queue, idle ones in the eviction order. A
     block is idle while nothing but copies to other tiers holds it."""
     ledger = counts.ledger
-    for is_misplaced, message in _MISPLACED:
-        slots = counts.slots.first(is_misplaced)
+    wrong: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
+        (lambda slot: slot.is_free > 0 and not slot.is_unused, "in the free queue although in use"),
+        (lambda slot: slot.is_unused and not slot.is_free, "unused, but not in the free queue"),
+        (lambda slot: slot.is_in_order and not slot.is_idle, "in the eviction order although not idle"),
+        (lambda slot: slot.is_idle and not slot.is_in_order, "idle, but not in the eviction order"),
+        (
+            lambda slot: slot.is_readable and slot.said_copied_out != slot.outward,
+            "copies to other tiers are miscounted",
+        ),
+        (lambda slot: slot.state == _ALLOCATED and not slot.planned, "allocated by no planned store"),
+    )
+    for is_wrong, message in wrong:
+        slots = counts.slots.first(is_wrong)
         if slots:
             yield Violation(Property.CONSERVATION, f"{_slot_words(ledger, slots)}: {message}", slots)
     for name, length, count in (
-        ("free queue", len(ledger.free), counts.slots.count(lambda slot: slot.state in _UNUSED)),
+        ("free queue", len(ledger.free), counts.slots.count(lambda slot: slot.is_unused)),
         ("eviction order", len(ledger.policy), counts.slots.count(lambda slot: slot.is_idle)),
     ):
         if length != count:
@@ -379,62 +395,50 @@ def _name(transfer: TransferRecord) -> str:
     return f"{transfer.direction.name.lower()} {transfer.id} ({transfer.state.name})"
 
 
-_REUSE, _RELEASE = Property.NO_REUSE_IN_FLIGHT, Property.ONE_RELEASE_PER_HOLD
-_WRONG_LEASES: tuple[tuple[Property, Callable[[LeaseFacts], bool], str], ...] = (
-    (
-        _REUSE,
-        lambda block: (
-            not block.is_right and block.state != _RETIRED_LEASE and block.readers + block.writers > 0
-        ),
-        "a live copy touches it, and its lease does not say so",
-    ),
-    (
-        _RELEASE,
-        lambda block: (
-            not block.is_right and block.state != _RETIRED_LEASE and block.readers + block.writers == 0
-        ),
-        "leased, and no live copy touches it",
-    ),
-    (
-        _RELEASE,
-        lambda block: block.word >> _READERS_SHIFT != block.readers and block.is_right and not block.writers,
-        "its readers are not its live stores",
-    ),
-    (
-        _REUSE,
-        lambda block: block.writers > 1 or (block.writers > 0 and block.readers > 0),
-        "a load shares it",
-    ),
-    (Property.STORED_ONCE, lambda block: block.readers > 1, "two stores of it are in flight"),
-)
-
-
 def leases_equal_live_copies(counts: HolderCounts) -> Iterator[Violation]:
     """Exactly the live transfers have leases; stores read, loads write (S3, S4, S13)."""
     words = counts.ledger.leases.words
-    for property, is_wrong, message in _WRONG_LEASES:
+    reuse, release = Property.NO_REUSE_IN_FLIGHT, Property.ONE_RELEASE_PER_HOLD
+    wrong: tuple[tuple[Property, Callable[[LeaseFacts], bool], str], ...] = (
+        (
+            reuse,
+            lambda block: not block.is_right and block.is_touched,
+            "a live copy touches it, and its lease does not say so",
+        ),
+        (
+            release,
+            lambda block: not block.is_right and not block.is_touched,
+            "leased, and no live copy touches it",
+        ),
+        (
+            release,
+            lambda block: block.is_right and block.is_miscounted,
+            "its readers are not its live stores",
+        ),
+        (reuse, lambda block: block.writers > 1 or block.writers > 0 < block.readers, "a load shares it"),
+        (Property.STORED_ONCE, lambda block: block.readers > 1, "two stores of it are in flight"),
+    )
+    for property, is_wrong, message in wrong:
         blocks = counts.leases.first(is_wrong)
         if blocks:
             named = ", ".join(f"device block {one} {LEASE_WORDS.describe(words[one])}" for one in blocks)
             yield Violation(property, f"{named}: {message}", device_blocks=blocks)
 
 
-_MISCOUNTED: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
-    # Retired slots count no copy. A free slot under a copy is found by `live_copies_keep_their_slots`.
-    (
-        lambda slot: (
-            slot.word >> _COPIES_SHIFT & _COPIES_LIMIT != slot.copies and slot.state not in _UNCOUNTED
-        ),
-        "its copies are not its transfers",
-    ),
-    (lambda slot: slot.word >> _PINS_SHIFT != slot.pins, "its pins are not its matches"),
-)
-
-
 def copies_and_pins_equal_holders(counts: HolderCounts) -> Iterator[Violation]:
     """One release per hold (S4): a block counts its live transfers and its matches."""
-    for is_miscounted, message in _MISCOUNTED:
-        slots = counts.slots.first(is_miscounted)
+    wrong: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
+        # Retired slots count no copy. A free slot under a copy is found by `live_copies_keep_their_slots`.
+        (
+            lambda slot: (
+                slot.word >> _COPIES_SHIFT & _COPIES_LIMIT != slot.copies and slot.state not in _UNCOUNTED
+            ),
+            "its copies are not its transfers",
+        ),
+        (lambda slot: slot.word >> _PINS_SHIFT != slot.pins, "its pins are not its matches"),
+    )
+    for is_wrong, message in wrong:
+        slots = counts.slots.first(is_wrong)
         if slots:
             holders = [counts.slots.of(slot) for slot in slots]
             held = ", ".join(f"{one.copies} transfers and {one.pins} matches" for one in holders)

@@ -20,7 +20,7 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *parts;     /* of each part: (class, its fields in a blank world, the names of those that are saved) */
-    PyObject *kinds; /* of each class: (class, take, make), see `pack_known`; make: or the names of its fields */
+    PyObject *kinds;     /* of each class: (class, take, make); see `pack_known` and `made_of` */
     PyObject *constants; /* objects that are the same in each copy */
     Numbers constant_numbers, kind_numbers, seen;
     PyObject *taken; /* what was taken of objects, alive until all is written: no other object may get its place */
@@ -182,7 +182,7 @@ static Verdict pack_dict(Packer *packer, PyObject *dict)
     return verdict;
 }
 
-/* An object of a known class: its dict of fields, or the tuple that `take` takes of it. */
+/* An object of a known class: its dict of fields if `take` is None, else the tuple that `take` takes of it. */
 static Verdict pack_known(Packer *packer, int64_t kind, PyObject *one)
 {
     PyObject *take = PyTuple_GetItem(PyTuple_GetItem(packer->kinds, (Py_ssize_t)kind), 1);
@@ -401,9 +401,12 @@ static PyObject *new_of(PyObject *class)
     return one;
 }
 
+/* `make` makes it of these values, or is the names of the fields that get them. */
 static PyObject *made_of(PyObject *kind, PyObject *values)
 {
     PyObject *make = PyTuple_GetItem(kind, 2);
+    if (!PyTuple_Check(values))
+        return cut_short();
     if (!PyTuple_Check(make))
         return PyObject_Call(make, values, NULL);
     PyObject *one = new_of(PyTuple_GetItem(kind, 0));
@@ -420,7 +423,7 @@ static PyObject *unpack_known(Packer *packer, bool is_instance, uint64_t number)
     PyObject *kind = number < (uint64_t)PyTuple_Size(packer->kinds)
                          ? PyTuple_GetItem(packer->kinds, (Py_ssize_t)number)
                          : NULL;
-    if (kind == NULL)
+    if (kind == NULL || (PyTuple_GetItem(kind, 1) == Py_None) != is_instance)
         return cut_short();
     PyObject *one = NULL, *fields = NULL;
     if (is_instance) {
@@ -477,20 +480,18 @@ static PyObject *unpack_one(Packer *packer)
             return cut_short();
         Py_INCREF(packer->read[number]);
         return packer->read[number];
-    case TUPLE:
-        return unpack_tuple(packer, number);
-    case LIST:
-        return unpack_list(packer, number);
-    case DICT:
-        return unpack_dict(packer, number);
-    case SET:
-        return unpack_set(packer, number);
-    case INSTANCE:
-    case MADE:
-        return unpack_known(packer, head == INSTANCE, number);
-    default:
-        return cut_short();
     }
+    if (head > MADE)
+        return cut_short();
+    if (Py_EnterRecursiveCall(" to load a world"))
+        return NULL;
+    PyObject *one = head == TUPLE  ? unpack_tuple(packer, number)
+                    : head == LIST ? unpack_list(packer, number)
+                    : head == DICT ? unpack_dict(packer, number)
+                    : head == SET  ? unpack_set(packer, number)
+                                   : unpack_known(packer, head == INSTANCE, number);
+    Py_LeaveRecursiveCall();
+    return one;
 }
 
 /* The saved fields, in place of those of the blank part, and the fields that were added. */
