@@ -143,7 +143,7 @@ def test_saving_and_loading_keeps_no_memory() -> None:
             before = tracemalloc.get_traced_memory()[0]
             for _ in range(200):
                 assert saver.save(saver.load(saved)) == saved
-                with pytest.raises(ValueError):
+                with pytest.raises(ValueError, match="cut short"):
                     saver.load(saved[:-9])
     finally:
         after = tracemalloc.get_traced_memory()[0]
