@@ -12,9 +12,11 @@ enum { NONE, TRUE, FALSE, INT, FLOAT, BYTES, TEXT, AGAIN, TUPLE, LIST, DICT, SET
 typedef struct {
     struct Numbered {
         const void *object;
-        uint32_t number, life;
+        uint64_t life;
+        uint32_t number;
     } *places;
-    uint32_t mask, used, life;
+    uint64_t life;
+    uint32_t mask, used;
 } Numbers;
 
 typedef struct {
@@ -62,10 +64,10 @@ static bool give_number(Numbers *numbers, const void *object, uint32_t number)
         for (uint32_t place = 0; before.places != NULL && place <= before.mask; place++)
             if (before.places[place].life == before.life)
                 *place_in(numbers, before.places[place].object) =
-                    (struct Numbered){before.places[place].object, before.places[place].number, 1};
+                    (struct Numbered){before.places[place].object, 1, before.places[place].number};
         free(before.places);
     }
-    *place_in(numbers, object) = (struct Numbered){object, number, numbers->life};
+    *place_in(numbers, object) = (struct Numbered){object, numbers->life, number};
     numbers->used++;
     return true;
 }
@@ -73,10 +75,7 @@ static bool give_number(Numbers *numbers, const void *object, uint32_t number)
 static void forget_numbers(Numbers *numbers)
 {
     numbers->used = 0;
-    if (++numbers->life == 0 && numbers->places != NULL) {
-        memset(numbers->places, 0, ((size_t)numbers->mask + 1) * sizeof *numbers->places);
-        numbers->life = 1;
-    }
+    numbers->life++;
 }
 
 /* ------------------------------------------------------------------------------------------- to bytes */
@@ -146,26 +145,23 @@ static Verdict pack_text(Packer *packer, PyObject *one)
     return put_head(packer, TEXT, (uint64_t)size) && put(packer, text, size) ? FOLDED : FAILED;
 }
 
+/* Let an object live until all is written. Returns it, borrowed; NULL: an error is set. */
+static PyObject *held(Packer *packer, PyObject *taken)
+{
+    const bool done = taken != NULL && PyList_Append(packer->taken, taken) == 0;
+    Py_XDECREF(taken);
+    return done ? taken : NULL;
+}
+
 static Verdict pack_each(Packer *packer, unsigned char head, PyObject *each)
 {
-    const bool is_list = head == LIST;
-    Verdict verdict = FOLDED;
-    if (head == SET) {
-        PyObject *one, *iterator = PyObject_GetIter(each);
-        if (iterator == NULL || !put_head(packer, head, (uint64_t)PySet_Size(each)))
-            verdict = FAILED;
-        while (verdict == FOLDED && (one = PyIter_Next(iterator)) != NULL) {
-            verdict = pack_one(packer, one);
-            Py_DECREF(one);
-        }
-        Py_XDECREF(iterator);
-        return verdict;
-    }
-    const Py_ssize_t size = is_list ? PyList_Size(each) : PyTuple_Size(each);
-    if (!put_head(packer, head, (uint64_t)size))
+    if (head == SET && (each = held(packer, PySequence_List(each))) == NULL)
         return FAILED;
+    const bool is_tuple = head == TUPLE;
+    const Py_ssize_t size = is_tuple ? PyTuple_Size(each) : PyList_Size(each);
+    Verdict verdict = put_head(packer, head, (uint64_t)size) ? FOLDED : FAILED;
     for (Py_ssize_t place = 0; verdict == FOLDED && place < size; place++) {
-        PyObject *one = is_list ? PyList_GetItem(each, place) : PyTuple_GetItem(each, place);
+        PyObject *one = is_tuple ? PyTuple_GetItem(each, place) : PyList_GetItem(each, place);
         verdict = one == NULL ? FAILED : pack_one(packer, one);
     }
     return verdict;
@@ -188,11 +184,8 @@ static Verdict pack_known(Packer *packer, int64_t kind, PyObject *one)
     PyObject *take = PyTuple_GetItem(PyTuple_GetItem(packer->kinds, (Py_ssize_t)kind), 1);
     const bool is_instance = take == Py_None;
     PyObject *taken = is_instance ? PyObject_GenericGetDict(one, NULL) : PyObject_CallFunctionObjArgs(take, one, NULL);
-    const bool done = taken != NULL && PyList_Append(packer->taken, taken) == 0 &&
-                      put_head(packer, is_instance ? INSTANCE : MADE, (uint64_t)kind);
-    const Verdict verdict = done ? pack_one(packer, taken) : FAILED;
-    Py_XDECREF(taken);
-    return verdict;
+    const bool done = held(packer, taken) != NULL && put_head(packer, is_instance ? INSTANCE : MADE, (uint64_t)kind);
+    return done ? pack_one(packer, taken) : FAILED;
 }
 
 static Verdict pack_one(Packer *packer, PyObject *one)
@@ -238,7 +231,7 @@ static Verdict pack_one(Packer *packer, PyObject *one)
 /* What of a part is saved, and behind it the fields that it got later. */
 static Verdict pack_part(Packer *packer, PyObject *blank, PyObject *part)
 {
-    PyObject *fields = PyObject_GenericGetDict(part, NULL), *made = PyTuple_GetItem(blank, 1);
+    PyObject *fields = held(packer, PyObject_GenericGetDict(part, NULL)), *made = PyTuple_GetItem(blank, 1);
     PyObject *names = PyTuple_GetItem(blank, 2), *name, *value;
     Verdict verdict = fields != NULL ? FOLDED : FAILED;
     for (Py_ssize_t place = 0; verdict == FOLDED && place < PyTuple_Size(names); place++) {
@@ -248,18 +241,13 @@ static Verdict pack_part(Packer *packer, PyObject *blank, PyObject *part)
             PyErr_SetObject(PyExc_AttributeError, name);
         verdict = value == NULL ? FAILED : pack_one(packer, value);
     }
-    const Py_ssize_t later = verdict == FOLDED ? PyDict_Size(fields) - PyDict_Size(made) : 0;
-    if (verdict == FOLDED && later > 0) {
-        PyObject *added = PyDict_Copy(fields);
-        for (Py_ssize_t position = 0; added != NULL && PyDict_Next(made, &position, &name, NULL);)
-            if (PyDict_GetItemWithError(added, name) != NULL && PyDict_DelItem(added, name) < 0)
-                Py_CLEAR(added);
-        verdict = added != NULL && PyList_Append(packer->taken, added) == 0 ? pack_one(packer, added) : FAILED;
-        Py_XDECREF(added);
-    } else if (verdict == FOLDED)
-        verdict = pack_one(packer, Py_None);
-    Py_XDECREF(fields);
-    return verdict;
+    if (verdict != FOLDED || PyDict_Size(fields) <= PyDict_Size(made))
+        return verdict == FOLDED ? pack_one(packer, Py_None) : verdict;
+    PyObject *later = held(packer, PyDict_Copy(fields));
+    for (Py_ssize_t position = 0; later != NULL && PyDict_Next(made, &position, &name, NULL);)
+        if (PyDict_GetItemWithError(later, name) != NULL && PyDict_DelItem(later, name) < 0)
+            return FAILED;
+    return later == NULL ? FAILED : pack_one(packer, later);
 }
 
 /* pack(parts): the saved fields of all parts; None: Python saves them. */
@@ -341,42 +329,28 @@ static PyObject *kept(Packer *packer, PyObject *one)
     return one;
 }
 
-static PyObject *unpack_tuple(Packer *packer, uint64_t size)
+/* A tuple, a list or a set. A set has no member that names the set. */
+static PyObject *unpack_each(Packer *packer, unsigned char head, uint64_t size)
 {
     if (size > (uint64_t)(packer->end - packer->next))
         return cut_short();
-    PyObject *each = PyTuple_New((Py_ssize_t)size);
-    for (uint64_t place = 0; each != NULL && place < size; place++) {
+    const bool is_tuple = head == TUPLE;
+    PyObject *each = is_tuple ? PyTuple_New((Py_ssize_t)size) : PyList_New((Py_ssize_t)size), *set;
+    const Py_ssize_t number = is_tuple || each == NULL ? 0 : keep(packer, head == SET ? NULL : each);
+    if (number < 0)
+        Py_CLEAR(each);
+    for (Py_ssize_t place = 0; each != NULL && place < (Py_ssize_t)size; place++) {
         PyObject *one = unpack_one(packer);
-        if (one == NULL || PyTuple_SetItem(each, (Py_ssize_t)place, one) < 0)
+        if (one == NULL || (is_tuple ? PyTuple_SetItem(each, place, one) : PyList_SetItem(each, place, one)) < 0)
             Py_CLEAR(each);
     }
-    return each;
-}
-
-static PyObject *unpack_list(Packer *packer, uint64_t size)
-{
-    if (size > (uint64_t)(packer->end - packer->next))
-        return cut_short();
-    PyObject *each = kept(packer, PyList_New((Py_ssize_t)size));
-    for (uint64_t place = 0; each != NULL && place < size; place++) {
-        PyObject *one = unpack_one(packer);
-        if (one == NULL || PyList_SetItem(each, (Py_ssize_t)place, one) < 0)
-            Py_CLEAR(each);
-    }
-    return each;
-}
-
-static PyObject *unpack_set(Packer *packer, uint64_t size)
-{
-    PyObject *each = kept(packer, PySet_New(NULL));
-    for (uint64_t place = 0; each != NULL && place < size; place++) {
-        PyObject *one = unpack_one(packer);
-        if (one == NULL || PySet_Add(each, one) < 0)
-            Py_CLEAR(each);
-        Py_XDECREF(one);
-    }
-    return each;
+    if (head != SET || each == NULL)
+        return each;
+    set = PySet_New(each);
+    Py_DECREF(each);
+    Py_XINCREF(set);
+    packer->read[number] = set;
+    return set;
 }
 
 static PyObject *unpack_dict(Packer *packer, uint64_t size)
@@ -485,16 +459,14 @@ static PyObject *unpack_one(Packer *packer)
         return cut_short();
     if (Py_EnterRecursiveCall(" to load a world"))
         return NULL;
-    PyObject *one = head == TUPLE  ? unpack_tuple(packer, number)
-                    : head == LIST ? unpack_list(packer, number)
-                    : head == DICT ? unpack_dict(packer, number)
-                    : head == SET  ? unpack_set(packer, number)
-                                   : unpack_known(packer, head == INSTANCE, number);
+    PyObject *one = head == DICT   ? unpack_dict(packer, number)
+                    : head > SET   ? unpack_known(packer, head == INSTANCE, number)
+                                   : unpack_each(packer, head, number);
     Py_LeaveRecursiveCall();
     return one;
 }
 
-/* The saved fields, in place of those of the blank part, and the fields that were added. */
+/* The saved fields, in place of those of the blank part, and the fields that it got later. */
 static bool unpack_part(Packer *packer, PyObject *blank, PyObject *part)
 {
     PyObject *fields = PyDict_Copy(PyTuple_GetItem(blank, 1)), *names = PyTuple_GetItem(blank, 2);
@@ -504,9 +476,9 @@ static bool unpack_part(Packer *packer, PyObject *blank, PyObject *part)
         done = value != NULL && PyDict_SetItem(fields, PyTuple_GetItem(names, place), value) == 0;
         Py_XDECREF(value);
     }
-    PyObject *added = done ? unpack_one(packer) : NULL;
-    done = added != NULL && (added == Py_None || PyDict_Update(fields, added) == 0);
-    Py_XDECREF(added);
+    PyObject *later = done ? unpack_one(packer) : NULL;
+    done = later != NULL && (later == Py_None || PyDict_Update(fields, later) == 0);
+    Py_XDECREF(later);
     Py_XDECREF(fields);
     return done;
 }
