@@ -183,7 +183,7 @@ static Verdict pack_known(Packer *packer, int64_t kind, PyObject *one)
 {
     PyObject *take = PyTuple_GetItem(PyTuple_GetItem(packer->kinds, (Py_ssize_t)kind), 1);
     const bool is_instance = take == Py_None;
-    PyObject *taken = is_instance ? PyObject_GenericGetDict(one, NULL) : PyObject_CallFunctionObjArgs(take, one, NULL);
+    PyObject *taken = is_instance ? PyObject_GetAttr(one, name_of(N___dict__)) : PyObject_CallFunctionObjArgs(take, one, NULL);
     const bool done = held(packer, taken) != NULL && put_head(packer, is_instance ? INSTANCE : MADE, (uint64_t)kind);
     return done ? pack_one(packer, taken) : FAILED;
 }
@@ -231,7 +231,7 @@ static Verdict pack_one(Packer *packer, PyObject *one)
 /* What of a part is saved, and behind it the fields that it got later. */
 static Verdict pack_part(Packer *packer, PyObject *blank, PyObject *part)
 {
-    PyObject *fields = held(packer, PyObject_GenericGetDict(part, NULL)), *made = PyTuple_GetItem(blank, 1);
+    PyObject *fields = held(packer, PyObject_GetAttr(part, name_of(N___dict__))), *made = PyTuple_GetItem(blank, 1);
     PyObject *names = PyTuple_GetItem(blank, 2), *name, *value;
     Verdict verdict = fields != NULL ? FOLDED : FAILED;
     for (Py_ssize_t place = 0; verdict == FOLDED && place < PyTuple_Size(names); place++) {
@@ -403,7 +403,7 @@ static PyObject *unpack_known(Packer *packer, bool is_instance, uint64_t number)
     if (is_instance) {
         one = kept(packer, new_of(PyTuple_GetItem(kind, 0)));
         fields = one == NULL ? NULL : unpack_one(packer);
-        if (fields == NULL || PyObject_GenericSetDict(one, fields, NULL) < 0)
+        if (fields == NULL || PyObject_SetAttr(one, name_of(N___dict__), fields) < 0)
             Py_CLEAR(one);
     } else {
         const Py_ssize_t place = keep(packer, NULL);
@@ -470,7 +470,7 @@ static PyObject *unpack_one(Packer *packer)
 static bool unpack_part(Packer *packer, PyObject *blank, PyObject *part)
 {
     PyObject *fields = PyDict_Copy(PyTuple_GetItem(blank, 1)), *names = PyTuple_GetItem(blank, 2);
-    bool done = fields != NULL && PyObject_GenericSetDict(part, fields, NULL) == 0;
+    bool done = fields != NULL && PyObject_SetAttr(part, name_of(N___dict__), fields) == 0;
     for (Py_ssize_t place = 0; done && place < PyTuple_Size(names); place++) {
         PyObject *value = unpack_one(packer);
         done = value != NULL && PyDict_SetItem(fields, PyTuple_GetItem(names, place), value) == 0;
