@@ -10,13 +10,28 @@ up to `SMALL`  tuple of int              the same tuple
 above          packed bytes              numpy int64 array
 =============  ========================  ==============================
 
+Packed ids are one byte that tells their form, and then numbers, little endian. A number has 2, 3 or 4 bytes,
+the fewest that hold the largest id.
+
+=============  ========================================================================================
+form           numbers
+=============  ========================================================================================
+width          the ids
+width + RUNS   of each run its first and its last id; between them they go up, or down, by one
+=============  ========================================================================================
+
+The shorter form is taken, the first if both are equal. Slots are freed and evicted in the order in which they
+were taken, so most large batches are a few runs. A batch of more than `MOST_IN_RUNS` ids has no runs: so a
+few bytes of a damaged log never stand for more ids.
+
 A plain loop over a tuple beats numpy up to about sixteen ids. Above that numpy is ten times faster. Index
-arrays are int64 because numpy gathers several times slower through int32 ones.
+arrays are int64 because numpy gathers several times slower through int32 ones. The native body packs and
+unpacks ten times faster than numpy (`kvsm/native/ids.c`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import msgspec
@@ -26,39 +41,76 @@ from numpy.typing import NDArray
 SMALL = 16
 """The longest batch that is a tuple."""
 
+RUNS = 8
+"""What the form of packed runs is more than the width of a number."""
+
+MOST_IN_RUNS = 1 << 16
+"""The longest batch that is packed as runs."""
+
 Id = Annotated[int, msgspec.Meta(ge=0)]
 Ids = Annotated[tuple[Id, ...], msgspec.Meta(max_length=SMALL)] | bytes
 IdArray = tuple[int, ...] | NDArray[np.int64]
 
 NO_IDS: tuple[int, ...] = ()
 
+Numbers = Sequence[int] | NDArray[np.int64]
 
-_TWO_BYTES = 1 << 16
+
+def _none(_: object) -> None:
+    """Stands for a function of the native body where that does not run."""
 
 
-def pack(ids: Sequence[int] | NDArray[np.int64], below: int = 1 << 32) -> Ids:
-    """The form that an event carries.
+_packed_natively: Callable[[Numbers], bytes | None] = _none
+_unpacked_natively: Callable[[bytes], bytes | None] = _none
 
-    below: what is known to be more than each id. If two bytes hold all such ids, none is looked at for the
-        width.
 
-    Packed bytes are one byte, the width of an id, and then the ids, little endian. The width is the least of
-    2, 3 and 4 bytes that holds the largest id. Raises `OverflowError` for an id that is negative, or 2**32
-    or more.
+def use_native(pack: Callable[[Numbers], bytes | None], unpack: Callable[[bytes], bytes | None]) -> None:
+    """Pack and unpack with the native body. Where it returns None, Python decides or refuses.
+
+    unpack: returns the memory of int64 numbers.
     """
+    global _packed_natively, _unpacked_natively
+    _packed_natively, _unpacked_natively = pack, unpack
+
+
+def pack(ids: Numbers) -> Ids:
+    """The form that an event carries. Raises `OverflowError` for an id that is negative, or 2**32 or more."""
     if len(ids) <= SMALL:
         return tuple(ids.tolist()) if isinstance(ids, np.ndarray) else tuple(ids)
+    packed = _packed_natively(ids)
+    return pack_in_python(ids) if packed is None else packed
+
+
+def pack_in_python(ids: Numbers) -> bytes:
+    """The bytes of `pack`, for more than `SMALL` ids."""
     array = np.asarray(ids, dtype=np.int64)
     # As an unsigned number, a negative id is huge.
-    largest = below - 1 if below <= _TWO_BYTES else int(array.view(np.uint64).max())
-    if largest < _TWO_BYTES:
-        return b"\x02" + array.astype("<u2").tobytes()
+    largest = int(array.view(np.uint64).max())
     if largest >= 1 << 32:
         raise OverflowError(f"ids must be from 0 to 2**32 - 1; found {largest}")
-    wide = array.astype("<u4")
-    if largest < 1 << 24:
-        return b"\x03" + wide.view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
-    return b"\x04" + wide.tobytes()
+    width = 2 if largest < 1 << 16 else 3 if largest < 1 << 24 else 4
+    if len(array) <= MOST_IN_RUNS:
+        begins, ends = _runs(array)
+        if 2 * len(begins) < len(array):
+            pairs = np.column_stack((array[begins], array[ends])).reshape(-1)
+            return bytes([width + RUNS]) + _bytes_of(pairs, width)
+    return bytes([width]) + _bytes_of(array, width)
+
+
+def _runs(array: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The places where the runs of a batch begin and end. A step of one way never goes on in the other."""
+    steps = np.diff(array)
+    near = np.abs(steps) == 1
+    cuts = ~near
+    cuts[1:] |= near[:-1] & (steps[:-1] != steps[1:])
+    places = np.flatnonzero(cuts)
+    return np.concatenate(([0], places + 1)), np.concatenate((places, [len(array) - 1]))
+
+
+def _bytes_of(numbers: NDArray[np.int64], width: int) -> bytes:
+    if width == 3:
+        return numbers.astype("<u4").view(np.uint8).reshape(-1, 4)[:, :3].tobytes()
+    return numbers.astype(f"<u{width}").tobytes()
 
 
 class MalformedIds(ValueError):
@@ -76,19 +128,43 @@ def unpack(ids: Ids) -> IdArray:
 
 
 def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
-    width = packed[0] if packed else 0
+    numbers = _unpacked_natively(packed)
+    return unpack_in_python(packed) if numbers is None else array_of(numbers)
+
+
+def unpack_in_python(packed: bytes) -> NDArray[np.int64]:
+    """The ids of these bytes, however few. Raises `MalformedIds`."""
+    form = packed[0] if packed else 0
+    width = form - RUNS if form > RUNS else form
     if width not in (2, 3, 4):
-        raise MalformedIds(f"packed ids start with their width, 2, 3 or 4 bytes; found {width}")
-    if (len(packed) - 1) % width:
-        raise MalformedIds(f"{len(packed) - 1} bytes are no packed ids of {width} bytes each")
-    if width == 2:
-        return np.frombuffer(packed, "<u2", offset=1).astype(np.int64)
-    if width == 4:
-        return np.frombuffer(packed, "<u4", offset=1).astype(np.int64)
+        raise MalformedIds(
+            f"packed ids start with their width, 2, 3 or 4 bytes, or {RUNS} more for runs; found {form}"
+        )
+    size = 2 * width if form > RUNS else width
+    if (len(packed) - 1) % size:
+        what = "runs" if form > RUNS else "packed ids"
+        raise MalformedIds(f"{len(packed) - 1} bytes are no {what} of {size} bytes each")
+    numbers = _unpacked_numbers(packed, width)
+    return numbers if form == width else _unpacked_runs(numbers[::2], numbers[1::2])
+
+
+def _unpacked_numbers(packed: bytes, width: int) -> NDArray[np.int64]:
+    if width != 3:
+        return np.frombuffer(packed, f"<u{width}", offset=1).astype(np.int64)
     body: NDArray[Any] = np.frombuffer(packed, np.uint8, offset=1).reshape(-1, 3)
     wide = np.zeros((len(body), 4), dtype=np.uint8)
     wide[:, :3] = body
     return wide.view("<u4").reshape(-1).astype(np.int64)
+
+
+def _unpacked_runs(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    sizes = np.abs(ends - begins) + 1
+    total = int(sizes.sum())
+    if total > MOST_IN_RUNS:
+        raise MalformedIds(f"{total} ids are packed as runs; more than {MOST_IN_RUNS} are not")
+    steps = np.where(ends < begins, -1, 1)
+    before = np.cumsum(sizes) - sizes  # how many ids stand before each run
+    return np.repeat(begins - steps * before, sizes) + np.repeat(steps, sizes) * np.arange(total)
 
 
 def array_of(numbers: bytes) -> NDArray[np.int64]:
@@ -100,7 +176,14 @@ def count(ids: Ids) -> int:
     """How many ids a batch has, without unpacking it. Malformed bytes have any number of them."""
     if isinstance(ids, tuple):
         return len(ids)
-    return (len(ids) - 1) // (ids[0] or 1) if ids else 0
+    form = ids[0] if ids else 0
+    if form <= RUNS:
+        return (len(ids) - 1) // (form or 1) if ids else 0
+    width, total = form - RUNS, 0
+    for place in range(1, len(ids), 2 * width):
+        first, last = ids[place : place + width], ids[place + width : place + 2 * width]
+        total += abs(int.from_bytes(last, "little") - int.from_bytes(first, "little")) + 1
+    return total
 
 
 def to_list(ids: Ids | IdArray) -> list[int]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from kvsm.events import KINDS
+from kvsm.ids import MOST_IN_RUNS, RUNS, SMALL
 from kvsm.states import MACHINES, Machine, machines_digest
 from kvsm.states.block import (
     BLOCK_WORDS,
@@ -97,6 +98,9 @@ def header() -> str:
         f'#define KIND_NAMES "{" ".join(kind.__name__ for kind in KINDS)}"',
         f"#define NUM_MACHINES {len(MACHINES)}",
         f"#define MOST_ARCS {max(_num_arcs(machine) for machine in MACHINES.values())}",
+        f"#define SMALL {SMALL}",
+        f"#define RUNS {RUNS}",
+        f"#define MOST_IN_RUNS {MOST_IN_RUNS}",
         f"#define STATE_MASK {STATE_MASK}",
         f"#define FIRST_INDEXED {FIRST_INDEXED}",
         f"#define LAST_INDEXED {LAST_INDEXED}",

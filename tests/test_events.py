@@ -15,18 +15,70 @@ from hypothesis import strategies as st
 from kvsm import ids
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS, SCHEMA_VERSION, Direction, OffloadConfig, OffloadingEvent
-from kvsm.ids import SMALL, count, pack, to_list, unpack
+from kvsm.ids import SMALL, MalformedIds, count, pack, to_list, unpack
 from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent, Publisher
 from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.snapshot import digest, restore, snapshot
 
-ANY_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3 * SMALL)
+RUNS_OF_IDS = st.lists(
+    st.builds(
+        lambda first, size, step: [max(first + step * place, 0) for place in range(size)],
+        st.integers(0, 2**32 - 40),
+        st.integers(1, 40),
+        st.sampled_from([-1, 1]),
+    ),
+    max_size=6,
+).map(lambda runs: [id for run in runs for id in run])
+ANY_IDS = st.lists(st.integers(0, 2**32 - 1), max_size=3 * SMALL) | RUNS_OF_IDS
 
 
 class TestIds:
     @given(ANY_IDS)
     def test_packed_ids_unpack_to_themselves(self, batch: list[int]) -> None:
         assert to_list(pack(batch)) == to_list(unpack(pack(batch))) == batch
+
+    @given(ANY_IDS.filter(lambda batch: len(batch) > SMALL))
+    def test_both_bodies_make_the_same_bytes_of_ids_and_read_the_same(self, batch: list[int]) -> None:
+        """One fold, two bodies: so the other one can go on with a log."""
+        packed = ids.pack_in_python(batch)
+        assert pack(batch) == packed
+        assert to_list(unpack(packed)) == ids.unpack_in_python(packed).tolist()
+
+    @given(
+        st.binary(max_size=60)
+        | st.builds(
+            lambda form, rest: form + rest,
+            st.sampled_from([b"\x02", b"\x03", b"\x04", b"\x0a", b"\x0b", b"\x0c"]),
+            st.binary(max_size=60),
+        )
+    )
+    def test_any_bytes_are_read_alike_by_both_bodies(self, packed: bytes) -> None:
+        try:
+            numbers = ids.unpack_in_python(packed).tolist()
+        except MalformedIds:
+            numbers = []
+        try:
+            assert to_list(unpack(packed)) == numbers
+        except MalformedIds:
+            assert len(numbers) <= SMALL
+        if len(numbers) > SMALL:
+            assert count(packed) == len(numbers)
+
+    @given(st.integers(0, 2**24 - 1000), st.integers(SMALL + 1, 900), st.sampled_from([-1, 1]))
+    def test_a_run_takes_the_bytes_of_two_ids(self, first: int, size: int, step: int) -> None:
+        """A prompt that comes back has its slots in a row."""
+        batch = [first + place for place in range(size)][::step]
+        assert len(pack(batch)) <= 1 + 2 * 3
+
+    def test_a_few_bytes_do_not_stand_for_more_ids_than_a_batch_of_runs_has(self) -> None:
+        """A damaged log must not take the memory of the one who reads it."""
+        most, more = range(ids.MOST_IN_RUNS), range(ids.MOST_IN_RUNS + 1)
+        assert len(pack(most)) == 1 + 2 * 2
+        assert len(pack(more)) == 1 + 3 * len(more)
+        assert to_list(pack(more)) == list(more)
+        run = bytes([3 + ids.RUNS]) + (0).to_bytes(3, "little") + more[-1].to_bytes(3, "little")
+        with pytest.raises(MalformedIds, match="packed as runs"):
+            unpack(run)
 
     @given(ANY_IDS)
     def test_form_depends_on_the_batch_alone(self, batch: list[int]) -> None:
@@ -48,7 +100,9 @@ class TestIds:
         with pytest.raises(OverflowError):
             pack([wrong] * (SMALL + 1))
 
-    @pytest.mark.parametrize("malformed", [b"", b"\x05abc", b"\x02\x00\x00", b"\x03abcd" + bytes(60)])
+    @pytest.mark.parametrize(
+        "malformed", [b"", b"\x05abc", b"\x02\x00\x00", b"\x03abcd" + bytes(60), b"\x0a" + bytes(6)]
+    )
     def test_malformed_bytes_are_refused(self, malformed: bytes) -> None:
         with pytest.raises(ValueError, match=r"."):
             unpack(malformed)

@@ -31,7 +31,7 @@ def fast_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     ("options", "each_time"),
     [
         pytest.param({"durability": "every", "on_failure": "continue"}, False, id="every"),
-        pytest.param({"durability": "interval", "slow": True}, False, id="slow"),
+        pytest.param({"durability": "interval", "slow": True, "compress": True}, False, id="slow"),
         pytest.param({"durability": "interval", "sync_thread": True, "slow": True}, False, id="slow-thread"),
         pytest.param({"durability": "every"}, True, id="every-time", marks=pytest.mark.slow),
         pytest.param(

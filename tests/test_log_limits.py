@@ -21,7 +21,7 @@ from kvsm.cli import main
 from kvsm.errors import LogDamaged, LogError
 from kvsm.events import StepEnded
 from kvsm.log import LogReader, LogWriter, WholeState
-from kvsm.log.frames import COMPRESSED, END, HEADER, content_limit, run_mark, segment_path
+from kvsm.log.frames import COMPRESSED, END, FRESH, HEADER, TAIL, content_limit, run_mark, segment_path
 
 MiB = 1 << 20
 
@@ -120,12 +120,48 @@ def test_a_length_that_the_file_does_not_hold_is_not_allocated(tmp_path: Path, l
 def test_a_small_frame_does_not_decompress_to_a_large_one(
     tmp_path: Path, payload: bytes, reason: str
 ) -> None:
-    log_with(tmp_path / "log", frame_of(payload + END, COMPRESSED))
+    log_with(tmp_path / "log", frame_of(payload + END, COMPRESSED | TAIL))
     with at_most(MiB // 2):
         events, error, _ = read(tmp_path / "log")
     assert len(events) == 1
     assert isinstance(error, LogDamaged)
     assert reason in str(error)
+
+
+def stream_of(content: bytes, claim: int | None = None, window_log: int = 20) -> bytes:
+    """The payload of a frame of events that begins a stream."""
+    parameters = zstandard.ZstdCompressionParameters(window_log=window_log)
+    stream = zstandard.ZstdCompressor(compression_params=parameters).compressobj()
+    packed = stream.compress(content) + stream.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    return (len(content) if claim is None else claim).to_bytes(4, "little") + packed
+
+
+@pytest.mark.parametrize(
+    ("payload", "reason"),
+    [
+        (stream_of(bytes(64 * MiB)), "it claims 67108864 bytes, and 2067 bytes may stand for 1114720"),
+        (stream_of(bytes(64 * MiB), claim=1000), "no record that this kvsm knows"),
+        (stream_of(bytes(900), claim=1000), "it stands for other than the 1000 bytes that it claims"),
+        (stream_of(bytes(900), window_log=30), "cannot be decompressed"),
+        (b"\x09\x00\x00\x00 no stream", "cannot be decompressed"),
+        (b"\x09\x00", "it stands for other than the 9 bytes that it claims"),
+    ],
+)
+def test_events_do_not_decompress_to_more_than_they_claim(
+    tmp_path: Path, payload: bytes, reason: str
+) -> None:
+    log_with(tmp_path / "log", frame_of(payload + END, COMPRESSED | FRESH))
+    with at_most(MiB // 2):
+        events, error, _ = read(tmp_path / "log")
+    assert len(events) == 1
+    assert isinstance(error, LogDamaged)
+    assert reason in str(error)
+
+
+def test_a_frame_that_refers_to_none_before_it_is_refused(tmp_path: Path) -> None:
+    log_with(tmp_path / "log", frame_of(stream_of(b"\x90") + END, COMPRESSED))
+    _, error, _ = read(tmp_path / "log")
+    assert "it goes on where no stream was begun" in str(error)
 
 
 def test_what_shrinks_too_much_is_stored_as_it_is(tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ SYNCED = [
     ("every", frozenset[int](), {"lives": 5, "segment_bytes": 20_000}),
     ("interval", frozenset[int](), {"slow": True}),
     ("interval", frozenset[int](), {"slow": True, "sync_thread": True, "max_bytes": 30_000}),
-    ("every", frozenset({30}), {"slow": True, "segment_bytes": 4000}),
+    ("every", frozenset({30}), {"slow": True, "segment_bytes": 2500, "compress": True}),
     ("interval", frozenset({9, 30}), {"slow": True, "sync_thread": True}),
     ("interval", frozenset[int](), {"slow": True, "sync_thread": True, "lives": 4, "segment_bytes": 3000}),
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from queue import Queue
 from random import Random
 from typing import Any
 
@@ -144,6 +146,36 @@ def test_a_log_that_keeps_its_limit_uses_most_of_it(tmp_path: Path) -> None:
     with watched(tmp_path / "log", 40_000) as totals:
         write(tmp_path / "log", [20] * 100, segment_bytes=4000, max_bytes=40_000)
     assert max(totals) > 30_000
+
+
+def test_who_flushes_does_not_wait_for_the_space_of_a_deleted_segment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is open while its name is taken away. The thread that closes it waits."""
+    unlink, close = Path.unlink, SegmentFile.close
+    deleted: list[str] = []
+    closed_by: Queue[int] = Queue()
+
+    def open_files() -> list[str]:
+        """Others are opened and closed meanwhile."""
+        return [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
+
+    def watched_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".kvsm":
+            assert str(path) in open_files()
+            deleted.append(str(path))
+        unlink(path, missing_ok)
+
+    def watched_close(segment: SegmentFile) -> None:
+        if str(segment.path) in deleted:
+            closed_by.put(threading.get_ident())
+        close(segment)
+
+    monkeypatch.setattr(Path, "unlink", watched_unlink)
+    monkeypatch.setattr(SegmentFile, "close", watched_close)
+    write(tmp_path / "log", [20] * 100, segment_bytes=4000, max_bytes=20_000)
+    assert len(deleted) > 2
+    assert threading.get_ident() not in [closed_by.get(timeout=60) for _ in deleted]
 
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])

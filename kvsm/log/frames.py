@@ -10,7 +10,8 @@ mark           zeros; or a number (8) and its CRC (4), written in place: the fir
 frame          header, then `length` bytes of payload
 frame header   run mark (4), length (4), flags (2), events (2), first event (8), synced (8),
                payload CRC (4), CRC of these 32 (4)
-payload        one msgpack value, perhaps compressed, and the byte `END`
+payload        one msgpack value, perhaps compressed, and the byte `END`. Events are compressed as a
+               stream (`event_stream.py`)
 =============  =======================================================================================
 
 A frame holds the events of one flush: to encode a list costs a third of encoding its events one by one. The
@@ -57,7 +58,8 @@ nothing is promised then: the log may be torn anywhere, because no frame proves 
 
 What a file claims is believed only as far as the file can hold it. A payload fits into the file. What it
 decompresses to has at most 1 MiB and 32 times its bytes (`content_limit`). The writer stores as it is what
-would shrink more. A reader holds one frame, and its Python objects take at most 30 times that size.
+would shrink more. A reader holds one frame, and its Python objects take at most 30 times that size; and the
+last `WINDOW_BYTES` of a compressed segment.
 """
 
 from __future__ import annotations
@@ -78,12 +80,13 @@ import zstandard
 
 from kvsm.errors import LogDamaged, LogError
 from kvsm.events import KINDS, SCHEMA_VERSION, OffloadConfig, OffloadingEvent
+from kvsm.log.event_stream import EventCompressor, EventDecompressor
 
 MAGIC = b"kvsmlog\n"
 END = b"\xc1"
 """Last byte of each payload: msgpack never uses it."""
 
-HEAD, COMPRESSED, TAIL = 1, 2, 4
+HEAD, COMPRESSED, TAIL, FRESH = 1, 2, 4, 8
 """Flags of a frame."""
 
 CLOSED = (1 << 64) - 1
@@ -239,11 +242,28 @@ class FrameEncoder:
     def __init__(self, run: bytes, compress: bool, life: int = 1) -> None:
         self._run_mark = run_mark(run, life)
         self._compressor = zstandard.ZstdCompressor(level=1) if compress else None
+        self._stream = EventCompressor() if compress else None
+
+    def begin_stream(self) -> None:
+        """The next frame of events refers to none before it."""
+        if self._stream is not None:
+            self._stream.restart()
 
     def events(self, events: Sequence[OffloadingEvent], synced: int) -> bytes:
-        """One frame of consecutive events."""
-        payload = [_ENCODER.encode(events)]
-        return b"".join(self._frame(payload, 0, len(events), events[0].seq, synced))
+        """One frame of consecutive events. The next frame may refer to it only if `keep` is called."""
+        content, flags = _ENCODER.encode(events), 0
+        if self._stream is not None:
+            packed, is_fresh = self._stream.compress(content)
+            if len(content) <= content_limit(len(packed)):
+                content, flags = packed, COMPRESSED | FRESH * is_fresh
+            else:
+                self._stream.restart()
+        return b"".join(self._framed([content], flags, len(events), events[0].seq, synced))
+
+    def keep(self) -> None:
+        """The last frame of `events` is sure to be written. Call it once."""
+        if self._stream is not None:
+            self._stream.keep()
 
     def head(self, head: SegmentHead, snapshot: Sequence[bytes] = ()) -> list[bytes]:
         """The first frame of a segment, in pieces.
@@ -266,11 +286,15 @@ class FrameEncoder:
         return b"".join(self._frame([_ENCODER.encode(tail)], TAIL, 0, following, synced))
 
     def _frame(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
-        """A frame in pieces. Only pieces of the payload may be large."""
+        """A frame in pieces, compressed if it shrinks."""
         if self._compressor is not None:
             compressed = _compressed(self._compressor, payload)
             if _size_of(compressed) < _size_of(payload) <= content_limit(_size_of(compressed)):
                 payload, flags = compressed, flags | COMPRESSED
+        return self._framed(payload, flags, count, first, synced)
+
+    def _framed(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
+        """A frame in pieces. Only pieces of the payload may be large."""
         length = _size_of(payload) + len(END)
         _check_length(length, first)
         payload_crc = crc32(END, reduce(lambda crc, piece: crc32(piece, crc), payload, 0))
@@ -452,22 +476,45 @@ def decode_tail(frame: Frame, path: str, offset: int) -> SegmentTail:
     return _decode(_TAIL, frame, path, offset)
 
 
-def decode_events(frame: Frame, path: str, offset: int) -> list[OffloadingEvent]:
-    """The events of a frame. Raises `LogDamaged`."""
-    if frame.flags & HEAD:
-        raise LogDamaged(path, offset, frame.first, "a second head inside the segment")
-    events = _decode(_EVENTS, frame, path, offset)
-    if not events or len(events) != frame.event_count or events[0].seq != frame.first:
-        raise LogDamaged(path, offset, frame.first, "the events of a frame do not match its header")
-    if events[-1].seq != frame.first + frame.event_count - 1:
-        raise LogDamaged(path, offset, frame.first, "event numbers of a frame have a gap")
-    return events
+class EventDecoder:
+    """Turns the frames of a segment back into events: each frame once, in their order."""
+
+    def __init__(self) -> None:
+        self._stream = EventDecompressor()
+
+    def decode(self, frame: Frame, path: str, offset: int) -> list[OffloadingEvent]:
+        """The events of the next frame. Raises `LogDamaged`."""
+        if frame.flags & HEAD:
+            raise LogDamaged(path, offset, frame.first, "a second head inside the segment")
+        events = _decoded(_EVENTS, self._content(frame, path, offset), frame, path, offset)
+        if not events or len(events) != frame.event_count or events[0].seq != frame.first:
+            raise LogDamaged(path, offset, frame.first, "the events of a frame do not match its header")
+        if events[-1].seq != frame.first + frame.event_count - 1:
+            raise LogDamaged(path, offset, frame.first, "event numbers of a frame have a gap")
+        return events
+
+    def _content(self, frame: Frame, path: str, offset: int) -> bytes | memoryview:
+        payload = memoryview(frame.payload)[: -len(END)]
+        if not frame.flags & COMPRESSED:
+            return payload
+        try:
+            return self._stream.decompress(payload, bool(frame.flags & FRESH), content_limit(len(payload)))
+        except ValueError as error:
+            reason = f"a frame cannot be decompressed: {error}"
+            raise LogDamaged(path, offset, frame.first, reason) from error
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offset: int) -> _T:
+    """The record of a head or a tail."""
     content: bytes | memoryview = memoryview(frame.payload)[: -len(END)]
     if frame.flags & COMPRESSED:
         content = _decompressed(content, frame, path, offset)
+    return _decoded(decoder, content, frame, path, offset)
+
+
+def _decoded(
+    decoder: msgspec.msgpack.Decoder[_T], content: bytes | memoryview, frame: Frame, path: str, offset: int
+) -> _T:
     try:
         return decoder.decode(content)
     except (msgspec.MsgspecError, RecursionError) as error:

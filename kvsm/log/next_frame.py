@@ -43,4 +43,5 @@ class FrameMaker:
             data = self._encoder.events(events, place.segment.synced.offset)
             self.most_events = min(FRAME_EVENTS, max(FRAME_BYTES * count // len(data), 1))
             self._made = NextFrame(place.first, count, data)
+            self._encoder.keep()
         return self._made

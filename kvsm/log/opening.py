@@ -7,6 +7,8 @@ It takes several flushes, and the writer waits in none of them:
 3. More events have come since. The thread copies them too, until few are left.
 4. The writer copies these few, and gives the file its name. From then on events go to the new segment.
 
+Compressed events refer to none before the first of these (`event_stream.py`).
+
 Until the last step no reader knows of the file, and a process that dies loses nothing with it. Behind the
 last step the new segment has each event that the old one has from its first one on. What was durable in the
 old one is durable in the new one, too: a power loss may leave the new name, and then readers look there.

@@ -32,12 +32,12 @@ from kvsm.log.frames import (
     HEADER,
     PREAMBLE_BYTES,
     TAIL,
+    EventDecoder,
     Frame,
     FrameReader,
     SegmentHead,
     SegmentTail,
     Torn,
-    decode_events,
     decode_head,
     decode_tail,
     first_event,
@@ -141,6 +141,7 @@ class Segment:
         self._last_frame = PREAMBLE_BYTES, header
         """Where the last frame begins that was read, and its header. Its writer may take it back."""
         self._lost: int | None = None
+        self._decoder = EventDecoder()
 
     @property
     def last(self) -> int:
@@ -158,7 +159,7 @@ class Segment:
             frames = FrameReader(file, path, self._run_mark, self.successor is not None or has_mark(file))
             file.seek(self._offset)
             while self._goes_on() and (frame := self._next_frame(frames)) is not None:
-                events = decode_events(frame, path, self._last_frame[0])
+                events = self._decoder.decode(frame, path, self._last_frame[0])
                 if events[0].seq > self._seen:
                     yield events
             if not self._goes_on():

@@ -121,7 +121,7 @@ class Retention:
     def _delete_oldest(self) -> None:
         oldest = self.segments[0]
         self.segments[-1].sync_name()  # Or a power loss could take both.
-        oldest.path.unlink(missing_ok=True)
+        oldest.delete()
         self._complete_bytes = None
         self.segments.popleft()
         self._deleted_bytes += oldest.size

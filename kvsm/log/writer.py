@@ -78,7 +78,7 @@ class LogWriter:
     segment_bytes: a new segment opens after this many bytes of events, or earlier if `max_bytes` asks for it.
     max_bytes: limit of all files together, at each instant; None keeps all. The oldest segments are deleted.
         If snapshots are too large for it, that is a failed write.
-    compress: with zstd.
+    compress: with zstd. A key that comes back in a segment takes a few bytes then (`event_stream.py`).
     on_failure: `stop` or `continue`, as above.
     clock: Unix time (ns); recorded only.
     run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it. A log
@@ -129,8 +129,7 @@ class LogWriter:
         self._maker = SegmentMaker(config, clock, run, life, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
-        self._nothing_until_ns = 0
-        """Until then (monotonic) a flush without new events has nothing to do."""
+        self._nothing_until_ns = 0  # (monotonic) A flush without new events has nothing to do.
         self._refusal: LogError | None = None
         self._closed = self._ended = False
         self._forks = forks.times
@@ -526,6 +525,7 @@ class LogWriter:
         if self._continues:
             self._claimed.hold()  # Somebody may have deleted it.
         segment.remove_leftover()
+        self._encoder.begin_stream()
         self._opening = Opening(segment, place, self._maker, self._opening_thread, waits)
         self._opening.begin(self._snapshot)
         return self._opening

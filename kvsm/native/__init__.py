@@ -20,7 +20,7 @@ from contextlib import contextmanager
 
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS
-from kvsm.ids import SMALL
+from kvsm.ids import SMALL, use_native
 from kvsm.states import MACHINES, machines_digest
 
 VARIABLE = "KVSM_NATIVE"
@@ -29,7 +29,17 @@ try:
     from kvsm.native._body import KINDS as _BUILT_FOR_KINDS
     from kvsm.native._body import MACHINES as _BUILT_FOR
     from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
-    from kvsm.native._body import FoldBody, IndexBody, PackerBody, QueueBody, connect, forget, taken
+    from kvsm.native._body import (
+        FoldBody,
+        IndexBody,
+        PackerBody,
+        QueueBody,
+        connect,
+        forget,
+        pack_ids,
+        taken,
+        unpack_ids,
+    )
 
     _missing = ""
 except ImportError as error:
@@ -57,6 +67,9 @@ def _why_not(chosen: str) -> str:
 
 WHY_NOT = _why_not(os.environ.get(VARIABLE, "auto"))
 """Why Python folds; empty if the native body does."""
+
+if not WHY_NOT:
+    use_native(pack_ids, unpack_ids)
 
 _built_for = [machine.dense for machine in MACHINES.values()]
 _without = 0

@@ -17,8 +17,6 @@
 
 #include "tables.h"
 
-#define SMALL 16 /* kvsm.ids.SMALL, compared in module.c */
-
 /* What becomes of an event. */
 typedef enum {
     FOLDED,
@@ -58,6 +56,8 @@ void batch_clear(Batch *batch);
 PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
+PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
+PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */
 
 /* ----------------------------------------------------------------------------------------- msgpack.c */
 
@@ -157,7 +157,7 @@ typedef enum {
 /* What the module has of Python. Never freed: it lives as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
-    PyObject *unpack, *array_of, *make_policy, *lru, *transfer_record, *request_record, *store, *load, *encode;
+    PyObject *array_of, *make_policy, *lru, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
     PyObject *reference; /* Ledger.apply in Python */

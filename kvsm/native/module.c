@@ -57,8 +57,7 @@ static bool take_names(void)
 static PyObject *connect(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
-    const bool taken = take_kinds() && take_reference() && (python.unpack = take("kvsm.ids", "unpack")) != NULL &&
-                       (python.lru = take("kvsm.policies.lru", "LRUPolicy")) != NULL &&
+    const bool taken = take_kinds() && take_reference() && (python.lru = take("kvsm.policies.lru", "LRUPolicy")) != NULL &&
                        (python.make_policy = take("kvsm.policies", "make_policy")) != NULL &&
                        (python.transfer_record = take("kvsm.ledger.records", "TransferRecord")) != NULL &&
                        (python.request_record = take("kvsm.ledger.records", "RequestRecord")) != NULL &&
@@ -88,6 +87,8 @@ static PyMethodDef functions[] = {
      "A byte for each arc of each machine, in the order of the tables: 1 if it was taken since `forget`.\n"
      "Each machine has as many bytes as the one with most arcs."},
     {"forget", forget, METH_NOARGS, "Make `taken` start from nothing."},
+    {"pack_ids", pack_ids, METH_O, "The bytes of kvsm.ids.pack, for many ids; None: Python packs them, or refuses."},
+    {"unpack_ids", unpack_ids, METH_O, "The memory of the ids, as int64; None: kvsm.ids.pack makes no such bytes."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -4,6 +4,9 @@
 #define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted"
 #define NUM_MACHINES 4
 #define MOST_ARCS 45
+#define SMALL 16
+#define RUNS 8
+#define MOST_IN_RUNS 65536
 #define STATE_MASK 15
 #define FIRST_INDEXED 1
 #define LAST_INDEXED 4

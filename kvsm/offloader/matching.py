@@ -187,7 +187,7 @@ def _pin(
             core.emit(ev.HitReleased, request)
         elif state == RUNNING and not len(slots):
             return
-        packed = pack(slots, core.config.host_blocks)
+        packed = pack(slots)
         core.emit(ev.HitMatched, request, packed, missed, asked, on_device, on_host)
     except IllegalTransition as refusal:
         raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal

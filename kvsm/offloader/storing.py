@@ -211,8 +211,8 @@ def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:
 
 
 def _plan_store(core: EventEmitter, owners: Owners, keys: tuple[bytes, ...], sources: IdArray) -> TransferJob:
-    packed = pack(core.ledger.free.first(len(keys)), core.config.host_blocks)
-    blocks = pack(sources, core.config.device_blocks)
+    packed = pack(core.ledger.free.first(len(keys)))
+    blocks = pack(sources)
     core.emit(ev.StorePlanned, owners, keys, packed, blocks)
     seq = core.ledger.seq
     hosts = packed

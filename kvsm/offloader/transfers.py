@@ -105,8 +105,8 @@ def prepare_load(
         return None
     if not has_room_for_transfer(core):
         raise LimitReached(f"{core.config.max_live_transfers} transfers are live (max_live_transfers)")
-    slots = pack(entry.pins[:wanted], core.config.host_blocks)
-    blocks = pack(targets, core.config.device_blocks)
+    slots = pack(entry.pins[:wanted])
+    blocks = pack(targets)
     core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts), target)
     seq = core.ledger.seq
     hosts = slots if chunk == 1 else host_blocks(core, core.ledger.transfers[seq].slots, parts)

@@ -96,8 +96,8 @@ HOLDING = (
         edits=(
             Edit(
                 "kvsm.offloader.storing:_plan_store",
-                "packed = pack(core.ledger.free.first(len(keys)), core.config.host_blocks)",
-                "packed = pack(tuple(range(len(keys))), core.config.host_blocks)",
+                "packed = pack(core.ledger.free.first(len(keys)))",
+                "packed = pack(tuple(range(len(keys))))",
             ),
         ),
         stop="ALLOCATE is illegal in",
