@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 import tracemalloc
 from contextlib import suppress
 from random import Random
 from typing import Any
+from weakref import ref
 
 import pytest
 
 from kvsm import native
-from kvsm.checker.serving import SCOPES, ServingModel
+from kvsm.checker.serving import SCOPES, ServingModel, ServingScope
 from kvsm.checker.tiers import SCOPES as TIER_SCOPES
 from kvsm.checker.tiers import TiersModel
 from kvsm.snapshot import digest
@@ -149,6 +151,26 @@ def test_saving_and_loading_keeps_no_memory() -> None:
         after = tracemalloc.get_traced_memory()[0]
         tracemalloc.stop()
     assert after - before < 10 * len(saved)
+
+
+@pytest.mark.parametrize("scope", [SCOPES["full-restarts"], SCOPES["router"], *TIER_SCOPES.values()])
+def test_a_world_that_is_dropped_is_gone_at_once(scope: Any) -> None:
+    """A search drops a world for each action. In a cycle of references they would wait for the collector."""
+    model: Any = ServingModel(scope) if isinstance(scope, ServingScope) else TiersModel(scope)
+    [start] = model.initial()
+    world = model.load(model.save(start))
+    random, gone = Random(1), ref(world)
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(20):
+            world.do(world.draw(random))
+        model.save(world)
+        model.fingerprint(world)
+        del world
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_a_model_is_sent_to_other_processes() -> None:

@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from random import Random
+from weakref import proxy
 
 import msgspec
 
@@ -164,7 +165,10 @@ class TwoTierWorld:
 
     def bind(self) -> None:
         """Let the tier ask this world, and no other. To be called after it was loaded."""
-        self.tier._void, self.tier._health._clock = self._begin_era, lambda: float(self._ticks)
+        # A search drops many worlds: none may wait for the collector of cycles.
+        world = proxy(self)
+        self.tier._void = lambda weights: world._begin_era(weights)
+        self.tier._health._clock = lambda: float(world._ticks)
         if self.tier._writes is WritePolicy.BACK:
             self.host.evicting = self.tier.evicted
 
