@@ -91,8 +91,8 @@ class _Plan(NamedTuple):
 class Saver(Generic[AnySaved]):
     """Saves and loads worlds of the same options. blank: one of them; it is not changed.
 
-    What is one object in a world is one object in its copy. The native body saves worlds of the classes that
-    are listed below. Other objects may be in a world whose code somebody has changed: `pickle` saves it.
+    What is one object in a world is one object in its copy. The native body knows the classes that are listed
+    below. A world of changed code may have other objects in it: then `pickle` saves it.
 
     Raises `ConfigError` if a part has a field that it has not declared.
     """
