@@ -32,6 +32,7 @@ try:
     from kvsm.native._body import (
         FoldBody,
         IndexBody,
+        PackerBody,
         QueueBody,
         connect,
         forget,
@@ -108,6 +109,9 @@ if _missing:
     class IndexBody:  # type: ignore[no-redef]
         """The same for an index."""
 
+    class PackerBody:  # type: ignore[no-redef]
+        """The same for what saves worlds."""
+
     def connect() -> None:
         """There is nothing to connect."""
 
@@ -134,6 +138,7 @@ __all__ = [
     "WHY_NOT",
     "FoldBody",
     "IndexBody",
+    "PackerBody",
     "QueueBody",
     "arcs_taken",
     "connect",

@@ -144,7 +144,8 @@ typedef struct {
     X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
-    X(weights) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) X(rewritten) X(forget) X(stored) X(removed)
+    X(weights) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) X(rewritten) X(forget) X(stored) X(removed)  \
+    X(__dict__)
 
 typedef enum {
 #define X(name) N_##name,
