@@ -36,7 +36,7 @@ class Names:
     Decisions compare ids and look at nothing else of them. So each id is replaced by a place in an order.
     """
 
-    __slots__ = ("blocks", "ledger", "requests", "slots", "transfers", "workers")
+    __slots__ = ("blocks", "keep_workers", "ledger", "requests", "slots", "transfers", "workers")
 
     def __init__(
         self,
@@ -51,6 +51,8 @@ class Names:
         self.slots, self.blocks = slots, blocks
         self.workers = workers or range(ledger.config.workers)
         """The workers in the order of their names."""
+        self.keep_workers = not workers
+        """Whether they keep their order."""
 
     def tables(self, tables: Iterable[Sequence[int]]) -> list[list[int]]:
         """Lists of device blocks, renamed. The null block stays nobody."""
@@ -59,6 +61,8 @@ class Names:
 
     def of_each_worker(self, bits: int) -> int:
         """A set of workers as bits, renamed."""
+        if self.keep_workers:
+            return bits
         return sum((bits >> worker & 1) << place for place, worker in enumerate(self.workers))
 
 
@@ -70,6 +74,9 @@ class Seen(NamedTuple):
     """Saved, and compared as `by(owner, names)`: renamed, or what a decision can tell of it."""
 
     by: Callable[[Any, Names], Any]
+    is_filled: bool = False
+    """Whether `by` is asked only of a field that is not empty. An empty one comes to an empty list. Most are
+    empty in most states."""
 
 
 class Dropped(NamedTuple):
@@ -97,6 +104,13 @@ class Remade(NamedTuple):
 
 Rule = Kept | Seen | Dropped | Fixed | Part | Remade
 KEPT, FIXED, PART = Kept(), Fixed(), Part()
+
+
+def filled(by: Callable[[Any, Names], Any]) -> Seen:
+    """The rule for a container that `by` need not look at while it is empty."""
+    return Seen(by, is_filled=True)
+
+
 STATE = Seen(lambda one, names: compared(one.state, names))
 """For the field `state` of an object: a struct that declares its own fields."""
 
@@ -126,13 +140,15 @@ def declare(cls: type, **rules: Rule) -> None:
         _refuse_other(cls, set(fields), set(rules))
     _RULES[cls] = rules
     # Written as text, as dataclasses write their methods: it is called for every transition of a search.
-    values = [
-        f"one.{name}" if isinstance(rule, Kept) else f"{name}(one, names)"
-        for name, rule in rules.items()
-        if isinstance(rule, Kept | Seen)
-    ]
+    values = [_as_text(name, rule) for name, rule in rules.items() if isinstance(rule, Kept | Seen)]
     functions = {name: rule.by for name, rule in rules.items() if isinstance(rule, Seen)}
     _COMPARE[cls] = eval(f"lambda one, names: [{', '.join(values)}]", functions)
+
+
+def _as_text(name: str, rule: Kept | Seen) -> str:
+    if isinstance(rule, Kept):
+        return f"one.{name}"
+    return f"({name}(one, names) if one.{name} else ())" if rule.is_filled else f"{name}(one, names)"
 
 
 def declare_alike(cls: type, base: type, **rules: Rule) -> None:

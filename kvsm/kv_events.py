@@ -31,7 +31,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from kvsm.canonical import Dropped, Seen, declared
+from kvsm.canonical import Dropped, declared, filled
 
 MEDIUM_CPU = "CPU"
 MEDIUM_STORAGE = "STORAGE"
@@ -103,16 +103,16 @@ class PublisherState(msgspec.Struct):
 
     changes: Annotated[
         list[StoredKeys | RemovedKeys],
-        Seen(lambda one, _: [(type(change).__name__, *change) for change in one.changes]),
+        filled(lambda one, _: [(type(change).__name__, *change) for change in one.changes]),
     ]
     """Changes since the last take."""
     descriptions: Annotated[
         dict[int, Sequence[BlockStored | None]],
         # The store is live: its description goes with it.
-        Seen(lambda one, names: [(names.transfers[id], it) for id, it in one.descriptions.items()]),
+        filled(lambda one, names: [(names.transfers[id], it) for id, it in one.descriptions.items()]),
     ]
     """Live store -> what its keys hold, in their order."""
-    blocks_of: Annotated[dict[bytes, list[bytes]], Seen(lambda one, _: sorted(one.blocks_of.items()))]
+    blocks_of: Annotated[dict[bytes, list[bytes]], filled(lambda one, _: sorted(one.blocks_of.items()))]
     """Readable key that stands for several blocks -> its blocks, each named like a key."""
     chunks_with: Annotated[Counter[bytes], Dropped("`blocks_of`, counted")]
     """Such a block -> under how many of these keys it stands. Two prompts that part within a chunk have two

@@ -152,7 +152,7 @@ def test_who_flushes_does_not_wait_for_the_space_of_a_deleted_segment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The file is open while its name is taken away. The thread that closes it waits."""
-    unlink, close = os.unlink, SegmentFile.close
+    unlink, close = Path.unlink, SegmentFile.close
     deleted: list[str] = []
     closed_by: Queue[int] = Queue()
 
@@ -160,18 +160,18 @@ def test_who_flushes_does_not_wait_for_the_space_of_a_deleted_segment(
         """Others are opened and closed meanwhile."""
         return [os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd")]
 
-    def watched_unlink(path: str | os.PathLike[str], **more: Any) -> None:
-        if str(path).endswith(".kvsm"):
+    def watched_unlink(path: Path, missing_ok: bool = False) -> None:
+        if path.suffix == ".kvsm":
             assert str(path) in open_files()
             deleted.append(str(path))
-        unlink(path, **more)
+        unlink(path, missing_ok)
 
     def watched_close(segment: SegmentFile) -> None:
         if str(segment.path) in deleted:
             closed_by.put(threading.get_ident())
         close(segment)
 
-    monkeypatch.setattr(os, "unlink", watched_unlink)
+    monkeypatch.setattr(Path, "unlink", watched_unlink)
     monkeypatch.setattr(SegmentFile, "close", watched_close)
     write(tmp_path / "log", [20] * 100, segment_bytes=4000, max_bytes=20_000)
     assert len(deleted) > 2

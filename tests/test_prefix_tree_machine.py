@@ -53,12 +53,16 @@ FAULTS = {
     trees.Raises: Property.LEGAL_CALLS,
 }
 
+SEEN_ALSO_AS = {trees.FreesDoublesTwice: Property.MATCH_HOLDS}
+"""What is freed twice is also given away while it is locked. Which comes first depends on the
+examples, and they depend on the version of Hypothesis."""
+
 
 @pytest.mark.parametrize("tree", FAULTS, ids=lambda tree: tree.__name__)
 def test_fault_is_found_by_its_property(tree: type[Any]) -> None:
     with pytest.raises(PropertyBroken) as found:
         run(tree, examples=300)
-    assert found.value.property is FAULTS[tree], found.value
+    assert found.value.property in (FAULTS[tree], SEEN_ALSO_AS.get(tree)), found.value
 
 
 def test_tree_without_a_method_is_refused_by_name() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import combinations, product
 from random import Random
 from typing import Any
@@ -29,7 +29,7 @@ from kvsm.states import MACHINES
 from kvsm.worlds.saving import Saver
 from kvsm.worlds.serving import ServingOptions, ServingWorld
 
-TODAY = datetime.now(UTC).toordinal()
+TODAY = datetime.now(timezone.utc).toordinal()
 MOST_STATES = 4000
 """Of a scope in the tests of the day. The largest have some ten thousand."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from itertools import combinations, product
 from random import Random
 
@@ -24,7 +24,7 @@ from kvsm.worlds.mistakes import load_over_a_copy, may_load_over_a_copy
 from kvsm.worlds.saving import Saver
 from kvsm.worlds.serving import ServingOptions, ServingWorld
 
-TODAY = datetime.now(UTC).toordinal()
+TODAY = datetime.now(timezone.utc).toordinal()
 MOST_STATES = 4000
 
 

@@ -16,7 +16,7 @@ from kvsm.checker.targets import PATH_FORM, TARGETS
 from kvsm.errors import ConfigError
 
 
-class TargetName(click.ParamType[str]):
+class TargetName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     """The name of a target, or an import path. What the path names is looked at later."""
 
     name = "target"

@@ -13,7 +13,8 @@ from kvsm.ids import IdArray, listed
 from kvsm.ledger.key_index import KeyIndex, make_index
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
-from kvsm.states.block import EVICTED_WORD, FREE, are_indexed, are_readable
+from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, FREE, LAST_INDEXED, are_indexed, are_readable
+from kvsm.states.words import STATE_MASK
 
 
 def indexed_slots(ledger: LedgerState) -> NDArray[np.int64]:
@@ -24,8 +25,10 @@ def indexed_slots(ledger: LedgerState) -> NDArray[np.int64]:
 def index_made_again(ledger: LedgerState) -> KeyIndex:
     """The index that follows from the words and the keys of the slots."""
     made = make_index(ledger.key_of, isinstance(ledger, native.FoldBody))
-    for slot in indexed_slots(ledger).tolist():
-        made[ledger.key_of[slot]] = slot
+    # A loop, because the pools of an explorer have few slots.
+    for slot, word in enumerate(ledger.blocks.words):
+        if FIRST_INDEXED <= word & STATE_MASK <= LAST_INDEXED:
+            made[ledger.key_of[slot]] = slot
     return made
 
 

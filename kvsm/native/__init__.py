@@ -33,6 +33,7 @@ try:
     from kvsm.native._body import (
         FoldBody,
         IndexBody,
+        PackerBody,
         QueueBody,
         WitnessBody,
         connect,
@@ -114,6 +115,9 @@ if _missing:
     class WitnessBody:  # type: ignore[no-redef]
         """The same for a witness."""
 
+    class PackerBody:  # type: ignore[no-redef]
+        """The same for what saves worlds."""
+
     def connect() -> None:
         """There is nothing to connect."""
 
@@ -143,6 +147,7 @@ __all__ = [
     "WHY_NOT",
     "FoldBody",
     "IndexBody",
+    "PackerBody",
     "QueueBody",
     "WitnessBody",
     "arcs_taken",

@@ -146,7 +146,7 @@ typedef struct {
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
     X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) \
-    X(rewritten) X(forget) X(stored) X(removed)
+    X(rewritten) X(forget) X(stored) X(removed) X(__dict__)
 
 typedef enum {
 #define X(name) N_##name,

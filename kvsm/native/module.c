@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, witness_spec;
+extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, witness_spec;
 extern PyObject *connect_witness(PyObject *module, PyObject *arguments); /* witness.c */
 
 Python python;
@@ -106,7 +106,7 @@ PyMODINIT_FUNC PyInit__body(void)
         return NULL;
     PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
     PyObject *index = PyType_FromSpec(&key_index_spec), *part = PyType_FromSpec(&frozen_part_spec);
-    PyObject *witness = PyType_FromSpec(&witness_spec);
+    PyObject *packer = PyType_FromSpec(&packer_spec), *witness = PyType_FromSpec(&witness_spec);
     python.slot_queue = (PyTypeObject *)queue;
     python.key_index = (PyTypeObject *)index;
     python.frozen_part = (PyTypeObject *)part;
@@ -118,14 +118,15 @@ PyMODINIT_FUNC PyInit__body(void)
     python.minus_one = PyLong_FromLong(-1);
     Py_XINCREF(queue);
     Py_XINCREF(index);
-    if (fold == NULL || queue == NULL || index == NULL || part == NULL || witness == NULL ||
-        python.array_of == NULL ||
+    if (fold == NULL || queue == NULL || index == NULL || part == NULL || packer == NULL ||
+        witness == NULL || python.array_of == NULL ||
         python.encode == NULL || python.no_ids == NULL || python.empty_text == NULL || python.zero == NULL ||
         python.minus_one == NULL || !take_names() ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
         PyModule_AddStringConstant(module, "KINDS", KIND_NAMES) < 0 ||
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
         PyModule_AddObject(module, "QueueBody", queue) < 0 || PyModule_AddObject(module, "IndexBody", index) < 0 ||
+        PyModule_AddObject(module, "PackerBody", packer) < 0 ||
         PyModule_AddObject(module, "WitnessBody", witness) < 0) {
         Py_DECREF(module);
         return NULL;

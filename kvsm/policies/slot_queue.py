@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm import native
-from kvsm.ids import NO_IDS, SMALL, IdArray, array_of
+from kvsm.ids import NO_IDS, SMALL, IdArray, array_of, listed
 
 _ABSENT = -1
 _LEAST_ENTRIES = 64
@@ -228,7 +228,7 @@ class NativeSlotQueue(native.QueueBody, SlotQueue):
         """All is done."""
 
     def __iter__(self) -> Iterator[int]:
-        return (slot for window in self.windows(SMALL) for slot in window.tolist())
+        return iter(listed(self.first(len(self))))
 
     def order(self) -> NDArray[np.int64]:
         return array_of(self.following(-1, len(self)))

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvsm.canonical import NOBODY, Dropped, Seen, declared
+from kvsm.canonical import NOBODY, Dropped, declared, filled
 from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.offloader import Ended, Offloader
@@ -27,7 +27,7 @@ class DeviceBlocksState(msgspec.Struct):
 
     changed_hands: Annotated[
         list[int],
-        Seen(lambda one, names: sorted({names.blocks.get(block, NOBODY) for block in one.changed_hands})),
+        filled(lambda one, names: sorted({names.blocks.get(block, NOBODY) for block in one.changed_hands})),
     ]
     """Blocks that lost or found an owner since the last step. The order is not looked at."""
     kept: Annotated[

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import msgspec
 
-from kvsm.canonical import NOBODY, Names, Seen, compared, declared
+from kvsm.canonical import NOBODY, Names, Seen, compared, declared, filled
 from kvsm.events import Offer
 from kvsm.ledger import Ledger
 from kvsm.plan import TransferJob
@@ -50,14 +50,14 @@ class SchedulerState(msgspec.Struct):
 
     tracked: Annotated[
         dict[str, TrackedRequest],
-        Seen(
+        filled(
             lambda one, names: [(names.requests[name], compared(r, names)) for name, r in one.tracked.items()]
         ),
     ]
     """Requests that are not finished."""
     awaiting_reoffer: Annotated[
         dict[str, TrackedRequest],
-        Seen(lambda one, names: _in_order(names, one.awaiting_reoffer)),
+        filled(lambda one, names: _in_order(names, one.awaiting_reoffer)),
     ]
     """Those of them whose chunks wait to be offered again, in that order."""
     reoffered_at: Annotated[
@@ -75,17 +75,17 @@ class SchedulerState(msgspec.Struct):
     some: an offer evicts nothing that it names itself. Else empty."""
     planned: Annotated[
         list[TransferJob],
-        Seen(lambda one, names: [names.transfers.get(job.transfer, NOBODY) for job in one.planned]),
+        filled(lambda one, names: [names.transfers.get(job.transfer, NOBODY) for job in one.planned]),
     ]
     """What leaves with the next plan. The ledger says what each job copies."""
     promises: Annotated[
         dict[str, tuple[int, int]],
-        Seen(lambda one, names: [(names.requests[name], it) for name, it in one.promises.items()]),
+        filled(lambda one, names: [(names.requests[name], it) for name, it in one.promises.items()]),
     ]
     """Request -> (tokens before its load, tokens after it), until the load has ended."""
     ended_loads: Annotated[
         list[LoadEnded],
-        Seen(
+        filled(
             lambda one, names: [
                 (names.requests[load.request], load.good, load.num_computed_tokens, load.lost)
                 for load in one.ended_loads
@@ -93,7 +93,7 @@ class SchedulerState(msgspec.Struct):
         ),
     ]
     """What the engine has not been told yet."""
-    preempted: Annotated[set[str], Seen(lambda one, names: sorted(_in_order(names, one.preempted)))]
+    preempted: Annotated[set[str], filled(lambda one, names: sorted(_in_order(names, one.preempted)))]
     """Requests that lost their blocks since the last step, and are noted as preempted."""
 
     def cursors(self, ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]]:

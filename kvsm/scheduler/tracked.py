@@ -10,7 +10,7 @@ from collections.abc import Sequence, Set
 from sys import maxsize
 from typing import Annotated, overload
 
-from kvsm.canonical import KEPT, Dropped, Seen, declared
+from kvsm.canonical import KEPT, Dropped, Seen, declared, filled
 from kvsm.errors import WrongArgument
 from kvsm.offloader.arguments import a
 from kvsm.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
@@ -74,7 +74,7 @@ class TrackedRequest:
     """The tokens that a load has brought since the last offer: the first, and the end."""
     next_offer: Annotated[int, KEPT]
     """How many tokens must be confirmed before it has something to offer."""
-    retried: Annotated[set[bytes], Seen(lambda one, _: sorted(one.retried))]
+    retried: Annotated[set[bytes], filled(lambda one, _: sorted(one.retried))]
     """Keys whose store has failed since it got its blocks. It offers each of them again once."""
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
     remote_prefill: Annotated[HandOverParams | None, Dropped(_PARAMETER)]

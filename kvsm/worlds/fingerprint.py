@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -26,6 +27,8 @@ from kvsm.ledger import Ledger
 from kvsm.worlds.parts import lru_order
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_workers import TORN
+
+Id = TypeVar("Id", int, str)
 
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -52,8 +55,7 @@ def canonical(world: WorldOfParts, *, renamed: bool = True) -> Sequence[Any]:
 
 def _names_in(engine: SmallEngine, renamed: bool) -> Names:
     ledger = engine.core.ledger
-    requests = {name: place for place, name in enumerate(engine.requests)}
-    transfers = {id: place for place, id in enumerate(ledger.transfers)}
+    transfers = _places(ledger.transfers)
     for id in engine.copies:
         transfers.setdefault(id, len(transfers))
     num_slots, num_blocks = len(ledger.key_of), len(engine.device)
@@ -66,14 +68,12 @@ def _names_in(engine: SmallEngine, renamed: bool) -> Names:
         if idle is not None:
             slots = slots_in_order(ledger, engine.requests, idle, num_slots)
         workers = _workers_in_order(engine, transfers, blocks)
-    return Names(
-        ledger,
-        requests,
-        transfers,
-        {slot: place for place, slot in enumerate(slots)},
-        {block: place for place, block in enumerate(blocks)},
-        workers,
-    )
+    return Names(ledger, _places(engine.requests), transfers, _places(slots), _places(blocks), workers)
+
+
+def _places(ids: Iterable[Id]) -> dict[Id, int]:
+    """Each id, and its place among them."""
+    return dict(zip(ids, count()))
 
 
 def slots_in_order(
@@ -81,55 +81,62 @@ def slots_in_order(
 ) -> Iterable[int]:
     """The slots in the order that names them; the canonical form says why. requests: those that may pin.
     idle: the eviction order."""
-    order = dict.fromkeys(ledger.free)
+    order = [*ledger.free]
     for transfer in ledger.transfers.values():
-        order.update(dict.fromkeys(listed(transfer.slots)))
+        order += listed(transfer.slots)
     for name in requests:
         record = ledger.requests.get(name)
-        if record is not None and len(record.pins):
-            order.update(dict.fromkeys(listed(record.pins)))
-    order.update(dict.fromkeys(idle))
-    order.update(dict.fromkeys(range(num_slots)))
-    return order
+        if record is not None:
+            order += listed(record.pins)
+    order += idle
+    order += range(num_slots)
+    return dict.fromkeys(order)
 
 
 def _workers_in_order(
     engine: SmallEngine, transfers: Mapping[int, int], blocks: Iterable[int]
 ) -> Sequence[int]:
-    """The workers by what they have done of each copy, and by which blocks a failed copy has torn there."""
-    if engine.workers == 1:
+    """The workers by what they have done of each copy, and by which blocks a failed copy has torn there.
+    Empty if that leaves them in their order."""
+    live, device, workers = engine.core.ledger.transfers, engine.device, range(engine.workers)
+    if len(workers) == 1:
         return ()
-    live = engine.core.ledger.transfers
-
-    def done(worker: int) -> Any:
-        return (
-            [worker in copy.left for copy in engine.copies.values()],
-            [one.reported >> worker & 1 for one in live.values()],
-            sorted(
-                (transfers[one.transfer], one.good)
-                for one in engine.reports
-                if one.worker == worker and one.transfer in live
-            ),
-            [TORN in engine.device[block][worker] for block in blocks],
+    begun = [copy.left for copy in engine.copies.values() if len(copy.left) < len(workers)]
+    reported = [one.reported for one in live.values() if one.reported]
+    reports = [
+        (one.worker, transfers[one.transfer], one.good) for one in engine.reports if one.transfer in live
+    ]
+    torn = [block for block in blocks for cells in device[block] if TORN in cells]
+    if not (begun or reported or reports or torn):
+        return ()
+    done = [
+        (
+            [worker in left for left in begun],
+            [bits >> worker & 1 for bits in reported],
+            sorted([told for by, *told in reports if by == worker]),
+            [TORN in device[block][worker] for block in torn],
         )
-
-    return sorted(range(engine.workers), key=done)
+        for worker in workers
+    ]
+    order = sorted(workers, key=done.__getitem__)
+    return order if order != [*workers] else ()
 
 
 def _blocks_in_order(engine: SmallEngine, num_blocks: int) -> Iterable[int]:
-    order = dict.fromkeys(engine.pool.queue)
+    order = [*engine.pool.queue]
     for request in engine.requests.values():
         for table in request.tables:
-            order.update(dict.fromkeys(table))
+            order += table
     for transfer in engine.core.ledger.transfers.values():
-        order.update(dict.fromkeys(listed(transfer.device_blocks)))
+        order += listed(transfer.device_blocks)
     for computed in engine.computing:
         for table in computed.tables:
-            order.update(dict.fromkeys(table))
+            order += table
     for kept in engine.sending.values():
-        order.update(dict.fromkeys(kept))
+        order += kept
     for copy in engine.copies.values():
-        order.update(dict.fromkeys(to_list(copy.job.device_blocks)))
-    order.pop(NOBODY, None)
-    order.update(dict.fromkeys(range(num_blocks)))
-    return order
+        order += to_list(copy.job.device_blocks)
+    order += range(num_blocks)
+    places = dict.fromkeys(order)
+    places.pop(NOBODY, None)
+    return places

@@ -30,6 +30,7 @@ from kvsm.canonical import (
     declare,
     declare_alike,
     each_compared,
+    filled,
 )
 from kvsm.events import Direction
 from kvsm.ids import listed
@@ -49,11 +50,11 @@ from kvsm.policies.lru import LRUPolicy
 from kvsm.scheduler import OffloadScheduler
 from kvsm.scheduler.device_blocks import DeviceBlocks
 from kvsm.scheduler.free_queue import FreeQueueWalk
-from kvsm.states.block import EVICTED_WORD, LAST_INDEXED, BlockState
+from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, LAST_INDEXED, BlockState
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 
-_UNUSED = (int(BlockState.FREE), EVICTED_WORD)
+_UNUSED = frozenset({int(BlockState.FREE), EVICTED_WORD})
 _PEOPLE = Dropped("data for people")
 _NUMBER = Dropped("an event number: compared where it is asked")
 
@@ -133,7 +134,7 @@ def _keys(ledger: Ledger, names: Names) -> list[Any]:
     """Left out: the key of a slot that the index does not name."""
     words, key_of = ledger.blocks.words, ledger.key_of
     return [
-        key_of[slot] if (state := words[slot] & STATE_MASK) <= LAST_INDEXED and state not in _UNUSED else None
+        key_of[slot] if FIRST_INDEXED <= words[slot] & STATE_MASK <= LAST_INDEXED else None
         for slot in names.slots
     ]
 
@@ -147,6 +148,13 @@ def lru_order(ledger: Ledger) -> Iterable[int] | None:
 def _idle(ledger: Ledger, names: Names) -> Any:
     order = lru_order(ledger)
     return ledger.policy.snapshot() if order is None else [names.slots[slot] for slot in order]
+
+
+def _provenance(ledger: Ledger, names: Names) -> list[Any]:
+    brought, stale = ledger.provenance.brought, ledger.provenance.stale
+    if not (brought or stale):
+        return []
+    return [(brought.get(block), stale.get(block)) for block in names.blocks]
 
 
 declare(Provenance, brought=KEPT, stale=KEPT)
@@ -171,19 +179,14 @@ declare(
     generation_view=Remade(lambda ledger: np.frombuffer(ledger.generation, dtype=np.int64), "`generation`"),
     key_of=Seen(_keys),
     index=Dropped("it follows from `key_of` and `blocks`"),
-    free=Seen(lambda ledger, names: [names.slots[slot] for slot in ledger.free]),
+    free=filled(lambda ledger, names: [names.slots[slot] for slot in ledger.free]),
     policy=Seen(_idle),
     copied_out=Dropped("it follows from the requests and transfers that have a target"),
-    transfers=Seen(lambda ledger, names: each_compared(ledger.transfers.values(), names)),
+    transfers=filled(lambda ledger, names: each_compared(ledger.transfers.values(), names)),
     planned_word=FIXED,
     requests=Seen(lambda ledger, names: each_compared(map(ledger.requests.get, names.requests), names)),
     deferred=Dropped("the requests whose word says DEFERRED"),
-    provenance=Seen(
-        lambda ledger, names: [
-            (ledger.provenance.brought.get(block), ledger.provenance.stale.get(block))
-            for block in names.blocks
-        ]
-    ),
+    provenance=Seen(_provenance),
     offers=Seen(lambda ledger, _: list(ledger.offers.times.items())),
 )
 declare_alike(NativeLedger, Ledger, index=Remade(index_made_again, "`key_of` and `blocks`"))

@@ -14,17 +14,23 @@ import copyreg
 import io
 import pickle
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
+from kvsm import native
 from kvsm.canonical import Dropped, Kept, Part, Remade, Seen, rules_of
+from kvsm.disk.era import DiskEra
+from kvsm.disk.formats import SlotGeneration
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.kv_events import BlockStored, PublisherState, RemovedKeys, StoredKeys
 from kvsm.ledger import DictIndex, OfferHistory, Provenance, RequestRecord, TransferRecord
+from kvsm.offloader import PendingHit
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
@@ -32,16 +38,21 @@ from kvsm.policies.use_counts import UseCounts
 from kvsm.scheduler import StoreMode
 from kvsm.scheduler.device_blocks import DeviceBlocksState
 from kvsm.scheduler.free_queue import WalkState
+from kvsm.scheduler.groups import KeyLayout
+from kvsm.scheduler.request_params import HandOverParams
 from kvsm.scheduler.retry import RetryStamp
 from kvsm.scheduler.state import LoadEnded, SchedulerState
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.words import StateWords
+from kvsm.tiers.disk_tier import TierCopy, TierCounts
 from kvsm.worlds.crash import Left
+from kvsm.worlds.rank_memory import DiskSlot, RankMemory
 from kvsm.worlds.serving import Budgets, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallCopy
+from kvsm.worlds.two_tiers import CopyInFlight
 
 
 class Saved(Protocol):
@@ -72,9 +83,16 @@ class _Plan(NamedTuple):
             values.append({name: fields[name] for name in fields.keys() - vars(self.original).keys()})
         return values
 
+    def packed(self) -> tuple[type, dict[str, Any], tuple[str, ...]]:
+        """The same for the native body."""
+        return type(self.original), vars(self.original), (*self.saved, *(name for name, _ in self.links))
+
 
 class Saver(Generic[AnySaved]):
     """Saves and loads worlds of the same options. blank: one of them; it is not changed.
+
+    What is one object in a world is one object in its copy. The native body knows the classes that are listed
+    below. A world of changed code may have other objects in it: then `pickle` saves it.
 
     Raises `ConfigError` if a part has a field that it has not declared.
     """
@@ -83,20 +101,38 @@ class Saver(Generic[AnySaved]):
         parts = blank.parts()
         self._num_parts = len(parts)
         self._plans = [_plan(place, part, parts) for place, part in enumerate(parts) if part is not None]
+        self._remade = [(plan.place, *one) for plan in self._plans for one in plan.remade]
+        self._packer = None
+        if not native.WHY_NOT:
+            self._packer = native.PackerBody(tuple(plan.packed() for plan in self._plans), _KINDS, _CONSTANTS)
 
     def save(self, world: AnySaved) -> bytes:
-        """All saved fields in one pickle: what is one object in the world is one object in the copy."""
+        """All saved fields."""
         parts = world.parts()
-        values = [plan.saved_of(parts[plan.place]) for plan in self._plans]
+        if self._packer is not None:
+            packed = self._packer.pack(tuple([parts[plan.place] for plan in self._plans]))
+            if packed is not None:
+                return packed
         buffer = io.BytesIO()
         pickler = pickle.Pickler(buffer, pickle.HIGHEST_PROTOCOL)
         pickler.dispatch_table = _REDUCERS
-        pickler.dump(values)
+        pickler.dump([plan.saved_of(parts[plan.place]) for plan in self._plans])
         return buffer.getvalue()
 
     def load(self, saved: bytes) -> AnySaved:
         """A world of its own, equal to the one that was saved."""
         copies: list[Any] = [None] * self._num_parts
+        if self._packer is None or saved.startswith(_PICKLED):
+            self._load_pickled(copies, saved)
+        else:
+            for plan, copy in zip(self._plans, self._packer.unpack(saved)):
+                copies[plan.place] = copy
+        for place, name, make in self._remade:
+            vars(copies[place])[name] = make(copies[place])
+        world: AnySaved = copies[0]
+        return world
+
+    def _load_pickled(self, copies: list[Any], saved: bytes) -> None:
         for plan, values in zip(self._plans, pickle.loads(saved)):
             copies[plan.place] = copy = plan.original.__new__(type(plan.original))
             copy.__dict__ = fields = vars(plan.original).copy()
@@ -104,14 +140,7 @@ class Saver(Generic[AnySaved]):
             if len(values) > len(plan.saved):
                 fields.update(values[-1])
         for plan in self._plans:
-            copy = copies[plan.place]
-            fields = vars(copy)
-            for name, place in plan.links:
-                fields[name] = copies[place]
-            for name, make in plan.remade:
-                fields[name] = make(copy)
-        world: AnySaved = copies[0]
-        return world
+            vars(copies[plan.place]).update({name: copies[place] for name, place in plan.links})
 
 
 def _plan(place: int, part: object, parts: Sequence[object]) -> _Plan:
@@ -133,20 +162,27 @@ def _plan(place: int, part: object, parts: Sequence[object]) -> _Plan:
     )
 
 
-# How to pickle what shares its memory with numpy.
+_PICKLED = pickle.PROTO
+
+# How to save what shares its memory with numpy, and what is more than its fields.
 
 
 def _words(machine: str, words: bytes) -> StateWords:
-    # Not by its constructor, which fills what is filled here.
+    # Not by its constructor, which fills what is filled here. The marks mean nothing between two calls.
     made = StateWords.__new__(StateWords)
     made.codec, made.size, made.words = _CODECS[machine], len(words) // 4, array("i", words)
-    made.view = np.frombuffer(made.words, dtype=np.int32)
-    made._mark = np.zeros(made.size, dtype=np.int64)
+    made.view, made._mark = np.frombuffer(made.words, np.int32), np.empty(made.size, np.int64)
     return made
 
 
-def _queue(capacity: int, slots: tuple[int, ...]) -> SlotQueue:
+def _queue(capacity: int, *slots: int) -> SlotQueue:
     queue = SlotQueue(capacity)
+    queue.append(slots)
+    return queue
+
+
+def _native_queue(capacity: int, *slots: int) -> SlotQueue:
+    queue = NativeSlotQueue(capacity)
     queue.append(slots)
     return queue
 
@@ -163,24 +199,68 @@ def _numbers(numbers: bytes) -> array[int]:
     return array("q", numbers)
 
 
+def _index(key_of: list[bytes], *items: tuple[bytes, int]) -> DictIndex:
+    made = DictIndex(key_of)
+    made.update(items)
+    return made
+
+
+def _reduced(take: Callable[[Any], tuple[Any, ...]], make: Callable[..., Any], one: Any) -> Any:
+    return make, take(one)
+
+
 _CODECS = {codec.machine.name: codec for codec in (BLOCK_WORDS, LEASE_WORDS)}
-_REDUCERS: dict[type, Callable[[Any], Any]] = {
-    StateWords: lambda one: (_words, (one.codec.machine.name, one.words.tobytes())),
-    SlotQueue: lambda one: (_queue, (one.capacity, tuple(one))),
-    NativeSlotQueue: lambda one: (_queue, (one.capacity, tuple(one))),
-    UseCounts: lambda one: (_uses, (one._most, bytes(one._bytes))),
-    array: lambda one: (_numbers, (one.tobytes(),)),
+_Kind = tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]
+"""What of an object is saved, and what makes one of it."""
+_OWN_KINDS: dict[type, _Kind] = {
+    StateWords: (lambda one: (one.codec.machine.name, one.words.tobytes()), _words),
+    SlotQueue: (lambda one: (one.capacity, *one), _queue),
+    NativeSlotQueue: (lambda one: (one.capacity, *one), _native_queue),
+    UseCounts: (lambda one: (one._most, bytes(one._bytes)), _uses),
+    array: (lambda one: (one.tobytes(),), _numbers),
+    DictIndex: (lambda one: (one._key_of, *one.items()), _index),
+    OrderedDict: (lambda one: (tuple(one.items()),), OrderedDict),
+    range: (attrgetter("start", "stop", "step"), range),
+    Counter: (lambda one: (dict(one),), Counter),
 }
+_REDUCERS: dict[type, Callable[[Any], Any]] = {
+    cls: partial(_reduced, *kind) for cls, kind in _OWN_KINDS.items()
+}
+
+_STRUCTS = (
+    *(TransferJob, WorkerReport, TransferRecord, RequestRecord, SchedulerState, RetryStamp, LoadEnded),
+    *(WalkState, DeviceBlocksState, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys),
+    *(BlockStored, Left, KeyLayout, HandOverParams),
+    *(CopyInFlight, PendingHit, TierCopy, TierCounts, DiskSlot, SlotGeneration, DiskEra),
+)
+"""They are made of their fields, which they name in order."""
+_SLOTTED = Provenance, OfferHistory, TrackedRequest
+_PLAIN = SmallRequest, LRUPolicy, RankMemory
+"""They have a dict of fields."""
+
+
+def _fields(cls: Any) -> tuple[str, ...]:
+    fields: tuple[str, ...] = cls._fields if issubclass(cls, tuple) else cls.__struct_fields__
+    return fields
+
+
+def _all_fields(cls: Any) -> Callable[[Any], tuple[Any, ...]]:
+    names = _fields(cls)
+    return attrgetter(*names) if len(names) > 1 else lambda one: (getattr(one, names[0]),)
+
+
+_KINDS: tuple[tuple[type, Any, Any], ...] = (
+    *((cls, take, make) for cls, (take, make) in _OWN_KINDS.items()),
+    *((cls, _all_fields(cls), cls) for cls in _STRUCTS),
+    *((cls, attrgetter(*cls.__slots__), cls.__slots__) for cls in _SLOTTED),
+    *((cls, None, None) for cls in _PLAIN),
+)
+_CONSTANTS = (*Direction, *_CODECS, *rules_of(SmallRequest("", ())), "_queue")
 
 # A pickle names classes and functions by numbers: to import them by name takes a third of the time of `load`.
 _FIRST_NUMBER = 0x4B560000
-_NUMBERED: tuple[Any, ...] = (
-    *(_words, _queue, _uses, _numbers, LRUPolicy, OrderedDict, Direction, TransferJob, WorkerReport),
-    *(TransferRecord, RequestRecord, Provenance, OfferHistory, DictIndex),
-    *(SchedulerState, RetryStamp, LoadEnded, WalkState, DeviceBlocksState, TrackedRequest),
-    *(SmallRequest, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys, BlockStored, Left),
-)
-for _number, _one in enumerate(_NUMBERED, _FIRST_NUMBER):
+_MAKERS: tuple[Any, ...] = _words, _queue, _native_queue, _uses, _numbers, _index, OrderedDict
+for _number, _one in enumerate((*_MAKERS, Direction, *_STRUCTS, *_SLOTTED, *_PLAIN), _FIRST_NUMBER):
     copyreg.add_extension(_one.__module__, _one.__qualname__, _number)
 
 # Importing this file fails if a part of some world has a field that is not declared.

@@ -22,7 +22,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
-from kvsm.canonical import FIXED, PART, Dropped, Names, Remade, Seen, compared, declared, each_compared
+from kvsm.canonical import (
+    FIXED,
+    PART,
+    Dropped,
+    Names,
+    Remade,
+    Seen,
+    compared,
+    declared,
+    each_compared,
+    filled,
+)
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
@@ -61,12 +72,10 @@ def no_clock() -> int:
 def _device(engine: SmallEngine, names: Names) -> list[Any]:
     """Left out: the bytes of a block that nobody holds, caches or copies. `SmallWorkers.start` clears them
     before the block is used again."""
-    references, caches = engine.pool.references, engine.pool.caches
+    device, references, caches = engine.device, engine.pool.references, engine.pool.caches
     leases = names.ledger.leases.words
     return [
-        of_each(engine.device[block], names)
-        if references[block] or block in caches or leases[block]
-        else None
+        of_each(device[block], names) if references[block] or block in caches or leases[block] else None
         for block in names.blocks
     ]
 
@@ -109,23 +118,23 @@ class SmallEngine(SmallWorkers):
     device: Annotated[list[list[list[Cell]]], Seen(_device)]
     waiting: Annotated[
         list[SmallRequest],
-        Seen(lambda engine, names: [names.requests[one.request_id] for one in engine.waiting]),
+        filled(lambda engine, names: [names.requests[one.request_id] for one in engine.waiting]),
     ]
     running: Annotated[
         dict[str, SmallRequest],
-        Seen(lambda engine, names: [names.requests[name] for name in engine.running]),
+        filled(lambda engine, names: [names.requests[name] for name in engine.running]),
     ]
     requests: Annotated[
         dict[str, SmallRequest],
         # Nothing of a request that is over is looked at.
-        Seen(lambda engine, names: [r.finished or compared(r, names) for r in engine.requests.values()]),
+        filled(lambda engine, names: [r.finished or compared(r, names) for r in engine.requests.values()]),
     ]
     """All requests that ever arrived. Their places are their names in a comparison."""
-    sending: Annotated[dict[str, list[int]], Seen(_sending)]
+    sending: Annotated[dict[str, list[int]], filled(_sending)]
     """Finished requests whose blocks must not go yet."""
     preempted: Annotated[
         set[str],
-        Seen(lambda engine, names: sorted([names.requests[name] for name in engine.preempted])),
+        filled(lambda engine, names: sorted([names.requests[name] for name in engine.preempted])),
     ]
     """Preempted since the last step."""
     states: Annotated[
@@ -135,7 +144,7 @@ class SmallEngine(SmallWorkers):
     """The mamba states that the next step hands over, as in `StepOutput`."""
     computing: Annotated[
         list[ComputedRange],
-        Seen(lambda engine, names: each_compared(engine.computing, names)),
+        filled(lambda engine, names: each_compared(engine.computing, names)),
     ]
     """The step that the device computes now."""
     results: Annotated[list[StepResults], Remade(lambda _: [], "what the last action led to")]

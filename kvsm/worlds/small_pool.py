@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Annotated
 
-from kvsm.canonical import Names, Seen, declared
+from kvsm.canonical import Names, Seen, declared, filled
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -21,10 +21,10 @@ class SmallPool:
     """A `DevicePool`. A block without references is in the queue, and keeps its content until it is taken."""
 
     references: Annotated[list[int], Seen(lambda pool, names: [pool.references[one] for one in names.blocks])]
-    queue: Annotated[list[int], Seen(lambda pool, names: [names.blocks[one] for one in pool.queue])]
-    caches: Annotated[dict[int, bytes], Seen(lambda pool, names: [*map(pool.caches.get, names.blocks)])]
+    queue: Annotated[list[int], filled(lambda pool, names: [names.blocks[one] for one in pool.queue])]
+    caches: Annotated[dict[int, bytes], filled(lambda pool, names: [*map(pool.caches.get, names.blocks)])]
     """Block -> the key of its content."""
-    cached: Annotated[dict[bytes, int], Seen(_found)]
+    cached: Annotated[dict[bytes, int], filled(_found)]
     """Key -> a block of that content."""
 
     def __init__(self, size: int) -> None:

@@ -7,6 +7,7 @@ request reads it (correct bytes, S15).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Annotated, Any
 from zlib import crc32
@@ -24,6 +25,7 @@ HASH_TOKENS = 4
 """Tokens that one block hash covers."""
 
 
+@lru_cache(maxsize=1 << 12)
 def chain(previous: bytes, *parts: bytes) -> bytes:
     """The hash of these parts behind `previous`."""
     return blake2b(previous + b"".join(parts), digest_size=32).digest()

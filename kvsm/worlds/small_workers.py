@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from kvsm.canonical import FIXED, KEPT, NOBODY, Names, Seen, declared
+from kvsm.canonical import FIXED, KEPT, NOBODY, Names, Seen, declared, filled
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import listed, to_list
@@ -53,12 +53,12 @@ class ComputedRange(msgspec.Struct):
     """What they held then."""
 
 
-_UNREAD = (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED)
+_UNREAD = frozenset(map(int, (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED)))
 
 
-def of_each(cells: Sequence[list[Cell]], names: Names) -> list[list[Cell]]:
+def of_each(cells: Sequence[list[Cell]], names: Names) -> Sequence[list[Cell]]:
     """What the workers hold of one block, in the order of their names."""
-    return [cells[worker] for worker in names.workers]
+    return cells if names.keep_workers else [cells[worker] for worker in names.workers]
 
 
 def _host(workers: SmallWorkers, names: Names) -> list[Any]:
@@ -106,10 +106,10 @@ def _reports(workers: SmallWorkers, names: Names) -> list[Any]:
     )
 
 
-def _brought(workers: SmallWorkers, names: Names) -> list[bool]:
+def _brought(workers: SmallWorkers, names: Names) -> list[int]:
     """Only whether the epoch is an older one is asked."""
-    epoch = names.ledger.epoch
-    return [workers.brought.get(block, epoch) < epoch for block in names.blocks]
+    epoch, brought = names.ledger.epoch, workers.brought
+    return [place for block, place in names.blocks.items() if brought.get(block, epoch) < epoch]
 
 
 class SmallWorkers:
@@ -119,10 +119,10 @@ class SmallWorkers:
     workers: Annotated[int, FIXED]
     device: list[list[list[Cell]]]
     host: Annotated[list[list[list[Cell]]], Seen(_host)]
-    copies: Annotated[dict[int, SmallCopy], Seen(_copies)]
-    reports: Annotated[list[WorkerReport], Seen(_reports)]
+    copies: Annotated[dict[int, SmallCopy], filled(_copies)]
+    reports: Annotated[list[WorkerReport], filled(_reports)]
     """Not handed on yet."""
-    brought: Annotated[dict[int, int], Seen(_brought)]
+    brought: Annotated[dict[int, int], filled(_brought)]
     """Device block -> epoch of the load that brought its content, until it is recomputed."""
 
     def __init__(

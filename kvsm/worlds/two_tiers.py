@@ -26,6 +26,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from hashlib import blake2b
 from random import Random
+from weakref import proxy
 
 import msgspec
 
@@ -117,8 +118,7 @@ class TwoTierWorld:
         self.options = options
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
         self._left["most"] = options.most or sum(self._left.values())
-        self._epoch, self._meaning = 0, 0
-        self._ticks = 0
+        self._epoch = self._meaning = self._ticks = 0
         self.era = DiskEra("v1")
         disk = [EMPTY] * options.disk_slots
         self.ranks = [self._rank(disk) for _ in range(options.ranks)]
@@ -157,14 +157,15 @@ class TwoTierWorld:
 
     def parts(self) -> Sequence[object]:
         """All objects that it is made of, in a fixed order."""
-        host, disk = self.host, self.disk
-        tier = self.tier
+        host, disk, tier = self.host, self.disk, self.tier
         below = [disk, disk.ledger, tier, tier._health, tier._fetches]
         return [self, self.requests, host, host.ledger, self.log, *below]
 
     def bind(self) -> None:
         """Let the tier ask this world, and no other. To be called after it was loaded."""
-        self.tier._void, self.tier._health._clock = self._begin_era, lambda: float(self._ticks)
+        world = proxy(self)  # so that a world that is dropped is gone at once
+        self.tier._void = lambda weights: world._begin_era(weights)
+        self.tier._health._clock = lambda: float(world._ticks)
         if self.tier._writes is WritePolicy.BACK:
             self.host.evicting = self.tier.evicted
 

@@ -126,8 +126,9 @@ CHECKING = (
         edits=(
             Edit(
                 f"{_INVARIANTS}:leases_equal_live_copies",
-                '(reuse, (counts.writers > 1) | (written & read), "a load shares it"),',
-                '(reuse, counts.writers > 1, "a load shares it"),',
+                "(reuse, lambda block: block.writers > 1 or block.writers > 0 < block.readers, "
+                '"a load shares it"),',
+                '(reuse, lambda block: block.writers > 1, "a load shares it"),',
             ),
         ),
     ),
@@ -142,8 +143,8 @@ CHECKING = (
         edits=(
             Edit(
                 f"{_INVARIANTS}:epochs_are_current",
-                "if (transfer.state is TransferState.ABANDONED) == (transfer.epoch == ledger.epoch):",
-                "if transfer.state is TransferState.ABANDONED and transfer.epoch == ledger.epoch:",
+                "if (transfer.word & STATE_MASK == _ABANDONED) == (transfer.epoch == ledger.epoch):",
+                "if transfer.word & STATE_MASK == _ABANDONED and transfer.epoch == ledger.epoch:",
             ),
         ),
     ),
@@ -175,7 +176,7 @@ CHECKING = (
         edits=(
             Edit(
                 f"{_INVARIANTS}:copies_and_pins_equal_holders",
-                '((words >> _PINS_SHIFT) != counts.pins, "its pins are not its matches"),',
+                '(lambda slot: slot.word >> _PINS_SHIFT != slot.pins, "its pins are not its matches"),',
             ),
         ),
     ),
