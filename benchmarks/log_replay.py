@@ -1,7 +1,8 @@
 """How fast the log takes entries, how many bytes each takes, and how fast it is replayed and verified.
 
 An *entry* is one slot named in one event. Two logs are measured: one of large batches (the trace at a few
-tokens a block, as the control-plane benchmark makes it) and one of small events (`kvsm run`).
+tokens a block, as the control-plane benchmark makes it) and one of small events (`kvsm run`). Each is also
+measured compressed, with the same events in the same flushes. Then bytes of keys shrink, too.
 
     python benchmarks/log_replay.py --trace TRACE.jsonl --output benchmarks/results/log_replay.md
 """
@@ -21,6 +22,8 @@ from page import markdown_table, publish
 from workload import expanded
 
 from kvsm.events import OffloadConfig, StorePlanned
+from kvsm.frozen import freeze
+from kvsm.ledger import Ledger
 from kvsm.log import LogReader, LogWriter, WholeState
 from kvsm.offloader import Offloader
 from kvsm.replay import entries, rebuild, verify_log
@@ -38,7 +41,7 @@ def seconds_of(work: Callable[[], object], rounds: int) -> float:
     return median(taken)
 
 
-def measure(name: str, directory: Path, rounds: int) -> list[str]:
+def measure(name: str, directory: Path, rounds: int, compress: bool = False) -> list[str]:
     """One row: appended, read and folded, verified."""
     reader = LogReader(directory)
     events = list(reader.events())
@@ -53,7 +56,7 @@ def measure(name: str, directory: Path, rounds: int) -> list[str]:
         # The events alone are written, so that what is measured is the log and not the ledger.
         with (
             tempfile.TemporaryDirectory() as target,
-            LogWriter(Path(target) / "log", config=config, snapshot=WholeState) as writer,
+            LogWriter(Path(target) / "log", config=config, snapshot=WholeState, compress=compress) as writer,
         ):
             for event in events:
                 writer.append(event)
@@ -93,6 +96,20 @@ def write_batches(
             serve_step(core, number, [keys])
 
 
+def write_compressed(source: Path, directory: Path) -> None:
+    """The same log, compressed."""
+    reader = LogReader(source)
+    ledger = Ledger(reader.head.config)
+    with LogWriter(
+        directory, config=ledger.config, snapshot=lambda: freeze(ledger), durability="none", compress=True
+    ) as log:
+        for batch in reader.batches():
+            for event in batch:
+                ledger.apply(event)
+                log.append(event)
+            log.flush()
+
+
 @click.command()
 @click.option(
     "--trace",
@@ -114,10 +131,16 @@ def main(
         run_workload(
             RunOptions(trace=None if trace is None else str(trace), copies="simulated", log=str(small))
         )
-        rows = [
-            measure(f"large batches ({block_tokens} tokens a block)", batches, rounds),
-            measure("small events (`kvsm run`, 512 tokens a block)", small, rounds),
-        ]
+        rows = []
+        for name, log in (
+            (f"large batches ({block_tokens} tokens a block)", batches),
+            ("small events (`kvsm run`, 512 tokens a block)", small),
+        ):
+            rows.append(measure(name, log, rounds))
+            write_compressed(log, Path(directory) / "compressed" / log.name)
+            rows.append(
+                measure(f"{name}, compressed", Path(directory) / "compressed" / log.name, rounds, True)
+            )
     header = [
         "log",
         "events",

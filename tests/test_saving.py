@@ -16,6 +16,7 @@ from kvsm import native
 from kvsm.checker.serving import SCOPES, ServingModel, ServingScope
 from kvsm.checker.tiers import SCOPES as TIER_SCOPES
 from kvsm.checker.tiers import TiersModel
+from kvsm.errors import ConfigError
 from kvsm.snapshot import digest
 from kvsm.worlds.fingerprint import canonical
 from kvsm.worlds.saving import Saver
@@ -177,3 +178,11 @@ def test_a_model_is_sent_to_other_processes() -> None:
     model = pickle.loads(pickle.dumps(ServingModel(SCOPES["small"])))
     [start] = model.initial()
     assert model.fingerprint(model.load(model.save(start))) == model.fingerprint(start)
+
+
+@needs_native
+def test_a_machine_without_the_native_body_says_that_it_cannot_load_what_another_saved() -> None:
+    """The machines of a cluster may not be installed alike."""
+    saved = saver_of(SMALL).save(walked(SMALL, 1))
+    with pytest.raises(ConfigError, match=r"install kvsm alike on all machines, or set KVSM_NATIVE=0 on all"):
+        saver_of(SMALL, pickles=True).load(saved)

@@ -120,10 +120,18 @@ class Saver(Generic[AnySaved]):
         return buffer.getvalue()
 
     def load(self, saved: bytes) -> AnySaved:
-        """A world of its own, equal to the one that was saved."""
+        """A world of its own, equal to the one that was saved.
+
+        Raises `ConfigError` if another process has saved it with the native body, and this one has none.
+        """
         copies: list[Any] = [None] * self._num_parts
-        if self._packer is None or saved.startswith(_PICKLED):
+        if saved.startswith(_PICKLED):
             self._load_pickled(copies, saved)
+        elif self._packer is None:
+            raise ConfigError(
+                f"a state was saved with the native body, and it does not run here ({native.WHY_NOT}); install "
+                f"kvsm alike on all machines, or set {native.VARIABLE}=0 on all"
+            )
         else:
             for plan, copy in zip(self._plans, self._packer.unpack(saved)):
                 copies[plan.place] = copy
