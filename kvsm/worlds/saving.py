@@ -129,8 +129,8 @@ class Saver(Generic[AnySaved]):
             self._load_pickled(copies, saved)
         elif self._packer is None:
             raise ConfigError(
-                f"a state was saved with the native body, and it does not run here ({native.WHY_NOT}); install "
-                f"kvsm alike on all machines, or set {native.VARIABLE}=0 on all"
+                f"a state was saved with the native body, and that does not run here ({native.WHY_NOT}); "
+                f"install kvsm alike on all machines, or set {native.VARIABLE}=0 on all"
             )
         else:
             for plan, copy in zip(self._plans, self._packer.unpack(saved)):
