@@ -213,7 +213,7 @@ class LeaseFacts(NamedTuple):
 
     @property
     def is_miscounted(self) -> bool:
-        """Whether its word counts other readers. That of a block that is written or retired counts none."""
+        """Whether its word counts other readers. A block that is written or retired counts none."""
         if self.writers or self.word & STATE_MASK == _RETIRED_LEASE:
             return False
         return self.word >> _READERS_SHIFT != self.readers

@@ -94,7 +94,7 @@ class Corpus:
     def reduce(self, most_actions: int) -> None:
         """Reduce entries to what they alone are kept for, and drop those that nothing needs.
 
-        most_actions: begin no further reduction after so many actions. A later walk goes on there.
+        most_actions: begin no further reduction after this number of actions. A later walk goes on there.
         """
         for name, wanted in smallest(self._reach).items():
             entry, _ = self._reach[name]

@@ -46,7 +46,7 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
     connector: its name.
     version: of vLLM.
     seconds: of walking, without the reductions.
-    systematic: the most actions of a schedule, if all of so many were run; else 0, and runs were drawn.
+    systematic: the most actions of a schedule, if all schedules up to it were run; 0 if runs were drawn.
     complete: with `systematic`, the length of which all schedules have run in each engine.
     findings: the different defects, in the order in which they were met.
     """

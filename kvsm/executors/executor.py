@@ -39,7 +39,7 @@ Task = Callable[[Item], Result]
 AHEAD = 64
 """How many items may be begun beyond the one whose result is wanted. Results wait in memory."""
 MOST_LOSSES = 3
-"""An item that has lost so many workers is not given to another one."""
+"""An item that has lost this number of workers is not given to another one."""
 
 
 class Executor(Protocol):

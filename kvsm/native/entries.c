@@ -208,7 +208,7 @@ bool recount(Book *book, int64_t slot, SlotEntry from, SlotEntry to, int64_t cop
     return put_parts(book, slot, &parts);
 }
 
-/* Whether all slots have this entry, or can be read and have at least so many copies and pins. */
+/* Whether all slots have this entry, or can be read and have at least these numbers of copies and pins. */
 static bool all_have(const Book *book, SlotEntry usual, int64_t copies, int64_t pins)
 {
     Parts parts;

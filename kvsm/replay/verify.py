@@ -49,11 +49,11 @@ from kvsm.replay.witness import LeftEvent, witness_of
 from kvsm.snapshot import digest, is_saved_as, restore, snapshot
 
 EVERY, EVERY_PER_SLOT = 250_000, 16
-"""Events and entries from one full check to the next: so many, or so many for each slot and device block,
-if that is more. A full check looks at all of them, and takes a small share of the time whatever the size."""
+"""How many events and entries lie between two full checks: the first number, or the second one times the
+number of slots and device blocks if that is larger. So full checks take a small share of the time."""
 
 PARTS = 16
-"""Into so many parts an interval is split to find the first wrong event."""
+"""The number of parts into which an interval is split to find the first wrong event."""
 
 EVENTS_SHOWN = 10
 """Events that are shown of those that led to a broken property."""

@@ -53,7 +53,7 @@ class ChoicePoint(NamedTuple):
 
     number: of the choice in its run.
     options: how many there were.
-    free: so many of them, the first ones, cost no preemption.
+    free: this number of them, the first ones, cost no preemption.
     signature: of all that had happened before.
     """
 

@@ -135,7 +135,7 @@ class TurnCondition:
         return result
 
     def notify(self, n: int = 1) -> None:
-        """Wake so many, those first that wait longest."""
+        """Wake this number of threads, those first that wait longest."""
         if self._lock.holder is not control().current and not control().abandoned:
             raise RuntimeError("cannot notify on un-acquired lock")
         for waiting in list(self._waiting)[:n]:
