@@ -131,6 +131,7 @@ def test_a_long_command_counts_on_a_terminal_alone(
     with counting("verified", "events") as progress:
         assert progress is None
     assert capsys.readouterr() == ("", "")
+    monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
     with counting("verified", "events") as progress:
         assert progress is not None
