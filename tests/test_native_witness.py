@@ -118,13 +118,24 @@ def test_long_batches_are_followed_alike(seed: int) -> None:
     Books(config).follow_all(events)
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))
-def test_resets_are_followed_alike(seed: int, policy: str) -> None:
-    """After a reset the book knows what is of an older epoch, and what spoiled each slot."""
+def check_resets(seed: int, policy: str) -> None:
     random = Random(seed)
     config = OffloadConfig(host_blocks=70, device_blocks=4096, workers=2, policy=policy, max_live_transfers=8)
     Books(config).follow_all(reset_often(config, random))
+
+
+@settings(max_examples=3, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))
+def test_resets_are_followed_alike(seed: int, policy: str) -> None:
+    """After a reset the book knows what is of an older epoch, and what spoiled each slot."""
+    check_resets(seed, policy)
+
+
+@pytest.mark.slow
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))
+def test_resets_are_followed_alike_at_length(seed: int, policy: str) -> None:
+    check_resets(seed, policy)
 
 
 @settings(max_examples=40, deadline=None)
