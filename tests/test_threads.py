@@ -44,7 +44,7 @@ COUNTS = {
     "opened": 2867,
     "rotated-fails": 231,
     "rotated-goes-on": 277,
-    "rotated-deletes": 85,
+    "rotated-deletes": 89,
     "disk-interval": 648,
     "submitters": 460,
     "closed-twice": 1262,

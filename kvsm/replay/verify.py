@@ -370,7 +370,8 @@ class _Pass:
             done, broken = self._heard(batch) if heard else self.auditor.apply_all(batch)
             self._count(batch[:done])
             if broken:
-                return self._locate(broken, batch[done - 1].seq)
+                # By its place: what is wrong may be its number.
+                return self._locate(broken, batch[0].seq + done - 1)
             if self._weight >= self._most_weight() and self.check():
                 return True
             if self._progress is not None:
@@ -454,8 +455,8 @@ def _between(directory: Path, good_until: int, until: int) -> Iterator[Offloadin
     """The events after `good_until`, up to `until`, read again."""
     for segment in LogReader(directory).segments(good_until + 1):
         for batch in segment.batches():
-            yield from [event for event in batch if good_until < event.seq <= until]
-            if batch[-1].seq >= until:
+            yield from batch[max(0, good_until + 1 - batch[0].seq) : until + 1 - batch[0].seq]
+            if batch[0].seq + len(batch) > until:
                 return
 
 
