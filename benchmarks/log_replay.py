@@ -152,7 +152,8 @@ def main(
         "events replayed a second",
         "events verified a second",
     ]
-    publish("Log and replay", f"seconds of CPU time; medians of {rounds} rounds", markdown_table(header, rows), output)
+    note = f"seconds of CPU time; medians of {rounds} rounds"
+    publish("Log and replay", note, markdown_table(header, rows), output)
 
 
 if __name__ == "__main__":
