@@ -234,12 +234,12 @@ class _Alike(Generic[_Facts]):
         return self._facts(*[column[number] for column in self._columns])
 
     def count(self, asked: Callable[[_Facts], bool]) -> int:
-        """Of how many this holds."""
+        """How many there are for which this holds."""
         found = set(filter(asked, self._different))
         return sum(map(found.__contains__, zip(*self._columns)))
 
     def first(self, asked: Callable[[_Facts], bool]) -> tuple[int, ...]:
-        """The first of which this holds."""
+        """The first ones for which this holds, at most `MOST_NAMED`."""
         found = set(filter(asked, self._different))
         if not found:
             return ()
@@ -251,7 +251,7 @@ class HolderCounts:
     """A ledger, and how many transfers and matches hold each slot and device block.
 
     Counted from the transfers and requests, not from the words that must agree with them. Most slots are
-    alike, so a check looks at the different facts first, and then for the slots of which they are true.
+    alike. So a check looks first at the facts that differ, and then for the slots that have them.
     """
 
     def __init__(self, ledger: Ledger) -> None:
