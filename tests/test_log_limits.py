@@ -55,6 +55,16 @@ def log_with(path: Path, more: bytes) -> Path:
     return segment_path(path, 1)
 
 
+def check_refused(path: Path, frame: bytes, reason: str) -> None:
+    """Behind one event, such a frame is damage, and nothing is allocated for it."""
+    log_with(path, frame)
+    with at_most(MiB // 2):
+        events, error, _ = read(path)
+    assert len(events) == 1
+    assert isinstance(error, LogDamaged)
+    assert reason in str(error)
+
+
 # -------------------------------------------------------------------------------------- what is no file
 
 
@@ -120,12 +130,7 @@ def test_a_length_that_the_file_does_not_hold_is_not_allocated(tmp_path: Path, l
 def test_a_small_frame_does_not_decompress_to_a_large_one(
     tmp_path: Path, payload: bytes, reason: str
 ) -> None:
-    log_with(tmp_path / "log", frame_of(payload + END, COMPRESSED | TAIL))
-    with at_most(MiB // 2):
-        events, error, _ = read(tmp_path / "log")
-    assert len(events) == 1
-    assert isinstance(error, LogDamaged)
-    assert reason in str(error)
+    check_refused(tmp_path / "log", frame_of(payload + END, COMPRESSED | TAIL), reason)
 
 
 def stream_of(content: bytes, claim: int | None = None, window_log: int = 20) -> bytes:
@@ -150,18 +155,12 @@ def stream_of(content: bytes, claim: int | None = None, window_log: int = 20) ->
 def test_events_do_not_decompress_to_more_than_they_claim(
     tmp_path: Path, payload: bytes, reason: str
 ) -> None:
-    log_with(tmp_path / "log", frame_of(payload + END, COMPRESSED | FRESH))
-    with at_most(MiB // 2):
-        events, error, _ = read(tmp_path / "log")
-    assert len(events) == 1
-    assert isinstance(error, LogDamaged)
-    assert reason in str(error)
+    check_refused(tmp_path / "log", frame_of(payload + END, COMPRESSED | FRESH), reason)
 
 
-def test_a_frame_that_refers_to_none_before_it_is_refused(tmp_path: Path) -> None:
-    log_with(tmp_path / "log", frame_of(stream_of(b"\x90") + END, COMPRESSED))
-    _, error, _ = read(tmp_path / "log")
-    assert "it goes on where no stream was begun" in str(error)
+def test_a_frame_that_goes_on_where_no_stream_was_begun_is_refused(tmp_path: Path) -> None:
+    frame = frame_of(stream_of(b"\x90") + END, COMPRESSED)
+    check_refused(tmp_path / "log", frame, "it goes on where no stream was begun")
 
 
 def test_what_shrinks_too_much_is_stored_as_it_is(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from log_life import CONFIG, Life, directory, event, names, write
+from log_life import CONFIG, Life, directory, event, names, read, write
 
 from kvsm.errors import LogWriteFailed
 from kvsm.log import LogReader, LogWriter, WholeState
@@ -176,6 +176,18 @@ def test_who_flushes_does_not_wait_for_the_space_of_a_deleted_segment(
     write(tmp_path / "log", [20] * 100, segment_bytes=4000, max_bytes=20_000)
     assert len(deleted) > 2
     assert threading.get_ident() not in [closed_by.get(timeout=60) for _ in deleted]
+
+
+def test_a_process_without_threads_deletes_segments_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("kvsm.log.segment_file.start_new_thread", no_thread)
+    with watched(tmp_path / "log", 20_000):
+        write(tmp_path / "log", [20] * 100, segment_bytes=4000, max_bytes=20_000)
+    assert read(tmp_path / "log")[1] is None
 
 
 @pytest.mark.parametrize("choice", ["stop", "continue"])

@@ -127,7 +127,7 @@ def check_resets(seed: int, policy: str) -> None:
 @settings(max_examples=3, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))
 def test_resets_are_followed_alike(seed: int, policy: str) -> None:
-    """After a reset the book knows what is of an older epoch, and what spoiled each slot."""
+    """After a reset the book knows which copies are older, and why each slot cannot be read."""
     check_resets(seed, policy)
 
 

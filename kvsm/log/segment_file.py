@@ -190,7 +190,10 @@ class SegmentFile:
         with suppress(OSError):  # It may be gone.
             self._file = FileIO(self.path, "r", opener=_open_existing)
         self.path.unlink(missing_ok=True)
-        start_new_thread(self.close, ())  # `Thread.start` would wait until it runs.
+        try:
+            start_new_thread(self.close, ())  # `Thread.start` would wait until it runs.
+        except RuntimeError:  # The process may have no more threads.
+            self.close()
 
     def close(self) -> None:
         """Close the file. Idempotent: the descriptor is free even if this raises."""
