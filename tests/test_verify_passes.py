@@ -109,7 +109,7 @@ def test_what_a_reset_writes_over_is_compared_before_it(kind: type[OffloadingEve
 
 
 def test_small_frames_are_gathered_and_the_events_before_damage_come_first(tmp_path: Path) -> None:
-    """The events are those of the frames, in lists of some hundreds. An error is raised behind the events before it."""
+    """Lists have some hundreds of events. An error is raised behind the events that stand before it."""
     life = random_life(5, 600, tmp_path / "log", writer={"segment_bytes": 1 << 30})
     life.close()
     (segment,) = LogReader(tmp_path / "log").segments()
