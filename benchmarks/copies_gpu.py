@@ -3,8 +3,8 @@
 Three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one contiguous
 page-locked copy of the same bytes, with the path of each. Times are by the wall clock, and by the device's
 clock, which does not see what the processor does first. *The caller*: how long `submit` takes, with the
-kernel and with a descriptor for each fragment. *Compute*: how much offload without pauses slows a loop of
-bf16 matrix products, on either path.
+kernel and with a descriptor for each fragment. *Compute*: how much offload without pauses slows loops of
+bf16 matrix products, attention and products by element, on either path.
 
 In the same run: the copies of vLLM's offload, which are a descriptor for each block and layer in one
 `cuMemcpyBatchAsync`, without merging; and PyTorch, with `index_select` into a staging buffer and `copy_`.
@@ -260,30 +260,51 @@ def _held(world: World, blocks: int, rounds: int) -> list[float]:
 
 
 def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
-    """A loop of matrix products, alone and beside offload in both directions without pauses."""
+    """Loops of kinds of compute, each alone and beside offload in both directions without pauses."""
     rows = []
-    left, right = (torch.randn((8192, 8192), dtype=torch.bfloat16, device="cuda") for _ in range(2))
-
-    def products() -> None:
-        for _ in range(100):
-            torch.matmul(left, right)
-        torch.cuda.current_stream().synchronize()  # and not the device, which copies on
-
-    for path in (CopyPath.BATCH, CopyPath.KERNEL):
-        fragment_bytes = FRAGMENT_BYTES[2] if path is CopyPath.BATCH else FRAGMENT_BYTES[0]
+    for path, fragment_bytes in ((CopyPath.BATCH, FRAGMENT_BYTES[2]), (CopyPath.KERNEL, FRAGMENT_BYTES[0])):
         world = make_world(torch, fragment_bytes, path)
-        alone, beside, moved = [], [], []
-        for number in range(rounds + 1):
-            idle = seconds_of(torch, products)
-            seconds, rate = _beside(world, products, number)
-            if number:
-                alone.append(idle)
-                beside.append(seconds)
-                moved.append(rate / 1e9)
-        slower = median(beside) / median(alone) - 1
-        rows.append([path.value, f"{fragment_bytes >> 10} KiB", f"{median(moved):.1f}", f"{slower:.1%}"])
+        for name, compute in computes(torch).items():
+            alone, beside, moved = [], [], []
+            for number in range(rounds + 1):
+                idle = seconds_of(torch, compute)
+                seconds, rate = _beside(world, compute, number)
+                if number:  # the first round warms up
+                    alone.append(idle)
+                    beside.append(seconds)
+                    moved.append(rate / 1e9)
+            slower = median(beside) / median(alone) - 1
+            size = f"{fragment_bytes >> 10} KiB"
+            rows.append([path.value, size, name, f"{median(moved):.1f}", f"{slower:.1%}"])
         world.close()
     return rows
+
+
+def computes(torch: Any) -> dict[str, Callable[[], None]]:
+    """Loops of some 100 ms: what bounds a prefill, a decode, and what is between them."""
+
+    def made(*shape: int) -> Any:
+        return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
+
+    prefill, decode, weights = made(8192, 8192), made(256, 8192), [made(8192, 8192) for _ in range(8)]
+    heads, flat, out = made(8, 32, 4096, 128), made(1 << 28), made(1 << 28)
+    attention = torch.nn.functional.scaled_dot_product_attention
+    work: dict[str, tuple[int, Callable[[], Any]]] = {
+        "matrix products, 8192 tokens": (100, lambda: torch.matmul(prefill, weights[0])),
+        "matrix products, 256 tokens": (200, lambda: [torch.matmul(decode, one) for one in weights]),
+        "attention, 8 x 4096 tokens": (50, lambda: attention(heads, heads, heads, is_causal=True)),
+        "products by element": (400, lambda: torch.mul(flat, 1.5, out=out)),
+    }
+
+    def loop(times: int, step: Callable[[], Any]) -> Callable[[], None]:
+        def run() -> None:
+            for _ in range(times):
+                step()
+            torch.cuda.current_stream().synchronize()  # and not the device, which copies on
+
+        return run
+
+    return {name: loop(*one) for name, one in work.items()}
 
 
 def _beside(world: World, products: Callable[[], None], seed: int) -> tuple[float, float]:
@@ -343,7 +364,7 @@ def gpu_tables(rounds: int) -> tuple[str, list[str]]:
         ["path", "blocks", "median, us", "99 %, us", "most, us"], caller_rows(torch, rounds)
     )
     compute = markdown_table(
-        ["path", "fragment", "copied beside, GB/s", "slower by"], compute_rows(torch, rounds)
+        ["path", "fragment", "compute", "copied beside, GB/s", "slower by"], compute_rows(torch, rounds)
     )
     lines = [f"## Transfers of {LAYERS} layers", "", *transfers, "", "## The caller of `submit`", "", *caller]
     lines += ["", "## Compute beside it", "", *compute]

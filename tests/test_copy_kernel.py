@@ -171,7 +171,7 @@ def test_grid_has_a_warp_for_each_part_up_to_its_share_of_the_device(
     layout = block_major(rows, 0, 10)
     blocks, threads = grid(direction, num_pairs, layout, 132)
     units, warps = num_pairs * len(kernel_parts(layout)), threads // LANES
-    share = 4 if direction is Direction.STORE else 6
+    share = 1 if direction is Direction.STORE else 2
     assert threads == THREADS
     assert 1 <= blocks <= share
     assert blocks == share or blocks * warps >= units
@@ -256,13 +256,13 @@ def compiled_with_report(nvrtc: Any, capability: int) -> tuple[str, str]:
 
 
 @pytest.mark.parametrize("capability", [80, 90])
-def test_kernel_keeps_its_vectors_in_registers_and_leaves_half_of_them(nvrtc: Any, capability: int) -> None:
-    """A multiprocessor has 65,536 registers; compute beside the kernel needs the rest."""
+def test_kernel_keeps_its_vectors_in_registers_and_fits_a_multiprocessor(nvrtc: Any, capability: int) -> None:
+    """A multiprocessor has 65,536 registers. A thread block that needs more is not launched."""
     _, report = compiled_with_report(nvrtc, capability)
     assert "0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads" in report
     registers = re.search(r"Used (\d+) registers", report)
     assert registers is not None
-    assert int(registers[1]) * THREADS <= 32768
+    assert int(registers[1]) * THREADS <= 65536
 
 
 def test_the_pair_of_the_next_unit_is_read_before_a_unit_is_copied(nvrtc: Any) -> None:

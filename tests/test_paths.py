@@ -101,13 +101,13 @@ def test_kernel_must_be_clearly_faster(kernel_seconds: float, expected: CopyPath
     ("fragment_bytes", "count", "rectangles", "expected"),
     [
         (4 << 10, 131_072, 131_072, CopyPath.KERNEL),
-        (16 << 10, 4096, 4096, CopyPath.KERNEL),
-        (32 << 10, 4096, 4096, CopyPath.BATCH),
+        (64 << 10, 4096, 4096, CopyPath.KERNEL),
+        (256 << 10, 4096, 4096, CopyPath.BATCH),
         (2 << 20, 4096, 4096, CopyPath.BATCH),
         (4 << 10, 1, 1, CopyPath.BATCH),
-        (16 << 10, 131_072, 4096, CopyPath.PITCHED),
+        (64 << 10, 131_072, 4096, CopyPath.PITCHED),
     ],
-    ids=("small and many", "16 KiB", "32 KiB", "large", "one", "layers at even distances"),
+    ids=("small and many", "64 KiB", "256 KiB", "large", "one", "layers at even distances"),
 )
 def test_default_follows_from_costs(
     direction: Direction, fragment_bytes: int, count: int, rectangles: int, expected: CopyPath

@@ -48,9 +48,9 @@ __device__ __forceinline__ void copy_unit(
     }
 }
 
-// vector_bytes divides every address, stride, offset and size here: 16, 8, 4, else 1. The launch bounds keep
-// half of a multiprocessor's registers for compute beside this kernel.
-extern "C" __global__ void __launch_bounds__(512, 2) kvsm_copy(
+// vector_bytes divides every address, stride, offset and size here: 16, 8, 4, else 1. With these launch bounds
+// a thread has at most 64 registers, so that the largest thread block fits a multiprocessor.
+extern "C" __global__ void __launch_bounds__(1024, 1) kvsm_copy(
     const Pair* pairs,             // page-locked host memory, read when this runs
     unsigned long long num_pairs,
     const Part* parts,             // device memory

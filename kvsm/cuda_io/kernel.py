@@ -23,7 +23,7 @@ from kvsm.ids import IdArray
 
 KERNEL_NAME = "kvsm_copy"
 
-LANES, THREADS = 32, 512
+LANES, THREADS = 32, 1024
 """Threads that copy a part together, and threads of a thread block. `copy.cu` has the same numbers."""
 
 PART_BYTES = 4096
@@ -85,14 +85,15 @@ def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiproces
     """(thread blocks, threads of each) to launch the kernel with.
 
     There are no more warps than parts, and thread blocks on only a share of the multiprocessors. Compute
-    loses each of those whole, because its matrix products fill a multiprocessor. A thread block has 64 KiB
-    in flight for some 2 us, the time of a read across the bus and back: 30 GB/s. With 132 multiprocessors
-    this makes 4 blocks for a store and 6 for a load, 8 % of all. They can move twice what a bus of 55 GB/s
-    carries. Loads get more, because they wait longer when the bus is full.
+    loses each of those whole, because its matrix products fill a multiprocessor. So a thread block is as
+    large as they come: it has 128 KiB in flight for some 2 us, the time of a read across the bus and back.
+    An H200 has 132 multiprocessors. There one block stores 37 GB/s, and two load 49 GB/s: reads wait
+    longer. More blocks move little more, and a matrix product of few tokens would need a second wave for the
+    multiprocessors that it lost.
     """
     whole = joined(layout)
     units = num_pairs * sum(-(-rows.row_bytes // PART_BYTES) for rows in whole.tensors)
-    share = 32 if direction is Direction.STORE else 22
+    share = 132 if direction is Direction.STORE else 66
     return max(1, min(multiprocessors // share, -(-units // (THREADS // LANES)))), THREADS
 
 

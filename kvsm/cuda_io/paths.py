@@ -158,21 +158,21 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int, count: int) -> float:
-    """How long a copy takes on a device that was not measured: the bus at 55 GB/s, or handing the copy over.
+    """How long a copy takes on a device that was not measured: handing it over, and the bus at 55 GB/s.
 
-    The driver takes 0.5 us for a descriptor in a batch and 1.5 us for a single one. The copy engine takes
-    0.1 us for a row of a rectangle. A kernel has no such costs, but starts late (10 us) and moves 45 GB/s
-    at best. So it is for many fragments below some 32 KiB, which the bus carries faster than they can be
-    described.
+    These are the costs of an H200. The driver takes 1 us for a descriptor in a batch, 1.5 us for a single one
+    and 4.5 us for a rectangle. The copy engine takes 0.17 us for a row of a rectangle. A kernel has no such
+    costs, but starts late (40 us) and moves 45 GB/s at best. So it is for many fragments below some 128 KiB,
+    which the bus carries faster than they can be described.
     """
     on_the_bus = count * fragment_bytes / 55e9
     if path is CopyPath.BATCH:
-        return 5e-6 + max(on_the_bus, count * 0.5e-6)
+        return 5e-6 + count * 1e-6 + on_the_bus
     if path is CopyPath.RUNS:
-        return 5e-6 + max(on_the_bus, count * 1.5e-6)
+        return 5e-6 + count * 1.5e-6 + on_the_bus
     if path is CopyPath.PITCHED:
-        return 5e-6 + max(on_the_bus, count * 0.1e-6, -(-count // RECTANGLE_ROWS) * 1.5e-6)
-    return 10e-6 + count * fragment_bytes / 45e9
+        return 5e-6 + -(-count // RECTANGLE_ROWS) * 4.5e-6 + max(on_the_bus, count * 0.17e-6)
+    return 40e-6 + count * fragment_bytes / 45e9
 
 
 def _powers(fragment_bytes: int) -> int:
