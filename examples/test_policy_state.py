@@ -14,6 +14,10 @@ class TakesTurns(LRUPolicy):
         super().evicted(choice, keys)
         self.turns += 1
 
+    def clear(self):
+        super().clear()
+        self.turns = 0
+
     def choose(self, count, protected):
         order = [slot for slot in self._queue if slot not in protected][:: -1 if self.turns % 2 else 1]
         return Choice(tuple(order[:count]), ()) if len(order) >= count else None

@@ -1,9 +1,9 @@
 """A ledger's state of one moment, copied in pieces while later events are folded.
 
 With the native body `freeze` itself copies only what is small: the records of requests and transfers, the
-history of offers, a bit a slot of each queue. Under other policies than LRU it takes the whole order, too
-(`EvictionPolicy.snapshot`). Slots, device blocks and queues are walked over later, piece by piece. What an
-event is about to change and was not walked over yet is kept first (`kvsm/native/keeping.c`).
+history of offers, a bit a slot of each queue, and the counts of policies that count uses. Slots, device
+blocks and queues are walked over later, piece by piece. What an event is about to change and was not walked
+over yet is kept first (`kvsm/native/keeping.c`).
 """
 
 from __future__ import annotations
@@ -17,21 +17,18 @@ import msgspec
 
 from kvsm.ledger import Ledger, NativeLedger, RequestRecord, TransferRecord
 from kvsm.log.state_copy import StateCopy, WholeState
+from kvsm.policies.copies import PolicyCopy, array_head, bytes_head
 from kvsm.snapshot import SavedLedger, saved_record, snapshot
 
 if TYPE_CHECKING:
     from kvsm.native._body import FrozenParts
 
-_PIECE = 1 << 16
-"""Bytes of a piece that is cut here. The native body cuts the same."""
 _MOST = 8192
 """What one `go_on` may cost, counted in the time that a slot takes: about 30 ns."""
 _OF_BYTES = 2
 """Bytes of records that are written in that time."""
 _RECORD = 256
 """Bytes that could be written while a record is looked at."""
-_OF_A_CUT = 512
-"""What a piece costs that is cut here."""
 _JOINED, _OF_A_PIECE = 256, 4
 """Pieces that are put behind the others at once, and what each of them costs."""
 _ENCODER = msgspec.msgpack.Encoder()
@@ -60,15 +57,16 @@ class FrozenState:
 
     def __init__(self, ledger: Ledger, parts: FrozenParts) -> None:
         self._parts = parts
+        self._order: PolicyCopy | None = None
         self._pieces: list[bytes] | None = []
         self._whole = False
         self._steps: Iterator[bool] = iter(())
         small = {name: getattr(ledger, name) for name in SavedLedger.__struct_fields__ if name not in _LARGE}
-        order = ledger.policy.snapshot() if parts[-1] is None else b""
+        self._order = ledger.policy.freeze()
         # Nobody changes what a record refers to.
         transfers = [copy(one) for one in ledger.transfers.values()]
         requests = [copy(one) for one in ledger.requests.values()]
-        self._steps = _steps(parts, small, order, transfers, requests, self._pieces)
+        self._steps = _steps(parts, small, self._order, transfers, requests, self._pieces)
 
     def __del__(self) -> None:
         self.drop()
@@ -93,21 +91,21 @@ class FrozenState:
     def drop(self) -> None:
         """As `StateCopy.drop`."""
         self._pieces, self._whole, self._steps = None, False, iter(())
-        for part in self._parts:
+        for part in (*self._parts, self._order):
             if part is not None:
                 part.drop()
 
 
-_AS_BYTES = ("blocks", "leases", "generations", "free", "policy")
+_AS_BYTES = ("blocks", "leases", "generations", "free")
 _AS_ARRAYS = ("keys", "brought", "stale", "offers")
-_LARGE = frozenset((*_AS_BYTES, *_AS_ARRAYS, "transfers", "requests"))
+_LARGE = frozenset((*_AS_BYTES, *_AS_ARRAYS, "policy", "transfers", "requests"))
 """Fields of a snapshot that are written in pieces."""
 
 
 def _steps(
     parts: FrozenParts,
     small: Mapping[str, Any],
-    order: bytes,
+    order: PolicyCopy,
     transfers: list[TransferRecord],
     requests: list[RequestRecord],
     pieces: list[bytes],
@@ -115,32 +113,30 @@ def _steps(
     """Copies what costs `_MOST` after each `next`. True: `pieces` has all.
 
     small: the fields that are not large.
-    order: of a policy that is none of the parts.
+    order: the eviction order.
     """
     left = _MOST
-    for part in parts:
-        while part is not None and not (left := part.go_on(left)):
+    for part in (*parts, order):
+        while not (left := part.go_on(left)):
             yield False
             left = _MOST
     written = {name: [_ENCODER.encode(value)] for name, value in small.items()}
     transfers.sort(key=attrgetter("id"))
     requests.sort(key=attrgetter("name"))
-    written["transfers"], written["requests"] = [_array_head(len(transfers))], [_array_head(len(requests))]
+    written["transfers"], written["requests"] = [array_head(len(transfers))], [array_head(len(requests))]
     left = yield from _encode(transfers, written["transfers"], left)
     left = yield from _encode(requests, written["requests"], left)
-    slots, blocks, offers, free, lru = [[] if part is None else part.take() for part in parts]
-    if not lru:
-        lru = [(0, [])]
-        left = yield from _cut(order, lru[0][1], left)
-    for name, (_, some) in zip(_AS_BYTES, (slots[0], blocks[0], slots[1], free[0], lru[0])):
+    slots, blocks, offers, free = [part.take() for part in parts]
+    for name, (_, some) in zip(_AS_BYTES, (slots[0], blocks[0], slots[1], free[0])):
         written[name] = some
+    written["policy"] = list(order.pieces())
     for name, (count, some) in zip(_AS_ARRAYS, (slots[2], blocks[1], blocks[2], offers[0])):
         written[name] = some
-        some.insert(0, _array_head(count))
-    pieces.append(_array_head(len(SavedLedger.__struct_fields__)))
+        some.insert(0, array_head(count))
+    pieces.append(array_head(len(SavedLedger.__struct_fields__)))
     for name in SavedLedger.__struct_fields__:
-        if name in _AS_BYTES:
-            pieces.append(_bytes_head(sum(map(len, written[name]))))
+        if name in _AS_BYTES or name == "policy":
+            pieces.append(bytes_head(sum(map(len, written[name]))))
         left = yield from _join(written[name], pieces, left)
     yield True
 
@@ -160,17 +156,6 @@ def _encode(records: Iterable[TransferRecord | RequestRecord], written: list[byt
     return left
 
 
-def _cut(order: bytes, written: list[bytes], left: int) -> _Costly:
-    """Write an order."""
-    for start in range(0, len(order), _PIECE):
-        if left <= 0:
-            yield False
-            left = _MOST
-        written.append(order[start : start + _PIECE])
-        left -= _OF_A_CUT
-    return left
-
-
 def _join(some: list[bytes], pieces: list[bytes], left: int) -> _Costly:
     """Put pieces behind the others."""
     for start in range(0, len(some), _JOINED):
@@ -181,17 +166,3 @@ def _join(some: list[bytes], pieces: list[bytes], left: int) -> _Costly:
         pieces += joined
         left -= _OF_A_PIECE * len(joined)
     return left
-
-
-def _bytes_head(size: int) -> bytes:
-    """What msgpack writes before bytes of this size."""
-    if size < 1 << 8:
-        return bytes((0xC4, size))
-    return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
-
-
-def _array_head(count: int) -> bytes:
-    """What msgpack writes before an array of this length."""
-    if count < 16:
-        return bytes((0x90 | count,))
-    return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

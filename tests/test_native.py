@@ -25,8 +25,8 @@ from kvsm.checker.walk import walk
 from kvsm.errors import ConfigError, InvalidEvent
 from kvsm.events import KINDS, CacheReset, OffloadConfig, RequestArrived, StorePlanned
 from kvsm.ids import SMALL
+from kvsm.key_index import make_index
 from kvsm.ledger import Ledger, NativeLedger
-from kvsm.ledger.key_index import make_index
 from kvsm.offloader import Offloader
 from kvsm.policies import POLICIES
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
@@ -162,6 +162,15 @@ def test_an_index_that_is_cleared_forgets_each_key() -> None:
         del index[known[7]]
         index.clear()
         assert (len(index), dict(index), index.find(keys)) == (0, {}, [None] * 1000)
+
+
+def test_an_index_takes_no_slot_beyond_its_capacity() -> None:
+    """Its table has room for that many. One more key than places, and a search would not end."""
+    index = make_index([b""] * 100, True, capacity=3)
+    index[b"key"] = 2
+    with pytest.raises(IndexError, match="slot 3 is none of the 3"):
+        index[b"other"] = 3
+    assert dict(index) == {b"key": 2}
 
 
 def test_a_reset_takes_the_arc_of_what_it_voids() -> None:

@@ -30,6 +30,8 @@ from kvsm.errors import ConfigError
 from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.policies import POLICIES, Choice, EvictionPolicy, make_policy, refuse_foreign
 from kvsm.policies.arc import ARCState
+from kvsm.policies.copies import PolicyCopy
+from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import SlotQueue
 from kvsm.policies.use_counts import UseCounts
 from kvsm.testing import OffloadMachine
@@ -305,6 +307,13 @@ MODELS = {
 }
 
 
+def whole(copy: PolicyCopy) -> bytes:
+    """Finish a copy in pieces as small as can be."""
+    while not copy.go_on(1):
+        pass
+    return b"".join(copy.pieces())
+
+
 def canonical(batch: list[int]) -> IdArray:
     """The form in which the ledger hands a batch on."""
     return tuple(batch) if len(batch) <= SMALL else np.array(batch, dtype=np.int64)
@@ -322,6 +331,8 @@ class World:
         self.gone: list[bytes] = []
         self.made = 0
         self.history: list[list[int]] = []
+        self.copied: PolicyCopy | None = None
+        self.copied_state = b""
 
     def step(self, name: str, size: int, seed: int) -> None:
         getattr(self, name)(size, Random(seed))
@@ -391,6 +402,23 @@ class World:
         self.policy = make_policy(self.name, self.capacity)
         self.policy.restore(state)
         assert self.policy.snapshot() == state
+        self.copied = None
+
+    def reset(self, size: int, random: Random) -> None:
+        """All blocks are gone, and what is remembered of others."""
+        self.policy.clear()
+        self.model = MODELS[self.name](self.capacity)
+        self.gone += self.keys.values()
+        self.keys.clear()
+        self.free, self.idle, self.in_use = list(range(self.capacity)), [], []
+        assert self.policy.snapshot() == make_policy(self.name, self.capacity).snapshot()
+
+    def copy(self, size: int, random: Random) -> None:
+        """A copy is begun, and perhaps finished while the policy changes."""
+        if self.copied is not None:
+            assert whole(self.copied) == self.copied_state
+        self.copied, self.copied_state = self.policy.freeze(), self.policy.snapshot()
+        self.copied.go_on(size)
 
     def evict(self, size: int, random: Random) -> None:
         protected = random.sample(range(self.capacity), random.randint(0, self.capacity) // 3)
@@ -428,7 +456,11 @@ class World:
             self.choose_and_evict(1, frozenset())
 
 
-MOVES = ["admit"] * 4 + ["evict", "pin", "unpin", "touch"] * 3 + ["remove", "fail", "restart"]
+MOVES = (
+    ["admit"] * 4
+    + ["evict", "pin", "unpin", "touch"] * 3
+    + ["remove", "fail", "restart", "reset", "copy", "copy"]
+)
 sizes = st.one_of(st.integers(1, 5), st.integers(SMALL - 1, SMALL + 2), st.integers(20, 60))
 steps = st.lists(st.tuples(st.sampled_from(MOVES), sizes, st.integers(0, 2**32 - 1)), min_size=5, max_size=60)
 worlds = st.tuples(st.sampled_from([1, 2, 9, 20, 50, 120]), steps)
@@ -840,6 +872,18 @@ def test_a_policy_plugs_in_by_import_path(tmp_path: Path, monkeypatch: pytest.Mo
     policy = make_policy("my_policy:MostRecentlyUsed", 4)
     policy.admitted((0, 1, 2), [b"a", b"b", b"c"])
     assert policy.choose(1, ()) == Choice((0,), ())
+
+
+def test_a_snapshot_of_its_own_is_copied_whole() -> None:
+    """A policy that inherits `freeze` from a built-in one would lose what it adds to the snapshot."""
+
+    class WithMore(LRUPolicy):
+        def snapshot(self) -> bytes:
+            return b"more" + super().snapshot()
+
+    policy = WithMore(4)
+    policy.admitted((0, 1), [b"a", b"b"])
+    assert whole(policy.freeze()) == policy.snapshot()
 
 
 def test_a_policy_that_lacks_methods_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ FLOORS = (
         "disk",
         "diagrams",
         "native",
+        "key_index",
         "policies",
         "ledger",
         "canonical",

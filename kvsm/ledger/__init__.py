@@ -29,8 +29,8 @@ there: they neither take a block out of the order nor move it. Behind a reset bo
 the order is empty, and the free slots stand by number.
 """
 
+from kvsm.key_index import DictIndex
 from kvsm.ledger.index import index_made_again, indexed_slots, readable_keys
-from kvsm.ledger.key_index import DictIndex
 from kvsm.ledger.ledger import HANDLERS, Ledger, NativeLedger
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.ledger.restart import ALIKE, why_not_alike

@@ -7,7 +7,6 @@ from kvsm.errors import InvalidEvent
 from kvsm.ids import unpack
 from kvsm.ledger import index, order, transfers
 from kvsm.ledger.state import LedgerState
-from kvsm.policies import make_policy
 from kvsm.states import block as block_machine
 from kvsm.states import transfer as transfer_machine
 from kvsm.states.transfer import TRANSFER_WORDS
@@ -39,6 +38,6 @@ def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
     ledger.provenance.age()
     for request in ledger.requests.values():
         request.settled = request.offered = ()
-    ledger.policy = make_policy(ledger.config.policy, ledger.config.host_blocks)
+    ledger.policy.clear()
     if ledger.listener is not None:
         ledger.listener.cleared()

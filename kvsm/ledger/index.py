@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from kvsm import native
 from kvsm.errors import InvalidEvent
 from kvsm.ids import IdArray, listed
-from kvsm.ledger.key_index import KeyIndex, make_index
+from kvsm.key_index import KeyIndex, make_index
 from kvsm.ledger.state import LedgerState
 from kvsm.states import block as block_machine
 from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, FREE, LAST_INDEXED, are_indexed, are_readable

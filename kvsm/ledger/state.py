@@ -14,7 +14,7 @@ from kvsm import native
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.ids import IdArray, listed
-from kvsm.ledger.key_index import KeyIndex, make_index
+from kvsm.key_index import KeyIndex, make_index
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.policies import make_policy
 from kvsm.policies.slot_queue import SlotQueue

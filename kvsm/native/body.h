@@ -111,6 +111,7 @@ typedef struct {
     Place *places;    /* only through `at`, in key_index.c */
     uint64_t *clean;  /* by page: how often the index had been cleared when the page was last emptied */
     uint64_t clears;  /* how often the index was cleared */
+    int64_t capacity; /* slots from 0 to this, exclusive */
     uint32_t mask;
     int64_t size;
 } KeyIndex;
@@ -145,7 +146,7 @@ typedef struct {
     X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
-    X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(busy) X(idle) X(touched) X(admitted) \
+    X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__)
 
 typedef enum {
@@ -158,7 +159,7 @@ typedef enum {
 /* What the module has of Python. Never freed: it lives as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
-    PyObject *array_of, *make_policy, *lru, *transfer_record, *request_record, *store, *load, *encode;
+    PyObject *array_of, *lru, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
     PyObject *reference; /* Ledger.apply in Python */
@@ -263,6 +264,7 @@ int kind_of(PyObject *event);     /* -1: none */
 /* --------------------------------------------------------------------------------- frozen.c, keeping.c */
 
 PyObject *freeze(Folding *folding);                /* the parts; owned. NULL without an error: it cannot */
+PyObject *freeze_queue(SlotQueue *queue);          /* a part; owned. The copy before it is dropped */
 void keep_for_event(Folding *folding, int kind);   /* before anything is changed */
 void keep_link(SlotQueue *queue, int32_t node);    /* before `next` of this node is changed */
 

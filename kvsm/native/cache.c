@@ -146,7 +146,7 @@ static Verdict invalidate_all(Folding *folding)
     return FOLDED;
 }
 
-/* A new eviction order. */
+/* An empty eviction order. */
 static Verdict order_again(Folding *folding)
 {
     PyObject *policy = field(folding, N_policy);
@@ -155,15 +155,9 @@ static Verdict order_again(Folding *folding)
         queue_clear(queue);
         return FOLDED;
     }
-    PyObject *name = PyObject_GetAttr(field(folding, N_config), name_of(N_policy));
-    PyObject *slots = PyLong_FromLong(folding->fold->blocks.size);
-    policy = name == NULL || slots == NULL ? NULL
-                                           : PyObject_CallFunctionObjArgs(python.make_policy, name, slots, NULL);
-    const bool made = policy != NULL && set_field(folding, N_policy, policy);
-    Py_XDECREF(name);
-    Py_XDECREF(slots);
-    Py_XDECREF(policy);
-    return made ? FOLDED : FAILED;
+    PyObject *done = PyObject_CallMethodObjArgs(policy, name_of(N_clear), NULL);
+    Py_XDECREF(done);
+    return done == NULL ? FAILED : FOLDED;
 }
 
 static Verdict tell_cleared(Folding *folding)

@@ -351,48 +351,53 @@ static FrozenPart *part_of_queue(const SlotQueue *queue)
     return part;
 }
 
+/* The queue keeps for this copy what it changes; the copy before it is dropped. */
 static void watch_queue(SlotQueue *queue, FrozenPart *part)
 {
+    if (queue->frozen != NULL)
+        part_drop(queue->frozen);
     Py_CLEAR(queue->frozen);
     Py_INCREF((PyObject *)part);
     queue->frozen = part;
 }
 
+PyObject *freeze_queue(SlotQueue *queue)
+{
+    FrozenPart *part = part_of_queue(queue);
+    if (part == NULL)
+        return PyErr_Occurred() ? NULL : PyErr_NoMemory();
+    watch_queue(queue, part);
+    return (PyObject *)part;
+}
+
 static void drop_last_copy(Fold *fold)
 {
     for (Py_ssize_t one = 0; fold->frozen != NULL && one < NUM_PARTS; one++)
-        if (PyTuple_GetItem(fold->frozen, one) != Py_None)
-            part_drop((FrozenPart *)PyTuple_GetItem(fold->frozen, one));
+        part_drop((FrozenPart *)PyTuple_GetItem(fold->frozen, one));
     Py_CLEAR(fold->frozen);
 }
 
 PyObject *freeze(Folding *folding)
 {
-    SlotQueue *free_slots = free_queue(folding), *order = lru_queue(field(folding, N_policy));
+    SlotQueue *free_slots = free_queue(folding);
     FrozenPart *made[NUM_PARTS] = {0};
     if (free_slots == NULL)
         return NULL;
     const bool all = (made[0] = part_of_slots(folding)) != NULL &&
                      (made[1] = part_of_device_blocks(folding)) != NULL &&
                      (made[2] = part_of_offers(folding)) != NULL &&
-                     (made[3] = part_of_queue(free_slots)) != NULL &&
-                     (order == NULL || (made[4] = part_of_queue(order)) != NULL);
+                     (made[3] = part_of_queue(free_slots)) != NULL;
     PyObject *parts = all ? PyTuple_New(NUM_PARTS) : NULL;
     for (int one = 0; one < NUM_PARTS; one++) {
-        PyObject *part = made[one] != NULL ? (PyObject *)made[one] : Py_None;
-        if (part == Py_None)
-            Py_INCREF(part);
         if (parts == NULL)
-            Py_DECREF(part);
+            Py_XDECREF((PyObject *)made[one]);
         else
-            PyTuple_SetItem(parts, one, part);
+            PyTuple_SetItem(parts, one, (PyObject *)made[one]);
     }
     if (parts == NULL)
         return NULL;
     drop_last_copy(folding->fold);
     watch_queue(free_slots, made[3]);
-    if (order != NULL)
-        watch_queue(order, made[4]);
     Py_INCREF(parts);
     folding->fold->frozen = parts;
     return parts;

@@ -10,7 +10,7 @@
 #include "body.h"
 
 typedef enum { SLOTS, DEVICE_BLOCKS, OFFERS, ORDER } PartKind;
-#define NUM_PARTS 5 /* of a frozen state: ORDER is there twice, of the free queue and of LRU */
+#define NUM_PARTS 4 /* of a frozen state. Its ORDER is the free queue's; queues of policies have parts of their own */
 
 typedef enum {
     OPEN,

@@ -240,7 +240,7 @@ static void keep_named(Folding *folding, FrozenPart *slots, FrozenPart *blocks, 
 static bool any_is_open(PyObject *parts)
 {
     for (Py_ssize_t one = 0; one < PyTuple_Size(parts); one++)
-        if (PyTuple_GetItem(parts, one) != Py_None && ((FrozenPart *)PyTuple_GetItem(parts, one))->status == OPEN)
+        if (((FrozenPart *)PyTuple_GetItem(parts, one))->status == OPEN)
             return true;
     return false;
 }

@@ -1,4 +1,4 @@
-/* The index (kvsm/ledger/key_index.py): key -> slot, over the keys of the slots.
+/* The index (kvsm/key_index.py): key -> slot, over the keys of the slots.
 
    A table of open addresses, twice as large as the pool or more. It never grows, so no entry ever waits for a
    table that is made again. A place has the slot and a part of the key's hash; the key itself is in the list
@@ -161,11 +161,13 @@ void index_prefetch(const KeyIndex *index, PyObject *keys, Py_ssize_t count)
 
 static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"key_of", NULL};
+    static char *names[] = {"key_of", "capacity", NULL};
     PyObject *key_of;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!", names, &PyList_Type, &key_of))
+    Py_ssize_t slots;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!n", names, &PyList_Type, &key_of, &slots))
         return NULL;
-    const Py_ssize_t slots = PyList_Size(key_of);
+    if (slots < 0)
+        return PyErr_Format(PyExc_ValueError, "an index of %zd slots: it must be 0 or more", slots);
     uint64_t places = PAGE;
     while (places < 2 * (uint64_t)slots)
         places *= 2;
@@ -175,6 +177,7 @@ static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
         return NULL;
     Py_INCREF(key_of);
     index->key_of = key_of;
+    index->capacity = (int64_t)slots;
     index->mask = (uint32_t)(places - 1);
     index->places = places > (uint64_t)1 << 32 ? NULL : calloc(places, sizeof *index->places);
     index->clean = calloc(places / PAGE, sizeof *index->clean);
@@ -232,9 +235,10 @@ static int py_setitem(PyObject *self, PyObject *key, PyObject *number)
             PyErr_SetObject(PyExc_KeyError, key);
         return removed == 1 ? 0 : -1;
     }
+    const Py_ssize_t known = PyList_Size(index->key_of), slots = known < index->capacity ? known : index->capacity;
     int64_t slot = number == Py_True; /* as a list takes it */
-    if ((!PyBool_Check(number) && !read_number(number, &slot)) || slot >= PyList_Size(index->key_of)) {
-        PyErr_Format(PyExc_IndexError, "slot %R is none of the %zd", number, PyList_Size(index->key_of));
+    if ((!PyBool_Check(number) && !read_number(number, &slot)) || slot >= slots) {
+        PyErr_Format(PyExc_IndexError, "slot %R is none of the %zd", number, slots);
         return -1;
     }
     Py_INCREF(key);

@@ -59,7 +59,6 @@ static PyObject *connect(PyObject *module, PyObject *nothing)
 {
     (void)module, (void)nothing;
     const bool taken = take_kinds() && take_reference() && (python.lru = take("kvsm.policies.lru", "LRUPolicy")) != NULL &&
-                       (python.make_policy = take("kvsm.policies", "make_policy")) != NULL &&
                        (python.transfer_record = take("kvsm.ledger.records", "TransferRecord")) != NULL &&
                        (python.request_record = take("kvsm.ledger.records", "RequestRecord")) != NULL &&
                        (python.store = take("kvsm.events", "STORE")) != NULL &&

@@ -310,6 +310,12 @@ static PyObject *py_first(PyObject *self, PyObject *arguments, PyObject *keyword
     return ids;
 }
 
+static PyObject *py_frozen_part(PyObject *self, PyObject *nothing)
+{
+    (void)nothing;
+    return freeze_queue((SlotQueue *)self);
+}
+
 static Py_ssize_t py_length(PyObject *self) { return (Py_ssize_t)((SlotQueue *)self)->size; }
 
 static int py_contains(PyObject *self, PyObject *number)
@@ -332,6 +338,7 @@ static PyMethodDef methods[] = {
     {"first", (PyCFunction)(void (*)(void))py_first, METH_VARARGS | METH_KEYWORDS,
      "Up to `count` slots from the head that are not `protected`; changes nothing."},
     {"following", py_following, METH_VARARGS, "Up to `count` slots behind `slot`; from the head for -1."},
+    {"frozen_part", py_frozen_part, METH_NOARGS, "The order as it is now, copied while the queue changes."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -26,11 +26,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from itertools import compress
+from operator import or_
 
 import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.policies.base import Choice, EvictionPolicy
+from kvsm.policies.copies import PolicyCopy, Written
 from kvsm.policies.ghosts import KeyQueue
 from kvsm.policies.slot_queue import SlotQueue, join
 
@@ -54,9 +56,9 @@ class ARCPolicy(EvictionPolicy):
         self._target = 0
         self._t1 = SlotQueue(capacity)
         self._t2 = SlotQueue(capacity)
-        self._b1 = KeyQueue()
-        self._b2 = KeyQueue()
-        self._returning = KeyQueue()
+        self._b1 = KeyQueue(capacity)
+        self._b2 = KeyQueue(capacity)
+        self._returning = KeyQueue(capacity)
 
     def __len__(self) -> int:
         return len(self._t1) + len(self._t2)
@@ -93,6 +95,13 @@ class ARCPolicy(EvictionPolicy):
         self._b1.add(compress(keys, from_t1), self._capacity - len(self._t1))
         self._b2.add(compress(keys, from_t2), self._capacity - len(self._b1))
 
+    def clear(self) -> None:
+        self._target = 0
+        for queue in (self._t1, self._t2):
+            queue.refill(NO_IDS)
+        for ghosts in (self._b1, self._b2, self._returning):
+            ghosts.clear()
+
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         share_of_t2 = min(count, max(0, self._target + 1 - len(self._t1)))
         t1 = self._t1.first(count - share_of_t2, protected)
@@ -104,21 +113,23 @@ class ARCPolicy(EvictionPolicy):
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
         if not (self._b1.holds_any(keys) or self._b2.holds_any(keys)):
             return ()
-        return tuple(key for key in keys if key in self._b1 or key in self._b2)
+        either = map(or_, self._b1.holding(keys), self._b2.holding(keys))
+        return tuple(compress(keys, either))
 
     def recalled(self, keys: Sequence[bytes]) -> None:
         b1, b2 = self._b1, self._b2
+        returning = []
         for key in keys:
             if key in b1:
                 self._target = min(self._capacity, self._target + max(1, len(b2) // len(b1)))
-                del b1[key]
+                b1.remove(key)
             elif key in b2:
                 self._target = max(0, self._target - max(1, len(b1) // len(b2)))
-                del b2[key]
+                b2.remove(key)
             else:
                 continue
-            self._returning[key] = None
-        self._returning.trim(self._capacity)
+            returning.append(key)
+        self._returning.add(returning, self._capacity)
 
     def snapshot(self) -> bytes:
         state = ARCState(
@@ -130,6 +141,11 @@ class ARCPolicy(EvictionPolicy):
             list(self._returning),
         )
         return msgspec.msgpack.encode(state)
+
+    def freeze(self) -> PolicyCopy:
+        slots = self._t1.freeze(), self._t2.freeze()
+        keys = self._b1.freeze(), self._b2.freeze(), self._returning.freeze()
+        return PolicyCopy((Written(self._target), *slots, *keys))
 
     def restore(self, state: bytes) -> None:
         saved = msgspec.msgpack.decode(state, type=ARCState)

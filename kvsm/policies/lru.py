@@ -8,6 +8,7 @@ from collections.abc import Collection, Sequence
 
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.policies.base import Choice, EvictionPolicy
+from kvsm.policies.copies import PlainCopy, PolicyCopy
 from kvsm.policies.slot_queue import SlotQueue
 
 
@@ -41,12 +42,18 @@ class LRUPolicy(EvictionPolicy):
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         self._queue.remove(choice.victims)
 
+    def clear(self) -> None:
+        self._queue.refill(NO_IDS)
+
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         victims = self._queue.first(count, protected)
         return Choice(victims, NO_IDS) if len(victims) == count else None
 
     def snapshot(self) -> bytes:
         return self._queue.snapshot()
+
+    def freeze(self) -> PolicyCopy:
+        return PlainCopy(self._queue.freeze())
 
     def restore(self, state: bytes) -> None:
         self._queue.restore(state)

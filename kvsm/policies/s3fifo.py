@@ -42,6 +42,7 @@ import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.policies.base import Choice
+from kvsm.policies.copies import PolicyCopy
 from kvsm.policies.ghosts import KeyQueue
 from kvsm.policies.slot_queue import SlotQueue, join, split
 from kvsm.policies.use_counts import UseCountingPolicy, UseCounts
@@ -76,8 +77,8 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._small = SlotQueue(capacity)
         self._main = SlotQueue(capacity)
         self._uses = UseCounts(capacity, MOST_USES)
-        self._ghosts = KeyQueue()
-        self._returning = KeyQueue()
+        self._ghosts = KeyQueue(self._ghost_limit)
+        self._returning = KeyQueue(capacity)
 
     def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
         if self._ghosts.holds_any(keys):
@@ -104,10 +105,17 @@ class S3FIFOPolicy(UseCountingPolicy):
                 self._uses.lower(stay)
         if len(moved):
             promoted, again = split(moved, self._small.which(moved))
-            self._uses.clear(promoted)
+            self._uses.mark_unused(promoted)
             self._uses.lower(again)
             self._small.remove(promoted)
             self._main.append(moved)
+
+    def clear(self) -> None:
+        self._small.refill(NO_IDS)
+        self._main.refill(NO_IDS)
+        self._uses.clear()
+        self._ghosts.clear()
+        self._returning.clear()
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         uses = self._uses
@@ -124,12 +132,12 @@ class S3FIFOPolicy(UseCountingPolicy):
         return Choice(join(join(small, often), main), NO_IDS)
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-        return tuple(key for key in keys if key in self._ghosts) if self._ghosts.holds_any(keys) else ()
+        return tuple(compress(keys, self._ghosts.holding(keys))) if self._ghosts.holds_any(keys) else ()
 
     def recalled(self, keys: Sequence[bytes]) -> None:
         ghosts = self.recall(keys)
-        for key in ghosts:
-            self._ghosts.pop(key, None)
+        for key in dict.fromkeys(ghosts):
+            self._ghosts.remove(key)
         self._returning.add(ghosts, self._capacity)
 
     def snapshot(self) -> bytes:
@@ -138,6 +146,11 @@ class S3FIFOPolicy(UseCountingPolicy):
             self._small.snapshot(), self._main.snapshot(), uses, list(self._ghosts), list(self._returning)
         )
         return msgspec.msgpack.encode(state)
+
+    def freeze(self) -> PolicyCopy:
+        queues = self._small.freeze(), self._main.freeze()
+        keys = self._ghosts.freeze(), self._returning.freeze()
+        return PolicyCopy((*queues, self._uses.freeze(*queues), *keys))
 
     def restore(self, state: bytes) -> None:
         saved = msgspec.msgpack.decode(state, type=S3FIFOState)

@@ -30,6 +30,7 @@ import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.policies.base import Choice
+from kvsm.policies.copies import PolicyCopy
 from kvsm.policies.slot_queue import SlotQueue, join
 from kvsm.policies.use_counts import UseCountingPolicy, UseCounts
 
@@ -62,6 +63,11 @@ class SIEVEPolicy(UseCountingPolicy):
         self._pass_over(moved)
         self._end_lap()
 
+    def clear(self) -> None:
+        self._behind.refill(NO_IDS)
+        self._ahead.refill(NO_IDS)
+        self._uses.clear()
+
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         ahead, behind = self._ahead, self._behind
         victims: IdArray = NO_IDS
@@ -77,6 +83,10 @@ class SIEVEPolicy(UseCountingPolicy):
     def snapshot(self) -> bytes:
         uses = self._uses.snapshot(self._behind, self._ahead)
         return msgspec.msgpack.encode((self._behind.snapshot(), self._ahead.snapshot(), uses))
+
+    def freeze(self) -> PolicyCopy:
+        queues = self._behind.freeze(), self._ahead.freeze()
+        return PolicyCopy((*queues, self._uses.freeze(*queues)))
 
     def restore(self, state: bytes) -> None:
         behind, ahead, uses = msgspec.msgpack.decode(state, type=tuple[bytes, bytes, bytes])
@@ -95,7 +105,7 @@ class SIEVEPolicy(UseCountingPolicy):
 
     def _pass_over(self, slots: IdArray) -> None:
         """The hand passes these blocks, which are the first ones ahead."""
-        self._uses.clear(slots)
+        self._uses.mark_unused(slots)
         self._ahead.remove(slots)
         self._behind.append(slots)
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from kvsm import native
 from kvsm.ids import NO_IDS, SMALL, IdArray, array_of, listed
+from kvsm.policies.copies import QueueCopy
 
 _ABSENT = -1
 _LEAST_ENTRIES = 64
@@ -124,7 +125,7 @@ class SlotQueue:
         if self._size != before:
             self._skip_dead(len(slots))
 
-    def refill(self, slots: NDArray[np.int64]) -> None:
+    def refill(self, slots: IdArray) -> None:
         """Hold these slots alone, which are in the order of their numbers."""
         self._place_view[:] = _ABSENT
         self._head = self._tail = self._size = 0
@@ -161,6 +162,10 @@ class SlotQueue:
     def snapshot(self) -> bytes:
         """The slots in order, four bytes each: equal for equal queues."""
         return self.order().astype("<u4").tobytes()
+
+    def freeze(self) -> QueueCopy:
+        """A copy of what `snapshot` returns now. The copy before it is dropped."""
+        return QueueCopy(self.snapshot())
 
     def restore(self, state: bytes) -> None:
         """Fill an empty queue from a snapshot. Raises `ValueError` for a slot that it cannot hold."""
@@ -238,6 +243,9 @@ class NativeSlotQueue(native.QueueBody, SlotQueue):
         while len(window := array_of(self.following(last, size))):
             yield window
             last, size = int(window[-1]), 2 * size
+
+    def freeze(self) -> QueueCopy:
+        return QueueCopy(self.frozen_part())
 
     def restore(self, state: bytes) -> None:
         slots = np.frombuffer(state, "<u4").astype(np.int64)

@@ -21,6 +21,7 @@ import msgspec
 
 from kvsm.ids import NO_IDS, IdArray
 from kvsm.policies.base import Choice, EvictionPolicy
+from kvsm.policies.copies import PolicyCopy
 from kvsm.policies.slot_queue import SlotQueue, join
 
 PROTECTED_PERCENT = 80
@@ -62,6 +63,10 @@ class SLRUPolicy(EvictionPolicy):
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         self.busy(choice.victims)
 
+    def clear(self) -> None:
+        self._probation.refill(NO_IDS)
+        self._protected.refill(NO_IDS)
+
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
         victims = self._probation.first(count, protected)
         if len(victims) < count:
@@ -70,6 +75,9 @@ class SLRUPolicy(EvictionPolicy):
 
     def snapshot(self) -> bytes:
         return msgspec.msgpack.encode((self._probation.snapshot(), self._protected.snapshot()))
+
+    def freeze(self) -> PolicyCopy:
+        return PolicyCopy((self._probation.freeze(), self._protected.freeze()))
 
     def restore(self, state: bytes) -> None:
         probation, protected = msgspec.msgpack.decode(state, type=tuple[bytes, bytes])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from kvsm.ids import SMALL, IdArray
 from kvsm.policies.base import EvictionPolicy
+from kvsm.policies.copies import CountsCopy, QueueCopy
 from kvsm.policies.slot_queue import SlotQueue
 
 # One byte per slot: its count of uses; the same plus _IN_USE while it is in use; or _ABSENT.
@@ -34,7 +35,7 @@ class _Steps(NamedTuple):
     begin_use: _Step
     end_use: _Step
     lower: _Step
-    clear: _Step
+    mark_unused: _Step
     forget: _Step
 
 
@@ -47,7 +48,7 @@ def _steps(most: int) -> _Steps:
         begin_use=_step({uses: _IN_USE + uses for uses in counts}),
         end_use=_step({byte: min(uses + 1, most) for byte, _, uses in both}),
         lower=_step({byte: flag + max(uses - 1, 0) for byte, flag, uses in both}),
-        clear=_step({byte: flag for byte, flag, _ in both}),
+        mark_unused=_step({byte: flag for byte, flag, _ in both}),
         forget=_step(dict.fromkeys(range(256), _ABSENT)),
     )
 
@@ -92,13 +93,17 @@ class UseCounts:
         """Take one off each count that is not 0."""
         self._apply(self._steps.lower, slots)
 
-    def clear(self, slots: IdArray) -> None:
+    def mark_unused(self, slots: IdArray) -> None:
         """Set these counts to 0."""
-        self._apply(self._steps.clear, slots)
+        self._apply(self._steps.mark_unused, slots)
 
     def forget(self, slots: IdArray) -> None:
         """These blocks are gone."""
         self._apply(self._steps.forget, slots)
+
+    def clear(self) -> None:
+        """All blocks are gone."""
+        self._view[:], self._idle = _ABSENT, 0
 
     def highest(self, slots: IdArray) -> int:
         """The highest count of these idle blocks; 0 for none."""
@@ -162,6 +167,10 @@ class UseCounts:
     def snapshot(self, *queues: SlotQueue) -> bytes:
         """The bytes of the slots in these queues, in their order."""
         return self._view[self._order(queues)].tobytes()
+
+    def freeze(self, *queues: QueueCopy) -> CountsCopy:
+        """A copy of what `snapshot` returns now, for copies of the queues."""
+        return CountsCopy(bytes(self._bytes), queues)
 
     def restore(self, state: bytes, *queues: SlotQueue) -> None:
         """Set what `snapshot` saved, for the same queues."""

@@ -19,6 +19,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent, PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.invariants import Violation, check_ledger, check_rest
 from kvsm.ledger import Ledger
+from kvsm.policies.copies import PolicyCopy
 from kvsm.properties import Property
 from kvsm.replay import Auditor, render
 from kvsm.snapshot import SavedLedger, restore, snapshot
@@ -84,9 +85,13 @@ def _refuse(broken: Sequence[Violation], where: str, addition: str = "") -> None
 
 
 def _check_policy(ledger: Ledger) -> None:
-    """`choose` gives as many idle blocks as asked for, and changes nothing."""
+    """`choose` gives as many idle blocks as asked for, and changes nothing. `freeze` copies the snapshot."""
     policy, where = ledger.policy, f"after event {ledger.seq}, policy {ledger.config.policy}"
     saved, many = policy.snapshot(), len(policy)
+    if _copied(policy.freeze()) != saved:
+        raise PropertyBroken(
+            Property.EVENTS_ARE_STATE, f"{where}: `freeze` gives another state than `snapshot`"
+        )
     idle = {slot for slot in range(ledger.config.host_blocks) if slot in policy}
     for count in sorted({1, 2, 3, many, many + 1}):
         choice = policy.choose(count, frozenset())
@@ -103,6 +108,12 @@ def _check_policy(ledger: Ledger) -> None:
             )
         if policy.snapshot() != saved:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{asked}, and changed: `choose` is pure")
+
+
+def _copied(copy: PolicyCopy) -> bytes:
+    while not copy.go_on(1 << 16):
+        pass
+    return b"".join(copy.pieces())
 
 
 def differences(one: Ledger, live: Ledger) -> list[str]:

@@ -27,6 +27,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.invariants import Violation, check_ledger
 from kvsm.ledger import Ledger
+from kvsm.policies.ghosts import KeyQueue
 from kvsm.policies.slot_queue import SlotQueue
 from kvsm.properties import Property
 from kvsm.replay.witness import Witness
@@ -71,6 +72,8 @@ def _fields(thing: Any) -> Mapping[Any, Any] | None:
     """What an object is made of, by name; None for a value."""
     if isinstance(thing, SlotQueue):
         return {"length": len(thing), "order": thing.order().tolist()}
+    if isinstance(thing, KeyQueue):
+        return {"capacity": thing.capacity, "keys": list(thing)}
     if isinstance(thing, StateWords):
         return {"words": thing.words}
     if isinstance(thing, np.ndarray | array | bytearray):

@@ -32,6 +32,7 @@ from kvsm.kv_events import BlockStored, PublisherState, RemovedKeys, StoredKeys
 from kvsm.ledger import DictIndex, OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.offloader import PendingHit
 from kvsm.plan import TransferJob, WorkerReport
+from kvsm.policies.ghosts import KeyQueue
 from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import NativeSlotQueue, SlotQueue
 from kvsm.policies.use_counts import UseCounts
@@ -195,6 +196,12 @@ def _native_queue(capacity: int, *slots: int) -> SlotQueue:
     return queue
 
 
+def _keys(capacity: int, *keys: bytes) -> KeyQueue:
+    queue = KeyQueue(capacity)
+    queue.add(keys, capacity)
+    return queue
+
+
 def _uses(most: int, counts: bytes) -> UseCounts:
     # What `restore` saves and restores of the slots of a queue, here of all slots.
     made, every_slot = UseCounts(len(counts), most), SlotQueue(len(counts))
@@ -224,6 +231,7 @@ _OWN_KINDS: dict[type, _Kind] = {
     StateWords: (lambda one: (one.codec.machine.name, one.words.tobytes()), _words),
     SlotQueue: (lambda one: (one.capacity, *one), _queue),
     NativeSlotQueue: (lambda one: (one.capacity, *one), _native_queue),
+    KeyQueue: (lambda one: (one.capacity, *one), _keys),
     UseCounts: (lambda one: (one._most, bytes(one._bytes)), _uses),
     array: (lambda one: (one.tobytes(),), _numbers),
     DictIndex: (lambda one: (one._key_of, *one.items()), _index),
@@ -267,7 +275,7 @@ _CONSTANTS = (*Direction, *_CODECS, *rules_of(SmallRequest("", ())), "_queue")
 
 # A pickle names classes and functions by numbers: to import them by name takes a third of the time of `load`.
 _FIRST_NUMBER = 0x4B560000
-_MAKERS: tuple[Any, ...] = _words, _queue, _native_queue, _uses, _numbers, _index, OrderedDict
+_MAKERS: tuple[Any, ...] = _words, _queue, _native_queue, _keys, _uses, _numbers, _index, OrderedDict
 for _number, _one in enumerate((*_MAKERS, Direction, *_STRUCTS, *_SLOTTED, *_PLAIN), _FIRST_NUMBER):
     copyreg.add_extension(_one.__module__, _one.__qualname__, _number)
 

@@ -40,7 +40,7 @@ class DictIndex(dict[bytes, int]):
 class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):
     """The same for the native body (`kvsm/native/key_index.c`). It never grows, so it makes nobody wait."""
 
-    def __init__(self, key_of: list[bytes]) -> None:
+    def __init__(self, key_of: list[bytes], capacity: int) -> None:  # noqa: ARG002 (for `IndexBody.__new__`)
         self._key_of = key_of
 
     def enter(self, keys: Sequence[bytes], slots: Sequence[int]) -> bool:
@@ -64,6 +64,10 @@ class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):
 KeyIndex: TypeAlias = DictIndex | NativeIndex
 
 
-def make_index(key_of: list[bytes], is_native: bool) -> KeyIndex:
-    """An empty index over the slots of these keys."""
-    return NativeIndex(key_of) if is_native else DictIndex(key_of)
+def make_index(key_of: list[bytes], is_native: bool, capacity: int | None = None) -> KeyIndex:
+    """An empty index over the slots of these keys.
+
+    capacity: how many slots there may be; None: as many as there are.
+    """
+    slots = len(key_of) if capacity is None else capacity
+    return NativeIndex(key_of, slots) if is_native else DictIndex(key_of)
