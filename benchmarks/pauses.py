@@ -5,6 +5,8 @@ evicts. Each call is on the clock alone, in CPU time of its thread and in wall t
 while the next segment of the log opens, from the call that begins it to the call that ends it. Last, the
 cache is reset. The log is written as in vLLM: a thread syncs it, and another one writes its snapshots.
 
+All that is under LRU. The last table has all policies, at one size.
+
     python benchmarks/pauses.py --output benchmarks/results/pauses.md
 """
 
@@ -24,6 +26,7 @@ from page import markdown_table, publish
 from kvsm import native
 from kvsm.events import OffloadConfig
 from kvsm.offloader import Offloader
+from kvsm.policies import POLICIES
 
 BLOCKS = 64
 FILL_BLOCKS = 4096
@@ -58,9 +61,9 @@ def serve(core: Offloader, clock: Clock, number: int, blocks: int) -> None:
     clock.call("end_step", core.end_step)
 
 
-def measured(slots: int, requests: int) -> dict[str, Any]:
+def measured(slots: int, requests: int, policy: str = "lru") -> dict[str, Any]:
     """All figures at this size."""
-    config = OffloadConfig(host_blocks=slots, device_blocks=FILL_BLOCKS)
+    config = OffloadConfig(host_blocks=slots, device_blocks=FILL_BLOCKS, policy=policy)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log"
         core = Offloader.open(config, path, sync_thread=True, segment_bytes=SEGMENT_BYTES)
@@ -98,11 +101,25 @@ def longest(clock: Clock) -> list[str]:
     return [f"{max(max(one) for one in times.values()) / 1e6:,.2f}" for times in (clock.cpu, clock.wall)]
 
 
+def policy_rows(slots: int, requests: int) -> list[list[str]]:
+    """A row for each policy."""
+    rows = []
+    for policy in POLICIES:
+        figures = measured(slots, requests, policy)
+        p50, p99, _, most = spread(figures["clock"].cpu)
+        reset, _ = longest(figures["reset"])
+        rows.append([policy, p50, p99, most, spread(figures["change"].cpu)[-1], reset])
+        click.echo(f"  {rows[-1]}", err=True)
+        gc.collect()
+    return rows
+
+
 @click.command()
 @click.option("--slots", multiple=True, type=int, default=(10_000, 100_000, 1_000_000, 10_000_000))
+@click.option("--policy-slots", default=1_000_000, show_default=True, help="Slots in the table of policies.")
 @click.option("--requests", default=4000, show_default=True, help="Requests on the clock at each size.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
-def main(slots: tuple[int, ...], requests: int, output: Path | None) -> None:
+def main(slots: tuple[int, ...], policy_slots: int, requests: int, output: Path | None) -> None:
     """Measure the longest calls of the core."""
     header = ["slots", "p50", "p99", "p99.9", "longest call"]
     kinds = [f"{kind} time{when}" for when in ("", WHILE) for kind in ("CPU", "wall")]
@@ -125,6 +142,9 @@ def main(slots: tuple[int, ...], requests: int, output: Path | None) -> None:
     lines += ["### How long a segment takes to open, and a reset", ""]
     wide = ["slots", "segment, s", "requests meanwhile", "reset, ms of CPU", "reset, ms of wall time"]
     lines += [*markdown_table(wide, long_rows), ""]
+    lines += [f"### By policy: {policy_slots:,} slots, CPU time", ""]
+    columns = ["p50, us", "p99, us", "longest call, us", f"longest{WHILE}, us", "reset, ms"]
+    lines += [*markdown_table(["policy", *columns], policy_rows(policy_slots, requests)), ""]
     publish("Pauses", f"body of the fold: {native.described()}", lines, output)
 
 

@@ -456,11 +456,8 @@ class World:
             self.choose_and_evict(1, frozenset())
 
 
-MOVES = (
-    ["admit"] * 4
-    + ["evict", "pin", "unpin", "touch"] * 3
-    + ["remove", "fail", "restart", "reset", "copy", "copy"]
-)
+OFTEN = ["evict", "pin", "unpin", "touch", "copy"]
+MOVES = ["admit"] * 4 + OFTEN * 3 + ["remove", "fail", "restart", "reset"]
 sizes = st.one_of(st.integers(1, 5), st.integers(SMALL - 1, SMALL + 2), st.integers(20, 60))
 steps = st.lists(st.tuples(st.sampled_from(MOVES), sizes, st.integers(0, 2**32 - 1)), min_size=5, max_size=60)
 worlds = st.tuples(st.sampled_from([1, 2, 9, 20, 50, 120]), steps)

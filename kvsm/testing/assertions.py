@@ -89,9 +89,7 @@ def _check_policy(ledger: Ledger) -> None:
     policy, where = ledger.policy, f"after event {ledger.seq}, policy {ledger.config.policy}"
     saved, many = policy.snapshot(), len(policy)
     if _copied(policy.freeze()) != saved:
-        raise PropertyBroken(
-            Property.EVENTS_ARE_STATE, f"{where}: `freeze` gives another state than `snapshot`"
-        )
+        raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{where}: `freeze` is not `snapshot` of its moment")
     idle = {slot for slot in range(ledger.config.host_blocks) if slot in policy}
     for count in sorted({1, 2, 3, many, many + 1}):
         choice = policy.choose(count, frozenset())
