@@ -129,6 +129,8 @@ class OffloadScheduler:
             if brought is not None and core.defer(name, brought):
                 return None, False
         end = lookup.longest_hit(limit, index.__contains__, index.find)
+        if end == num_computed_tokens:
+            return self._pin(tracked, (), end, lookup.lacking)
         slots = self._slots(lookup, end)
         awaited = core.in_flight(slots)
         if awaited is not None:
