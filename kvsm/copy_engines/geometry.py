@@ -242,10 +242,14 @@ def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
 def _runs(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> BlockRuns:
     """The runs of the pairs. Each pair is its own run if rows are further apart than a pitch may be."""
     device, host = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
-    widest = max(layout.host.stride, *(rows.stride for rows in layout.tensors))
-    if widest > MAX_PITCH and not layout.is_dense:
+    if _widest(layout) > MAX_PITCH and not layout.is_dense:
         return BlockRuns(device, host, np.ones(len(host), np.int64))
     return merge_runs(device, host)
+
+
+@lru_cache(maxsize=16)
+def _widest(layout: MemoryLayout) -> int:
+    return max(layout.host.stride, *(rows.stride for rows in layout.tensors))
 
 
 def spread(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

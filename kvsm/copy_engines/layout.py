@@ -20,6 +20,8 @@ so the bytes behind a shorter row are copied for nothing, and nobody uses them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate, combinations
 from typing import Any, NamedTuple
 
@@ -42,7 +44,8 @@ class MemoryRows(NamedTuple):
         return self.address + (self.num_rows - 1) * self.stride + self.row_bytes
 
 
-class MemoryLayout(NamedTuple):
+@dataclass(frozen=True)
+class MemoryLayout:
     """The two pools of a rank.
 
     tensors: the device pool.
@@ -54,6 +57,14 @@ class MemoryLayout(NamedTuple):
     host: MemoryRows
     offsets: tuple[int, ...]
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        """Kept, because what follows from a layout is looked up by it for each copy."""
+        return hash((self.tensors, self.host, self.offsets))
+
     @property
     def num_device_blocks(self) -> int:
         return self.tensors[0].num_rows
@@ -62,7 +73,7 @@ class MemoryLayout(NamedTuple):
     def num_host_blocks(self) -> int:
         return self.host.num_rows
 
-    @property
+    @cached_property
     def block_bytes(self) -> int:
         """Bytes of one block, all its parts together."""
         return sum(rows.row_bytes for rows in self.tensors)
