@@ -6,6 +6,7 @@ import errno
 import fcntl
 import logging
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -232,10 +233,14 @@ def test_a_locked_pool_is_unlocked_once() -> None:
     assert pool.blocks.shape == (0, 8)
 
 
-def test_a_refused_lock_is_a_warning_and_a_working_pool(caplog: pytest.LogCaptureFixture) -> None:
-    def refused(_: int, size: int) -> None:
-        raise MemoryError(f"no {size}")
+def refused(_: int, size: int) -> None:
+    raise MemoryError(f"no {size}")
 
+
+def test_a_refused_lock_is_a_warning_and_a_working_pool(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (1 << 16, 1 << 16))
     unlocked: list[int] = []
     with (
         caplog.at_level(logging.WARNING, "kvsm"),
@@ -248,11 +253,42 @@ def test_a_refused_lock_is_a_warning_and_a_working_pool(caplog: pytest.LogCaptur
     for part in (
         "4,096 bytes is not page-locked",
         "MemoryError: no 4096",
+        "may lock 65,536 bytes",
         "ulimit -l",
         "--ulimit memlock=-1",
     ):
         assert part in record.getMessage()
     assert unlocked == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        ("ext4", "pool, on ext4. Only files in memory can be page-locked: use /dev/shm"),
+        ("tmpfs", "This process may lock all memory, so the log of the kernel (dmesg) may tell more"),
+        ("", "This process may lock all memory, so the log of the kernel (dmesg) may tell more"),
+    ],
+    ids=("on a disk", "in memory", "unknown"),
+)
+def test_a_pool_that_cannot_be_locked_says_where_it_is(
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    kind: str,
+    advice: str,
+) -> None:
+    """On an H200 the driver refused a file on a disk as an invalid argument, with no limit of memory."""
+    device = tmp_path.stat().st_dev
+    mount = f"36 35 {os.major(device)}:{os.minor(device)} / {tmp_path} rw,noatime - {kind} none rw"
+    (tmp_path / "mountinfo").write_text(
+        "35 1 99:99 / / rw - overlay none rw\n" + (f"{mount}\n" if kind else "")
+    )
+    monkeypatch.setattr(host_pool, "_MOUNTS", tmp_path / "mountinfo")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY,) * 2)
+    with HostPool(4, 8, path=tmp_path / "pool", page_locking=PageLocking(refused, refused)) as pool:
+        assert not pool.page_locked
+    [record] = caplog.records
+    assert record.getMessage().endswith(advice)
 
 
 def test_without_a_device_nothing_is_locked_and_nobody_warned(caplog: pytest.LogCaptureFixture) -> None:

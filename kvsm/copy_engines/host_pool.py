@@ -35,6 +35,9 @@ _NOT_KEPT = "the pool is not kept"
 
 _MAPPINGS = Path("/proc/self/smaps")
 """Where the system tells which pages a mapping has."""
+_MOUNTS = Path("/proc/self/mountinfo")
+_IN_MEMORY = ("tmpfs", "devtmpfs", "hugetlbfs", "ramfs")
+"""File systems whose files a driver can page-lock. Of others, the kernel writes pages back to a disk."""
 
 
 class PageLocking(NamedTuple):
@@ -116,7 +119,7 @@ class HostPool:
         self._process = os.getpid()
         self._page_locking = page_locking
         self.page_locked = page_locking is not None and _page_lock(
-            page_locking, self._address, self._mapped_bytes
+            page_locking, self._address, self._mapped_bytes, path
         )
         # At the end of the process a thread may still copy into a kept pool. So that pool is not closed: the
         # next run waits until the process is gone.
@@ -195,22 +198,46 @@ def _advise(mapping: mmap.mmap, is_private: bool) -> None:
                 mapping.madvise(getattr(mmap, name))
 
 
-def _page_lock(page_locking: PageLocking, address: int, size: int) -> bool:
+def _page_lock(
+    page_locking: PageLocking, address: int, size: int, path: str | os.PathLike[str] | None
+) -> bool:
     try:
         page_locking.lock(address, size)
     except Exception as error:
-        limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-        allowed = "has no limit" if limit == resource.RLIM_INFINITY else f"is limited to {limit:,} bytes"
         _LOGGER.warning(
-            "the host pool of %s bytes is not page-locked, and copies to and from it are slow: %s. Locked "
-            "memory %s in this process: raise it with `ulimit -l unlimited`, for a container with "
-            "`--ulimit memlock=-1`, for a service with LimitMEMLOCK=infinity",
+            "the host pool of %s bytes is not page-locked, and copies to and from it are slow: %s. %s",
             f"{size:,}",
             described(error),
-            allowed,
+            _what_to_do(path),
         )
         return False
     return True
+
+
+def _what_to_do(path: str | os.PathLike[str] | None) -> str:
+    """What helps if memory is not page-locked. path: of its file; None: it has none."""
+    kind = "" if path is None else _file_system(Path(path).parent)
+    if kind not in ("", *_IN_MEMORY):
+        return f"The pool is in {path}, on {kind}. Only files in memory can be page-locked: use /dev/shm"
+    limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if limit == resource.RLIM_INFINITY:
+        return "This process may lock all memory, so the log of the kernel (dmesg) may tell more"
+    return (
+        f"This process may lock {limit:,} bytes: raise that with `ulimit -l unlimited`, for a container with "
+        "`--ulimit memlock=-1`, for a service with LimitMEMLOCK=infinity"
+    )
+
+
+def _file_system(directory: Path) -> str:
+    """The type of the file system of a directory, such as tmpfs; empty if the system does not tell."""
+    try:
+        device = directory.stat().st_dev
+        lines = _MOUNTS.read_text().splitlines()
+    except OSError:
+        return ""
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    kinds = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == wanted]
+    return kinds[-1] if kinds else ""
 
 
 def _huge_page_bytes(address: int, size: int) -> int:
