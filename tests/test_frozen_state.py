@@ -26,8 +26,10 @@ from kvsm.frozen import freeze
 from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger
 from kvsm.log.state_copy import StateCopy, WholeState
+from kvsm.offloader import Offloader
 from kvsm.policies import POLICIES
 from kvsm.snapshot import snapshot
+from kvsm.testing import assert_sound
 from kvsm.worlds.audited import AuditedWorld
 from kvsm.worlds.core_options import draw_options
 
@@ -239,6 +241,23 @@ def stored(count: int, slots: int = 0, key_size: int = 8) -> Ledger:
     ):
         ledger.apply(kind(seq, 0, 0, *fields))
     return ledger
+
+
+@needs_native
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_copy_goes_on_after_a_test_has_looked_at_the_ledger(policy: str) -> None:
+    """`assert_sound` copies the policy, too. A test may call it while a segment of the log opens."""
+    core = Offloader(OffloadConfig(host_blocks=40, device_blocks=40, policy=policy))
+    for number in range(5):
+        keys = [b"%d-%d" % (number, block) for block in range(10)]
+        job = core.prepare_store("", keys, range(10)).job
+        assert job is not None
+        core.submit([job.transfer])
+        core.complete_store(job.transfer)
+    wanted, copy = snapshot(core.ledger), freeze(core.ledger)
+    copy.go_on()
+    assert_sound(core.ledger)
+    assert finished(copy) == wanted
 
 
 def pack_slots(*slots: int) -> bytes:
