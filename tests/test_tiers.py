@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -265,7 +266,7 @@ def test_a_disk_that_fails_gets_no_more_stores_and_the_blocks_wait() -> None:
     assert job.keys == tuple(KEYS[5:7])
 
 
-class CountedWalks(dict[bytes, None]):
+class CountedWalks(OrderedDict[bytes, None]):
     """Counts how often somebody begins to walk through it."""
 
     walks = 0
@@ -275,16 +276,16 @@ class CountedWalks(dict[bytes, None]):
         return super().__iter__()
 
 
-def test_a_backlog_is_walked_through_once_for_each_copy() -> None:
+def test_nobody_walks_through_a_backlog() -> None:
     """A dict finds its first key behind the places of all that were deleted. To look for it once a key took
-    16 ms a step, with a backlog of a quarter of a million keys."""
+    16 ms a step, with a backlog of a quarter of a million keys, and once a copy 11 ms with a million."""
     tiers = Tiers(host_blocks=8)
     tiers.store(KEYS[:6])
     waiting = CountedWalks(tiers.tier._waiting)
     tiers.tier._waiting = waiting
     (job,) = tiers.tier.plan()
     assert len(job.keys) == PLACES
-    assert waiting.walks == 1
+    assert waiting.walks == 0
 
 
 def test_each_block_that_does_not_reach_the_disk_is_counted() -> None:

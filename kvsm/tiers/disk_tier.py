@@ -40,6 +40,7 @@ When a prompt comes again and the host has lost it, `fetch` begins the copy back
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
 from itertools import islice
@@ -197,8 +198,9 @@ class DiskTier:
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)
         self._fetches = Fetches(host)
-        self._waiting: dict[bytes, None] = {}
-        """Keys to store on the disk, the oldest first."""
+        self._waiting: OrderedDict[bytes, None] = OrderedDict()
+        """Keys to store on the disk, the oldest first. A dict would find its first key behind the places of all
+        that were deleted."""
         self._planned: list[TransferJob] = []
         self._is_durable = True
         """Whether `void` has returned since the last reset."""
@@ -375,20 +377,14 @@ class DiskTier:
         wait no more."""
         index, readable, below = self.host.ledger.index, self.host.ledger.readable, self.disk.ledger.index
         keys: list[bytes] = []
-        looked_at: list[bytes] = []
-        for key in self._waiting:
-            if len(keys) == most:
-                break
-            looked_at.append(key)
+        while self._waiting and len(keys) < most:
+            key, _ = self._waiting.popitem(last=False)
             if key in below:
                 continue
             if key in index and readable(index[key]):
                 keys.append(key)
             else:
                 self._note_not_stored(1)
-        # All at once: a dict finds its first key behind the places of all that were deleted.
-        for key in looked_at:
-            del self._waiting[key]
         return keys
 
     def _load(
