@@ -199,8 +199,8 @@ class DiskTier:
         self._health = HealthWatch(name, clock)
         self._fetches = Fetches(host)
         self._waiting: OrderedDict[bytes, None] = OrderedDict()
-        """Keys to store on the disk, the oldest first. A dict would find its first key behind the places of all
-        that were deleted."""
+        """Keys to store on the disk, the oldest first. A dict would find its first key behind the places of
+        all that were deleted."""
         self._planned: list[TransferJob] = []
         self._is_durable = True
         """Whether `void` has returned since the last reset."""
