@@ -42,30 +42,37 @@ class KeyQueue:
 
     def add(self, keys: Iterable[bytes], limit: int) -> None:
         """Put those keys at the tail that are not here, and forget the oldest beyond `limit`."""
-        given = list(dict.fromkeys(keys))
-        fresh = [key for key, is_here in zip(given, self.holding(given)) if not is_here]
+        fresh = list(dict.fromkeys(keys))
+        if self.holds_any(fresh):
+            fresh = [key for key, is_here in zip(fresh, self.holding(fresh)) if not is_here]
         over = len(self) + len(fresh) - limit
+        forgotten: IdArray = NO_IDS
         if over > 0:
             forgotten = self._order.first(min(over, len(self)))
             self._take_out(forgotten)
             fresh = fresh[over - len(forgotten) :]
-        if fresh:
+        if len(forgotten) == len(fresh):
+            numbers = forgotten  # as mostly, once the queue is full
+        else:
+            self._unused.append(forgotten)
             numbers = self._free_numbers(len(fresh))
+        if fresh:
             if self._copy is not None and self._copy.is_open:
                 self._kept.keep(listed(numbers), self._key_of)
+            key_of, index = self._key_of, self._index
             for key, number in zip(fresh, listed(numbers)):
-                self._key_of[number] = key
-                self._index[key] = number
+                key_of[number] = key
+                index[key] = number
             self._order.append(numbers)
 
     def trim(self, limit: int) -> None:
         """Forget the oldest keys until no more than `limit` are left."""
         if len(self) > limit:
-            self._take_out(self._order.first(len(self) - limit))
+            self._forget(self._order.first(len(self) - limit))
 
     def remove(self, key: bytes) -> None:
         """Forget a key that is here."""
-        self._take_out((self._index[key],))
+        self._forget((self._index[key],))
 
     def clear(self) -> None:
         """Forget all keys. Their memory is used again, so this takes no time."""
@@ -109,8 +116,13 @@ class KeyQueue:
         self._key_of += [b""] * (self._never_used - len(self._key_of))
         return join(again, tuple(range(new, self._never_used)))
 
-    def _take_out(self, numbers: IdArray) -> None:
-        for key in self._index.keys_of(numbers):
-            del self._index[key]
-        self._order.remove(numbers)
+    def _forget(self, numbers: IdArray) -> None:
+        self._take_out(numbers)
         self._unused.append(numbers)
+
+    def _take_out(self, numbers: IdArray) -> None:
+        """The keys of these numbers leave. The caller says what becomes of the numbers."""
+        index = self._index
+        for key in index.keys_of(numbers):
+            del index[key]
+        self._order.remove(numbers)
