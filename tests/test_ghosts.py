@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsm import native
+from kvsm.policies import copies
 from kvsm.policies.copies import KeysCopy
 from kvsm.policies.ghosts import KeyQueue
 
@@ -102,6 +103,22 @@ def test_a_copy_has_the_keys_of_its_moment(
             getattr(ghosts, call)(*arguments)
         assert written(copy, cost) == expected
         ghosts.compare()
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_copy_that_another_one_replaced_is_refused(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody keeps keys for it any more. It would be written with the keys that have got their numbers."""
+    monkeypatch.setattr(copies, "_KEYS_AT_ONCE", 4)
+    ghosts = Ghosts(name)
+    ghosts.add(KEYS[:40], CAPACITY)
+    first = ghosts.queue.freeze()
+    while not first._pieces:  # its order is whole then, and most keys are not written
+        first.go_on(1)
+    second = ghosts.queue.freeze()
+    ghosts.add(KEYS[40:], CAPACITY)
+    with pytest.raises(RuntimeError, match="was dropped"):
+        written(first, 1)
+    assert written(second, 1) == KEYS[:40]
 
 
 @pytest.mark.parametrize("name", BODIES)

@@ -118,7 +118,7 @@ class EvictionPolicy(Protocol):
         """What `snapshot` returns now, as a copy that is made in pieces while events go on being folded.
 
         A policy that inherits this one is written here and now: some 3 ms for each million slots of a queue,
-        in which nobody is served. The copy before it is dropped.
+        in which the engine waits. The copy before it is dropped.
         """
         return PlainCopy(self.snapshot())
 

@@ -29,13 +29,15 @@ _ENCODER = msgspec.msgpack.Encoder()
 class PolicyPart(Protocol):
     """A part of a snapshot: of one moment, and written later.
 
-    Whoever changes the policy keeps what the part has not written yet. So nobody may forget a part: it is
-    written to its end, or dropped.
+    A policy that changes keeps what a part has not written yet. So a part is written to its end, or dropped.
     """
 
     @abstractmethod
     def go_on(self, left: int) -> int:
-        """Write what costs `left`. Returns what is left of it if the part is whole, else 0."""
+        """Write what costs `left`. Returns what is left of it if the part is whole, else 0.
+
+        Raises `RuntimeError` if the part was dropped, unless it does not need the policy any more.
+        """
 
     @abstractmethod
     def pieces(self) -> Sequence[bytes]:
@@ -43,7 +45,7 @@ class PolicyPart(Protocol):
 
     @abstractmethod
     def drop(self) -> None:
-        """Nobody needs it any more. Idempotent."""
+        """Nobody needs it any more. A part that is whole stays whole. Idempotent."""
 
 
 class Written(PolicyPart):
@@ -105,6 +107,7 @@ class _FollowingPart(PolicyPart):
         self._steps = self._write()
         self.is_open = True
         """Whether it still needs what it has not written."""
+        self._dropped = False
 
     @abstractmethod
     def _write(self) -> Generator[int, None, None]:
@@ -112,6 +115,8 @@ class _FollowingPart(PolicyPart):
 
     def go_on(self, left: int) -> int:
         """As `PolicyPart.go_on`. It goes on with its queues first."""
+        if self._dropped:
+            raise RuntimeError("this copy of the state was dropped")
         for queue in self._queues:
             left = queue.go_on(left)
             if not left:
@@ -128,7 +133,7 @@ class _FollowingPart(PolicyPart):
 
     def drop(self) -> None:
         """As `PolicyPart.drop`."""
-        self.is_open = False
+        self._dropped, self.is_open = self._dropped or self.is_open, False
         for queue in self._queues:
             queue.drop()
 

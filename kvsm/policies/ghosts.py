@@ -104,6 +104,8 @@ class KeyQueue:
 
     def freeze(self) -> KeysCopy:
         """A copy of the keys in order. The copy before it is dropped."""
+        if self._copy is not None:
+            self._copy.drop()
         self._kept = KeptKeys()
         self._copy = KeysCopy(self._order.freeze(), self._key_of, self._kept)
         return self._copy
