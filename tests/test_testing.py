@@ -25,6 +25,7 @@ from kvsm.copy_engines import CopyEngine, HostCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.events import WorkerReported
 from kvsm.plan import TransferJob
+from kvsm.policies.copies import PlainCopy, PolicyCopy
 from kvsm.policies.lru import LRUPolicy
 from kvsm.scheduler import LastStep, OffloadScheduler, StoreMode
 from kvsm.testing import (
@@ -160,6 +161,11 @@ class ChangesWhenItIsAsked(LRUPolicy):
         return choice
 
 
+class CopiesAnotherState(LRUPolicy):
+    def freeze(self) -> PolicyCopy:
+        return PlainCopy(self.snapshot()[4:])
+
+
 @pytest.mark.parametrize(
     ("policy", "said"),
     [
@@ -169,6 +175,7 @@ class ChangesWhenItIsAsked(LRUPolicy):
         ),
         (ChoosesWhatIsNotIdle, r"no reuse in flight \(S3\): .*not all of them are idle"),
         (ChangesWhenItIsAsked, r"events are state \(S10\): .*and changed: `choose` is pure"),
+        (CopiesAnotherState, r"events are state \(S10\): .*`freeze` is not `snapshot` of its moment"),
     ],
 )
 def test_policy_that_breaks_its_word_is_not_sound(policy: type[LRUPolicy], said: str) -> None:
