@@ -704,6 +704,16 @@ GROUPS = st.lists(
 )
 
 
+def test_no_key_is_told_as_missed_if_a_group_has_no_hash_behind_it() -> None:
+    """With it the hit would be no longer: the second group has hashes of 32 tokens."""
+    groups = KVCacheGroup(4), KVCacheGroup(8)
+    keys = [[b"a%d" % place for place in range(5)], [b"b0", b"b1"]]
+    held = {key for table in keys for key in table} - {b"a4"}
+    lookup = HitSearch(SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS), 2, keys, 0)
+    assert lookup.longest_hit(40, held.__contains__) == 32
+    assert lookup.lacking is None
+
+
 @given(
     GROUPS, st.integers(0, 40), st.integers(0, 3), st.sampled_from([1, 2]), st.randoms(use_true_random=False)
 )

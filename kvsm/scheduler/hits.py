@@ -60,6 +60,8 @@ class HitSearch:
         has: whether a key can be counted on.
         find: the same of many keys at once. It takes a third of the time.
         """
+        hashed = [len(keys) * tokens for keys, tokens in zip(self._keys, self._chunk_tokens)]
+        limit = min(limit, *hashed)
         end, self.lacking = self._align(limit), None
         asked: int | None = None
         while end != asked and end > self._local:
@@ -93,8 +95,6 @@ class HitSearch:
     def _served(self, index: int, end: int, has: Has, find: Find | None) -> int:
         """The largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
-        if end > len(keys) * tokens:
-            end, self.lacking = len(keys) * tokens, None
         while end > self._local:
             first = max(self._local, group.first_needed_token(end)) // tokens
             last = -(-end // tokens)
