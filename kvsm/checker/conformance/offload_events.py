@@ -1,8 +1,9 @@
 """A way through the offload protocol as the events of a core: the same story, for `kvsm show` to read.
 
-It is the other direction of `offload_steps.py`. A plan of several blocks is one event. So it is told when it
-is complete: as it leaves, or is taken back. A load of several blocks belongs to one request. So its matches
-are told together, with the last of them.
+It is the other direction of `offload_steps.py`. A plan of several blocks is one event. So it is told with its
+last block. A load of several blocks belongs to one request. So its matches are told together, with the last
+of them. In the protocol a bad load may void a block of a plan before the plan gets its last one. A core plans
+in one step and refuses the events of such a path.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def events_of_path(model: ProtocolModel, path: Sequence[Move]) -> list[Offloadin
 
     Whether the core would refuse one of them is not asked: the path may break the protocol.
     """
-    told = _PathTelling(model, _matches_by_load(path))
+    told = _PathTelling(model, _matches_by_load(path), _plan_sizes(path))
     (state,) = model.initial()
     for move in path:
         if move[0] == "crash":
@@ -31,7 +32,6 @@ def events_of_path(model: ProtocolModel, path: Sequence[Move]) -> list[Offloadin
         name, *members = move
         TOLD[str(name)](told, state, *map(int, members))
         state = after
-    told.rest()
     return told.events
 
 
@@ -55,19 +55,31 @@ def _matches_by_load(path: Sequence[Move]) -> dict[int, list[int]]:
     return together
 
 
+def _plan_sizes(path: Sequence[Move]) -> list[int]:
+    """How many blocks each plan gets, in the order of their first blocks."""
+    sizes: list[int] = []
+    plan_of: dict[int, int] = {}
+    for name, *members in path:
+        if name in ("plan_store", "plan_load"):
+            plan_of[int(members[0])] = len(sizes)
+            sizes.append(1)
+        elif name in ("store_more", "load_more"):
+            sizes[plan_of[int(members[0])]] += 1
+    return sizes
+
+
 @dataclass(eq=False)
 class _ToldPlan:
     """A transfer that is planned.
 
-    match: one of a load's matches, by its place among all.
+    size: how many blocks it will have.
     id: the number of its event, once it is told.
     """
 
-    store: bool
+    size: int
     slots: list[int] = field(default_factory=list)
     device_blocks: list[int] = field(default_factory=list)
     keys: list[bytes] = field(default_factory=list)
-    match: int = -1
     id: int = 0
 
 
@@ -75,16 +87,17 @@ class _PathTelling:
     """The events so far.
 
     together: the matches of the same load, for each match by its place among all.
+    sizes: how many blocks each plan gets, in their order.
     """
 
-    def __init__(self, model: ProtocolModel, together: dict[int, list[int]]) -> None:
-        sizes = {members.name: members.size for members in model.declared.index_sets}
+    def __init__(self, model: ProtocolModel, together: dict[int, list[int]], sizes: list[int]) -> None:
+        members = {one.name: one.size for one in model.declared.index_sets}
         config = OffloadConfig(
-            host_blocks=sizes["slot"], device_blocks=sizes["device block"], workers=sizes["worker"]
+            host_blocks=members["slot"], device_blocks=members["device block"], workers=members["worker"]
         )
         self.events: list[OffloadingEvent] = [ev.LogOpened(1, 0, 0, config, "")]
         self._layout, self._key = model.layout, model.declared.variable("key")
-        self._together = together
+        self._together, self._sizes = together, iter(sizes)
         self._slots: list[int] = []
         """The slot of each match."""
         self._requests: dict[int, str] = {}
@@ -98,11 +111,6 @@ class _PathTelling:
         number = len(self.events) + 1
         self.events.append(kind(number, 0, 0, *facts))
         return number
-
-    def rest(self) -> None:
-        """The plans that never left."""
-        for transfer in self._plans:
-            self._plan(transfer)
 
     def match(self, _: State, slot: int, match: int) -> None:
         """A hit, if it is the last match of its load, or of no load."""
@@ -123,37 +131,37 @@ class _PathTelling:
         self.tell(ev.BlocksEvicted, (slot,), (), len(self.events) + 2)
 
     def store(self, state: State, transfer: int, _copy: int, device_block: int, slot: int) -> None:
-        """One more block of a store."""
+        """One more block of a store. The plan is told with the last one."""
+        plan = self._plan_with(transfer, device_block, slot)
         key = state[self._layout.place(self._key, (device_block,))]
-        plan = self._plan_of(transfer, store=True)
-        plan.slots.append(slot)
-        plan.device_blocks.append(device_block)
         plan.keys.append(f"key {key}".encode())
+        if len(plan.slots) == plan.size:
+            plan.id = self.tell(
+                ev.StorePlanned, (), tuple(plan.keys), tuple(plan.slots), tuple(plan.device_blocks)
+            )
 
     def load(self, _: State, transfer: int, _copy: int, device_block: int, slot: int, match: int) -> None:
-        """One more block of a load."""
-        plan = self._plan_of(transfer, store=False)
-        plan.slots.append(slot)
-        plan.device_blocks.append(device_block)
-        plan.match = self._open[match]
+        """One more block of a load. The plan is told with the last one."""
+        plan = self._plan_with(transfer, device_block, slot)
+        if len(plan.slots) == plan.size:
+            request = self._requests[self._open[match]]
+            plan.id = self.tell(ev.LoadPlanned, request, tuple(plan.slots), tuple(plan.device_blocks))
 
     def submit(self, _: State, transfer: int) -> None:
-        """The plan, and that it leaves."""
-        self.tell(ev.TransfersSubmitted, (self._plan(transfer),))
+        """The plan leaves."""
+        self.tell(ev.TransfersSubmitted, (self._plans[transfer].id,))
 
     def cancel(self, _: State, transfer: int) -> None:
-        """The plan, and that it does not leave."""
-        self.tell(ev.TransferCancelled, self._plan(transfer))
-        del self._plans[transfer]
+        """The plan is taken back."""
+        self.tell(ev.TransferCancelled, self._plans.pop(transfer).id)
 
     def lose(self, _: State, transfer: int) -> None:
         """A worker will never report."""
-        self.tell(ev.TransferLost, self._plan(transfer))
-        del self._plans[transfer]
+        self.tell(ev.TransferLost, self._plans.pop(transfer).id)
 
     def report(self, transfer: int, worker: int, good: bool, ends: bool) -> None:
         """A worker's report."""
-        self.tell(ev.WorkerReported, self._plan(transfer), worker, good)
+        self.tell(ev.WorkerReported, self._plans[transfer].id, worker, good)
         if ends:
             del self._plans[transfer]
 
@@ -162,21 +170,14 @@ class _PathTelling:
         self._epoch += 1
         self.tell(ev.CacheReset, self._epoch)
 
-    def _plan_of(self, transfer: int, store: bool) -> _ToldPlan:
+    def _plan_with(self, transfer: int, device_block: int, slot: int) -> _ToldPlan:
+        """The plan, which now has this block too."""
         if transfer not in self._plans:
-            self._plans[transfer] = _ToldPlan(store)
-        return self._plans[transfer]
-
-    def _plan(self, transfer: int) -> int:
-        """The id of a transfer. Its plan is told if it was not."""
+            self._plans[transfer] = _ToldPlan(next(self._sizes))
         plan = self._plans[transfer]
-        if not plan.id:
-            slots, blocks = tuple(plan.slots), tuple(plan.device_blocks)
-            if plan.store:
-                plan.id = self.tell(ev.StorePlanned, (), tuple(plan.keys), slots, blocks)
-            else:
-                plan.id = self.tell(ev.LoadPlanned, self._requests[plan.match], slots, blocks)
-        return plan.id
+        plan.slots.append(slot)
+        plan.device_blocks.append(device_block)
+        return plan
 
 
 def _untold(_: _PathTelling, __: State, *_members: int) -> None:
