@@ -30,6 +30,16 @@ class DictIndex(dict[bytes, int]):
         """The slot of each key; None for a key that is not there."""
         return list(map(self.get, keys))
 
+    def find_prefix(
+        self,
+        hashes: Sequence[bytes],
+        stride: int,
+        suffix: bytes,
+        first: int,
+        last: int,
+    ) -> None:
+        """Only the native body can look for keys that are not made. None: make them, and `find` them."""
+
     def keys_of(self, slots: IdArray) -> Sequence[bytes]:
         """The keys of these slots' latest lives."""
         if len(slots) < 2:

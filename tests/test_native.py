@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections.abc import Callable
+from itertools import takewhile
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import msgspec
 import native_tables
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -171,6 +176,84 @@ def test_an_index_takes_no_slot_beyond_its_capacity() -> None:
     with pytest.raises(IndexError, match="slot 3 is none of the 3"):
         index[b"other"] = 3
     assert dict(index) == {b"key": 2}
+
+
+class _Hash(bytes):
+    """An engine's hash may be of a type below bytes."""
+
+
+@given(
+    lacking=st.sets(st.integers(0, 59), max_size=2),
+    hashes=st.integers(0, 60),
+    stride=st.integers(1, 3),
+    suffix=st.sampled_from([b"", bytes(4)]),
+    first=st.integers(0, 20),
+    count=st.integers(-1, 60),
+    odd=st.none() | st.tuples(st.integers(0, 59), st.sampled_from([_Hash(b"7"), 7, None])),
+)
+@settings(max_examples=300)
+def test_an_index_finds_the_chunks_of_a_prompt_that_come_first(
+    lacking: set[int],
+    hashes: int,
+    stride: int,
+    suffix: bytes,
+    first: int,
+    count: int,
+    odd: tuple[int, object] | None,
+) -> None:
+    """Correct bytes (S15): it finds what asking for each key finds. Hashes that are no plain bytes, and
+    chunks that have no hash yet, are left to Python."""
+    held = sorted(set(range(60)) - lacking)
+    index = make_index([b""] * 60, True)
+    assert index.enter([b"%d" % place + suffix for place in held], held)
+    known: list[object] = [b"%d" % place for place in range(hashes)]
+    if odd is not None and odd[0] < hashes:
+        known[odd[0]] = odd[1]
+    ends, last = known[stride - 1 :: stride], first + count
+    found = index.find_prefix(known, stride, suffix, first, last)  # type: ignore[arg-type]
+    if not first <= last <= len(ends):
+        assert found is None
+        return
+    asked = ends[first:last]
+    there = list(takewhile(lambda one: type(one) is bytes and int(one) in held, asked))
+    if found is None:
+        # It makes some keys ahead of those that it looks for.
+        assert any(type(one) is not bytes for one in asked[: len(there) + 16])
+    else:
+        assert len(there) == len(asked) or type(asked[len(there)]) is bytes
+        assert type(found) is (tuple if len(there) <= SMALL else np.ndarray)
+        assert list(found) == [int(one) for one in there]  # type: ignore[call-overload]
+
+
+def test_an_index_makes_no_key_of_hashes_that_are_no_list() -> None:
+    """They are read one by one, in Python."""
+    index = make_index([b""], True)
+    index[b"0"] = 0
+    assert index.find_prefix((b"0",), 1, b"", 0, 1) is None
+    assert index.find_prefix([b"0"], 1, b"", 0, 1) == (0,)
+
+
+def test_a_search_for_chunks_leaves_nothing_behind() -> None:
+    """The keys that it makes are gone when it has ended, whatever it found."""
+    index = make_index([b""] * 64, True)
+    hashes: list[Any] = [b"%d" % place for place in range(64)]
+    assert index.enter([one + b"-suffix" for one in hashes], range(64))
+    questions = [hashes, [*hashes[:40], b"other", *hashes[41:]], [*hashes[:60], None, *hashes[61:]]]
+
+    def ask() -> None:
+        for one in questions:
+            index.find_prefix(one, 1, b"-suffix", 0, 64)
+
+    ask()
+    gc.collect()
+    tracemalloc.start()
+    ask()
+    begun = tracemalloc.get_traced_memory()[0]
+    for _ in range(50):
+        ask()
+    left = tracemalloc.get_traced_memory()[0] - begun
+    tracemalloc.stop()
+    assert left < 1000
 
 
 def test_a_reset_takes_the_arc_of_what_it_voids() -> None:

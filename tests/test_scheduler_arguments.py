@@ -91,12 +91,29 @@ def test_no_report_is_taken_if_one_is_no_report(reports: Any, told: str) -> None
     assert len(hand.log) == events
 
 
-@pytest.mark.parametrize("value", ["hash", 5, None, bytearray(b"hash"), memoryview(b"hash")], ids=type)
+NO_HASHES = ["hash", 5, None, bytearray(b"hash"), memoryview(b"hash")]
+
+
+@pytest.mark.parametrize("value", NO_HASHES, ids=type)
 def test_block_hash_that_is_not_bytes_is_refused_by_its_place(value: Any) -> None:
     hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
+    hand.store(SmallRequest("old", range(8)), [10, 11])
     request.block_hashes = [*request.block_hashes[:2], value, *request.block_hashes[3:]]  # type: ignore[misc]
     with pytest.raises(WrongArgument, match=r"\[2\] of request r is .*; a block hash is bytes"):
         hand.scheduler.get_num_new_matched_tokens(request, 0)
+
+
+@pytest.mark.parametrize("value", NO_HASHES, ids=type)
+def test_block_hash_that_a_match_did_not_look_at_is_refused_before_it_is_stored(value: Any) -> None:
+    """Correct bytes (S15): a prompt that misses at once may have a wrong hash behind that."""
+    hand, request = Hand(), SmallRequest("r", list(range(16)), 1)
+    request.block_hashes = [*request.block_hashes[:2], value, *request.block_hashes[3:]]  # type: ignore[misc]
+    hand.admit(request, [0, 1, 2, 3])
+    hand.compute(request)
+    events = len(hand.log)
+    with pytest.raises(WrongArgument, match=r"\[2\] of request r is .*; a block hash is bytes"):
+        hand.step(request)
+    assert len(hand.log) == events
 
 
 def test_load_into_more_blocks_than_the_request_has_is_refused() -> None:

@@ -27,6 +27,7 @@ from scheduler_traffic import (
 )
 
 from kvsm import events as ev
+from kvsm import native
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction
 from kvsm.ids import to_list
@@ -650,12 +651,30 @@ def test_keys_are_the_same_in_whatever_pieces_they_are_asked_for(
             assert (len(view), view[first:last]) == (len(keys), keys[first:last])
 
 
+@pytest.mark.usefixtures("_python_folds")
 def test_match_makes_no_more_keys_than_it_looks_at() -> None:
     """A long prompt that misses costs no more than a short one."""
     hand = Hand()
     request = SmallRequest("r", range(4000))
     assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
     assert len(hand.scheduler.state.tracked["r"].asked_keys[0]) == FIRST_PIECE
+
+
+@pytest.mark.skipif(bool(native.WHY_NOT), reason="the native body looks for keys that Python does not make")
+def test_match_makes_one_key_that_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The keys before it are the index's own; the one that lacks is told to the log."""
+    made: list[bytes] = []
+    make_keys = TrackedRequest.make_keys
+
+    def noted(tracked: TrackedRequest, group: int, first: int, last: int) -> list[bytes]:
+        made.extend(keys := make_keys(tracked, group, first, last))
+        return keys
+
+    hand = hand_with(range(48))
+    monkeypatch.setattr(TrackedRequest, "make_keys", noted)
+    asking = SmallRequest("asking", [*range(40), *range(20)])
+    assert match(hand, asking) == 40
+    assert made == [keys_of(asking)[40 // HASH_TOKENS]]
 
 
 def test_request_that_has_its_blocks_keeps_no_keys() -> None:

@@ -141,20 +141,26 @@ void index_clear(KeyIndex *index)
     index->size = 0;
 }
 
+/* Bring the place of a key into the cache. false: the key has no hash. */
+static bool prefetch_place(const KeyIndex *index, PyObject *key)
+{
+    const Py_hash_t hash = key == NULL ? -1 : PyObject_Hash(key);
+    if (hash == -1) {
+        PyErr_Clear();
+        return false;
+    }
+    const uint32_t place = part_of(hash) & index->mask;
+    __builtin_prefetch(&index->clean[place / PAGE]);
+    __builtin_prefetch(&index->places[place]);
+    return true;
+}
+
 /* Bring the places of these keys into the cache before they are read one after the other. */
 void index_prefetch(const KeyIndex *index, PyObject *keys, Py_ssize_t count)
 {
-    for (Py_ssize_t one = 0; one < count; one++) {
-        PyObject *key = PyTuple_Check(keys) ? PyTuple_GetItem(keys, one) : PyList_GetItem(keys, one);
-        const Py_hash_t hash = key == NULL ? -1 : PyObject_Hash(key);
-        if (hash == -1) {
-            PyErr_Clear();
+    for (Py_ssize_t one = 0; one < count; one++)
+        if (!prefetch_place(index, PyTuple_Check(keys) ? PyTuple_GetItem(keys, one) : PyList_GetItem(keys, one)))
             return;
-        }
-        const uint32_t place = part_of(hash) & index->mask;
-        __builtin_prefetch(&index->clean[place / PAGE]);
-        __builtin_prefetch(&index->places[place]);
-    }
 }
 
 /* --------------------------------------------------------------------------------------- for Python */
@@ -273,6 +279,82 @@ static PyObject *py_find(PyObject *self, PyObject *keys)
     return slots;
 }
 
+#define AHEAD 16 /* keys that are made before the first of them is looked for */
+
+/* The key of a chunk: the hash that ends it, and the suffix; owned. NULL without an error: Python makes it, or
+   refuses it. */
+static PyObject *chunk_key(PyObject *hashes, Py_ssize_t place, PyObject *suffix)
+{
+    PyObject *hash = PyList_GetItem(hashes, place);
+    if (hash == NULL || !PyBytes_CheckExact(hash))
+        return NULL;
+    const Py_ssize_t size = PyBytes_Size(hash), more = PyBytes_Size(suffix);
+    PyObject *key = PyBytes_FromStringAndSize(NULL, size + more);
+    if (key != NULL) {
+        memcpy(PyBytes_AsString(key), PyBytes_AsString(hash), (size_t)size);
+        memcpy(PyBytes_AsString(key) + size, PyBytes_AsString(suffix), (size_t)more);
+    }
+    return key;
+}
+
+/* Look for `count` chunks whose first hash is at `place`. Returns how many are there, up to one that is not;
+   -1: Python makes the keys, or an error is set. */
+static Py_ssize_t find_chunks(const KeyIndex *index, PyObject *hashes, Py_ssize_t place, Py_ssize_t stride,
+                              PyObject *suffix, Py_ssize_t count, int64_t *slots)
+{
+    PyObject *keys[AHEAD];
+    Py_ssize_t made = 0, found = 0;
+    bool readable = true;
+    for (; readable && made < count; made += readable) {
+        keys[made] = chunk_key(hashes, place + made * stride, suffix);
+        readable = keys[made] != NULL && prefetch_place(index, keys[made]);
+        if (!readable)
+            Py_XDECREF(keys[made]);
+    }
+    while (readable && found < count && (slots[found] = index_find(index, keys[found])) >= 0)
+        found++;
+    if (readable && found < count && slots[found] == -2)
+        readable = false;
+    while (made-- > 0)
+        Py_DECREF(keys[made]);
+    return readable ? found : -1;
+}
+
+/* find_prefix(hashes, stride, suffix, first, last): the slots of these chunks, in the ledger's form, up to the
+   first chunk whose key is not there. Chunk n ends with hash number (n + 1) * stride - 1. None: Python makes the
+   keys. */
+static PyObject *py_find_prefix(PyObject *self, PyObject *const *arguments, Py_ssize_t given)
+{
+    if (given != 5 || !PyList_CheckExact(arguments[0]) || !PyBytes_CheckExact(arguments[2]))
+        Py_RETURN_NONE;
+    PyObject *hashes = arguments[0], *suffix = arguments[2];
+    int64_t stride, first, last;
+    if (!read_number(arguments[1], &stride) || !read_number(arguments[3], &first) ||
+        !read_number(arguments[4], &last) || stride < 1 || last > PyList_Size(hashes) / stride || first > last)
+        Py_RETURN_NONE;
+    int64_t *slots = malloc((size_t)(last - first + 1) * sizeof *slots);
+    if (slots == NULL)
+        return PyErr_NoMemory();
+    Py_ssize_t found = 0, more = 1; /* most prompts that miss do so at once */
+    for (Py_ssize_t asked = 0; found == asked && first + found < last;) {
+        const Py_ssize_t left = (Py_ssize_t)(last - first) - found, count = more < left ? more : left;
+        const Py_ssize_t here = find_chunks((KeyIndex *)self, hashes, (Py_ssize_t)((first + found + 1) * stride - 1),
+                                            (Py_ssize_t)stride, suffix, count, slots + found);
+        if (here < 0) {
+            free(slots);
+            if (PyErr_Occurred())
+                return NULL;
+            Py_RETURN_NONE;
+        }
+        asked += count;
+        found += here;
+        more = AHEAD;
+    }
+    PyObject *ids = ids_object(slots, found);
+    free(slots);
+    return ids;
+}
+
 /* keys_by_slot(): all keys, in the order of their slots. */
 static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
 {
@@ -329,6 +411,8 @@ static PyObject *py_clear(PyObject *self, PyObject *nothing)
 static PyMethodDef methods[] = {
     {"get", (PyCFunction)(void (*)(void))py_get, METH_FASTCALL, "The slot of a key, or the default."},
     {"find", py_find, METH_O, "The slot of each key; None for a key that is not there."},
+    {"find_prefix", (PyCFunction)(void (*)(void))py_find_prefix, METH_FASTCALL,
+     "The slots of chunks, up to the first whose key is not there; None: Python makes the keys."},
     {"keys_by_slot", py_keys_by_slot, METH_NOARGS, "All keys, in the order of their slots."},
     {"keys_of", py_keys_of, METH_O, "The keys of these slots' latest lives."},
     {"clear", py_clear, METH_NOARGS, "Forget all entries."},

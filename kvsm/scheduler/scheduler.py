@@ -14,13 +14,12 @@ vLLM calls `update_connector_output` last in a step: the same circle, entered at
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, cast
-
-import numpy as np
+from functools import partial
+from typing import Any
 
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, SkipReason
-from kvsm.ids import SMALL, IdArray, listed
+from kvsm.ids import IdArray, listed
 from kvsm.kv_events import KVCacheEvent
 from kvsm.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.offloader.arguments import flag
@@ -128,10 +127,10 @@ class OffloadScheduler:
             brought = self._fetch(self.below, tracked, lookup, limit)
             if brought is not None and core.defer(name, brought):
                 return None, False
-        end = lookup.longest_hit(limit, index.__contains__, index.find)
+        end = lookup.longest_hit(limit, index.__contains__, partial(tracked.find_prefix, index))
         if end == num_computed_tokens:
             return self._pin(tracked, (), end, lookup.lacking)
-        slots = self._slots(lookup, end)
+        slots = lookup.slots(end, index)
         awaited = core.in_flight(slots)
         if awaited is not None:
             if core.defer(name, awaited):
@@ -141,7 +140,7 @@ class OffloadScheduler:
                 return key in index and readable(index[key])
 
             end = lookup.longest_hit(limit, known)
-            slots = self._slots(lookup, end)
+            slots = lookup.slots(end, index)
         return self._pin(tracked, slots, end, lookup.lacking)
 
     def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:
@@ -163,11 +162,6 @@ class OffloadScheduler:
             and not core.ledger.draining()
             and len(core.ledger.transfers) < core.config.max_live_transfers
         )
-
-    def _slots(self, lookup: HitSearch, end: int) -> IdArray:
-        """The slots that a hit up to `end` needs. The index has all their keys."""
-        found = self.offloader.ledger.index.find(lookup.needed_keys(end))
-        return cast(IdArray, np.array(found, dtype=np.int64) if len(found) > SMALL else tuple(found))
 
     def _pin(
         self, tracked: TrackedRequest, slots: IdArray, end: int, missed: bytes | None
@@ -523,7 +517,7 @@ class OffloadScheduler:
         """Whether the host has lost what was stored of this request, or what its load has brought."""
         ledger = self.offloader.ledger
         entry = ledger.requests.get(tracked.name)
-        return tracked.lacks_a_key(ledger.index.find, () if entry is None else entry.settled, self.config)
+        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self.config)
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""

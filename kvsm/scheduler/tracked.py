@@ -12,9 +12,10 @@ from typing import Annotated, overload
 
 from kvsm.canonical import KEPT, Dropped, Seen, declared, filled
 from kvsm.errors import WrongArgument
+from kvsm.ids import IdArray
+from kvsm.key_index import KeyIndex
 from kvsm.offloader.arguments import a
 from kvsm.scheduler.groups import GroupKind, KeyLayout, SchedulerConfig
-from kvsm.scheduler.hits import Find
 from kvsm.scheduler.protocols import EngineRequest
 from kvsm.scheduler.request_params import HandOverParams, read_request_params
 
@@ -127,6 +128,12 @@ class TrackedRequest:
             keys += self.make_keys(group, len(keys), last)
         return keys[first:last]
 
+    def find_prefix(self, index: KeyIndex, group: int, first: int, last: int) -> IdArray | None:
+        """The slots of these chunks, up to the first whose key the index does not name. None: ask it for the
+        keys."""
+        stride, suffix = self._layout.hashes_per_chunk[group], self._layout.suffixes[group]
+        return index.find_prefix(self.request.block_hashes, stride, suffix, first, last)
+
     def chunk_keys(self) -> list[ChunkKeys]:
         """The keys of its full chunks, by group, for a match. It may not need all of them."""
         return [ChunkKeys(self, group) for group in range(len(self.tables))]
@@ -202,14 +209,14 @@ class TrackedRequest:
                 self.retried.update([keys[chunk] for chunk in again])
         return tuple(first)
 
-    def lacks_a_key(self, find: Find, settled: Sequence[int], config: SchedulerConfig) -> bool:
+    def lacks_a_key(self, index: KeyIndex, settled: Sequence[int], config: SchedulerConfig) -> bool:
         """Whether a chunk is not found that it does not offer before its end: one that is settled, or that
         its load has brought."""
         loaded = self.loaded[1] // config.tokens_per_hash
         ends = [loaded // hashes for hashes in self._layout.hashes_per_chunk]
         if settled:
             ends = list(map(max, settled, ends))
-        return any(None in find(self.make_keys(group, 0, end)) for group, end in enumerate(ends))
+        return any(None in index.find(self.make_keys(group, 0, end)) for group, end in enumerate(ends))
 
     def confirmed_tokens(self) -> int:
         """Tokens whose KV is certain.
@@ -279,4 +286,4 @@ class ChunkKeys(Sequence[bytes]):
         if isinstance(place, slice):
             first, last, step = place.indices(len(self))
             return self._tracked._asked_keys(self._group, first, last)[::step]
-        return self._tracked._asked_keys(self._group, place, place + 1)[0]
+        return self._tracked.make_keys(self._group, place, place + 1)[0]

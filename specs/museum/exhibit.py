@@ -29,13 +29,16 @@ PROJECT = Path(__file__).resolve().parents[2]
 BLOCK_ROWS = "kvsm.states.block:_rows"
 """The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
 HAVE_TWO_BODIES = (
+    "kvsm.key_index",
     "kvsm.ledger.",
     "kvsm.policies.",
     "kvsm.replay.book",
     "kvsm.replay.witness",
+    "kvsm.scheduler.hits:_first_missing",
+    "kvsm.scheduler.tracked:TrackedRequest.make_keys",
     "kvsm.states.",
 )
-"""Rooms whose functions the native body has, too. A bug in their text needs the body that runs this text."""
+"""Rooms and functions that the native body has, too. A bug in their text needs the body that runs it."""
 
 
 class Edit(msgspec.Struct, frozen=True):

@@ -92,7 +92,7 @@ FOUND = {
     "M26": FoundBy(LOST, Property.PROGRESS, 23),
     "M27": FoundBy(SERVING, Property.FULL_OFFLOAD, 154),
     "M28": FoundBy(SERVING, Property.ONE_TOKEN_LEFT, 80),
-    "M29": FoundBy(LAYERS, Property.STORED_ONCE, 24),
+    "M29": FoundBy(SERVING, Property.FULL_OFFLOAD, 30),
     "M30": FoundBy(LAYERS, Property.CORRECT_BYTES, 24),
     "M31": FoundBy(CORE, Property.MATCH_HOLDS, 2),
     "M32": FoundBy(CORE, Property.LEGAL_CALLS, 6),
