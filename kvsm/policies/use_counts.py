@@ -210,7 +210,7 @@ class UseCounts:
 class UseCountingPolicy(EvictionPolicy):
     """Base of the policies in which a use moves nothing and only counts. A subclass makes `_uses`."""
 
-    most_passed: ClassVar[int] = 10_000
+    most_passed: ClassVar[int] = 5_000
     """How many blocks a choice passes over in a queue. A log must be folded with the value that wrote it.
 
     A choice never goes once around a queue that is longer: behind so many blocks it takes the next ones that
