@@ -5,9 +5,8 @@ evicts. Each call is on the clock alone, in CPU time of its thread and in wall t
 while the next segment of the log opens, from the call that begins it to the call that ends it. Last, the
 cache is reset. The log is written as in vLLM: a thread syncs it, and another one writes its snapshots.
 
-All that is under LRU. The last table has all policies, at one size. There, all blocks of the full pool are also
-used, again and again, and further requests are on the clock: a search for victims that passes over used blocks
-goes as far as it ever does.
+All that is under LRU. The last table has all policies, at one size. There, further requests are on the clock
+when all blocks of the pool were used: a search for victims that passes over such blocks finds nothing else.
 
     python benchmarks/pauses.py --output benchmarks/results/pauses.md
 """
@@ -94,8 +93,8 @@ def fill(core: Offloader) -> int:
 
 
 def measured_all_used(slots: int, policy: str) -> Clock:
-    """Requests after all blocks were used more often than a policy counts. Then once more: what one search has
-    moved is used too."""
+    """Requests after all blocks were used as often as a policy counts; and once more, since a policy may have
+    moved them meanwhile."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         core = opened(slots, policy, Path(directory) / "log")

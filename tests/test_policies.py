@@ -540,23 +540,33 @@ def test_chooses_like_its_model(name: str, examples: int) -> None:
     check_property(examples, worlds, body)
 
 
+def full_pool(capacity: int) -> st.SearchStrategy[Any]:
+    """A life that begins with a full pool, in which most blocks are used before one is evicted."""
+    moves = st.sampled_from(["touch", "evict", "admit"] * 3 + ["pin", "unpin", "copy", "restart"])
+    sizes = st.one_of(st.integers(1, 6), st.integers(1, capacity))
+    life = st.lists(st.tuples(moves, sizes, st.integers(0, 2**32 - 1)), min_size=8, max_size=50)
+    return st.tuples(st.just(capacity), life.map(lambda steps: [("admit", capacity, 0), *steps]))
+
+
+full_pools = st.tuples(st.integers(0, 30), st.sampled_from([5, 12, 20, 40]).flatmap(full_pool))
+
+
 @pytest.mark.parametrize("examples", EXAMPLES)
-@pytest.mark.parametrize("most_passed", [0, 1, 3, 8, 25])
 @pytest.mark.parametrize("name", ["s3fifo", "sieve"])
 def test_chooses_like_its_model_if_few_blocks_are_passed_over(
-    name: str, most_passed: int, examples: int, monkeypatch: pytest.MonkeyPatch
+    name: str, examples: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In queues longer and shorter than that; and what a choice says is enough to replay it (S10)."""
-    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
 
     def body(case: Any) -> None:
-        capacity, moves = case
+        most_passed, (capacity, moves) = case
+        monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
         world = World(name, capacity)
         for move in moves:
             world.step(*move)
         world.drain()
 
-    check_property(examples // 2, worlds, body)
+    check_property(3 * examples, full_pools, body)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -600,6 +610,11 @@ PAGE = (ROOT / "docs" / "policies.md").read_text()
 def test_each_policy_is_documented() -> None:
     """docs/policies.md says when to choose it."""
     assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(POLICIES)
+
+
+def test_it_is_documented_how_many_blocks_a_choice_passes_over() -> None:
+    """Behind them, SIEVE and S3-FIFO take blocks that were used."""
+    assert f"{UseCountingPolicy.most_passed:,} blocks of a queue" in PAGE
 
 
 def test_documented_hit_rates_are_those_measured() -> None:
@@ -939,19 +954,80 @@ def test_a_victim_that_was_used_is_no_further_lap_of_sieve(monkeypatch: pytest.M
     assert evict(policy, 3) == Choice((1, 3, 4), ())
 
 
-def test_a_victim_that_was_used_is_no_further_pass_of_s3fifo(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Only the blocks that were passed over count as used once less."""
+@pytest.mark.parametrize(
+    ("most_passed", "expected"), [(3, Choice((0,), ())), (2, Choice((2,), (0, 1))), (0, Choice((0,), ()))]
+)
+def test_sieve_goes_around_no_more_blocks_than_it_may_pass(
+    most_passed: int, expected: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+    policy = sieve_of(0, 1, 2)
+    use(policy, 0, 1, 2)
+    assert victims(policy, 1) == list(expected.victims)
+    assert evict(policy, 1) == expected
+
+
+def sieve_with_hand() -> EvictionPolicy:
+    """The hand has passed 0, 1 and 2; 3 and 4 are ahead. All were used since then."""
+    policy = sieve_of(0, 1, 2, 5, 3, 4)
+    use(policy, 0, 1, 2)
+    assert evict(policy, 1) == Choice((5,), (0, 1, 2))
+    use(policy, 0, 1, 2, 3, 4)
+    return policy
+
+
+@pytest.mark.parametrize(("most_passed", "following"), [(5, 1), (4, 6)])
+def test_sieve_clears_marks_only_where_its_hand_went(
+    most_passed: int, following: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice around the pool if it has no more blocks than may be passed over; else not beyond its newest."""
+    policy = sieve_with_hand()
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+    assert evict(policy, 3) == Choice((3, 4, 0), ())
+    policy.admitted((6,), [b"new"])
+    assert victims(policy, 1) == [following]
+
+
+def test_a_lap_of_sieve_passes_over_so_many_blocks_on_both_sides_of_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Block 3 is in use, and not passed over any more."""
+    policy = sieve_with_hand()
+    policy.busy((3,))
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", 2)
+    assert evict(policy, 2) == Choice((2, 4), (0, 1))
+
+
+def s3fifo_main() -> EvictionPolicy:
+    """Blocks 0 to 3 are in main, and were used twice, but 1 only once."""
     policy = make_policy("s3fifo", 40)
     keys = [b"key %d" % number for number in range(4)]
     policy.admitted((3, 2, 1, 0), keys)
     policy.evicted(Choice((0, 1, 2, 3), ()), keys[::-1])
     policy.recalled(keys)
     policy.admitted((3, 2, 1, 0), keys)
-    use(policy, 0, 1, 2, 3)
+    use(policy, 0, 0, 1, 2, 2, 3, 3)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("most_passed", "expected"),
+    [(4, Choice((1,), (0,))), (3, Choice((3,), (0, 1, 2))), (0, Choice((0,), ()))],
+)
+def test_s3fifo_goes_around_no_more_blocks_than_it_may_pass(
+    most_passed: int, expected: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+    assert evict(s3fifo_main(), 1) == expected
+
+
+def test_a_victim_that_was_used_is_no_further_pass_of_s3fifo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the blocks that were passed over count as used once less."""
+    policy = s3fifo_main()
     monkeypatch.setattr(UseCountingPolicy, "most_passed", 1)
     assert evict(policy, 1) == Choice((1,), (0,))
-    assert evict(policy, 1) == Choice((3,), (2,))
-    assert evict(policy, 1) == Choice((0,), ())
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", 3)
+    assert evict(policy, 1) == Choice((0,), (2, 3))
 
 
 @pytest.mark.parametrize("count", [1, SMALL + 1])
@@ -1043,16 +1119,30 @@ def test_name_of_a_foreign_policy_is_shown_as_far_as_a_person_reads(size: int, s
     refuse_foreign("m" * size, ("m" * size,))
 
 
+@pytest.mark.parametrize("most_passed", [400, 70, 0])
 @pytest.mark.parametrize("count", range(SMALL, 35))
-def test_search_for_many_victims_finds_what_a_search_for_each_would(count: int) -> None:
-    """Victims lie far apart, so that the search goes through several windows; one may end with the last."""
+def test_search_for_many_victims_finds_what_a_search_for_each_would(count: int, most_passed: int) -> None:
+    """Victims lie far apart, so that the search goes through several windows; one may end with the last.
+    What is in use is no victim, however few blocks are passed over."""
     queue, uses = SlotQueue(400), UseCounts(400, most=1)
     queue.append(np.arange(400))
     uses.admit(np.arange(400))
     idle = set(range(0, 400, 12))
     uses.begin_use(tuple(slot for slot in range(400) if slot not in idle))
-    victims, passed = uses.search(queue, count, range(1), frozenset({24}), most_passed=400)
+    victims, passed = uses.search(queue, count, range(1), frozenset({24}), most_passed)
     expected = sorted(idle - {24})[:count]
     behind = expected[-1] if len(expected) == count else 400
     assert list(victims) == expected
-    assert list(passed) == [slot for slot in range(behind) if slot not in expected]
+    assert list(passed) == [slot for slot in range(behind) if slot not in expected][:most_passed]
+
+
+@pytest.mark.parametrize("count", [SMALL, SMALL + 1])
+def test_search_leaves_out_what_an_earlier_search_took(count: int) -> None:
+    """Blocks with a lower count are neither victims nor passed over."""
+    queue, uses = SlotQueue(80), UseCounts(80, most=1)
+    queue.append(np.arange(80))
+    uses.admit(np.arange(80))
+    uses.end_use(np.arange(1, 80, 2))
+    victims, passed = uses.search(queue, count, range(1, 2), frozenset(), most_passed=0)
+    assert list(victims) == list(range(1, 2 * count, 2))
+    assert list(passed) == []
