@@ -22,7 +22,7 @@ from kvsm.policies.slot_queue import SlotQueue
 _IN_USE = 128
 _ABSENT = 255
 _FEW = 4 * SMALL
-"""Blocks that a loop passes over before arrays are faster."""
+"""Blocks that a loop looks at before arrays are faster."""
 
 
 class _Step(NamedTuple):
@@ -136,12 +136,12 @@ class UseCounts:
         passed: list[int] = []
         if count:
             counts, most, least, beyond = self._bytes, self._most, uses.start, uses.stop
-            for slot in queue:
+            for looked_at, slot in enumerate(queue):
+                if looked_at == _FEW:
+                    return self._search_arrays(queue, count, uses, protected, most_passed)
                 used = counts[slot]
                 if (used >= beyond or slot in protected) and len(passed) < most_passed:
                     passed.append(slot)
-                    if len(passed) > _FEW:
-                        return self._search_arrays(queue, count, uses, protected, most_passed)
                 elif least <= used <= most and slot not in protected:
                     victims.append(slot)
                     if len(victims) == count:
@@ -156,13 +156,12 @@ class UseCounts:
         victims, passed = [none], [none]
         for window in queue.windows(2 * count + SMALL):
             counts = self._view[window]
-            stays, may_go = counts >= uses.stop, (counts >= uses.start) & (counts <= self._most)
+            held = counts > self._most
             if barred is not None:
-                is_barred = np.isin(window, barred)
-                stays |= is_barred
-                may_go &= ~is_barred
+                held |= np.isin(window, barred)
+            stays = held | (counts >= uses.stop)
             stays[np.flatnonzero(stays)[most_passed:]] = False
-            goes = np.flatnonzero(~stays & may_go)
+            goes = np.flatnonzero(~stays & ~held & (counts >= uses.start))
             if len(goes) >= count:
                 goes = goes[:count]
                 window, stays = window[: goes[-1] + 1], stays[: goes[-1] + 1]
