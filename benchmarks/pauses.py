@@ -5,7 +5,8 @@ evicts. Each call is on the clock alone, in CPU time of its thread and in wall t
 while the next segment of the log opens, from the call that begins it to the call that ends it. Last, the
 cache is reset. The log is written as in vLLM: a thread syncs it, and another one writes its snapshots.
 
-All that is under LRU. The last table has all policies, at one size.
+All that is under LRU. The last table has all policies, at one size. There, further requests are on the clock
+when all blocks of the pool were used: a search for victims that passes over such blocks finds nothing else.
 
     python benchmarks/pauses.py --output benchmarks/results/pauses.md
 """
@@ -30,6 +31,7 @@ from kvsm.policies import POLICIES
 
 BLOCKS = 64
 FILL_BLOCKS = 4096
+REQUESTS_ALL_USED = 200
 WHILE = ", while a segment opens"
 SEGMENT_BYTES = 1 << 40
 """No segment is full by itself: one is opened when it is time to measure it."""
@@ -50,9 +52,14 @@ class Clock:
         return result
 
 
+def keys_of(number: int, blocks: int) -> list[bytes]:
+    """The keys of a request."""
+    return [b"%032d" % (number * FILL_BLOCKS + block) for block in range(blocks)]
+
+
 def serve(core: Offloader, clock: Clock, number: int, blocks: int) -> None:
     """One request that the host does not know: matched, stored, finished."""
-    request, keys = str(number), [b"%032d" % (number * FILL_BLOCKS + block) for block in range(blocks)]
+    request, keys = str(number), keys_of(number, blocks)
     clock.call("match", core.match, request, keys)
     job = clock.call("prepare_store", core.prepare_store, request, keys, range(blocks)).job
     clock.call("submit", core.submit, [job.transfer])
@@ -61,18 +68,54 @@ def serve(core: Offloader, clock: Clock, number: int, blocks: int) -> None:
     clock.call("end_step", core.end_step)
 
 
+def use(core: Offloader, number: int) -> None:
+    """A request reads what is left of an earlier one."""
+    request = f"{number} again"
+    core.match(request, keys_of(number, FILL_BLOCKS))
+    core.finish(request)
+    core.end_step()
+
+
+def opened(slots: int, policy: str, path: Path) -> Offloader:
+    """A core with a log that is synced by a thread."""
+    config = OffloadConfig(host_blocks=slots, device_blocks=FILL_BLOCKS, policy=policy)
+    return Offloader.open(config, path, sync_thread=True, segment_bytes=SEGMENT_BYTES)
+
+
+def fill(core: Offloader) -> int:
+    """Fill the pool. Returns the number of requests."""
+    number = 0
+    while core.ledger.free:
+        number += 1
+        serve(core, Clock(), number, min(FILL_BLOCKS, len(core.ledger.free)))
+    gc.collect()
+    return number
+
+
+def measured_all_used(slots: int, policy: str) -> Clock:
+    """Requests after all blocks were used as often as a policy counts; and once more, since a policy may have
+    moved them meanwhile."""
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as directory:
+        core = opened(slots, policy, Path(directory) / "log")
+        number = filling = fill(core)
+        for _ in range(2):
+            for one in list(range(1, filling + 1)) * 3:
+                use(core, one)
+            for _ in range(REQUESTS_ALL_USED):
+                number += 1
+                serve(core, clock, number, BLOCKS)
+        core.close()
+    return clock
+
+
 def measured(slots: int, requests: int, policy: str = "lru") -> dict[str, Any]:
     """All figures at this size."""
-    config = OffloadConfig(host_blocks=slots, device_blocks=FILL_BLOCKS, policy=policy)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log"
-        core = Offloader.open(config, path, sync_thread=True, segment_bytes=SEGMENT_BYTES)
+        core = opened(slots, policy, path)
         assert core.writer is not None
-        number = 0
-        while core.ledger.free:
-            number += 1
-            serve(core, Clock(), number, min(FILL_BLOCKS, len(core.ledger.free)))
-        gc.collect()
+        number = fill(core)
         clock = Clock()
         for _ in range(requests):
             number += 1
@@ -108,7 +151,8 @@ def policy_rows(slots: int, requests: int) -> list[list[str]]:
         figures = measured(slots, requests, policy)
         p50, p99, _, most = spread(figures["clock"].cpu)
         reset, _ = longest(figures["reset"])
-        rows.append([policy, p50, p99, most, spread(figures["change"].cpu)[-1], reset])
+        all_used = spread(measured_all_used(slots, policy).cpu)[-1]
+        rows.append([policy, p50, p99, most, spread(figures["change"].cpu)[-1], all_used, reset])
         click.echo(f"  {rows[-1]}", err=True)
         gc.collect()
     return rows
@@ -143,7 +187,14 @@ def main(slots: tuple[int, ...], policy_slots: int, requests: int, output: Path 
     wide = ["slots", "segment, s", "requests meanwhile", "reset, ms of CPU", "reset, ms of wall time"]
     lines += [*markdown_table(wide, long_rows), ""]
     lines += [f"### By policy: {policy_slots:,} slots, CPU time", ""]
-    columns = ["p50, us", "p99, us", "longest call, us", f"longest{WHILE}, us", "reset, ms"]
+    columns = [
+        "p50, us",
+        "p99, us",
+        "longest call, us",
+        f"longest{WHILE}, us",
+        "longest, all used, us",
+        "reset, ms",
+    ]
     lines += [*markdown_table(["policy", *columns], policy_rows(policy_slots, requests)), ""]
     publish("Pauses", f"body of the fold: {native.described()}", lines, output)
 

@@ -33,7 +33,7 @@ from kvsm.policies.arc import ARCState
 from kvsm.policies.copies import PolicyCopy
 from kvsm.policies.lru import LRUPolicy
 from kvsm.policies.slot_queue import SlotQueue
-from kvsm.policies.use_counts import UseCounts
+from kvsm.policies.use_counts import UseCountingPolicy, UseCounts
 from kvsm.testing import OffloadMachine
 
 EXAMPLES = [pytest.param(120, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
@@ -41,10 +41,14 @@ NAMES = sorted(POLICIES)
 
 
 class LRUModel:
-    """One list, oldest first. Every method takes one block; the driver feeds a batch from its end."""
+    """One list, oldest first. Every method takes one block; the driver feeds a batch from its end.
 
-    def __init__(self, capacity: int) -> None:
+    most_passed: for models that pass over used blocks, how many of a queue (`UseCountingPolicy.most_passed`).
+    """
+
+    def __init__(self, capacity: int, most_passed: int) -> None:
         self.capacity = capacity
+        self.most_passed = most_passed
         self.order: list[int] = []
 
     def admitted(self, slot: int, key: bytes) -> None:
@@ -81,8 +85,8 @@ class LRUModel:
 class SLRUModel(LRUModel):
     """`order` is probation; the oldest block above the protected share goes back there at once."""
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int, most_passed: int) -> None:
+        super().__init__(capacity, most_passed)
         self.protected_segment: list[int] = []
 
     def busy(self, slot: int) -> None:
@@ -104,8 +108,8 @@ class SLRUModel(LRUModel):
 class ARCModel(LRUModel):
     """T1, T2, B1, B2 and p as in the paper, one request at a time."""
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int, most_passed: int) -> None:
+        super().__init__(capacity, most_passed)
         self.t1: list[int] = []
         self.t2: list[int] = []
         self.b1: list[bytes] = []
@@ -171,8 +175,8 @@ class ARCModel(LRUModel):
 class S3FIFOModel(LRUModel):
     """Two lists and a clock that turns one block at a time."""
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int, most_passed: int) -> None:
+        super().__init__(capacity, most_passed)
         self.target = max(1, capacity // 10)
         self.small: list[int] = []
         self.main: list[int] = []
@@ -206,14 +210,25 @@ class S3FIFOModel(LRUModel):
         quota = count - min(count, max(0, self.target - len(self.small)))
         victims: list[int] = []
         promoted: list[int] = []
-        for slot in self.small if quota else ():
-            if slot in held or self.uses[slot] > 1:
+        for slot in self.small:
+            if len(victims) == quota:
+                break
+            if (slot in held or self.uses[slot] > 1) and len(promoted) < self.most_passed:
                 promoted.append(slot)
-            else:
+            elif slot not in held:
                 victims.append(slot)
-                if len(victims) == quota:
-                    break
-        clock, uses = deque(self.main), dict(self.uses)
+        from_main, clock, uses = self.search_main(count - len(victims), held)
+        victims += from_main
+        if len(victims) < count:
+            return self.last_resort(count, held)
+        return victims, [*clock, *promoted], uses | dict.fromkeys(promoted, 0)
+
+    def search_main(self, count: int, held: set[int]) -> tuple[list[int], list[int], dict[int, int]]:
+        """Victims, main as it will be, and the counts as they will be. Once around main, at most, if it is
+        longer than what may be passed over."""
+        victims, clock, uses = list[int](), deque(self.main), dict(self.uses)
+        if len(clock) > self.most_passed:
+            return self.search_long_main(count, held)
         while len(victims) < count and not held.issuperset(clock):
             slot = clock.popleft()
             if slot not in held and uses[slot] == 0:
@@ -221,15 +236,31 @@ class S3FIFOModel(LRUModel):
             else:
                 uses[slot] = max(0, uses[slot] - 1)
                 clock.append(slot)
+        return victims, list(clock), uses
+
+    def search_long_main(self, count: int, held: set[int]) -> tuple[list[int], list[int], dict[int, int]]:
+        """If what is not passed over is not enough, the oldest blocks go, and none is passed over."""
+        victims, passed = list[int](), list[int]()
+        for slot in self.main:
+            if len(victims) == count:
+                break
+            if (slot in held or self.uses[slot]) and len(passed) < self.most_passed:
+                passed.append(slot)
+            elif slot not in held:
+                victims.append(slot)
         if len(victims) < count:
-            return self.last_resort(count, held)
-        return victims, [*clock, *promoted], uses | dict.fromkeys(promoted, 0)
+            victims, passed = [slot for slot in self.main if slot not in held][:count], []
+        rest = [slot for slot in self.main if slot not in passed + victims]
+        return victims, rest + passed, self.uses | {slot: max(0, self.uses[slot] - 1) for slot in passed}
 
     def last_resort(self, count: int, held: set[int]) -> tuple[list[int], list[int], dict[int, int]]:
         """All that main can give, and of small those used more than once last."""
-        main = sorted((slot for slot in self.main if slot not in held), key=lambda slot: self.uses[slot])
+        main = [slot for slot in self.main if slot not in held]
+        passes = 0
+        if len(self.main) <= self.most_passed:
+            main.sort(key=lambda slot: self.uses[slot])
+            passes = max((self.uses[slot] for slot in main), default=0)
         rest = sorted((slot for slot in self.small if slot not in held), key=lambda slot: self.uses[slot] > 1)
-        passes = max((self.uses[slot] for slot in main), default=0)
         uses = {s: max(0, n - passes) if s in self.main else n for s, n in self.uses.items()}
         return rest[: count - len(main)] + main, list(self.main), uses
 
@@ -252,8 +283,8 @@ class S3FIFOModel(LRUModel):
 class SIEVEModel(LRUModel):
     """`order` is the queue, oldest first; `hand` is the block to look at next, None for the oldest."""
 
-    def __init__(self, capacity: int) -> None:
-        super().__init__(capacity)
+    def __init__(self, capacity: int, most_passed: int) -> None:
+        super().__init__(capacity, most_passed)
         self.used: set[int] = set()
         self.in_use: set[int] = set()
         self.hand: int | None = None
@@ -281,21 +312,41 @@ class SIEVEModel(LRUModel):
         held = self.in_use | protected
         queue, used, victims = list(self.order), set(self.used), list[int]()
         place = 0 if self.hand is None else queue.index(self.hand)
+        may_end, passed = len(queue) - place <= self.most_passed, 0
         while len(victims) < count and not held.issuperset(queue):
-            slot = queue[place]
-            if slot in held or slot in used:
-                used.discard(slot)
-                place += 1
-            else:
+            stays = queue[place] in held or queue[place] in used
+            if not stays:
                 victims.append(queue.pop(place))
+            elif passed < self.most_passed:
+                used.discard(queue[place])
+                place, passed = place + 1, passed + 1
+            else:
+                victims += [slot for slot in queue[place:] if slot not in held][: count - len(victims)]
+                queue = [slot for slot in queue if slot not in victims]
+                if len(victims) < count:
+                    return self.last_resort(count, held)
             if place == len(queue):
-                place = 0
+                if len(victims) < count and not may_end:
+                    return self.last_resort(count, held)
+                may_end, passed, place = len(self.order) <= self.most_passed, 0, 0
         return victims, queue[place] if queue else None, used
+
+    def last_resort(self, count: int, held: set[int]) -> tuple[list[int], int | None, set[int]]:
+        """From the hand on, whatever was used. The hand stays, unless it may go beyond the newest block."""
+        place = 0 if self.hand is None else self.order.index(self.hand)
+        ahead, behind = self.order[place:], self.order[:place]
+        victims = [slot for slot in ahead + behind if slot not in held][:count]
+        used = set(self.used)
+        if len(ahead) <= self.most_passed:
+            used.difference_update(ahead)
+            ahead, behind = behind + ahead, []
+        following = [slot for slot in ahead + behind if slot not in victims]
+        return victims, following[0] if following else None, used
 
     def evicted(self, victims: list[int], keys: list[bytes], protected: frozenset[int]) -> None:
         _, hand, used = self.search(len(victims), protected)
         self.order = [slot for slot in self.order if slot not in victims]
-        self.hand, self.used = hand, used
+        self.hand, self.used = hand, used.difference(victims)
 
 
 MODELS = {
@@ -325,7 +376,7 @@ class World:
     def __init__(self, name: str, capacity: int, form: Any = canonical) -> None:
         self.name, self.capacity, self.form = name, capacity, form
         self.policy: EvictionPolicy = make_policy(name, capacity)
-        self.model = MODELS[name](capacity)
+        self.model = MODELS[name](capacity, UseCountingPolicy.most_passed)
         self.keys: dict[int, bytes] = {}
         self.free, self.idle, self.in_use = list(range(capacity)), list[int](), list[int]()
         self.gone: list[bytes] = []
@@ -407,7 +458,7 @@ class World:
     def reset(self, size: int, random: Random) -> None:
         """All blocks are gone, and what is remembered of others."""
         self.policy.clear()
-        self.model = MODELS[self.name](self.capacity)
+        self.model = MODELS[self.name](self.capacity, self.model.most_passed)
         self.gone += self.keys.values()
         self.keys.clear()
         self.free, self.idle, self.in_use = list(range(self.capacity)), [], []
@@ -442,7 +493,11 @@ class World:
         assert len(set(victims + moved)) == len(victims) + len(moved)
         assert victims == self.model.choose(size, protected)
         keys = [self.keys.pop(slot) for slot in victims]
-        self.policy.evicted(Choice(self.form(victims), self.form(moved)), keys)
+        replayed = make_policy(self.name, self.capacity)
+        replayed.restore(before)
+        for policy in (self.policy, replayed):
+            policy.evicted(Choice(self.form(victims), self.form(moved)), keys)
+        assert replayed.snapshot() == self.policy.snapshot()
         self.model.evicted(victims, keys, protected)
         self.gone += keys
         self.idle = [slot for slot in self.idle if slot not in victims]
@@ -485,6 +540,35 @@ def test_chooses_like_its_model(name: str, examples: int) -> None:
     check_property(examples, worlds, body)
 
 
+def full_pool(capacity: int) -> st.SearchStrategy[Any]:
+    """A life that begins with a full pool, in which most blocks are used before one is evicted."""
+    moves = st.sampled_from(["touch", "evict", "admit"] * 3 + ["pin", "unpin", "copy", "restart"])
+    sizes = st.one_of(st.integers(1, 6), st.integers(1, capacity))
+    life = st.lists(st.tuples(moves, sizes, st.integers(0, 2**32 - 1)), min_size=8, max_size=50)
+    return st.tuples(st.just(capacity), life.map(lambda steps: [("admit", capacity, 0), *steps]))
+
+
+full_pools = st.tuples(st.integers(0, 30), st.sampled_from([5, 12, 20, 40]).flatmap(full_pool))
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+@pytest.mark.parametrize("name", ["s3fifo", "sieve"])
+def test_chooses_like_its_model_if_few_blocks_are_passed_over(
+    name: str, examples: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In queues longer and shorter than that; and what a choice says is enough to replay it (S10)."""
+
+    def body(case: Any) -> None:
+        most_passed, (capacity, moves) = case
+        monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+        world = World(name, capacity)
+        for move in moves:
+            world.step(*move)
+        world.drain()
+
+    check_property(3 * examples, full_pools, body)
+
+
 @pytest.mark.parametrize("examples", EXAMPLES)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_form_of_a_batch_does_not_matter(name: str, examples: int) -> None:
@@ -503,9 +587,17 @@ def test_the_form_of_a_batch_does_not_matter(name: str, examples: int) -> None:
     check_property(examples // 3, worlds, body)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_keeps_its_word_in_the_whole_core(name: str) -> None:
+FEW_PASSED = [pytest.param(name, 1, id=f"{name}, few passed") for name in ("s3fifo", "sieve")]
+
+
+@pytest.mark.parametrize(
+    ("name", "most_passed"), [*((name, UseCountingPolicy.most_passed) for name in NAMES), *FEW_PASSED]
+)
+def test_keeps_its_word_in_the_whole_core(
+    name: str, most_passed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Under the small engine: what it chooses is idle, and a restored one chooses the same (S3, S10)."""
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
     machine = type(f"{name} machine", (OffloadMachine,), {"policy": name})
     limits = settings(machine.TestCase.settings, max_examples=8, derandomize=True, database=None)
     run_state_machine_as_test(machine, settings=limits)
@@ -518,6 +610,11 @@ PAGE = (ROOT / "docs" / "policies.md").read_text()
 def test_each_policy_is_documented() -> None:
     """docs/policies.md says when to choose it."""
     assert re.findall(r"^\| `(\w+)` \|", PAGE, re.MULTILINE) == list(POLICIES)
+
+
+def test_it_is_documented_how_many_blocks_a_choice_passes_over() -> None:
+    """Behind them, SIEVE and S3-FIFO take blocks that were used."""
+    assert f"{UseCountingPolicy.most_passed:,} blocks of a queue" in PAGE
 
 
 def test_documented_hit_rates_are_those_measured() -> None:
@@ -847,6 +944,106 @@ def test_sieve_takes_used_blocks_when_all_were_used() -> None:
     assert victims(policy, 2) == [3, 1]
 
 
+def test_a_victim_that_was_used_is_no_further_lap_of_sieve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hand rests where it took a used block. The next choice ends the lap, and finds who was passed."""
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", 2)
+    policy = sieve_of(0, 1, 2, 3, 4)
+    use(policy, 0, 1, 2, 3, 4)
+    assert evict(policy, 1) == Choice((2,), (0, 1))
+    assert evict(policy, 1) == Choice((0,), ())
+    assert evict(policy, 3) == Choice((1, 3, 4), ())
+
+
+@pytest.mark.parametrize(
+    ("most_passed", "expected"), [(3, Choice((0,), ())), (2, Choice((2,), (0, 1))), (0, Choice((0,), ()))]
+)
+def test_sieve_goes_around_no_more_blocks_than_it_may_pass(
+    most_passed: int, expected: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+    policy = sieve_of(0, 1, 2)
+    use(policy, 0, 1, 2)
+    assert victims(policy, 1) == list(expected.victims)
+    assert evict(policy, 1) == expected
+
+
+def sieve_with_hand() -> EvictionPolicy:
+    """The hand has passed 0, 1 and 2; 3 and 4 are ahead. All were used since then."""
+    policy = sieve_of(0, 1, 2, 5, 3, 4)
+    use(policy, 0, 1, 2)
+    assert evict(policy, 1) == Choice((5,), (0, 1, 2))
+    use(policy, 0, 1, 2, 3, 4)
+    return policy
+
+
+@pytest.mark.parametrize(("most_passed", "following"), [(5, 1), (4, 6)])
+def test_sieve_clears_marks_only_where_its_hand_went(
+    most_passed: int, following: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twice around the pool if it has no more blocks than may be passed over; else not beyond its newest."""
+    policy = sieve_with_hand()
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+    assert evict(policy, 3) == Choice((3, 4, 0), ())
+    policy.admitted((6,), [b"new"])
+    assert victims(policy, 1) == [following]
+
+
+def test_a_lap_of_sieve_passes_over_so_many_blocks_on_both_sides_of_the_newest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Block 3 is in use, and not passed over any more."""
+    policy = sieve_with_hand()
+    policy.busy((3,))
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", 2)
+    assert evict(policy, 2) == Choice((2, 4), (0, 1))
+
+
+def s3fifo_main() -> EvictionPolicy:
+    """Blocks 0 to 3 are in main, and were used twice, but 1 only once."""
+    policy = make_policy("s3fifo", 40)
+    keys = [b"key %d" % number for number in range(4)]
+    policy.admitted((3, 2, 1, 0), keys)
+    policy.evicted(Choice((0, 1, 2, 3), ()), keys[::-1])
+    policy.recalled(keys)
+    policy.admitted((3, 2, 1, 0), keys)
+    use(policy, 0, 0, 1, 2, 2, 3, 3)
+    return policy
+
+
+@pytest.mark.parametrize(
+    ("most_passed", "expected"),
+    [(4, Choice((1,), (0,))), (3, Choice((3,), (0, 1, 2))), (0, Choice((0,), ()))],
+)
+def test_s3fifo_goes_around_no_more_blocks_than_it_may_pass(
+    most_passed: int, expected: Choice, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", most_passed)
+    assert evict(s3fifo_main(), 1) == expected
+
+
+def test_a_victim_that_was_used_is_no_further_pass_of_s3fifo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the blocks that were passed over count as used once less."""
+    policy = s3fifo_main()
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", 1)
+    assert evict(policy, 1) == Choice((1,), (0,))
+    monkeypatch.setattr(UseCountingPolicy, "most_passed", 3)
+    assert evict(policy, 1) == Choice((0,), (2, 3))
+
+
+@pytest.mark.parametrize("count", [1, SMALL + 1])
+@pytest.mark.parametrize("name", ["s3fifo", "sieve"])
+def test_a_large_pool_of_used_blocks_is_not_passed_over_in_one_choice(name: str, count: int) -> None:
+    """An event names each block that was passed over, and the scheduler waits meanwhile."""
+    capacity = 3 * UseCountingPolicy.most_passed
+    policy, slots = make_policy(name, capacity), np.arange(capacity)
+    policy.admitted(slots, [b"key"] * capacity)
+    for _ in range(3):
+        policy.touched(slots)
+    choice = policy.choose(count, ())
+    assert choice is not None
+    assert len(choice.moved) == UseCountingPolicy.most_passed
+
+
 OUT_OF_TREE = """
 from kvsm.policies import Choice, EvictionPolicy
 from kvsm.policies.lru import LRUPolicy
@@ -922,16 +1119,30 @@ def test_name_of_a_foreign_policy_is_shown_as_far_as_a_person_reads(size: int, s
     refuse_foreign("m" * size, ("m" * size,))
 
 
+@pytest.mark.parametrize("most_passed", [400, 70, 0])
 @pytest.mark.parametrize("count", range(SMALL, 35))
-def test_search_for_many_victims_finds_what_a_search_for_each_would(count: int) -> None:
-    """Victims lie far apart, so that the search goes through several windows; one may end with the last."""
+def test_search_for_many_victims_finds_what_a_search_for_each_would(count: int, most_passed: int) -> None:
+    """Victims lie far apart, so that the search goes through several windows; one may end with the last.
+    What is in use is no victim, however few blocks are passed over."""
     queue, uses = SlotQueue(400), UseCounts(400, most=1)
     queue.append(np.arange(400))
     uses.admit(np.arange(400))
     idle = set(range(0, 400, 12))
     uses.begin_use(tuple(slot for slot in range(400) if slot not in idle))
-    victims, passed = uses.search(queue, count, range(1), frozenset({24}))
+    victims, passed = uses.search(queue, count, range(1), frozenset({24}), most_passed)
     expected = sorted(idle - {24})[:count]
     behind = expected[-1] if len(expected) == count else 400
     assert list(victims) == expected
-    assert list(passed) == [slot for slot in range(behind) if slot not in expected]
+    assert list(passed) == [slot for slot in range(behind) if slot not in expected][:most_passed]
+
+
+@pytest.mark.parametrize("count", [SMALL, SMALL + 1])
+def test_search_leaves_out_what_an_earlier_search_took(count: int) -> None:
+    """Blocks with a lower count are neither victims nor passed over."""
+    queue, uses = SlotQueue(80), UseCounts(80, most=1)
+    queue.append(np.arange(80))
+    uses.admit(np.arange(80))
+    uses.end_use(np.arange(1, 80, 2))
+    victims, passed = uses.search(queue, count, range(1, 2), frozenset(), most_passed=0)
+    assert list(victims) == list(range(1, 2 * count, 2))
+    assert list(passed) == []

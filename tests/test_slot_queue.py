@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
 from typing import Any
 
@@ -127,6 +128,18 @@ def test_windows_show_every_slot_once() -> None:
     windows = list(queue.windows(5))
     assert len(windows) > 2
     assert np.concatenate(windows).tolist() == queue.order().tolist()
+
+
+def test_whoever_looks_at_the_oldest_does_not_read_the_whole_queue() -> None:
+    """A policy that needs one victim asks a queue of a million slots."""
+    queue = SlotQueue(100_000)
+    queue.append(np.arange(100_000))
+    tracemalloc.start()
+    try:
+        assert next(iter(queue)) == 0
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
 
 
 def test_snapshot_forgets_how_the_order_came_about() -> None:

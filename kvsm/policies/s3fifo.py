@@ -20,6 +20,8 @@ What differs from the paper:
   once for a choice, as if each victim were followed at once by a new block in `small`.
 - What one choice moves from `small` to `main` it does not weigh again. Only if everything else is used up do
   victims come from the whole of `small`, those used more than once last, and nothing moves there.
+- The search passes over `most_passed` blocks of each queue at most. Then it takes the next ones that it may,
+  however often they were used. If all were used, the paper goes through all of `small`, and around `main`.
 - A ghost leaves when its store is planned (`recalled`). Until the store is done the key is *returning*: a
   store that fails costs nothing, and a key that is offered again still enters `main`.
 
@@ -30,7 +32,9 @@ on Mooncake's conversation trace that costs 6.3 points at 50,000 slots and 2.5 a
 
 `main` may be passed several times in one choice. Pass number n (from 0) takes blocks whose count is n and has
 first lowered the counts of all by n. So the highest count among its victims says how often `main` was passed
-in full, and `evicted` needs to be told only what the last pass moved.
+in full, and `evicted` needs to be told only what the last pass moved. If `main` is longer than `most_passed`,
+there is one pass, and no count of a victim says anything. If it does not find enough, the choice takes what
+it may from the head of `main`, used or not, and nothing moves there.
 """
 
 from __future__ import annotations
@@ -97,7 +101,7 @@ class S3FIFOPolicy(UseCountingPolicy):
         victims, moved = choice
         from_small = self._small.which(victims)
         self._ghosts.add(compress(keys, from_small), self._ghost_limit)
-        full_passes = self._uses.highest(split(victims, from_small)[1])
+        full_passes = min(self._uses.highest(split(victims, from_small)[1]), self._full_passes())
         self.removed(victims)
         if full_passes:
             stay = self._main.order()
@@ -122,13 +126,13 @@ class S3FIFOPolicy(UseCountingPolicy):
         if not uses.has(count, protected):
             return None
         share_of_main = min(count, max(0, self._small_target - len(self._small)))
-        small, promoted = uses.search(self._small, count - share_of_main, _ONCE, protected)
+        small, promoted = uses.search(self._small, count - share_of_main, _ONCE, protected, self.most_passed)
         main, again = self._search_main(count - len(small), protected)
         if len(small) + len(main) == count:
             return Choice(join(small, main), join(again, promoted))
         missing = count - len(main)
-        small, _ = uses.search(self._small, missing, _ONCE, protected)
-        often, _ = uses.search(self._small, missing - len(small), _OFTEN, protected)
+        small, _ = uses.search(self._small, missing, _ONCE, protected, len(self._small))
+        often, _ = uses.search(self._small, missing - len(small), _OFTEN, protected, len(self._small))
         return Choice(join(join(small, often), main), NO_IDS)
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:
@@ -164,11 +168,18 @@ class S3FIFOPolicy(UseCountingPolicy):
         """Up to `count` victims from main, in as many passes as it takes, and what the last pass moves."""
         victims: IdArray = NO_IDS
         moved: IdArray = NO_IDS
-        for uses in range(MOST_USES + 1):
+        full_passes = self._full_passes()
+        for uses in range(full_passes + 1):
             if len(victims) == count:
                 break
             found, moved = self._uses.search(
-                self._main, count - len(victims), range(uses, uses + 1), protected
+                self._main, count - len(victims), range(uses, uses + 1), protected, self.most_passed
             )
             victims = join(victims, found)
+        if len(victims) < count and not full_passes:
+            return self._uses.search(self._main, count, range(1), protected, most_passed=0)
         return victims, moved
+
+    def _full_passes(self) -> int:
+        """How often a choice may pass all of main."""
+        return MOST_USES if len(self._main) <= self.most_passed else 0

@@ -14,10 +14,16 @@ What differs from the paper:
 
 - A block in use keeps its place. The hand passes over it, and over protected blocks.
 - A batch is chosen by the same hand, one victim after the other, before any of its blocks is stored.
+- In one lap of a choice the hand passes over `most_passed` blocks at most. Then it rests, and the choice
+  takes the next blocks that it may, used or not. If all were used, the paper goes once around the pool.
 
 One choice may take up to two further laps. Full laps need no names: lap 0 takes unused blocks ahead, lap 1
 unused ones behind and used ones ahead, lap 2 used ones behind. So the last victim tells the lap, and `moved`
 only says what the last lap passed over.
+
+A lap with more blocks to go than `most_passed` is the last one: lap 0 if there are more ahead, lap 1 if there
+are more in all. If it does not find enough, the choice takes what it may from the hand on, used or not, and
+`moved` is empty. So the lengths of the queues limit the laps that the last victim tells.
 """
 
 # ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
@@ -35,6 +41,9 @@ from kvsm.policies.slot_queue import SlotQueue, join
 from kvsm.policies.use_counts import UseCountingPolicy, UseCounts
 
 _UNUSED, _USED = range(1), range(1, 2)
+
+_Lap = Sequence[tuple[SlotQueue, range]]
+"""The queues that a lap goes over, and the counts of its victims."""
 
 
 class SIEVEPolicy(UseCountingPolicy):
@@ -55,7 +64,7 @@ class SIEVEPolicy(UseCountingPolicy):
 
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         victims, moved = choice
-        laps = self._lap_of(int(victims[-1])) if len(victims) else 0
+        laps = min(self._lap_of(int(victims[-1])), self._full_laps()) if len(victims) else 0
         self._drop(victims)
         for _ in range(laps):
             self._pass_over(self._ahead.order())
@@ -69,16 +78,18 @@ class SIEVEPolicy(UseCountingPolicy):
         self._uses.clear()
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
+        if not self._uses.has(count, protected):
+            return None
         ahead, behind = self._ahead, self._behind
+        laps: tuple[_Lap, ...]
+        laps = ((ahead, _UNUSED),), ((behind, _UNUSED), (ahead, _USED)), ((behind, _USED),)
         victims: IdArray = NO_IDS
-        for lap in (((ahead, _UNUSED),), ((behind, _UNUSED), (ahead, _USED)), ((behind, _USED),)):
-            moved: IdArray = NO_IDS
-            for queue, uses in lap:
-                found, passed = self._uses.search(queue, count - len(victims), uses, protected)
-                victims, moved = join(victims, found), join(moved, passed)
+        for lap in laps[: self._full_laps() + 1]:
+            found, moved = self._search(lap, count - len(victims), protected, self.most_passed)
+            victims = join(victims, found)
             if len(victims) == count:
                 return Choice(victims, moved)
-        return None
+        return Choice(*self._search(((ahead, _UNUSED), (behind, _UNUSED)), count, protected, most_passed=0))
 
     def snapshot(self) -> bytes:
         uses = self._uses.snapshot(self._behind, self._ahead)
@@ -98,6 +109,24 @@ class SIEVEPolicy(UseCountingPolicy):
         self._behind.remove(slots)
         self._ahead.remove(slots)
         self._uses.forget(slots)
+
+    def _search(
+        self, lap: _Lap, count: int, protected: Collection[int], most_passed: int
+    ) -> tuple[IdArray, IdArray]:
+        """Up to `count` victims of one lap, and what it passes over."""
+        victims: IdArray = NO_IDS
+        moved: IdArray = NO_IDS
+        for queue, uses in lap:
+            missing, may_pass = count - len(victims), most_passed - len(moved)
+            found, passed = self._uses.search(queue, missing, uses, protected, may_pass)
+            victims, moved = join(victims, found), join(moved, passed)
+        return victims, moved
+
+    def _full_laps(self) -> int:
+        """How many laps a choice may go to their end."""
+        if len(self._ahead) > self.most_passed:
+            return 0
+        return 1 if len(self._ahead) + len(self._behind) > self.most_passed else 2
 
     def _lap_of(self, victim: int) -> int:
         """How often the hand had passed the newest block when it took this one."""

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm import native
-from kvsm.ids import NO_IDS, SMALL, IdArray, array_of, listed
+from kvsm.ids import NO_IDS, SMALL, IdArray, array_of
 from kvsm.policies.copies import QueueCopy
 
 _ABSENT = -1
@@ -233,7 +233,8 @@ class NativeSlotQueue(native.QueueBody, SlotQueue):
         """All is done."""
 
     def __iter__(self) -> Iterator[int]:
-        return iter(listed(self.first(len(self))))
+        for window in self.windows(SMALL):
+            yield from window.tolist()
 
     def order(self) -> NDArray[np.int64]:
         return array_of(self.following(-1, len(self)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from functools import cache
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from kvsm.policies.slot_queue import SlotQueue
 # One byte per slot: its count of uses; the same plus _IN_USE while it is in use; or _ABSENT.
 _IN_USE = 128
 _ABSENT = 255
+_FEW = 4 * SMALL
+"""Blocks that a loop looks at before arrays are faster."""
 
 
 class _Step(NamedTuple):
@@ -118,42 +120,48 @@ class UseCounts:
         return self._idle - len({slot for slot in protected if slot in self}) >= count
 
     def search(
-        self, queue: SlotQueue, count: int, uses: range, protected: Collection[int]
+        self, queue: SlotQueue, count: int, uses: range, protected: Collection[int], most_passed: int
     ) -> tuple[IdArray, IdArray]:
         """Up to `count` victims of a queue, oldest first, and the blocks that were passed over before the
         last.
 
         uses: the counts of a victim. A block with a lower count is in neither answer: an earlier search of
         the same choice took it. Blocks with a higher count, in use or protected are passed over.
+        most_passed: how many blocks are passed over. Behind them a block with a higher count is a victim too,
+        and one that is in use or protected is in neither answer.
         """
         if count > SMALL:
-            return self._search_arrays(queue, count, uses, protected)
+            return self._search_arrays(queue, count, uses, protected, most_passed)
         victims: list[int] = []
         passed: list[int] = []
         if count:
-            counts, least, beyond = self._bytes, uses.start, uses.stop
-            for slot in queue:
+            counts, most, least, beyond = self._bytes, self._most, uses.start, uses.stop
+            for looked_at, slot in enumerate(queue):
+                if looked_at == _FEW:
+                    return self._search_arrays(queue, count, uses, protected, most_passed)
                 used = counts[slot]
-                if used >= beyond or slot in protected:
+                if (used >= beyond or slot in protected) and len(passed) < most_passed:
                     passed.append(slot)
-                elif used >= least:
+                elif least <= used <= most and slot not in protected:
                     victims.append(slot)
                     if len(victims) == count:
                         break
         return tuple(victims), tuple(passed)
 
     def _search_arrays(
-        self, queue: SlotQueue, count: int, uses: range, protected: Collection[int]
+        self, queue: SlotQueue, count: int, uses: range, protected: Collection[int], most_passed: int
     ) -> tuple[IdArray, IdArray]:
         barred = np.fromiter(protected, np.int64) if protected else None
         none: NDArray[np.int64] = np.empty(0, dtype=np.int64)
         victims, passed = [none], [none]
         for window in queue.windows(2 * count + SMALL):
             counts = self._view[window]
-            stays = counts >= uses.stop
+            held = counts > self._most
             if barred is not None:
-                stays |= np.isin(window, barred)
-            goes = np.flatnonzero(~stays & (counts >= uses.start))
+                held |= np.isin(window, barred)
+            stays = held | (counts >= uses.stop)
+            stays[np.flatnonzero(stays)[most_passed:]] = False
+            goes = np.flatnonzero(~stays & ~held & (counts >= uses.start))
             if len(goes) >= count:
                 goes = goes[:count]
                 window, stays = window[: goes[-1] + 1], stays[: goes[-1] + 1]
@@ -162,6 +170,7 @@ class UseCounts:
             count -= len(goes)
             if not count:
                 break
+            most_passed -= len(passed[-1])
         return np.concatenate(victims), np.concatenate(passed)
 
     def snapshot(self, *queues: SlotQueue) -> bytes:
@@ -199,6 +208,14 @@ class UseCounts:
 
 class UseCountingPolicy(EvictionPolicy):
     """Base of the policies in which a use moves nothing and only counts. A subclass makes `_uses`."""
+
+    most_passed: ClassVar[int] = 5_000
+    """How many blocks a choice passes over in a queue. A log must be folded with the value that wrote it.
+
+    A choice never goes once around a queue that is longer: behind so many blocks it takes the next ones that
+    it may, used or not. So the lengths of the queues tell whether it may have gone around one, and no victim
+    that was taken although it was used looks like one of a later lap.
+    """
 
     _uses: UseCounts
 

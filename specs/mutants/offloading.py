@@ -211,7 +211,7 @@ OFFLOADING = (
                 "kvsm.policies.use_counts:UseCounts._search_arrays",
                 """
                 if barred is not None:
-                    stays |= np.isin(window, barred)
+                    held |= np.isin(window, barred)
                 """,
             ),
         ),
