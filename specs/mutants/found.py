@@ -37,6 +37,8 @@ PARTIAL = "walk: serving, partial hits"
 DRAFTS = "walk: serving, chunks and drafts"
 NAMES = "walk: serving, names and sessions"
 THOUGHTS = "walk: serving, second thoughts"
+LAYERS_AGAIN = "walk: serving with layers, again"
+DRAFTS_AGAIN = "walk: serving, chunks and drafts, again"
 LOST = "walk: serving, lost loads"
 LAZY_AND_EAGER = "walk: serving, lazy and eager"
 VLLM, VLLM_LIVES, VLLM_TROUBLES = "walk: vllm", "walk: vllm lives", "walk: vllm troubles"
@@ -66,7 +68,7 @@ class Missed(NamedTuple):
 FOUND = {
     "M01": FoundBy(LAYERS, Property.CORRECT_BYTES, 5),
     "M02": FoundBy(LAYERS, Property.STORED_ONCE, 13),
-    "M03": FoundBy(LAYERS, Property.STORED_ONCE, 165),
+    "M03": FoundBy(LAYERS_AGAIN, Property.STORED_ONCE, 33),
     "M04": FoundBy(SERVING, Property.CORRECT_BYTES, 40),
     "M05": FoundBy(LOST, Property.FAILURE_IS_NOT_SUCCESS, 25),
     "M06": FoundBy(LAYERS, Property.STORED_ONCE, 46),
@@ -84,8 +86,8 @@ FOUND = {
     "M18": FoundBy(PARTIAL, Property.LEGAL_CALLS, 23),
     "M19": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
     "M20": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
-    "M21": FoundBy(PARTIAL, Property.LEGAL_CALLS, 17),
-    "M22": FoundBy(DRAFTS, Property.STORED_ONCE, 32),
+    "M21": FoundBy(PARTIAL, Property.LEGAL_CALLS, 31),
+    "M22": FoundBy(DRAFTS_AGAIN, Property.STORED_ONCE, 36),
     "M23": FoundBy(LAYERS, Property.STORED_ONCE, 22),
     "M24": FoundBy(SERVING, Property.FULL_OFFLOAD, 159),
     "M25": FoundBy(BARE, Property.PROGRESS, 10),
@@ -93,7 +95,7 @@ FOUND = {
     "M27": FoundBy(SERVING, Property.FULL_OFFLOAD, 154),
     "M28": FoundBy(SERVING, Property.ONE_TOKEN_LEFT, 80),
     "M29": FoundBy(SERVING, Property.FULL_OFFLOAD, 30),
-    "M30": FoundBy(LAYERS, Property.CORRECT_BYTES, 24),
+    "M30": FoundBy(LAYERS, Property.CORRECT_BYTES, 66),
     "M31": FoundBy(CORE, Property.MATCH_HOLDS, 2),
     "M32": FoundBy(CORE, Property.LEGAL_CALLS, 6),
     "M33": FoundBy(BARE, Property.LEGAL_CALLS, 8),
