@@ -31,12 +31,14 @@ try:
     from kvsm.native._body import MACHINES as _BUILT_FOR
     from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
     from kvsm.native._body import (
+        CoreBody,
         FoldBody,
         IndexBody,
         PackerBody,
         QueueBody,
         WitnessBody,
         connect,
+        connect_core,
         connect_witness,
         forget,
         pack_ids,
@@ -118,10 +120,16 @@ if _missing:
     class PackerBody:  # type: ignore[no-redef]
         """The same for what saves worlds."""
 
+    class CoreBody:  # type: ignore[no-redef]
+        """The same for a core."""
+
     def connect() -> None:
         """There is nothing to connect."""
 
     def connect_witness(*of_python: Any) -> None:
+        """The same."""
+
+    def connect_core(*of_python: Any) -> None:
         """The same."""
 
     def taken() -> bytes:
@@ -145,6 +153,7 @@ def arcs_taken() -> dict[str, list[int]]:
 __all__ = [
     "VARIABLE",
     "WHY_NOT",
+    "CoreBody",
     "FoldBody",
     "IndexBody",
     "PackerBody",
@@ -152,6 +161,7 @@ __all__ = [
     "WitnessBody",
     "arcs_taken",
     "connect",
+    "connect_core",
     "connect_witness",
     "described",
     "forget",

@@ -16,7 +16,7 @@ the host serves (matching.py), loads, reports and losses (transfers.py), what is
 
 from kvsm.offloader.emitter import EventSink, LogFlush
 from kvsm.offloader.matching import LookupResult, Match, PendingHit
-from kvsm.offloader.offloader import Offloader
+from kvsm.offloader.offloader import NativeOffloader, Offloader
 from kvsm.offloader.storing import PreparedStore
 from kvsm.offloader.transfers import Ended, ReportResult
 
@@ -26,6 +26,7 @@ __all__ = [
     "LogFlush",
     "LookupResult",
     "Match",
+    "NativeOffloader",
     "Offloader",
     "PendingHit",
     "PreparedStore",

@@ -30,6 +30,10 @@ BLOCK_ROWS = "kvsm.states.block:_rows"
 """The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
 HAVE_TWO_BODIES = (
     "kvsm.ledger.",
+    "kvsm.offloader.emitter",
+    "kvsm.offloader.matching",
+    "kvsm.offloader.offloader",
+    "kvsm.offloader.transfers",
     "kvsm.policies.",
     "kvsm.replay.book",
     "kvsm.replay.witness",
