@@ -57,15 +57,22 @@ class Log(list[OffloadingEvent]):
 
 
 class Told(Publisher):
-    """A publisher that notes which transfers ended, and fails when it is told to."""
+    """A publisher that notes what it is told of transfers, and who might change the ledger then. It fails if
+    it shall."""
+
+    core: Offloader
 
     def __init__(self) -> None:
         super().__init__()
-        self.over: list[int] = []
+        self.over: list[tuple[int, int]] = []
         self.fails = False
 
+    def stored(self, transfer: int, keys: Sequence[bytes]) -> None:
+        self.over.append((transfer, min(self.core._may_change, 1)))
+        super().stored(transfer, keys)
+
     def ended(self, transfer: int) -> None:
-        self.over.append(transfer)
+        self.over.append((transfer, min(self.core._may_change, 1)))
         super().ended(transfer)
         if self.fails:
             self.fails = False
@@ -74,11 +81,12 @@ class Told(Publisher):
 
 def make_core(config: OffloadConfig, log: bool = True, publisher: bool = False) -> Offloader:
     """A core with the clock, the log and the publisher of above."""
-    sink = Log() if log else None
+    sink, told = Log() if log else None, Told() if publisher else None
     core = Offloader.__new__(Offloader)
-    if sink is not None:
-        sink.core = core
-    core.__init__(config, sink, clock_ns=Times(), publisher=Told() if publisher else None)  # type: ignore[misc]
+    for one in (sink, told):
+        if one is not None:
+            one.core = core
+    core.__init__(config, sink, clock_ns=Times(), publisher=told)  # type: ignore[misc]
     return core
 
 

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from operator import sub
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -13,14 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from call_twins import KEYS, CallMaker, Log, Name, Times, Told, TwinCores, from_another_thread, make_core
+from call_twins import KEYS, CallMaker, Key, Log, Name, Times, Told, TwinCores, from_another_thread, make_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsm
 from kvsm import native
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongThread
-from kvsm.events import OffloadConfig
+from kvsm.events import LOAD, STORE, OffloadConfig
+from kvsm.ids import SMALL
 from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
 from kvsm.offloader import Match, NativeOffloader, Offloader, matching, transfers
@@ -132,7 +134,8 @@ def with_loads(config: OffloadConfig = CONFIG, **more: Any) -> TwinCores:
     twins.call("prepare_store", "r", KEYS[:2], [0, 1])
     store = next(iter(twins.python.ledger.transfers))
     twins.call("submit", [store])
-    twins.call("complete_store", store)
+    for worker in range(config.workers):
+        twins.call("complete_store", store, worker)
     assert twins.call("match", "q", KEYS[:3]).result == Match(2)
     job = twins.call("prepare_load", "q", [4, 5]).result
     assert job is not None
@@ -202,6 +205,127 @@ def test_a_clock_may_call_the_core() -> None:
         core._clock_ns = reset
     twins.call("complete_load", live(twins))
     assert twins.python.ledger.epoch == 1
+
+
+WRONG_REPORTS: list[tuple[Any, ...]] = [
+    *((1, worker, True) for worker in (-1, 2, 61, 62, 70, 1 << 70, True, None)),
+    *((transfer, 0, True) for transfer in (0, 2, 999, -1, 1 << 70, True, "1", None)),
+    *((1, 0, good) for good in (1, None, "yes", False)),
+    *((1, 0, True, error) for error in (None, "it broke", Name("it broke"), 5)),
+    (1, 0),
+    (1, 0, True, "", ""),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_REPORTS)
+def test_reports_that_are_not_common_are_answered_alike(arguments: tuple[Any, ...]) -> None:
+    """Of the load that is in flight where they say 1, and of its other worker."""
+    config = OffloadConfig(host_blocks=4, device_blocks=100, workers=2)
+    for name in ("report", "complete_load", "complete_store", "fail_load"):
+        twins = with_loads(config)
+        transfer = live(twins) if arguments[0] == 1 and type(arguments[0]) is int else arguments[0]
+        given = (transfer, *arguments[1:]) if name == "report" else (transfer, *arguments[1:2])
+        twins.call(name, *given)
+        twins.call(name, *given)  # If it counted, it is a doubled one now.
+        twins.call("report", live(twins), 1, True)
+
+
+def test_a_transfer_that_was_not_submitted_has_no_reports() -> None:
+    twins = with_loads()
+    twins.call("match", "p", KEYS[:1])
+    job = twins.call("prepare_load", "p", [9]).result
+    assert twins.call("complete_load", job.transfer).result.rejected is not None
+
+
+def test_a_block_that_is_being_stored_is_waited_for() -> None:
+    twins = with_loads()
+    planned = twins.call("prepare_store", "s", KEYS[5:7], [7, 8]).result.job.transfer
+    for _ in range(2):  # Planned, and then submitted.
+        assert twins.call("match", f"p{_}", [KEYS[0], KEYS[6]]).result == Match(0, planned)
+        twins.call("submit", [planned])
+
+
+def test_a_request_that_waits_loads_or_holds_a_match_is_left_to_python() -> None:
+    twins = with_loads()
+    assert twins.call("match", "q", KEYS[:1]).result == Match(0)  # It is loading.
+    twins.call("match", "p", KEYS[:2])
+    assert twins.call("match", "p", KEYS[1:2]).result == Match(1)
+    assert twins.call("match", "p", KEYS[1:2]).result == Match(1)
+    assert twins.call("prepare_load", "p", [9, 10]).error is not None
+    assert twins.call("prepare_load", "p", []).result is None
+    assert twins.call("prepare_load", "p", [9]).result is None
+    assert twins.call("prepare_load", "nobody", [9]).result is None
+
+
+@pytest.mark.parametrize("blocks", [SMALL - 1, SMALL, SMALL + 1])
+def test_batches_have_the_form_of_their_length(blocks: int) -> None:
+    """Up to `SMALL` ids are a tuple."""
+    keys = [b"%d" % number for number in range(blocks)]
+    twins = TwinCores(CONFIG)
+    twins.call("prepare_store", "r", keys, range(blocks))
+    twins.call("submit", [live(twins)])
+    twins.call("complete_store", live(twins))
+    for name, targets in (("a", list(range(40, 40 + blocks))), ("b", (60,)), ("c", range(70, 70 + blocks))):
+        twins.call("match", name, keys)
+        assert twins.call("prepare_load", name, targets).result is not None
+
+
+@pytest.mark.parametrize(
+    "key", [b"x" * 4096, b"x" * 4097, "key", None, [b"key"], Key(b"key 0"), bytearray(b"key 0")]
+)
+def test_a_key_that_is_missed_is_looked_at(key: Any) -> None:
+    twins = with_loads()
+    for keys in ([key], [KEYS[0], key], [KEYS[0], key, KEYS[1]]):
+        twins.call("match", "p", keys)
+
+
+def test_a_match_that_was_voided_is_not_loaded() -> None:
+    twins = with_loads()
+    twins.call("match", "p", KEYS[:2])
+    twins.call("reset")
+    assert twins.call("prepare_load", "p", [9, 10]).result is None
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize(
+    "given", [[100], [-1], [9, 9], [9, 10], [True], ["9"], range(99, 101), (9, 10, 11), np.arange(9, 11)]
+)
+def test_device_blocks_are_looked_at_alike(given: Any, chunk: int) -> None:
+    twins = with_loads(OffloadConfig(host_blocks=4, device_blocks=100)) if chunk == 1 else two_a_chunk()
+    twins.call("match", "p", KEYS[:2])
+    twins.call("prepare_load", "p", given)
+
+
+def two_a_chunk() -> TwinCores:
+    twins = TwinCores(OffloadConfig(host_blocks=4, device_blocks=100, blocks_per_chunk=2))
+    twins.call("prepare_store", "r", KEYS[:2], [0, 1, 2, 3])
+    twins.call("submit", [live(twins)])
+    twins.call("complete_store", live(twins))
+    return twins
+
+
+@pytest.mark.parametrize("name", ["q", "p", "nobody", "é", "\ud800", Name("p"), b"p", None, 7])
+def test_requests_finish_alike(name: Any) -> None:
+    twins = with_loads()
+    twins.call("match", "p", KEYS[:2])
+    twins.call("match", "é", KEYS[:2])
+    twins.call("finish", name)
+    twins.call("finish", name)
+    assert isinstance(twins.call("finish").error, TypeError)
+    assert isinstance(twins.call("finish", "p", True).error, TypeError)
+    twins.call("finish", "p", aborted=True)
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_the_clock_is_asked_once(time: Any) -> None:
+    """Whatever it says."""
+    for call in (("match", "p", KEYS[:1]), ("finish", "q"), ("report", 0, 0, True), ("touch", KEYS[:1])):
+        twins = with_loads()
+        asked = clock_of(twins.native).asked
+        for core in twins.both:
+            clock_of(core).next = [time]
+        twins.call(*call)
+        assert clock_of(twins.native).asked == asked + 1
 
 
 def test_two_pins_of_one_block_are_refused_as_one_too_many() -> None:
@@ -315,11 +439,44 @@ def test_what_is_not_common_is_left_to_python() -> None:
 # Memory.
 
 
-def test_calls_give_back_what_they_took() -> None:
-    """Of right and wrong calls, refusals, and failures of the clock, the log and the publisher."""
-    config = OffloadConfig(**{**options(Random(4)), "host_blocks": 24})
+def grown(do: Callable[[], None]) -> list[int]:
+    """How much more memory, and how many more references to what lives for ever, are there after `do`."""
+    fixed = [None, True, False, (), "", 0, 1, LOAD, STORE]
 
-    def round_of_calls(seed: int) -> None:
+    def counted() -> list[int]:
+        do()
+        gc.collect()
+        return [sys.getallocatedblocks(), *map(sys.getrefcount, fixed)]
+
+    do()
+    before = counted()
+    return list(map(sub, counted(), before))
+
+
+def test_usual_calls_give_back_what_they_took() -> None:
+    def serve() -> None:
+        core = make_core(CONFIG, publisher=True)
+        for number in range(300):
+            name, block = f"r{number}", number % 40
+            plan = core.prepare_store(name, [b"%d" % block], [block]).job
+            if plan is not None:
+                core.submit([plan.transfer])
+                core.report(plan.transfer, 0, True)
+            core.match(name, [b"%d" % block, b"none"])
+            job = core.prepare_load(name, range(50, 51))
+            assert job is not None
+            core.submit([job.transfer])
+            core.complete_load(job.transfer)
+            core.finish(name, aborted=False)
+
+    assert max(grown(serve)) < 50
+
+
+def test_other_calls_give_back_what_they_took() -> None:
+    """Wrong ones, refusals, and failures of the clock, the log and the publisher."""
+    config = OffloadConfig(host_blocks=24, device_blocks=60, workers=2, max_live_transfers=4)
+
+    def serve(seed: int) -> None:
         random = Random(seed)
         core = make_core(config, publisher=True)
         maker = CallMaker(config, random, wrong=0.2)
@@ -331,16 +488,8 @@ def test_calls_give_back_what_they_took() -> None:
             with suppress(BaseException):
                 getattr(core, name)(*arguments, **named)
 
-    def blocks_after(rounds: int) -> int:
-        for seed in range(rounds):
-            round_of_calls(seed)
-        gc.collect()
-        return sys.getallocatedblocks()
+    def serve_often() -> None:
+        for seed in range(12):
+            serve(seed)
 
-    blocks_after(6)
-    first = blocks_after(6)
-    assert blocks_after(6) - first < 100
-    fixed = [None, True, False, (), "", 0, 1]
-    before = [sys.getrefcount(one) for one in fixed]
-    blocks_after(6)
-    assert all(abs(sys.getrefcount(one) - count) < 200 for one, count in zip(fixed, before))
+    assert max(grown(serve_often)) < 100

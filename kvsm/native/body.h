@@ -57,7 +57,7 @@ PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
-PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many. None: one fits in no 32 bits */
+PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one is no id */
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
 PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */
 
@@ -166,7 +166,7 @@ typedef struct {
     PyObject *array_of, *lru, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
-    Name fields[NUM_KINDS][MOST_FIELDS]; /* of each kind of event, in their order. NUM_NAMES: one without a name here, or none */
+    Name fields[NUM_KINDS][MOST_FIELDS]; /* of the kinds. NUM_NAMES: none, or one that is not read here */
     PyObject *reference; /* Ledger.apply in Python */
     PyTypeObject *slot_queue, *key_index, *frozen_part;
 } Python;
@@ -182,7 +182,7 @@ typedef struct {
     PyObject *seen[NUM_NAMES]; /* those that were read so far; borrowed */
     PyObject *event;
     int kind;         /* -1: none that this body knows */
-    PyObject *values; /* what the event was made of just now, in its order; borrowed. NULL: nobody says */
+    PyObject *values; /* what the event was made of, a tuple; borrowed. NULL: its fields are asked */
     PyObject *seq_object;
     int64_t seq;
     PyObject *ended; /* the transfer that it ended; owned */
@@ -267,7 +267,7 @@ PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in 
 void fold_end(Folding *folding);
 bool see_state(Folding *folding); /* whether the words, the index, requests and transfers can be looked at */
 int kind_of(PyObject *event);     /* -1: none */
-PyObject *value_of(Folding *folding, Name name); /* a field of the event; owned. NULL without an error: it has none */
+PyObject *value_of(Folding *folding, Name name); /* of a field of the event; owned. NULL: it has none */
 
 /* --------------------------------------------------------------------------------- frozen.c, keeping.c */
 

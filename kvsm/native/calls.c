@@ -1,93 +1,10 @@
-/* The calls of a core that an engine makes for each request (kvsm/offloader/): their common cases.
+/* The calls of a core that an engine makes for each request: their common cases (kvsm/offloader/). */
 
-   A call looks at everything first. If it finds something that it does not know, nothing was changed, and the
-   Python function of the same name takes the whole call: so each refusal, and each text of an error, is there.
-   Once the clock has been asked, there is no way back: then everything is done here. */
-
-#include "body.h"
-
-/* What the calls have of Python. Never freed: it lives as long as the process. */
-static struct {
-    PyObject *emit, *match, *prepare_load, *report, *complete_load, *complete_store, *finish; /* the functions */
-    PyObject *match_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
-    PyObject *counted;                                          /* the result of a report that ended nothing */
-    PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event;
-    PyObject *nobody, *the_log; /* who may change the ledger, if no thread may */
-    PyObject *one, *key_bytes_max;
-} of_python;
-
-/* A call, and what it has looked up. */
-typedef struct {
-    PyObject *core, *const *arguments; /* borrowed */
-    Py_ssize_t count;                  /* of the arguments without a name; those with names are behind them */
-    PyObject *names;                   /* of these; NULL: none has a name */
-    PyObject *fields;                  /* the core's attributes; owned */
-    PyObject *ledger;                  /* owned */
-    PyObject *thread;                  /* the one that may change the ledger, which is this one; owned */
-    bool folds;                        /* whether this body folds the ledger */
-    Folding look;                      /* to read the ledger by `field`. What was read is old once an event was emitted */
-    PyObject *result;                  /* owned */
-} Call;
+#include "calls.h"
 
 typedef Verdict (*Body)(Call *);
 
 /* ------------------------------------------------------------------------------- what a call looks at */
-
-static PyObject *owned(PyObject *object)
-{
-    Py_XINCREF(object);
-    return object;
-}
-
-static bool is_dict(PyObject *object) { return object != NULL && PyDict_CheckExact(object); }
-
-static bool is_this_thread(PyObject *thread)
-{
-    if (thread == NULL || !PyLong_CheckExact(thread))
-        return false;
-    const unsigned long identity = PyLong_AsUnsignedLong(thread);
-    if (identity == (unsigned long)-1 && PyErr_Occurred()) { /* nobody may */
-        PyErr_Clear();
-        return false;
-    }
-    return identity == PyThread_get_thread_ident();
-}
-
-/* An attribute of the core or of its ledger, whose own attributes are `fields`; owned. */
-static PyObject *attribute(PyObject *owner, PyObject *fields, Name name)
-{
-    PyObject *value = PyDict_GetItemWithError(fields, name_of(name));
-    return value != NULL ? owned(value) : PyObject_GetAttr(owner, name_of(name));
-}
-
-static PyObject *of_core(Call *call, Name name) { return attribute(call->core, call->fields, name); }
-
-static PyObject *of_ledger(Call *call, Name name) { return attribute(call->ledger, call->look.fields, name); }
-
-/* Whether this thread has been admitted, and the core and its ledger are as this body knows them. */
-static bool begin(Call *call)
-{
-    call->fields = PyObject_GenericGetDict(call->core, NULL);
-    if (call->fields == NULL)
-        return false;
-    call->thread = owned(PyDict_GetItemWithError(call->fields, name_of(N__may_change)));
-    call->ledger = owned(PyDict_GetItemWithError(call->fields, name_of(N_ledger)));
-    if (!is_this_thread(call->thread) || call->ledger == NULL)
-        return false;
-    call->folds = (PyObject *)Py_TYPE(call->ledger) == of_python.native_ledger;
-    call->look.fold = (Fold *)call->ledger;
-    call->look.fields = PyObject_GenericGetDict(call->ledger, NULL);
-    return call->look.fields != NULL && is_dict(field(&call->look, N_requests)) &&
-           is_dict(field(&call->look, N_transfers));
-}
-
-static void end(Call *call)
-{
-    fold_end(&call->look);
-    Py_XDECREF(call->fields);
-    Py_XDECREF(call->ledger);
-    Py_XDECREF(call->thread);
-}
 
 /* Text whose characters are all ASCII: it can be written into any log. */
 static bool is_ascii(PyObject *text)
@@ -101,144 +18,10 @@ static bool is_ascii(PyObject *text)
     return false;
 }
 
-/* A number of the configuration. */
-static bool configured(Call *call, Name name, int64_t *number)
-{
-    return get_number(PyDict_GetItemWithError(call->fields, name_of(N_config)), name, number);
-}
-
 /* The record of a request; borrowed. NULL without an error: there is none. */
 static PyObject *known(Call *call, PyObject *request)
 {
     return PyDict_GetItemWithError(field(&call->look, N_requests), request);
-}
-
-/* ------------------------------------------------------------------------------------ emitter.py: emit */
-
-/* Ask the clock, once. */
-static PyObject *recorded_now(Call *call)
-{
-    PyObject *clock = of_core(call, N__clock_ns), *recorded;
-    PyObject *now = clock == NULL ? NULL : PyObject_CallFunctionObjArgs(clock, NULL);
-    const bool is_known = clock == of_python.time_ns;
-    int64_t number;
-    if (!is_known) /* it may have changed anything */
-        memset(call->look.seen, 0, sizeof call->look.seen);
-    Py_XDECREF(clock);
-    /* What fits in 64 bits is compared with 0 much faster than it is read. */
-    if (now == NULL || (is_known ? PyObject_RichCompareBool(now, python.zero, Py_GE) > 0 : read_number(now, &number)))
-        return now;
-    recorded = PyObject_CallFunctionObjArgs(of_python.recorded_ns, now, NULL);
-    Py_DECREF(now);
-    return recorded;
-}
-
-static PyObject *next_seq(Call *call)
-{
-    PyObject *seq = of_ledger(call, N_seq), *next = seq == NULL ? NULL : PyNumber_Add(seq, of_python.one);
-    Py_XDECREF(seq);
-    return next;
-}
-
-/* What the next event is made of: its number, the step, the time, and these fields; owned. */
-static PyObject *next_values(Call *call, PyObject *const *fields, Py_ssize_t count)
-{
-    PyObject *now = recorded_now(call);
-    PyObject *seq = now == NULL ? NULL : next_seq(call), *step = seq == NULL ? NULL : of_core(call, N_step);
-    PyObject *values = step == NULL ? NULL : PyTuple_New(3 + count);
-    if (values == NULL) {
-        Py_XDECREF(now);
-        Py_XDECREF(seq);
-        Py_XDECREF(step);
-        return NULL;
-    }
-    PyTuple_SetItem(values, 0, seq);
-    PyTuple_SetItem(values, 1, step);
-    PyTuple_SetItem(values, 2, now);
-    for (Py_ssize_t one = 0; one < count; one++)
-        PyTuple_SetItem(values, 3 + one, owned(fields[one]));
-    return values;
-}
-
-static bool may_change(Call *call, PyObject *who) { return PyDict_SetItem(call->fields, name_of(N__may_change), who) == 0; }
-
-/* Hand the event to the log, which may look at the ledger meanwhile. */
-static bool log_event(Call *call, PyObject *event)
-{
-    PyObject *log = of_core(call, N_log), *done = NULL;
-    if (log == NULL || log == Py_None) {
-        Py_XDECREF(log);
-        return log != NULL;
-    }
-    if (may_change(call, of_python.the_log))
-        done = PyObject_CallMethodObjArgs(log, name_of(N_append), event, NULL);
-    Py_DECREF(log);
-    Py_XDECREF(done);
-    return done != NULL;
-}
-
-/* An event failed. One that was refused leaves no trace. Any other failure stops the core, an interrupt too: the
-   log would lack what the ledger has. */
-static void after_failure(Call *call)
-{
-    PyObject *kind, *error, *trace;
-    bool done;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyErr_NormalizeException(&kind, &error, &trace);
-    if (PyErr_GivenExceptionMatches(error, of_python.illegal_transition) ||
-        PyErr_GivenExceptionMatches(error, of_python.invalid_event)) {
-        done = may_change(call, call->thread);
-    } else {
-        PyObject *text = PyObject_CallFunctionObjArgs(of_python.described, error, NULL), *stopped = NULL;
-        if (text != NULL)
-            stopped = PyObject_CallMethodObjArgs(call->core, name_of(N__stop), text, NULL);
-        done = stopped != NULL;
-        Py_XDECREF(text);
-        Py_XDECREF(stopped);
-    }
-    if (done) {
-        PyErr_Restore(kind, error, trace);
-        return;
-    }
-    Py_XDECREF(kind); /* another error takes its place, such as an interrupt, and nobody may change the ledger */
-    Py_XDECREF(error);
-    Py_XDECREF(trace);
-}
-
-/* `emit`, by the thread that has been admitted. Returns the transfer that the event ended, or None; owned. */
-static PyObject *emitted(Call *call, PyObject *kind, PyObject *const *fields, Py_ssize_t count)
-{
-    PyObject *values = next_values(call, fields, count), *ended = NULL;
-    PyObject *event = values == NULL ? NULL : PyObject_Call(kind, values, NULL);
-    if (event != NULL && may_change(call, of_python.nobody)) {
-        call->look.values = values;
-        ended = call->folds ? fold_next(&call->look, event)
-                            : PyObject_CallMethodObjArgs(call->ledger, name_of(N_apply), event, NULL);
-        if (ended == NULL || !log_event(call, event)) {
-            Py_CLEAR(ended);
-            after_failure(call);
-        } else if (!may_change(call, call->thread))
-            Py_CLEAR(ended);
-    }
-    Py_XDECREF(event);
-    Py_XDECREF(values);
-    return ended;
-}
-
-static bool is_kind(PyObject *kind)
-{
-    for (int one = 0; one < NUM_KINDS; one++)
-        if (kind == python.kinds[one])
-            return true;
-    return false;
-}
-
-static Verdict emit(Call *call)
-{
-    if (call->names != NULL || call->count < 1 || !is_kind(call->arguments[0]))
-        return REFERENCE;
-    call->result = emitted(call, call->arguments[0], call->arguments + 1, call->count - 1);
-    return call->result == NULL ? FAILED : FOLDED;
 }
 
 /* ---------------------------------------------------------------------------------- batches of an event */
@@ -279,12 +62,11 @@ static PyObject *packed(const int64_t *ids, Py_ssize_t count)
 
 /* --------------------------------------------------------------------------------------- matching.py */
 
-/* The slots of the keys that can be read (`_readable_prefix`). REFERENCE: the next one is being stored, or a key is
-   none. */
+/* The slots of the first keys that are on the host (`_readable_prefix`), and the key behind them; borrowed.
+   REFERENCE: a key is none. */
 static Verdict readable_prefix(Call *call, PyObject *keys, Numbers *slots, PyObject **missed)
 {
     const KeyIndex *index = index_of(&call->look);
-    const Words *blocks = &call->look.fold->blocks;
     const bool is_list = PyList_CheckExact(keys);
     const Py_ssize_t count = is_list ? PyList_Size(keys) : PyTuple_Size(keys);
     *missed = Py_None;
@@ -297,14 +79,15 @@ static Verdict readable_prefix(Call *call, PyObject *keys, Numbers *slots, PyObj
             *missed = key;
             return PyBytes_Size(key) <= PyLong_AsSsize_t(of_python.key_bytes_max) ? FOLDED : REFERENCE;
         }
-        if (slot < 0 || slot >= blocks->size || state_of(blocks->words[slot]) < BLOCK_STORED)
+        if (slot < 0)
             return REFERENCE;
         numbers_add(slots, slot);
     }
     return FOLDED;
 }
 
-/* Whether the request may hold the slots now, and holds nothing. A request without an entry is new. */
+/* Whether the request holds nothing, and may hold the slots now: it may not if one is being stored. A request
+   without an entry is new. */
 static bool may_pin(Call *call, PyObject *request, const Batch *slots, int *state)
 {
     Folding *look = &call->look;
@@ -373,8 +156,8 @@ static Verdict match(Call *call)
 
 /* --------------------------------------------------------------------------------------- transfers.py */
 
-/* The device blocks that a call names (`checked_device_blocks`), in the form of an event; owned. NULL: an error is set,
-   or Python looks at them. */
+/* The device blocks that a call names (`checked_device_blocks`), in the form of an event; owned. NULL: Python looks
+   at them. */
 static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *count)
 {
     Numbers blocks;
@@ -400,8 +183,8 @@ static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *
     return made;
 }
 
-/* The first `wanted` pins of a request's match, in the form of an event; owned. NULL: it has no match of that many, or
-   a pin may hold no more. */
+/* The first `wanted` pins of a request's match, in the form of an event; owned. NULL: it has no match of that many,
+   or a pin may hold no more. */
 static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted)
 {
     PyObject *record = known(call, request), *slots = NULL;
@@ -608,8 +391,8 @@ static PyObject *called(Body body, PyObject *function, PyObject *core, PyObject 
                         PyObject *names)
 {
     Call call = {.core = core, .arguments = arguments, .count = count, .names = names};
-    const Verdict verdict = begin(&call) ? body(&call) : REFERENCE;
-    end(&call);
+    const Verdict verdict = begin_call(&call) ? body(&call) : REFERENCE;
+    end_call(&call);
     if (verdict != REFERENCE)
         return call.result;
     PyErr_Clear();
@@ -634,7 +417,8 @@ CALL(finish)
     {#name, (PyCFunction)(void (*)(void))py_##name, METH_FASTCALL | METH_KEYWORDS, "As `" #name "` in Python."}
 
 static PyMethodDef methods[] = {
-    METHOD(emit), METHOD(match), METHOD(prepare_load), METHOD(report), METHOD(complete_load), METHOD(complete_store), METHOD(finish), {NULL, NULL, 0, NULL},
+    METHOD(emit),          METHOD(match),          METHOD(prepare_load), METHOD(report),
+    METHOD(complete_load), METHOD(complete_store), METHOD(finish),       {NULL, NULL, 0, NULL},
 };
 
 static PyType_Slot slots[] = {
@@ -655,14 +439,14 @@ PyType_Spec core_spec = {
 PyObject *connect_core(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    PyObject **const functions[] = {&of_python.emit,          &of_python.match,         &of_python.prepare_load,
-                                    &of_python.report,        &of_python.complete_load, &of_python.complete_store,
-                                    &of_python.finish};
-    PyObject **const others[] = {&of_python.match_made,         &of_python.job_made,      &of_python.ended_made,
-                                 &of_python.result_made,        &of_python.recorded_ns,   &of_python.described,
-                                 &of_python.time_ns,            &of_python.native_ledger, &of_python.illegal_transition,
-                                 &of_python.invalid_event,      &of_python.nobody,        &of_python.the_log,
-                                 &of_python.key_bytes_max};
+    OfPython *of = &of_python;
+    /* In the order of `methods`, and of the arguments. */
+    PyObject **const functions[] = {&of->emit,          &of->match,          &of->prepare_load, &of->report,
+                                    &of->complete_load, &of->complete_store, &of->finish};
+    PyObject **const others[] = {&of->match_made,         &of->job_made,      &of->ended_made, &of->result_made,
+                                 &of->recorded_ns,        &of->described,     &of->time_ns,    &of->native_ledger,
+                                 &of->illegal_transition, &of->invalid_event, &of->nobody,     &of->the_log,
+                                 &of->key_bytes_max};
     const Py_ssize_t num_others = sizeof others / sizeof *others;
     if (PyTuple_Size(arguments) != 1 + num_others)
         return PyErr_Format(PyExc_TypeError, "connect_core takes %zd arguments", 1 + num_others);
@@ -671,9 +455,9 @@ PyObject *connect_core(PyObject *module, PyObject *arguments)
             return NULL;
     for (Py_ssize_t one = 0; one < num_others; one++)
         *others[one] = owned(PyTuple_GetItem(arguments, 1 + one));
-    of_python.one = PyLong_FromLong(1);
-    of_python.counted = PyObject_CallFunctionObjArgs(of_python.result_made, NULL);
-    if (of_python.one == NULL || of_python.counted == NULL)
+    of->one = PyLong_FromLong(1);
+    of->counted = PyObject_CallFunctionObjArgs(of->result_made, NULL);
+    if (of->one == NULL || of->counted == NULL)
         return NULL;
     Py_RETURN_NONE;
 }

@@ -97,9 +97,10 @@ static Verdict leave(Folding *folding, int trigger)
     Py_INCREF(request);
     verdict = unpin(folding, request, &pins, new_words);
     /* Nobody looks at a record that is forgotten. */
-    if (verdict == FOLDED && state_of(word) != REQUEST_RELEASED && (PyObject_SetAttr(request, name_of(N_patience), python.minus_one) < 0 ||
-                              PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
-                              PyObject_SetAttr(request, name_of(N_offered), python.no_ids) < 0))
+    if (verdict == FOLDED && state_of(word) != REQUEST_RELEASED &&
+        (PyObject_SetAttr(request, name_of(N_patience), python.minus_one) < 0 ||
+         PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
+         PyObject_SetAttr(request, name_of(N_offered), python.no_ids) < 0))
         verdict = FAILED;
     if (verdict == FOLDED)
         verdict = settle(folding, request, word);
