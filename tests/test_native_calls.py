@@ -279,6 +279,14 @@ def test_a_key_that_is_missed_is_looked_at(key: Any) -> None:
         twins.call("match", "p", keys)
 
 
+def test_a_request_that_was_preempted_while_it_loads_waits() -> None:
+    twins = with_loads()
+    twins.call("preempt", "q")
+    assert twins.call("match", "q", KEYS[:2]).result == Match(0, live(twins))
+    twins.call("complete_load", live(twins))
+    assert twins.call("match", "q", KEYS[:2]).result == Match(2)
+
+
 def test_a_match_that_was_voided_is_not_loaded() -> None:
     twins = with_loads()
     twins.call("match", "p", KEYS[:2])
