@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import kvsm
 from kvsm import native
-from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongThread
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread
 from kvsm.events import LOAD, STORE, OffloadConfig
 from kvsm.ids import SMALL
 from kvsm.kv_events import Publisher
@@ -294,10 +294,15 @@ def test_a_match_that_was_voided_is_not_loaded() -> None:
     assert twins.call("prepare_load", "p", [9, 10]).result is None
 
 
+TARGETS: list[Any] = [
+    *([100], [-1], [9, 9], [9, 10], [True], ["9"], [1 << 40], [1 << 70], [], (9, 10, 11)),
+    *(range(9, 11), range(10, 8, -1), range(99, 101), range(-1, 1), np.arange(9, 11), np.array([[9]])),
+    *({9: 1}, {9}, b"\t", "9", iter([9]), None, 9),
+]
+
+
 @pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize(
-    "given", [[100], [-1], [9, 9], [9, 10], [True], ["9"], range(99, 101), (9, 10, 11), np.arange(9, 11)]
-)
+@pytest.mark.parametrize("given", TARGETS)
 def test_device_blocks_are_looked_at_alike(given: Any, chunk: int) -> None:
     twins = with_loads(OffloadConfig(host_blocks=4, device_blocks=100)) if chunk == 1 else two_a_chunk()
     twins.call("match", "p", KEYS[:2])
@@ -362,6 +367,12 @@ def test_a_core_has_the_body_that_was_chosen(tmp_path: Path) -> None:
     assert type(Other(CONFIG)) is Other
     with native.without():
         assert type(Offloader(CONFIG)) is Offloader
+
+
+def test_errors_name_the_class_as_its_user_does() -> None:
+    for made in (lambda: Offloader(None), lambda: Offloader(CONFIG, clock_ns=lambda: None)):  # type: ignore[arg-type,return-value]
+        with pytest.raises(WrongArgument, match=r"^Offloader\(\): "):
+            made()
 
 
 @pytest.mark.parametrize("name", ["emit", "match", "prepare_load", "report", "complete_load", "finish"])
@@ -435,10 +446,9 @@ def test_a_publisher_and_a_policy_of_python_are_told() -> None:
 def test_what_is_not_common_is_left_to_python() -> None:
     core = Offloader(CONFIG)
     with python_calls() as entered:
-        core.match("é", KEYS)
-        core.finish(Name("é"))
-        with suppress(InvalidEvent):
-            core.report(7, 0, True)
+        core.match(Name("r"), KEYS)
+        core.finish(Name("r"))
+        core.report(7, 0, True)
     assert entered.count(matching.match.__qualname__) == 1
     assert entered.count(Offloader.finish.__qualname__) == 1
     assert entered.count(transfers.report.__qualname__) == 1

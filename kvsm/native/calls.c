@@ -6,14 +6,11 @@ typedef Verdict (*Body)(Call *);
 
 /* ------------------------------------------------------------------------------- what a call looks at */
 
-/* Text whose characters are all ASCII: it can be written into any log. */
-static bool is_ascii(PyObject *text)
+/* Whether this is the name of a request that any log can hold. */
+static bool is_name(PyObject *text)
 {
-    Py_ssize_t size;
-    if (!PyUnicode_CheckExact(text))
-        return false;
-    if (PyUnicode_AsUTF8AndSize(text, &size) != NULL)
-        return size == PyUnicode_GetLength(text);
+    if (PyUnicode_CheckExact(text) && PyUnicode_AsUTF8AndSize(text, NULL) != NULL)
+        return true;
     PyErr_Clear();
     return false;
 }
@@ -143,7 +140,7 @@ static Verdict match(Call *call)
 {
     PyObject *const *given = call->arguments;
     Numbers prefix;
-    if (call->names != NULL || call->count != 2 || !is_ascii(given[0]) ||
+    if (call->names != NULL || call->count != 2 || !is_name(given[0]) ||
         !(PyList_CheckExact(given[1]) || PyTuple_CheckExact(given[1])) ||
         !call->folds || !see_state(&call->look))
         return REFERENCE;
@@ -217,7 +214,7 @@ static Verdict prepare_load(Call *call)
     PyObject *const *given = call->arguments;
     Py_ssize_t wanted;
     int64_t chunk, most;
-    if (call->names != NULL || call->count < 2 || call->count > 3 || !is_ascii(given[0]) ||
+    if (call->names != NULL || call->count < 2 || call->count > 3 || !is_name(given[0]) ||
         (call->count == 3 && !(PyTuple_CheckExact(given[2]) && is_empty(given[2]))) ||
         !configured(call, N_blocks_per_chunk, &chunk) || chunk != 1 ||
         !configured(call, N_max_live_transfers, &most) ||
@@ -349,7 +346,7 @@ static bool not_aborted(Call *call)
 static Verdict finish(Call *call)
 {
     int64_t word;
-    if (call->count != 1 || !not_aborted(call) || !is_ascii(call->arguments[0]))
+    if (call->count != 1 || !not_aborted(call) || !is_name(call->arguments[0]))
         return REFERENCE;
     PyObject *request = call->arguments[0], *record = known(call, request);
     if (record == NULL || !get_number(record, N_word, &word) || state_of((int32_t)word) == REQUEST_FINISHED)

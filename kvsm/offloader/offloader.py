@@ -316,6 +316,9 @@ class NativeOffloader(native.CoreBody, Offloader):
     """A core whose most frequent calls are the native body's. What is not common it leaves to `Offloader`."""
 
 
+NativeOffloader.__name__ = Offloader.__name__  # Errors name it as its user does.
+
+
 _HAVE_TWO_BODIES = {
     name: getattr(Offloader, name) for name in vars(native.CoreBody) if not name.startswith("__")
 }
