@@ -11,8 +11,8 @@ not exist, raises `IllegalTransition` or `InvalidEvent`. In both cases nothing h
 request that is over begins a new life under its name.
 
 `Offloader` in offloader.py lists all calls. They are functions over one `EventEmitter` (emitter.py): what
-the host serves (matching.py), loads, reports and losses (transfers.py), what is stored (storing.py). The calls
-of each request have a native body, too (kvsm/native/calls.c).
+the host serves (matching.py), loads, reports and losses (transfers.py), what is stored (storing.py).
+The calls of each request have a native body, too (kvsm/native/calls.c).
 """
 
 from kvsm.offloader.emitter import EventSink, LogFlush
