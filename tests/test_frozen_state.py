@@ -27,6 +27,7 @@ from kvsm.ids import pack
 from kvsm.ledger import Ledger, NativeLedger
 from kvsm.log.state_copy import StateCopy, WholeState
 from kvsm.offloader import Offloader
+from kvsm.offloader.emitter import EventEmitter
 from kvsm.policies import POLICIES
 from kvsm.snapshot import snapshot
 from kvsm.testing import assert_sound
@@ -189,6 +190,8 @@ def test_worlds_whose_ledgers_are_copied(
         return apply(ledger, event)
 
     monkeypatch.setattr(NativeLedger, "apply", copied)
+    # A native core folds without `apply`.
+    monkeypatch.setattr(Offloader, "emit", lambda *given: EventEmitter.emit(*given))
     result = walk(world, seed=17, operations=1_500)
     assert result.failure is None, result.failure
     assert sum(one.finished for one in ledgers.values()) > 10

@@ -46,7 +46,7 @@ def copy_of_the_house(place: Path) -> Path:
 
 def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     """The parity tests under AddressSanitizer and UndefinedBehaviorSanitizer: random walks, long batches,
-    wrong events with random bytes, states that are copied meanwhile."""
+    wrong events with random bytes, states that are copied meanwhile, right and wrong calls."""
     house = copy_of_the_house(tmp_path / "house")
     sanitizer = run(str(COMPILER), "-print-file-name=libasan.so").strip()
     if "/" not in sanitizer:
@@ -66,9 +66,12 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     include = f"-I{sysconfig.get_paths()['include']}"
     run(str(COMPILER), *flags, *checks, include, *map(str, SOURCES), "-o", str(built))
-    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness"
+    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness or calls"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", selected]
-    tests = [f"tests/test_{one}.py" for one in ("native", "native_witness", "slot_queue", "frozen_state")]
+    tests = [
+        f"tests/test_{one}.py"
+        for one in ("native", "native_calls", "native_witness", "slot_queue", "frozen_state")
+    ]
     done = subprocess.run(
         [*command, *tests],
         cwd=house,

@@ -1,7 +1,8 @@
-"""The native body of the fold: which body runs, and why.
+"""The native body of the fold, and of a core's hottest calls: which body runs, and why.
 
 The fold has two bodies over one state. `kvsm.ledger` is the one that is read and proved. The C files here do
 the same for what is common, function by function under the same names, and leave the rest to it (`body.h`).
+So do those of `kvsm.offloader` that are called for each request (`calls.c`).
 The environment variable `KVSM_NATIVE` chooses:
 
 - `auto`, or nothing: the native body if it was built for the tables of this kvsm, else Python;
@@ -31,12 +32,14 @@ try:
     from kvsm.native._body import MACHINES as _BUILT_FOR
     from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
     from kvsm.native._body import (
+        CoreBody,
         FoldBody,
         IndexBody,
         PackerBody,
         QueueBody,
         WitnessBody,
         connect,
+        connect_core,
         connect_witness,
         forget,
         pack_ids,
@@ -79,7 +82,7 @@ _without = 0
 
 
 def runs() -> bool:
-    """Whether a ledger that is made now has the native body. It has not if somebody has changed a table."""
+    """Whether what is made now has the native body. It has not if somebody has changed a table."""
     return not (WHY_NOT or _without) and all(
         machine.dense is table for machine, table in zip(MACHINES.values(), _built_for)
     )
@@ -87,7 +90,7 @@ def runs() -> bool:
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Ledgers and queues that are made inside have the Python body."""
+    """Ledgers, queues and cores that are made inside have the Python body."""
     global _without
     _without += 1
     try:
@@ -118,10 +121,16 @@ if _missing:
     class PackerBody:  # type: ignore[no-redef]
         """The same for what saves worlds."""
 
+    class CoreBody:  # type: ignore[no-redef]
+        """The same for a core."""
+
     def connect() -> None:
         """There is nothing to connect."""
 
     def connect_witness(*of_python: Any) -> None:
+        """The same."""
+
+    def connect_core(*of_python: Any) -> None:
         """The same."""
 
     def taken() -> bytes:
@@ -145,6 +154,7 @@ def arcs_taken() -> dict[str, list[int]]:
 __all__ = [
     "VARIABLE",
     "WHY_NOT",
+    "CoreBody",
     "FoldBody",
     "IndexBody",
     "PackerBody",
@@ -152,6 +162,7 @@ __all__ = [
     "WitnessBody",
     "arcs_taken",
     "connect",
+    "connect_core",
     "connect_witness",
     "described",
     "forget",

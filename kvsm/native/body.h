@@ -57,6 +57,7 @@ PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
+PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one is no id */
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
 PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */
 
@@ -147,7 +148,8 @@ typedef struct {
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
     X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
-    X(rewritten) X(forget) X(stored) X(removed) X(__dict__)
+    X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
+    X(_may_change) X(_stop) X(apply) X(append) X(ended) X(aborted) X(max_live_transfers)
 
 typedef enum {
 #define X(name) N_##name,
@@ -156,12 +158,15 @@ typedef enum {
         NUM_NAMES
 } Name;
 
+#define MOST_FIELDS 16 /* of an event, that are looked for among its values */
+
 /* What the module has of Python. Never freed: it lives as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
     PyObject *array_of, *lru, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
+    Name fields[NUM_KINDS][MOST_FIELDS]; /* of the kinds. NUM_NAMES: none, or one that is not read here */
     PyObject *reference; /* Ledger.apply in Python */
     PyTypeObject *slot_queue, *key_index, *frozen_part;
 } Python;
@@ -176,6 +181,8 @@ typedef struct {
     PyObject *fields;          /* the ledger's attributes */
     PyObject *seen[NUM_NAMES]; /* those that were read so far; borrowed */
     PyObject *event;
+    int kind;         /* -1: none that this body knows */
+    PyObject *values; /* what the event was made of, a tuple; borrowed. NULL: its fields are asked */
     PyObject *seq_object;
     int64_t seq;
     PyObject *ended; /* the transfer that it ended; owned */
@@ -260,6 +267,7 @@ PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in 
 void fold_end(Folding *folding);
 bool see_state(Folding *folding); /* whether the words, the index, requests and transfers can be looked at */
 int kind_of(PyObject *event);     /* -1: none */
+PyObject *value_of(Folding *folding, Name name); /* of a field of the event; owned. NULL: it has none */
 
 /* --------------------------------------------------------------------------------- frozen.c, keeping.c */
 

@@ -4,7 +4,7 @@
 
 Verdict blocks_touched(Folding *folding)
 {
-    PyObject *ids = PyObject_GetAttr(folding->event, name_of(N_slots));
+    PyObject *ids = value_of(folding, N_slots);
     const Words *blocks = &folding->fold->blocks;
     Batch slots;
     Verdict verdict = REFERENCE;
@@ -185,8 +185,8 @@ static Verdict reset(Folding *folding, PyObject *epoch, PyObject *weights)
 /* With nothing planned. */
 Verdict cache_reset(Folding *folding)
 {
-    PyObject *epoch = PyObject_GetAttr(folding->event, name_of(N_epoch));
-    PyObject *weights = PyObject_GetAttr(folding->event, name_of(N_weights));
+    PyObject *epoch = value_of(folding, N_epoch);
+    PyObject *weights = value_of(folding, N_weights);
     int64_t next, before;
     Verdict verdict = REFERENCE;
     if (weights != NULL && read_number(epoch, &next) && field_number(folding, N_epoch, &before) && next == before + 1 &&

@@ -86,7 +86,7 @@ static Py_ssize_t end_of_run(const int64_t *ids, Py_ssize_t one, Py_ssize_t coun
     return one;
 }
 
-static PyObject *packed(const int64_t *ids, Py_ssize_t count)
+PyObject *packed_ids(const int64_t *ids, Py_ssize_t count)
 {
     int64_t largest = 0;
     Py_ssize_t runs = 0;
@@ -125,7 +125,7 @@ static PyObject *packed_items(PyObject *ids)
     bool readable = true;
     for (Py_ssize_t one = 0; readable && one < count; one++)
         readable = read_number(is_list ? PyList_GetItem(ids, one) : PyTuple_GetItem(ids, one), &numbers[one]);
-    PyObject *made = readable ? packed(numbers, count) : Py_None;
+    PyObject *made = readable ? packed_ids(numbers, count) : Py_None;
     if (!readable)
         Py_INCREF(made);
     free(numbers);
@@ -144,7 +144,7 @@ PyObject *pack_ids(PyObject *module, PyObject *ids)
     }
     PyObject *made = Py_None;
     if (buffer.itemsize == sizeof(int64_t) && buffer.format != NULL && strchr("lq", buffer.format[0]) != NULL)
-        made = packed(buffer.buf, buffer.len / (Py_ssize_t)sizeof(int64_t));
+        made = packed_ids(buffer.buf, buffer.len / (Py_ssize_t)sizeof(int64_t));
     else
         Py_INCREF(made);
     PyBuffer_Release(&buffer);

@@ -218,15 +218,15 @@ static void keep_named(Folding *folding, FrozenPart *slots, FrozenPart *blocks, 
     if (changed & ITS_BLOCKS)
         keep_batch_of(blocks, folding->event, N_device_blocks);
     if (changed & ITS_TRANSFERS) {
-        ids = PyObject_GetAttr(folding->event, name_of(N_transfers));
+        ids = value_of(folding, N_transfers);
         keep_transfers(folding, slots, blocks, ids);
     }
     if (changed & ITS_TRANSFER) {
-        id = PyObject_GetAttr(folding->event, name_of(N_transfer));
+        id = value_of(folding, N_transfer);
         keep_transfer(folding, slots, blocks, id);
     }
     if (changed & ITS_PINS) {
-        request = PyObject_GetAttr(folding->event, name_of(N_request));
+        request = value_of(folding, N_request);
         PyObject *record = record_of(folding, N_requests, request);
         if (record != NULL)
             keep_batch_of(slots, record, N_pins);

@@ -162,9 +162,27 @@ int kind_of(PyObject *event)
     return -1;
 }
 
+PyObject *value_of(Folding *folding, Name name)
+{
+    if (folding->values != NULL && folding->kind >= 0) {
+        const Name *fields = python.fields[folding->kind];
+        const Py_ssize_t count = PyTuple_Size(folding->values);
+        for (Py_ssize_t one = 0; one < count && one < MOST_FIELDS; one++)
+            if (fields[one] == name) {
+                PyObject *value = PyTuple_GetItem(folding->values, one);
+                Py_INCREF(value);
+                return value;
+            }
+    }
+    PyObject *value = PyObject_GetAttr(folding->event, name_of(name));
+    if (value == NULL)
+        PyErr_Clear();
+    return value;
+}
+
 static Verdict fold_here(Folding *folding)
 {
-    const int kind = kind_of(folding->event);
+    const int kind = folding->kind;
     int64_t before;
     if (kind < 0 || folding->fields == NULL)
         return REFERENCE;
@@ -177,7 +195,7 @@ static Verdict fold_here(Folding *folding)
     const Verdict verdict = handlers[kind](folding);
     if (verdict != FOLDED)
         return verdict;
-    PyObject *step = PyObject_GetAttr(folding->event, name_of(N_step));
+    PyObject *step = value_of(folding, N_step);
     const bool done = set_field(folding, N_seq, folding->seq_object) &&
                       (step == field(folding, N_step) || set_field(folding, N_step, step));
     Py_XDECREF(step);
@@ -204,9 +222,10 @@ void fold_end(Folding *folding)
 PyObject *fold_next(Folding *folding, PyObject *event)
 {
     folding->event = event;
+    folding->kind = kind_of(event);
     folding->ended = NULL;
     Py_XDECREF(folding->seq_object);
-    folding->seq_object = PyObject_GetAttr(event, name_of(N_seq));
+    folding->seq_object = value_of(folding, N_seq);
     const Verdict verdict = fold_here(folding);
     PyObject *ended = folding->ended;
     if (verdict == REFERENCE) {

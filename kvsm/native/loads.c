@@ -46,6 +46,17 @@ static bool loads_its_match(const Load *load)
     return true;
 }
 
+/* The one owner of a load: ((its request, how many blocks),). */
+static PyObject *owners_of(PyObject *name, Py_ssize_t blocks)
+{
+    PyObject *count = PyLong_FromSsize_t(blocks);
+    PyObject *owner = count == NULL ? NULL : PyTuple_Pack(2, name, count);
+    PyObject *owners = owner == NULL ? NULL : PyTuple_Pack(1, owner);
+    Py_XDECREF(count);
+    Py_XDECREF(owner);
+    return owners;
+}
+
 /* Pins become readers, device blocks are leased, and the other pins end. */
 static Verdict begin(Folding *folding, Load *load, int32_t word)
 {
@@ -60,7 +71,7 @@ static Verdict begin(Folding *folding, Load *load, int32_t word)
         PyObject_SetAttr(load->request, name_of(N_load), folding->seq_object) < 0 ||
         bring(folding, slots, device_blocks) != FOLDED)
         return FAILED;
-    PyObject *owners = Py_BuildValue("((On))", load->name, slots->count);
+    PyObject *owners = owners_of(load->name, slots->count);
     if (owners == NULL)
         return FAILED;
     const Verdict verdict = plan(folding, python.load, owners, slots, device_blocks, python.no_ids);
@@ -98,11 +109,10 @@ static bool may_begin(Folding *folding, Load *load, int32_t *word)
 
 Verdict load_planned(Folding *folding)
 {
-    PyObject *event = folding->event;
-    PyObject *ids = PyObject_GetAttr(event, name_of(N_slots));
-    PyObject *blocks = PyObject_GetAttr(event, name_of(N_device_blocks));
-    PyObject *voided = PyObject_GetAttr(event, name_of(N_voided)), *parts = PyObject_GetAttr(event, name_of(N_parts));
-    Load load = {.name = PyObject_GetAttr(event, name_of(N_request))};
+    PyObject *ids = value_of(folding, N_slots);
+    PyObject *blocks = value_of(folding, N_device_blocks);
+    PyObject *voided = value_of(folding, N_voided), *parts = value_of(folding, N_parts);
+    Load load = {.name = value_of(folding, N_request)};
     Verdict verdict = REFERENCE;
     int32_t word;
     if (voided == Py_False && parts != NULL && PyTuple_CheckExact(parts) && is_empty(parts) &&

@@ -2,8 +2,9 @@
 
 #include "body.h"
 
-extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, witness_spec;
+extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, witness_spec, core_spec;
 extern PyObject *connect_witness(PyObject *module, PyObject *arguments); /* witness.c */
+extern PyObject *connect_core(PyObject *module, PyObject *arguments);    /* calls.c */
 
 Python python;
 
@@ -32,6 +33,21 @@ static bool take_reference(void)
     return python.reference != NULL;
 }
 
+/* The fields of a kind of event, in their order. */
+static bool take_fields(PyObject *kind, Name *fields)
+{
+    PyObject *all = PyObject_GetAttrString(kind, "__struct_fields__");
+    const Py_ssize_t count = all == NULL ? -1 : PyTuple_Size(all);
+    for (Py_ssize_t one = 0; one < MOST_FIELDS; one++) {
+        fields[one] = NUM_NAMES;
+        for (Name name = 0; one < count && name < NUM_NAMES; name++)
+            if (PyUnicode_Compare(PyTuple_GetItem(all, one), name_of(name)) == 0)
+                fields[one] = name;
+    }
+    Py_XDECREF(all);
+    return count >= 0;
+}
+
 static bool take_kinds(void)
 {
     PyObject *kinds = take("kvsm.events", "KINDS");
@@ -39,8 +55,9 @@ static bool take_kinds(void)
     for (Py_ssize_t kind = 0; taken && kind < NUM_KINDS; kind++) {
         python.kinds[kind] = PyTuple_GetItem(kinds, kind);
         Py_INCREF(python.kinds[kind]);
+        taken = take_fields(python.kinds[kind], python.fields[kind]);
     }
-    if (kinds != NULL && !taken)
+    if (kinds != NULL && !taken && !PyErr_Occurred())
         PyErr_SetString(PyExc_ImportError, "the native body was built for other kinds of events");
     Py_XDECREF(kinds);
     return taken;
@@ -84,6 +101,7 @@ static PyObject *forget(PyObject *module, PyObject *nothing)
 static PyMethodDef functions[] = {
     {"connect", connect, METH_NOARGS, "Take what the fold needs of kvsm's Python."},
     {"connect_witness", connect_witness, METH_VARARGS, "Take what a witness needs of kvsm's Python."},
+    {"connect_core", connect_core, METH_VARARGS, "Take what the calls of a core need of kvsm's Python."},
     {"taken", taken, METH_NOARGS,
      "A byte for each arc of each machine, in the order of the tables: 1 if it was taken since `forget`.\n"
      "Each machine has as many bytes as the one with most arcs."},
@@ -106,6 +124,7 @@ PyMODINIT_FUNC PyInit__body(void)
     PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
     PyObject *index = PyType_FromSpec(&key_index_spec), *part = PyType_FromSpec(&frozen_part_spec);
     PyObject *packer = PyType_FromSpec(&packer_spec), *witness = PyType_FromSpec(&witness_spec);
+    PyObject *core = PyType_FromSpec(&core_spec);
     python.slot_queue = (PyTypeObject *)queue;
     python.key_index = (PyTypeObject *)index;
     python.frozen_part = (PyTypeObject *)part;
@@ -118,7 +137,7 @@ PyMODINIT_FUNC PyInit__body(void)
     Py_XINCREF(queue);
     Py_XINCREF(index);
     if (fold == NULL || queue == NULL || index == NULL || part == NULL || packer == NULL ||
-        witness == NULL || python.array_of == NULL ||
+        witness == NULL || core == NULL || python.array_of == NULL ||
         python.encode == NULL || python.no_ids == NULL || python.empty_text == NULL || python.zero == NULL ||
         python.minus_one == NULL || !take_names() ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
@@ -126,7 +145,8 @@ PyMODINIT_FUNC PyInit__body(void)
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
         PyModule_AddObject(module, "QueueBody", queue) < 0 || PyModule_AddObject(module, "IndexBody", index) < 0 ||
         PyModule_AddObject(module, "PackerBody", packer) < 0 ||
-        PyModule_AddObject(module, "WitnessBody", witness) < 0) {
+        PyModule_AddObject(module, "WitnessBody", witness) < 0 ||
+        PyModule_AddObject(module, "CoreBody", core) < 0) {
         Py_DECREF(module);
         return NULL;
     }

@@ -2,14 +2,6 @@
 
 #include "body.h"
 
-static PyObject *event_field(Folding *folding, Name name)
-{
-    PyObject *value = PyObject_GetAttr(folding->event, name_of(name));
-    if (value == NULL)
-        PyErr_Clear();
-    return value;
-}
-
 /* The word of a request after `trigger`; -1: its table does not allow it. */
 static int32_t request_step(PyObject *request, int trigger)
 {
@@ -39,7 +31,7 @@ static PyObject *known_or_new(Folding *folding, PyObject *name)
 
 Verdict request_arrived(Folding *folding)
 {
-    PyObject *name = event_field(folding, N_request), *target = event_field(folding, N_target), *request = NULL;
+    PyObject *name = value_of(folding, N_request), *target = value_of(folding, N_target), *request = NULL;
     Verdict verdict = REFERENCE;
     if (name != NULL && PyUnicode_CheckExact(name) && target != NULL && same_text(target, python.empty_text) &&
         named(folding, name) == NULL) {
@@ -94,7 +86,7 @@ static int32_t *unpinned(Folding *folding, PyObject *request, Batch *pins)
 
 static Verdict leave(Folding *folding, int trigger)
 {
-    PyObject *name = event_field(folding, N_request), *request = name == NULL ? NULL : named(folding, name);
+    PyObject *name = value_of(folding, N_request), *request = name == NULL ? NULL : named(folding, name);
     Batch pins;
     Verdict verdict = REFERENCE;
     int32_t word, *new_words;
@@ -104,9 +96,11 @@ static Verdict leave(Folding *folding, int trigger)
         return REFERENCE;
     Py_INCREF(request);
     verdict = unpin(folding, request, &pins, new_words);
-    if (verdict == FOLDED && (PyObject_SetAttr(request, name_of(N_patience), python.minus_one) < 0 ||
-                              PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
-                              PyObject_SetAttr(request, name_of(N_offered), python.no_ids) < 0))
+    /* Nobody looks at a record that is forgotten. */
+    if (verdict == FOLDED && state_of(word) != REQUEST_RELEASED &&
+        (PyObject_SetAttr(request, name_of(N_patience), python.minus_one) < 0 ||
+         PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
+         PyObject_SetAttr(request, name_of(N_offered), python.no_ids) < 0))
         verdict = FAILED;
     if (verdict == FOLDED)
         verdict = settle(folding, request, word);
@@ -132,7 +126,7 @@ static Verdict pin(Folding *folding, PyObject *request, const Batch *slots, cons
 
 Verdict hit_matched(Folding *folding)
 {
-    PyObject *name = event_field(folding, N_request), *ids = event_field(folding, N_slots), *request = NULL;
+    PyObject *name = value_of(folding, N_request), *ids = value_of(folding, N_slots), *request = NULL;
     const Words *blocks = &folding->fold->blocks;
     Batch slots;
     Verdict verdict = REFERENCE;
@@ -163,7 +157,7 @@ end:
 
 Verdict hit_released(Folding *folding)
 {
-    PyObject *name = event_field(folding, N_request), *request = name == NULL ? NULL : named(folding, name);
+    PyObject *name = value_of(folding, N_request), *request = name == NULL ? NULL : named(folding, name);
     Batch pins;
     int32_t word, *new_words;
     Py_XDECREF(name);
@@ -179,8 +173,8 @@ Verdict hit_released(Folding *folding)
 
 Verdict request_deferred(Folding *folding)
 {
-    PyObject *name = event_field(folding, N_request), *transfer = event_field(folding, N_transfer);
-    PyObject *until = event_field(folding, N_until), *request = NULL;
+    PyObject *name = value_of(folding, N_request), *transfer = value_of(folding, N_transfer);
+    PyObject *until = value_of(folding, N_until), *request = NULL;
     Verdict verdict = REFERENCE;
     int32_t word;
     if (name == NULL || !PyUnicode_CheckExact(name) || transfer == NULL || until == NULL ||
@@ -210,7 +204,7 @@ end:
 /* While requests wait, Python looks whose patience ends. */
 Verdict ticked(Folding *folding)
 {
-    PyObject *tick = event_field(folding, N_tick);
+    PyObject *tick = value_of(folding, N_tick);
     int64_t now, before;
     Verdict verdict = REFERENCE;
     if (read_number(tick, &now) && field_number(folding, N_tick, &before) && now == before + 1 &&

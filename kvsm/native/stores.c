@@ -22,7 +22,7 @@ static bool may_offer(Folding *folding, PyObject *offer)
 
 Verdict blocks_offered(Folding *folding)
 {
-    PyObject *offers = PyObject_GetAttr(folding->event, name_of(N_offers));
+    PyObject *offers = value_of(folding, N_offers);
     Verdict verdict = REFERENCE;
     if (offers == NULL || !PyTuple_CheckExact(offers))
         goto end;
@@ -45,8 +45,8 @@ end:
 /* Under LRU, whose choices move nothing else. */
 Verdict blocks_evicted(Folding *folding)
 {
-    PyObject *ids = PyObject_GetAttr(folding->event, name_of(N_slots));
-    PyObject *moved = PyObject_GetAttr(folding->event, name_of(N_moved)), *keys = NULL;
+    PyObject *ids = value_of(folding, N_slots);
+    PyObject *moved = value_of(folding, N_moved), *keys = NULL;
     SlotQueue *order = lru_queue(field(folding, N_policy)), *free_slots = free_queue(folding);
     const Words *blocks = &folding->fold->blocks;
     Batch victims;
@@ -128,10 +128,9 @@ static Verdict allocate(Folding *folding, PyObject *owners, PyObject *keys, cons
 
 Verdict store_planned(Folding *folding)
 {
-    PyObject *event = folding->event;
-    PyObject *owners = PyObject_GetAttr(event, name_of(N_owners)), *keys = PyObject_GetAttr(event, name_of(N_keys));
-    PyObject *source = PyObject_GetAttr(event, name_of(N_source)), *ids = PyObject_GetAttr(event, name_of(N_slots));
-    PyObject *blocks = PyObject_GetAttr(event, name_of(N_device_blocks));
+    PyObject *owners = value_of(folding, N_owners), *keys = value_of(folding, N_keys);
+    PyObject *source = value_of(folding, N_source), *ids = value_of(folding, N_slots);
+    PyObject *blocks = value_of(folding, N_device_blocks);
     Fold *fold = folding->fold;
     Batch slots = {0}, device_blocks = {0};
     Verdict verdict = REFERENCE;

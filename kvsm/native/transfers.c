@@ -78,15 +78,15 @@ bool pairs_fit(Folding *folding, const Batch *slots, const Batch *device_blocks)
 /* The ids of an event that names transfers, if all are live and none is twice; owned. */
 static PyObject *distinct_transfers(Folding *folding)
 {
-    PyObject *ids = PyObject_GetAttr(folding->event, name_of(N_transfers));
+    PyObject *ids = value_of(folding, N_transfers);
     PyObject *transfers = field(folding, N_transfers);
     bool fit = ids != NULL && PyTuple_CheckExact(ids) && PyTuple_Size(ids) <= 4 * SMALL;
+    int64_t numbers[4 * SMALL];
     for (Py_ssize_t one = 0; fit && one < PyTuple_Size(ids); one++) {
-        int64_t id, other;
-        fit = read_number(PyTuple_GetItem(ids, one), &id) &&
+        fit = read_number(PyTuple_GetItem(ids, one), &numbers[one]) &&
               PyDict_GetItemWithError(transfers, PyTuple_GetItem(ids, one)) != NULL;
         for (Py_ssize_t earlier = 0; fit && earlier < one; earlier++)
-            fit = read_number(PyTuple_GetItem(ids, earlier), &other) && other != id;
+            fit = numbers[earlier] != numbers[one];
     }
     if (!fit)
         Py_CLEAR(ids);
@@ -100,10 +100,11 @@ static Verdict submit(Folding *folding, PyObject *id, bool only_look)
     Transfer transfer = {0};
     Verdict verdict = REFERENCE;
     int32_t word;
-    if (!find_with_batches(folding, id, &transfer) ||
-        (word = machine_step(&TRANSFER, TRANSFER_SUBMIT, transfer.word)) < 0)
+    if (!find(folding, id, &transfer) || (word = machine_step(&TRANSFER, TRANSFER_SUBMIT, transfer.word)) < 0)
         goto end;
     if (transfer.store) {
+        if (!read_batch(transfer.record, N_slots, &transfer.slots))
+            goto end;
         int32_t *storing = next_words(folding, &fold->blocks, &BLOCK, BLOCK_SUBMIT_STORE, &transfer.slots);
         if (storing == NULL)
             goto end;
@@ -294,9 +295,8 @@ static bool note_report(Transfer *transfer, int64_t reported, int64_t worker)
 
 Verdict worker_reported(Folding *folding)
 {
-    PyObject *event = folding->event;
-    PyObject *id = PyObject_GetAttr(event, name_of(N_transfer)), *number = PyObject_GetAttr(event, name_of(N_worker));
-    PyObject *good = PyObject_GetAttr(event, name_of(N_good));
+    PyObject *id = value_of(folding, N_transfer), *number = value_of(folding, N_worker);
+    PyObject *good = value_of(folding, N_good);
     int64_t worker, workers, reported;
     Transfer transfer = {0};
     Verdict verdict = REFERENCE;
@@ -329,7 +329,7 @@ end:
 
 Verdict transfer_cancelled(Folding *folding)
 {
-    PyObject *id = PyObject_GetAttr(folding->event, name_of(N_transfer));
+    PyObject *id = value_of(folding, N_transfer);
     Transfer transfer = {0};
     Verdict verdict = REFERENCE;
     if (find_with_batches(folding, id, &transfer)) {

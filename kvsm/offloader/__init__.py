@@ -12,11 +12,12 @@ request that is over begins a new life under its name.
 
 `Offloader` in offloader.py lists all calls. They are functions over one `EventEmitter` (emitter.py): what
 the host serves (matching.py), loads, reports and losses (transfers.py), what is stored (storing.py).
+The calls of each request have a native body, too (kvsm/native/calls.c).
 """
 
 from kvsm.offloader.emitter import EventSink, LogFlush
 from kvsm.offloader.matching import LookupResult, Match, PendingHit
-from kvsm.offloader.offloader import Offloader
+from kvsm.offloader.offloader import NativeOffloader, Offloader
 from kvsm.offloader.storing import PreparedStore
 from kvsm.offloader.transfers import Ended, ReportResult
 
@@ -26,6 +27,7 @@ __all__ = [
     "LogFlush",
     "LookupResult",
     "Match",
+    "NativeOffloader",
     "Offloader",
     "PendingHit",
     "PreparedStore",

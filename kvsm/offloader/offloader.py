@@ -11,16 +11,18 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from kvsm import events as ev
-from kvsm.errors import Poisoned
-from kvsm.events import OffloadConfig
+from kvsm import native
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, described
+from kvsm.events import OffloadConfig, recorded_ns
 from kvsm.frozen import freeze
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
-from kvsm.ledger import Ledger, readable_keys
+from kvsm.ledger import Ledger, NativeLedger, readable_keys
 from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure, StateCopy
 from kvsm.offloader import matching, storing, transfers
-from kvsm.offloader.arguments import flag, keys_of, request_name, weights_version
+from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, keys_of, request_name, weights_version
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
+from kvsm.plan import TransferJob
 from kvsm.states import machines_digest
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
 from kvsm.states.transfer import ABANDONED
@@ -38,6 +40,11 @@ class Offloader(EventEmitter):
 
     writer: LogWriter | None = None
     """The log that `open` made, to see what was written."""
+
+    def __new__(cls, *_: object, **__: object) -> Offloader:
+        """A core with the body that runs (`kvsm.native`)."""
+        is_native = cls is Offloader and native.runs() and not _are_replaced()
+        return super().__new__(NativeOffloader if is_native else cls)
 
     @classmethod
     def open(
@@ -303,3 +310,38 @@ _CALLS = [
     name for name in vars(Offloader) if not name.startswith("_") and name not in ("open", "close", "writer")
 ]
 """What an engine may call as long as the core runs."""
+
+
+class NativeOffloader(native.CoreBody, Offloader):
+    """A core whose most frequent calls are the native body's. What is not common it leaves to `Offloader`."""
+
+
+NativeOffloader.__name__ = Offloader.__name__  # Errors name it as its user does.
+
+
+_HAVE_TWO_BODIES = {
+    name: getattr(Offloader, name) for name in vars(native.CoreBody) if not name.startswith("__")
+}
+
+
+def _are_replaced() -> bool:
+    """Whether somebody has put another function in the place of one that the native body has, too."""
+    return any(getattr(Offloader, name) is not function for name, function in _HAVE_TWO_BODIES.items())
+
+
+native.connect_core(
+    Offloader,
+    matching.Match,
+    TransferJob,
+    transfers.Ended,
+    transfers.ReportResult,
+    recorded_ns,
+    described,
+    time.time_ns,
+    NativeLedger,
+    IllegalTransition,
+    InvalidEvent,
+    NOBODY,
+    THE_LOG,
+    KEY_BYTES_MAX,
+)

@@ -45,7 +45,7 @@ from kvsm.ledger import (
     index_made_again,
 )
 from kvsm.log import MemoryLog
-from kvsm.offloader import Offloader
+from kvsm.offloader import NativeOffloader, Offloader
 from kvsm.policies.lru import LRUPolicy
 from kvsm.scheduler import OffloadScheduler
 from kvsm.scheduler.device_blocks import DeviceBlocks
@@ -214,6 +214,7 @@ declare(
     looked_at=Dropped(_WARNS),
     warned_of=Dropped(_WARNS),
 )
+declare_alike(NativeOffloader, Offloader)
 declare(
     OffloadScheduler,
     offloader=PART,

@@ -31,6 +31,10 @@ BLOCK_ROWS = "kvsm.states.block:_rows"
 HAVE_TWO_BODIES = (
     "kvsm.key_index",
     "kvsm.ledger.",
+    "kvsm.offloader.emitter",
+    "kvsm.offloader.matching",
+    "kvsm.offloader.offloader",
+    "kvsm.offloader.transfers",
     "kvsm.policies.",
     "kvsm.replay.book",
     "kvsm.replay.witness",
