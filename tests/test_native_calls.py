@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from call_twins import KEYS, CallMaker, Key, Log, Name, Times, Told, TwinCores, from_another_thread, make_core
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kvsm
@@ -145,6 +145,23 @@ def with_loads(config: OffloadConfig = CONFIG, **more: Any) -> TwinCores:
 
 def live(twins: TwinCores) -> int:
     return next(iter(twins.python.ledger.transfers))
+
+
+def floats(ids: list[int]) -> Any:
+    return np.array(ids, dtype=np.float64)
+
+
+@given(
+    slots=st.lists(st.integers(-1, 4) | st.integers(-2, 41), max_size=24),
+    form=st.sampled_from([tuple, list, np.array, floats]),
+)
+@example(slots=[0], form=floats)
+@example(slots=[40], form=tuple)
+def test_slots_in_flight_are_found_alike(slots: list[int], form: Callable[..., Any]) -> None:
+    """Slots that are loaded, stored, planned and unused. What is no slot is refused alike."""
+    twins = with_loads()
+    twins.call("prepare_store", "s", KEYS[2:4], [6, 7])
+    twins.call("in_flight", form(slots))
 
 
 @pytest.mark.parametrize("fault", FAULTS)

@@ -18,7 +18,7 @@ from kvsm.key_index import KeyIndex, make_index
 from kvsm.ledger.records import OfferHistory, Provenance, RequestRecord, TransferRecord
 from kvsm.policies import make_policy
 from kvsm.policies.slot_queue import SlotQueue
-from kvsm.states.block import BLOCK_WORDS, FIRST_READABLE, LAST_READABLE, are_readable
+from kvsm.states.block import BLOCK_WORDS, FIRST_READABLE, LAST_READABLE, STORED, are_readable
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.transfer import ABANDONED, TRANSFER_WORDS, TransferState
 from kvsm.states.words import STATE_MASK, StateWords
@@ -79,6 +79,19 @@ class LedgerState:
     def readable(self, slot: int) -> bool:
         """Whether the block in this slot can be loaded."""
         return FIRST_READABLE <= self.blocks.words[slot] & STATE_MASK <= LAST_READABLE
+
+    def not_stored(self, slots: Sequence[int] | IdArray) -> Sequence[int]:
+        """Those of these slots that are in another state than STORED.
+
+        Raises `TypeError` or `IndexError` for what is no slot.
+        """
+        if len(slots) and min(slots) < 0:
+            raise IndexError("a slot is negative")
+        if isinstance(slots, np.ndarray):
+            busy: list[int] = slots[self.blocks.view[slots] & STATE_MASK != STORED].tolist()
+            return busy
+        words = self.blocks.words
+        return [slot for slot in slots if words[slot] & STATE_MASK != STORED]
 
     def keys_of(self, slots: IdArray) -> Sequence[bytes]:
         """The keys of these slots' latest lives."""

@@ -132,6 +132,11 @@ static PyObject *packed_items(PyObject *ids)
     return made;
 }
 
+bool is_int64(const Py_buffer *buffer)
+{
+    return buffer->itemsize == sizeof(int64_t) && buffer->format != NULL && strchr("lq", buffer->format[0]) != NULL;
+}
+
 PyObject *pack_ids(PyObject *module, PyObject *ids)
 {
     (void)module;
@@ -143,7 +148,7 @@ PyObject *pack_ids(PyObject *module, PyObject *ids)
         Py_RETURN_NONE;
     }
     PyObject *made = Py_None;
-    if (buffer.itemsize == sizeof(int64_t) && buffer.format != NULL && strchr("lq", buffer.format[0]) != NULL)
+    if (is_int64(&buffer))
         made = packed_ids(buffer.buf, buffer.len / (Py_ssize_t)sizeof(int64_t));
     else
         Py_INCREF(made);

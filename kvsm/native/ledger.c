@@ -273,6 +273,57 @@ static PyObject *py_apply_all(PyObject *self, PyObject *events)
     Py_RETURN_NONE;
 }
 
+/* Slots in the ledger's form, of int64 if they are an array. */
+static bool slots_of(Batch *batch, PyObject *slots)
+{
+    Py_buffer buffer;
+    bool fit = PyTuple_CheckExact(slots);
+    if (!fit && PyObject_GetBuffer(slots, &buffer, PyBUF_CONTIG_RO | PyBUF_FORMAT) == 0) {
+        fit = is_int64(&buffer);
+        PyBuffer_Release(&buffer);
+    }
+    PyErr_Clear();
+    return fit && batch_of(batch, slots);
+}
+
+/* Those of these slots that are in another state than STORED, as a list. */
+static PyObject *not_stored(const Words *blocks, const Batch *slots)
+{
+    PyObject *busy = PyList_New(0);
+    for (Py_ssize_t one = 0; busy != NULL && one < slots->count; one++) {
+        const int64_t slot = slots->ids[one];
+        if (slot < 0 || slot >= blocks->size) {
+            PyErr_SetString(PyExc_IndexError, "a slot does not exist");
+            Py_CLEAR(busy);
+        } else if (state_of(blocks->words[slot]) != BLOCK_STORED) {
+            PyObject *number = PyLong_FromLongLong(slot);
+            if (number == NULL || PyList_Append(busy, number) < 0)
+                Py_CLEAR(busy);
+            Py_XDECREF(number);
+        }
+    }
+    return busy;
+}
+
+/* not_stored(slots): as `LedgerState.not_stored` in Python. */
+static PyObject *py_not_stored(PyObject *self, PyObject *slots)
+{
+    Folding folding = {.fold = (Fold *)self};
+    Words *blocks = &folding.fold->blocks;
+    Batch batch = {0};
+    PyObject *busy = NULL;
+    folding.fields = PyObject_GenericGetDict(self, NULL);
+    if (folding.fields != NULL && see_words(blocks, field(&folding, N_blocks))) {
+        if (slots_of(&batch, slots))
+            busy = not_stored(blocks, &batch);
+        else
+            PyErr_SetString(PyExc_TypeError, "slots are a tuple, or an array of int64");
+    }
+    batch_clear(&batch);
+    Py_XDECREF(folding.fields);
+    return busy;
+}
+
 /* freeze(): the state as it is now, in parts that are copied while events go on being folded. */
 static PyObject *py_freeze(PyObject *self, PyObject *nothing)
 {
@@ -304,6 +355,7 @@ static void fold_dealloc(PyObject *self)
 static PyMethodDef methods[] = {
     {"apply", py_apply, METH_O, "As `Ledger.apply` in Python."},
     {"apply_all", py_apply_all, METH_O, "As `Ledger.apply_all` in Python."},
+    {"not_stored", py_not_stored, METH_O, "Those of these slots that are in another state than STORED."},
     {"freeze", py_freeze, METH_NOARGS,
      "The parts of the state as it is now (`FrozenPart`): slots, device blocks, offers, free queue, and the\n"
      "eviction order of LRU. They are copied while events are folded. Parts that were made before and are not\n"

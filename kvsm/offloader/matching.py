@@ -7,13 +7,12 @@ from enum import Enum
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import LOAD
 from kvsm.ids import IdArray, listed, pack, to_list, unpack
-from kvsm.ledger import Ledger, RequestRecord
+from kvsm.ledger import RequestRecord
 from kvsm.offloader.arguments import KEY_BYTES_MAX, integer, items, keys_of, one_key, request_name
 from kvsm.offloader.emitter import EventEmitter, checked_ids
 from kvsm.states.block import PIN, STORED
@@ -234,9 +233,9 @@ def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
     """
     ledger = core.ledger
     try:
-        busy = _not_stored(ledger, slots)
+        busy = ledger.not_stored(slots)
     except (TypeError, IndexError):
-        busy = _not_stored(ledger, _checked_slots(core, "in_flight", slots))
+        busy = ledger.not_stored(_checked_slots(core, "in_flight", slots))
     for slot in busy:
         if not ledger.readable(slot):
             return ledger.generation[slot]
@@ -246,15 +245,6 @@ def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
         if transfer.direction is LOAD and not set(busy).isdisjoint(listed(transfer.slots)):
             return transfer.id
     return None
-
-
-def _not_stored(ledger: Ledger, slots: Sequence[int] | IdArray) -> Sequence[int]:
-    """Those of these slots that are in another state than STORED."""
-    if isinstance(slots, np.ndarray):
-        busy: list[int] = slots[ledger.blocks.view[slots] & STATE_MASK != STORED].tolist()
-        return busy
-    words = ledger.blocks.words
-    return [slot for slot in slots if words[slot] & STATE_MASK != STORED]
 
 
 def _readable_prefix(core: EventEmitter, keys: Sequence[bytes]) -> tuple[list[int], int | None]:
