@@ -13,14 +13,16 @@ import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive
 
+from kvsm import native
 from kvsm.errors import KvsmError, WrongArgument
 from kvsm.events import KINDS
 from kvsm.plan import WorkerReport
 from kvsm.snapshot import digest
 from kvsm.worlds.small_engine import SmallEngine
-from kvsm.worlds.small_request import SmallRequest
+from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 
 class _Meddler:
@@ -114,6 +116,24 @@ def test_block_hash_that_a_match_did_not_look_at_is_refused_before_it_is_stored(
     with pytest.raises(WrongArgument, match=r"\[2\] of request r is .*; a block hash is bytes"):
         hand.step(request)
     assert len(hand.log) == events
+
+
+@given(held=st.integers(0, 25), wrong=st.integers(0, 25))
+def test_both_bodies_look_at_the_same_hashes_of_a_prompt(held: int, wrong: int) -> None:
+    """A wrong hash is refused by the same call, whichever body looks for the prompt."""
+
+    def asked() -> object:
+        hand, request = Hand(core={"host_blocks": 32}), SmallRequest("r", range(26 * HASH_TOKENS))
+        hand.store(SmallRequest("old", range(held * HASH_TOKENS)), list(range(1, held + 1)))
+        request.block_hashes[wrong] = "hash"  # type: ignore[call-overload]
+        try:
+            return hand.scheduler.get_num_new_matched_tokens(request, 0)
+        except WrongArgument as error:
+            return str(error)
+
+    answer = asked()
+    with native.without():
+        assert asked() == answer
 
 
 def test_load_into_more_blocks_than_the_request_has_is_refused() -> None:

@@ -34,7 +34,7 @@ from kvsm.ids import to_list
 from kvsm.offloader import LookupResult
 from kvsm.scheduler import GroupKind, KVCacheGroup, LoadEnded, SchedulerConfig, StoreMode
 from kvsm.scheduler.groups import KeyLayout, group_suffix
-from kvsm.scheduler.hits import FIRST_PIECE, HitSearch
+from kvsm.scheduler.hits import HitSearch
 from kvsm.scheduler.offer_batch import OfferBatch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
@@ -657,7 +657,7 @@ def test_match_makes_no_more_keys_than_it_looks_at() -> None:
     hand = Hand()
     request = SmallRequest("r", range(4000))
     assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (0, False)
-    assert len(hand.scheduler.state.tracked["r"].asked_keys[0]) == FIRST_PIECE
+    assert len(hand.scheduler.state.tracked["r"].asked_keys[0]) == 1
 
 
 @pytest.mark.skipif(bool(native.WHY_NOT), reason="the native body looks for keys that Python does not make")

@@ -279,7 +279,7 @@ static PyObject *py_find(PyObject *self, PyObject *keys)
     return slots;
 }
 
-#define AHEAD 16 /* keys that are made before the first of them is looked for */
+#define PIECE 16 /* as in kvsm/scheduler/hits.py: so both bodies look at the same hashes of a prompt */
 
 /* The key of a chunk: the hash that ends it, and the suffix; owned. NULL without an error: Python makes it, or
    refuses it. */
@@ -302,7 +302,7 @@ static PyObject *chunk_key(PyObject *hashes, Py_ssize_t place, PyObject *suffix)
 static Py_ssize_t find_chunks(const KeyIndex *index, PyObject *hashes, Py_ssize_t place, Py_ssize_t stride,
                               PyObject *suffix, Py_ssize_t count, int64_t *slots)
 {
-    PyObject *keys[AHEAD];
+    PyObject *keys[PIECE];
     Py_ssize_t made = 0, found = 0;
     bool readable = true;
     for (; readable && made < count; made += readable) {
@@ -348,7 +348,7 @@ static PyObject *py_find_prefix(PyObject *self, PyObject *const *arguments, Py_s
         }
         asked += count;
         found += here;
-        more = AHEAD;
+        more = PIECE;
     }
     PyObject *ids = ids_object(slots, found);
     free(slots);

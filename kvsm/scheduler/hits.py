@@ -26,8 +26,8 @@ FindPrefix = Callable[[int, int, int], IdArray | None]
 """(group, first chunk, last chunk) -> the slots of these chunks, up to the first whose key is not there.
 None: each key must be asked for."""
 
-FIRST_PIECE = 8
-"""How many keys of a prompt are looked for at first."""
+PIECE = 16
+"""How many keys of a prompt are made together, once the first one was there."""
 
 
 class Span(NamedTuple):
@@ -136,14 +136,14 @@ class HitSearch:
 def _first_missing(keys: Sequence[bytes], first: int, last: int, has: Has) -> int:
     """The first of these chunks whose key is not there; `last` if all are.
 
-    It takes the keys in pieces, each twice as large as the one before: most prompts miss early, and a key
+    It takes the first key alone, and the others in pieces: most prompts that miss do so at once, and a key
     that is not asked for is not made.
     """
-    size = FIRST_PIECE
+    size = 1
     while first < last:
         piece = keys[first : min(first + size, last)]
         found = len(list(takewhile(has, piece)))
-        first, size = first + found, 2 * size
+        first, size = first + found, PIECE
         if found < len(piece):
             break
     return first
