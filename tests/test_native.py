@@ -138,11 +138,16 @@ def test_long_batches_are_folded_alike(seed: int) -> None:
         assert twins.apply(event).error is None
 
 
-@settings(max_examples=20)
-@given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))
-def test_resets_are_folded_alike(seed: int, policy: str) -> None:
+@pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.slow)])
+def test_resets_are_folded_alike(examples: int) -> None:
     """Whatever is in flight, and to whatever tier: the words, the order of the free slots, the eviction order
     and what a listener hears. Pools end within a group of 64 slots, or with one."""
+    given(st.integers(0, 2**32), st.sampled_from(tuple(POLICIES)))(
+        settings(max_examples=examples)(fold_resets)
+    )()
+
+
+def fold_resets(seed: int, policy: str) -> None:
     random = Random(seed)
     slots = random.choice((5, 64, 70, 128, 200))
     config = OffloadConfig(
