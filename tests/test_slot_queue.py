@@ -130,7 +130,7 @@ def test_windows_show_every_slot_once() -> None:
     assert np.concatenate(windows).tolist() == queue.order().tolist()
 
 
-def test_whoever_looks_at_the_oldest_does_not_read_the_whole_queue() -> None:
+def test_the_oldest_slots_are_read_without_the_rest_of_the_queue() -> None:
     """A policy that needs one victim asks a queue of a million slots."""
     queue = SlotQueue(100_000)
     queue.append(np.arange(100_000))

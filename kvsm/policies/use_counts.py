@@ -210,11 +210,11 @@ class UseCountingPolicy(EvictionPolicy):
     """Base of the policies in which a use moves nothing and only counts. A subclass makes `_uses`."""
 
     most_passed: ClassVar[int] = 5_000
-    """How many blocks a choice passes over in a queue. A log must be folded with the value that wrote it.
+    """How many blocks a choice passes over in a queue, at most. Then it takes the next ones that it may, used
+    or not. So it never goes once around a longer queue: the lengths of the queues tell how many laps are
+    complete, and a victim that was used is not taken for one of a later lap.
 
-    A choice never goes once around a queue that is longer: behind so many blocks it takes the next ones that
-    it may, used or not. So the lengths of the queues tell whether it may have gone around one, and no victim
-    that was taken although it was used looks like one of a later lap.
+    A log must be folded with the value that wrote it.
     """
 
     _uses: UseCounts
