@@ -491,6 +491,8 @@ def running_cluster() -> Iterator[tuple[str, str]]:
 
 OPEN_RAY = {
     **os.environ,
+    # Ray forks a server for each client, and gRPC's handlers for a fork may end that before it begins.
+    "GRPC_ENABLE_FORK_SUPPORT": "false",
     "PYTHONPATH": str(Path(kvsm.__file__).parents[1]),
     "RAY_AUTH_MODE": "disabled",  # some releases of Ray ask for a token; only this machine reaches it
     "RAY_CLIENT_SERVER_CHECK_CHANNEL_TIMEOUT_S": "120",  # a busy machine starts it slowly
