@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from operator import sub
 from pathlib import Path
 from random import Random
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import numpy as np
@@ -22,10 +22,11 @@ import kvsm
 from kvsm import native
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread
 from kvsm.events import LOAD, STORE, OffloadConfig
-from kvsm.ids import SMALL
+from kvsm.ids import SMALL, array_of
 from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
 from kvsm.offloader import Match, NativeOffloader, Offloader, matching, transfers
+from kvsm.offloader.emitter import EventEmitter
 from kvsm.policies import POLICIES
 
 if native.WHY_NOT:
@@ -401,13 +402,13 @@ def test_a_function_that_was_replaced_is_called(name: str, monkeypatch: pytest.M
 
 
 @contextmanager
-def python_calls() -> Iterator[list[str]]:
-    """The functions of kvsm that are entered meanwhile."""
-    entered: list[str] = []
+def python_calls() -> Iterator[list[CodeType]]:
+    """The code of the functions of kvsm that are entered meanwhile."""
+    entered: list[CodeType] = []
 
     def note(frame: FrameType, event: str, _: object) -> None:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
-            entered.append(frame.f_code.co_qualname)
+            entered.append(frame.f_code)
 
     sys.setprofile(note)
     try:
@@ -436,7 +437,7 @@ def test_a_usual_life_is_decided_in_c() -> None:
             core.prepare_load("r1", tuple(range(51, 71)), ()),
             core.prepare_load("r2", range(80, 83)),
         ]
-    assert set(entered) == {"array_of"}  # of the 20 ids
+    assert set(entered) == {array_of.__code__}  # of the 20 ids
     core.submit([load.transfer for load in loads if load is not None])
     with python_calls() as entered:
         for load in loads:
@@ -456,8 +457,9 @@ def test_a_publisher_and_a_policy_of_python_are_told() -> None:
     core.submit([plan.transfer])
     with python_calls() as entered:
         core.complete_store(plan.transfer)
-    assert "Publisher.ended" in entered
-    assert not {"_report", "_ended", "EventEmitter.emit"} & set(entered)
+    assert Publisher.ended.__code__ in entered
+    left_to_python = (transfers._report, transfers._ended, EventEmitter.emit)
+    assert not {function.__code__ for function in left_to_python} & set(entered)
 
 
 def test_what_is_not_common_is_left_to_python() -> None:
@@ -466,9 +468,9 @@ def test_what_is_not_common_is_left_to_python() -> None:
         core.match(Name("r"), KEYS)
         core.finish(Name("r"))
         core.report(7, 0, True)
-    assert entered.count(matching.match.__qualname__) == 1
-    assert entered.count(Offloader.finish.__qualname__) == 1
-    assert entered.count(transfers.report.__qualname__) == 1
+    assert entered.count(matching.match.__code__) == 1
+    assert entered.count(Offloader.finish.__code__) == 1
+    assert entered.count(transfers.report.__code__) == 1
 
 
 # Memory.
