@@ -2,7 +2,8 @@
 
 The fold has two bodies over one state. `kvsm.ledger` is the one that is read and proved. The C files here do
 the same for what is common, function by function under the same names, and leave the rest to it (`body.h`).
-So do those of `kvsm.offloader` that are called for each request (`calls.c`).
+The calls that an engine makes of `kvsm.offloader` for each request have two bodies, too (`calls.h`).
+
 The environment variable `KVSM_NATIVE` chooses:
 
 - `auto`, or nothing: the native body if it was built for the tables of this kvsm, else Python;
