@@ -148,7 +148,7 @@ class TwinCores:
             "asked": clock.asked if isinstance(clock, Times) else None,
             "may change": min(core._may_change, 1),
             "poisoned": core._poisoned,
-            "step": (core.step, core._flushed_at, core.until_look),
+            "step": (core.step, core._flushed_seq, core.until_look),
         }
 
 

@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 from museum.checkers import CHECKERS
-from museum.drawn_worlds import routed_serving, wrong_books_of_a_core
+from museum.drawn_worlds import log_ahead, routed_serving, wrong_books_of_a_core
 from museum.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG
 from mutants import MUTANTS
+from planted_bugs import plant
 
 from kvsm.checker.walk import walk
 from kvsm.errors import PropertyBroken
+from kvsm.offloader.emitter import EventEmitter
 from kvsm.properties import Property
 from kvsm.scheduler import StoreMode
 from kvsm.snapshot import restore, snapshot
 from kvsm.worlds.audited import ledger_difference
 from kvsm.worlds.core_options import CoreOptions
 from kvsm.worlds.core_world import CoreWorld
-from kvsm.worlds.log_ahead import LogAheadWorld
+from kvsm.worlds.log_ahead import LogAheadWorld, WrittenLog
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
@@ -53,6 +56,28 @@ def test_jobs_that_leave_before_the_log_are_seen(monkeypatch: pytest.MonkeyPatch
     result = walk(lambda _random: LogAheadWorld(CoreOptions(), waits=False), 1, runs=1)
     assert result.failure is not None
     assert result.failure.finding.property is Property.EVENTS_ARE_STATE
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_what_a_step_decides_behind_a_flush_is_written(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are state (S10). Every seed sees that a flush in a step does not count for its later events."""
+    assert walk(log_ahead, seed, runs=6).failure is None
+    plant(
+        monkeypatch,
+        EventEmitter.flush_log,
+        "self._flushed_seq == ledger.seq - 1",
+        "self.log.flushed_in == self.step",
+    )
+    flush = WrittenLog.flush
+
+    def note_step(log: Any) -> None:
+        log.flushed_in = log[-1].step
+        flush(log)
+
+    monkeypatch.setattr(WrittenLog, "flush", note_step)
+    failure = walk(log_ahead, seed, runs=6).failure
+    assert failure is not None
+    assert failure.finding.property is Property.EVENTS_ARE_STATE
 
 
 def test_workers_keep_every_promise() -> None:

@@ -8,11 +8,18 @@ import msgspec
 import numpy as np
 import pytest
 from core_life import begin_store, fold, keys, kinds, load, new_core, store
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from kvsm.errors import InvalidEvent, LogWriteFailed, Poisoned
-from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected, RequestFinished
+from kvsm.events import (
+    OffloadConfig,
+    OffloadingEvent,
+    RejectReason,
+    ReportRejected,
+    RequestFinished,
+    StepEnded,
+)
 from kvsm.ids import SMALL, to_list
 from kvsm.kv_events import Publisher
 from kvsm.log import MemoryLog
@@ -20,6 +27,8 @@ from kvsm.offloader import LogFlush, LookupResult, Match, Offloader, ReportResul
 from kvsm.offloader.emitter import checked_device_blocks
 from kvsm.snapshot import digest
 from kvsm.states import BlockState, LeaseState, RequestState, TransferState, machines_digest
+
+_CALLS_OF_A_STEP = ("plan", "leave", "report", "reset", "restart", "adopt", "finish", "end")
 
 
 class TestLookup:
@@ -893,6 +902,46 @@ class TestStepsAndLog:
         core.end_step()
         assert unwritten == []
 
+    @given(st.lists(st.sampled_from(_CALLS_OF_A_STEP), max_size=10))
+    @example(["plan", "leave", "restart", "plan"])
+    @example(["adopt", "plan"])
+    @example(["plan", "leave", "reset", "finish"])
+    @example(["plan", "leave", "plan"])
+    def test_a_step_ends_with_all_that_it_decided_written(self, calls: list[str]) -> None:
+        """Rule 6, whatever was flushed before. `StepEnded` may wait while copies are in flight."""
+        unwritten: list[type[OffloadingEvent]] = []
+
+        class Sink(MemoryLog):
+            def append(self, event: OffloadingEvent) -> None:
+                unwritten.append(type(event))
+
+            def flush(self) -> None:
+                unwritten.clear()
+
+        core = Offloader(OffloadConfig(host_blocks=8, device_blocks=16), Sink())
+        core.end_step()
+        for number, call in enumerate(calls):
+            live, named = core.ledger.transfers, keys(1, f"r{number}")
+            if call == "plan":
+                core.prepare_store(f"r{number}", named, [number])
+            elif call == "leave":
+                core.submit([one.id for one in live.values() if one.state is TransferState.PLANNED])
+            elif call == "report":
+                for transfer in tuple(live):
+                    core.report(transfer, 0, True)
+            elif call == "reset":
+                core.reset()
+            elif call == "restart":
+                core = Offloader.restarted(core.ledger, core.config, core.log)
+            elif call == "adopt" and core.ledger.free:
+                core.adopt_blocks(named, core.ledger.free.first(1), "an earlier process")
+            elif call == "finish":
+                core.finish(f"r{number - 1}")
+            elif call == "end":
+                core.end_step()
+        core.end_step()
+        assert unwritten == [] or (core.ledger.transfers and unwritten == [StepEnded])
+
     def test_a_reset_is_written_at_once(self) -> None:
         """Rule 6: an engine may be idle when its cache is reset, and may not step again for long."""
         unwritten: list[str] = []
@@ -911,7 +960,7 @@ class TestStepsAndLog:
         assert unwritten == []
 
     @pytest.mark.parametrize(
-        ("reason", "waits_in_flight", "waits_if_flushed_in_this_step"),
+        ("reason", "waits_in_flight", "waits_if_it_is_the_only_event"),
         [
             (LogFlush.JOBS_LEAVE, False, False),
             (LogFlush.STEP_ENDED, False, True),
@@ -921,7 +970,7 @@ class TestStepsAndLog:
         ],
     )
     def test_what_waits_to_be_written_waits_for_a_step_that_copies_bring(
-        self, reason: LogFlush, waits_in_flight: bool, waits_if_flushed_in_this_step: bool
+        self, reason: LogFlush, waits_in_flight: bool, waits_if_it_is_the_only_event: bool
     ) -> None:
         """Without copies in flight nothing waits."""
         written = MemoryLog()
@@ -935,8 +984,10 @@ class TestStepsAndLog:
             return bool(flushed)
 
         transfer = begin_store(core, "r", keys(1))
-        assert writes() == (not waits_if_flushed_in_this_step)
-        core.step += 1
+        core.emit(StepEnded)
+        assert writes() == (not waits_if_it_is_the_only_event)
+        core.arrive("q")
+        core.emit(StepEnded)
         assert writes() == (not waits_in_flight)
         core.complete_store(transfer)
         assert writes()

@@ -121,12 +121,12 @@ def forget_the_failure(patch: Patch) -> None:
 
 
 def let_jobs_leave_before_the_log(patch: Patch) -> None:
-    """Jobs leave for the workers, and their plans are written at the end of the step."""
+    """Jobs leave for the workers, and their plans are written when reports are taken."""
     plant(
         patch,
         EventEmitter.flush_log,
         "ledger = self.ledger",
-        "ledger = self.ledger\n    if reason is LogFlush.JOBS_LEAVE:\n        return",
+        "ledger = self.ledger\n    if reason in (LogFlush.JOBS_LEAVE, LogFlush.STEP_ENDED):\n        return",
     )
 
 
@@ -178,7 +178,7 @@ def keep_retired_slots(patch: Patch) -> None:
         (take_doubled_reports, "aborts", Property.CORRECT_BYTES, 6),
         (evict_what_is_pinned, "evictions", Property.CONSERVATION, 9),
         (forget_to_tell, "router", Property.EVENTS_ARE_STATE, 8),
-        (let_jobs_leave_before_the_log, "restarts", Property.NO_STALE_DATA, 4),
+        (let_jobs_leave_before_the_log, "restarts", Property.NO_STALE_DATA, 3),
         (answer_a_reset_before_the_log, "restarts", Property.NO_STALE_DATA, 8),
         (keep_what_was_being_stored, "restarts", Property.NO_STALE_DATA, 4),
         (forget_what_was_read, "restarts", Property.NO_STALE_DATA, 10),

@@ -95,8 +95,8 @@ class EventEmitter:
         """Hears the keys that are evicted for others. It must not call the core."""
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
-        self._flushed_at: int | None = None
-        """The step in which the log was last flushed; None until it was."""
+        self._flushed_seq = 0
+        """The last event when the log was last flushed."""
         self._flush_within_ns, self._flush_by_ns = flush_within_ms * 1_000_000, 0
         """How long a flush may wait, and until when (monotonic) the next one may."""
         self.until_look, self.looked_at, self.warned_of = 1, 0, 0
@@ -190,9 +190,9 @@ class EventEmitter:
     def flush_log(self, reason: LogFlush) -> None:
         """Let the log write everything decided so far, unless `reason` can wait for another step.
 
-        Copies in flight bring another step. So reports can wait while there are any; so can the end of a
-        step whose jobs were flushed when they left. A request brings one too, but perhaps late: so with
-        `flush_within_ms` both wait for that time at most.
+        Copies in flight bring another step. While there are any, reports can wait. So can `StepEnded`, if it
+        is the only event since the last flush, as in most steps whose jobs have left. A request brings
+        another step too, but perhaps late: so with `flush_within_ms` both wait for that time at most.
         """
         thread = get_ident()
         if thread != self._may_change:
@@ -200,7 +200,7 @@ class EventEmitter:
         ledger = self.ledger
         if ledger.transfers and (
             reason is LogFlush.REPORTS_TAKEN
-            or (reason is LogFlush.STEP_ENDED and self._flushed_at == self.step)
+            or (reason is LogFlush.STEP_ENDED and self._flushed_seq == ledger.seq - 1)
         ):
             return
         if self._flush_within_ns:
@@ -209,7 +209,7 @@ class EventEmitter:
             if waits and now < self._flush_by_ns and (ledger.requests or ledger.transfers):
                 return
             self._flush_by_ns = now + self._flush_within_ns
-        self._flushed_at = self.step
+        self._flushed_seq = ledger.seq
         if self.log is None:
             return
         self._may_change = THE_LOG

@@ -207,7 +207,7 @@ declare(
     _poisoned=Dropped("whatever poisons a core ends the exploration"),
     _drivers=Fixed("one thread explores"),
     _may_change=Dropped("one thread explores, and whatever poisons a core ends the exploration"),
-    _flushed_at=Dropped("it decides when the log is flushed, and nothing else"),
+    _flushed_seq=Dropped("it decides when the log is flushed, and nothing else"),
     _flush_within_ns=Dropped("an option of the same"),
     _flush_by_ns=Dropped("the same"),
     until_look=Dropped(_WARNS),

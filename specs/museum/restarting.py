@@ -104,7 +104,7 @@ RESTARTING = (
                 "ledger = self.ledger",
                 """
                 ledger = self.ledger
-                if reason is LogFlush.JOBS_LEAVE:
+                if reason in (LogFlush.JOBS_LEAVE, LogFlush.STEP_ENDED):
                     return
                 """,
             ),

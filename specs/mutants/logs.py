@@ -65,7 +65,7 @@ LOGS = (
                 f"{_EMITTER}.flush_log",
                 """
                 reason is LogFlush.REPORTS_TAKEN
-                or (reason is LogFlush.STEP_ENDED and self._flushed_at == self.step)
+                or (reason is LogFlush.STEP_ENDED and self._flushed_seq == ledger.seq - 1)
                 """,
                 "reason is LogFlush.REPORTS_TAKEN or reason is LogFlush.STEP_ENDED",
             ),
