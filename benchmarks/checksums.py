@@ -45,7 +45,9 @@ def job(number: int, direction: Direction, block_bytes: int) -> TransferJob:
     chosen = random.Random(block_bytes)
     blocks = TRANSFER_BYTES // block_bytes
     device, host = (chosen.sample(range(POOL_TRANSFERS * blocks), blocks) for _ in range(2))
-    return TransferJob(number, direction, pack(device), pack(host))
+    # Kept pools need names; keys have the length of vLLM's.
+    keys = tuple(b"%036d" % block for block in host)
+    return TransferJob(number, direction, pack(device), pack(host), keys, tuple(range(1, 1 + blocks)))
 
 
 def cost_of(engine: CopyEngine, transfer: TransferJob) -> Cost:

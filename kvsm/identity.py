@@ -15,7 +15,7 @@ from hashlib import blake2b
 
 import msgspec
 
-FORMAT = 1
+FORMAT = 2
 """Of what kvsm itself writes into a pool. A newer one reads no older pool."""
 
 DIGEST_BYTES = 16

@@ -15,7 +15,10 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     s * blocks_per_chunk + p. If a slot has one device block, host blocks are slots.
 
     keys: what the host blocks hold or will hold, keys[i] for host_blocks[i]. Empty unless the copy engine
-        asks for keys: a host pool in memory needs none, and a disk writes them beside the bytes.
+        needs keys: for a host pool that outlives its process, or a disk.
+    generations: which block of its key each host block of the host pool holds: generations[i] is the number
+        of the event that planned the store of keys[i] there. Empty unless the host pool outlives its
+        process. A job between the host pool and a disk names the blocks of the host pool.
     """
 
     transfer: Id
@@ -23,6 +26,7 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     device_blocks: Ids
     host_blocks: Ids
     keys: tuple[bytes, ...] = ()
+    generations: tuple[Id, ...] = ()
 
     def pairs(self) -> tuple[IdArray, IdArray]:
         """(device blocks, host blocks), unpacked."""

@@ -65,6 +65,8 @@ KEEP = KeptPool(IDENTITY)
 GEOMETRY = DiskGeometry(BLOCK_BYTES, SLOTS)
 CONFIG = OffloadConfig(host_blocks=ROWS, device_blocks=ROWS, block_bytes=BLOCK_BYTES)
 TAIL = RECORD_BYTES + PAGE_BYTES
+BROUGHT = 1_000_000
+"""The generation of what is in the host's rows for the disk."""
 EQUAL = "equal"
 OUTCOMES = ("load failed", "not found", "cold", "refused", EQUAL)
 
@@ -122,10 +124,12 @@ class Process:
         self.cold += file.cold_reason
         self.found = recover([file], era_at_start(where / "era", "v1", file.life).after)
 
-    def copy(self, engine: CopyEngine, direction: Direction, block: int, to: int, key: bytes) -> str:
-        """Copy one block. Returns the error, empty if it is good."""
+    def copy(
+        self, engine: CopyEngine, direction: Direction, block: int, to: int, key: bytes, generation: int
+    ) -> str:
+        """Copy one block. generation: of the host's row. Returns the error, empty if it is good."""
         number = next(self._numbers)
-        engine.submit(TransferJob(number, direction, pack([block]), pack([to]), (key,)))
+        engine.submit(TransferJob(number, direction, pack([block]), pack([to]), (key,), (generation,)))
         engine.wait([number])
         (result,) = engine.poll()
         assert result.good != bool(result.error)
@@ -133,10 +137,11 @@ class Process:
 
     def serve_host(self, key: bytes, slot: int) -> str:
         """Load a key of the host to the device, and store it on the disk. Returns why it is not served."""
-        error = self.copy(self.engine, Direction.LOAD, 0, slot, key)
+        generation, place = self.core.ledger.generation[slot], ON_DISK + HOST_KEYS.index(key)
+        error = self.copy(self.engine, Direction.LOAD, 0, slot, key, generation)
         is_right = np.array_equal(self.device[0], content(key))
         assert error or is_right, f"{key!r}: wrong bytes reached the device"
-        not_stored = self.copy(self.disk, Direction.STORE, slot, ON_DISK + HOST_KEYS.index(key), key)
+        not_stored = self.copy(self.disk, Direction.STORE, slot, place, key, generation)
         is_right = np.array_equal(self.host[slot], content(key))
         assert not_stored or is_right, f"{key!r}: wrong bytes were sealed on the disk"
         assert bool(error) == bool(not_stored)
@@ -145,8 +150,8 @@ class Process:
     def serve_disk(self, key: bytes, slot: int) -> str:
         """Load a key of the disk by way of the host. Returns why it is not served."""
         row = ON_HOST + DISK_KEYS.index(key)
-        error = self.copy(self.disk, Direction.LOAD, row, slot, key)
-        error = error or self.copy(self.engine, Direction.LOAD, 0, row, key)
+        error = self.copy(self.disk, Direction.LOAD, row, slot, key, BROUGHT)
+        error = error or self.copy(self.engine, Direction.LOAD, 0, row, key, BROUGHT)
         is_right = np.array_equal(self.device[0], content(key))
         assert error or is_right, f"{key!r}: wrong bytes reached the device"
         return error
@@ -170,8 +175,8 @@ def leave(where: Path) -> None:
         for slot, key in enumerate(DISK_KEYS):
             row = ON_HOST + slot
             first.host[row] = content(key)
-            first.engine.took_over([row])
-            assert not first.copy(first.disk, Direction.STORE, row, slot, key)
+            first.engine.checksums.keep([row], ((key,), (BROUGHT,)))
+            assert not first.copy(first.disk, Direction.STORE, row, slot, key, BROUGHT)
 
 
 class Left:

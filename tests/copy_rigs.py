@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from itertools import accumulate, pairwise
 from pathlib import Path
 from tempfile import NamedTemporaryFile, TemporaryDirectory
@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 import pytest
-import xxhash
 from cuda_rig import cuda_rig, has_gpu
 from disk_rig import DISK_IDENTITY, IN_MEMORY
 from hypothesis import strategies as st
@@ -27,9 +26,10 @@ from kvsm.copy_engines import (
     VerifyingCopyEngine,
     threaded,
 )
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES, BlockChecksums
 from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover
 from kvsm.events import Direction
-from kvsm.ids import pack, to_list
+from kvsm.ids import MalformedIds, pack, to_list
 from kvsm.plan import TransferJob
 
 Bytes = np.ndarray[Any, Any]
@@ -56,16 +56,50 @@ def _verifying(device: list[Bytes], host: Bytes) -> CopyEngine:
     return VerifyingCopyEngine(HostCopyEngine(device, host), host, device)
 
 
+def named(job: TransferJob) -> TransferJob:
+    """The same job as a kept pool needs it: each host block holds the block that bears its number."""
+    with suppress(MalformedIds):
+        blocks = to_list(job.host_blocks)
+        keys, generations = (
+            tuple(b"block %d" % block for block in blocks),
+            tuple(1 + block for block in blocks),
+        )
+        return msgspec.structs.replace(job, keys=keys, generations=generations)
+    return job
+
+
 def checksums_of(host: Bytes) -> Bytes:
     """The table of checksums that an earlier life has left, if it has stored all that is in this pool."""
-    checksums = np.array([xxhash.xxh3_64_intdigest(row.tobytes()) for row in host], np.uint64)
-    return np.stack([checksums, ~checksums], axis=1).view(np.uint8)
+    table = np.zeros((len(host), CHECKSUM_BYTES), np.uint8)
+    every = named(TransferJob(1, Direction.STORE, (), tuple(range(len(host)))))
+    BlockChecksums(host, table=table, kept=True).keep(range(len(host)), (every.keys, every.generations))
+    return table
+
+
+class NamedJobs:
+    """Names the blocks of each job for an engine whose pools are kept."""
+
+    def __init__(self, engine: CopyEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        """As the engine's own."""
+        self._engine.submit(named(job), after)
+
+
+def kept_engine(engine: CopyEngine, host: Bytes, threads: int = 1) -> NamedJobs:
+    """An engine over this one, whose host pool an earlier life has left."""
+    table = checksums_of(host)
+    return NamedJobs(
+        VerifyingCopyEngine(engine, host, threads=threads, table=table, kept=True, every_load=False)
+    )
 
 
 def _kept(device: list[Bytes], host: Bytes, threads: int = 1) -> CopyEngine:
-    engine = HostCopyEngine(device, host, threads=1)
-    table = checksums_of(host)
-    return VerifyingCopyEngine(engine, host, threads=threads, table=table, kept=True, every_load=False)
+    return kept_engine(HostCopyEngine(device, host, threads=1), host, threads)
 
 
 def file_rig(device: list[Bytes], host: Bytes) -> Rig:

@@ -7,12 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from copy_rigs import finish
-from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, content, directory, job, read_header
+from disk_rig import DISK_IDENTITY, GEOMETRY, PAYLOAD, SLOTS, content, directory, job, name, read_header
 
-from kvsm.copy_engines.checksums import BlockChecksums
+from kvsm.copy_engines.checksums import NO_NAMES, BlockChecksums, Names
 from kvsm.copy_engines.pools import NumpyPools
 from kvsm.disk import DiskCopyEngine, FlushPolicy, SlotFile
 from kvsm.disk.formats import HEADER_STEP, HeaderState
@@ -40,20 +41,36 @@ class Proved:
     ) -> None:
         self.engine, self.host, self.sums, self.chunk = engine, host, sums, chunk
         self._transfers = 0
+        self.held: dict[int, tuple[bytes, int]] = {}
+        """The key and the generation of each row."""
 
     def blocks(self, row: int) -> list[int]:
         return list(range(row * self.chunk, (row + 1) * self.chunk))
 
+    def names(self, row: int) -> Names:
+        """Of the blocks of this row."""
+        key, generation = self.held[row]
+        return ([key] * self.chunk, [generation] * self.chunk) if self.sums.is_kept else NO_NAMES
+
     def fill(self, row: int, key: int) -> None:
         """As a store from the device does."""
-        self.host[row] = content(key)
-        self.sums.keep(self.blocks(row))
+        self._transfers += 1
+        self.host[row], self.held[row] = content(key), (name(key), self._transfers)
+        self.sums.keep(self.blocks(row), self.names(row))
 
     def copy(self, direction: Direction, rows: Sequence[int], keys: Sequence[int]) -> str:
         """Copy these rows to or from the slots of the same numbers. Returns the error."""
         self._transfers += 1
-        self.engine.submit(job(self._transfers, direction, rows, rows, keys))
+        wanted = {row: (name(key), self._transfers) for row, key in zip(rows, keys)}
+        if direction is STORE:
+            wanted |= {row: self.held[row] for row in rows if row in self.held}
+        moved = job(self._transfers, direction, rows, rows, keys)
+        if self.sums.is_kept:
+            moved = msgspec.structs.replace(moved, generations=tuple(wanted[row][1] for row in rows))
+        self.engine.submit(moved)
         (result,) = finish(self.engine, [self._transfers])
+        if direction is LOAD and "payload" not in result.error:
+            self.held |= wanted
         assert result.good != bool(result.error)
         return result.error
 
@@ -62,7 +79,7 @@ def wrong_now(tier: Proved, row: int) -> str:
     """What the table says against the bytes that this row holds now."""
     blocks = tier.blocks(row)
     rows = tier.host.reshape(SLOTS * tier.chunk, -1)[blocks]
-    return tier.sums.wrong(np.array(blocks), tier.sums.of_copies(rows))
+    return tier.sums.wrong(np.array(blocks), tier.sums.of_copies(rows), tier.names(row))
 
 
 @contextmanager
@@ -140,6 +157,28 @@ def test_a_block_without_a_checksum_is_stored_only_if_the_pool_is_not_kept(kept:
     """As for loads to the device: without one nobody can tell what an earlier life has left."""
     with proved(kept=kept) as tier:
         assert ("host block 4 has no checksum" in tier.copy(STORE, [4], [5])) == kept
+
+
+def test_a_row_of_another_block_than_the_log_says_is_not_stored() -> None:
+    """Correct bytes (S15): a log, a pool or checksums of another time. Else the disk would seal another
+    block's bytes under this key."""
+    with proved(kept=True) as tier:
+        tier.fill(1, 1)
+        for held in ((name(2), tier.held[1][1]), (name(1), tier.held[1][1] + 1)):
+            tier.held[1] = held
+            wanted = 2 if held[0] == name(2) else 1
+            assert "host block 1 holds another block" in tier.copy(STORE, [1], [wanted])
+        assert not (tier.engine.file.table.states == SEALED).any()
+        tier.sums.keep([1], ((name(1),), (tier.held[1][1],)))
+        assert tier.copy(STORE, [1], [1]) == ""
+
+
+def test_a_kept_pool_takes_no_job_that_does_not_name_its_rows() -> None:
+    with proved(kept=True) as tier:
+        tier.fill(1, 1)
+        tier.engine.submit(job(9, STORE, [1], [1], [1]))
+        (result,) = finish(tier.engine, [9])
+        assert "0 generations for 1 rows of a kept host pool" in result.error
 
 
 def test_the_checksums_of_another_pool_are_refused() -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import copy_rigs
+import msgspec
 import numpy as np
 import pytest
-from copy_rigs import checksums_of, finish, load, random_bytes, store
+from copy_rigs import checksums_of, finish, named, random_bytes
 from plain_engine import PlainCopyEngine
 
 from kvsm.copy_engines import (
@@ -23,8 +26,17 @@ from kvsm.copy_engines import (
 from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.identity import PoolIdentity
+from kvsm.plan import TransferJob
 
 BLOCKS, BLOCK_BYTES = 24, 5
+
+
+def load(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
+    return named(copy_rigs.load(transfer, device_blocks, host_blocks))
+
+
+def store(transfer: int, device_blocks: list[int], host_blocks: list[int]) -> TransferJob:
+    return named(copy_rigs.store(transfer, device_blocks, host_blocks))
 
 
 class Life:
@@ -99,13 +111,62 @@ def test_what_this_process_stored_needs_no_proof_and_what_another_rank_stored_do
         assert life.end(load(2, [2], [4]))[0].good
         assert life.engine.statistics().checked == 0
         life.host[5] = 9
-        life.table[5] = checksums_of(life.host[5:6])[0]
+        life.table[5] = checksums_of(life.host)[5]
         assert life.end(load(3, [2], [5]))[0].good
         assert life.engine.statistics().checked == 1
-        life.host[6] = 9
-        life.engine.took_over([6])
-        assert life.end(load(4, [2], [6]))[0].good
-        assert life.engine.statistics().checked == 1
+
+
+def test_what_something_else_has_written_into_a_pool_that_is_not_kept_is_what_it_must_hold() -> None:
+    host = random_bytes(BLOCKS, BLOCK_BYTES, 2)
+    with closing(VerifyingCopyEngine(PlainCopyEngine(host.copy(), host), host, threads=0)) as engine:
+        engine.took_over([6])
+        engine.submit(copy_rigs.load(1, [2], [6]))
+        host[6] ^= 1
+        assert not finish(engine, [1])[0].good
+
+
+OTHERS: dict[str, Callable[[TransferJob], TransferJob]] = {
+    "key": lambda job: msgspec.structs.replace(job, keys=(b"another",)),
+    "generation": lambda job: msgspec.structs.replace(job, generations=(job.generations[0] + 1,)),
+    "host block": lambda job: msgspec.structs.replace(
+        job, keys=load(1, [0], [5]).keys, generations=load(1, [0], [5]).generations
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "is_known"),
+    # In the log of one process a generation belongs to one key.
+    [*((other, False) for other in OTHERS), ("generation", True), ("host block", True)],
+)
+def test_a_slot_that_holds_another_block_than_the_log_says_is_refused(other: str, is_known: bool) -> None:
+    """Correct bytes (S15): a log, a pool or checksums of another time. The bytes themselves are whole.
+
+    is_known: whether this process has proved the slot before.
+    """
+    life = Life()
+    life.host[5], life.table[5] = life.host[4], life.table[4]
+    wanted = OTHERS[other](load(2, [0], [4]))
+    with closing(life.engine):
+        if is_known:
+            assert life.end(load(1, [1], [4]))[0].good
+        before = life.device.copy()
+        [result] = life.end(wanted)
+        assert result.error.startswith("load 2: host block 4 holds another block, or one of another time")
+        assert np.array_equal(life.device, before)
+        assert life.end(load(3, [0], [4]))[0].good
+        assert not life.end(load(4, [0], [5]))[0].good, "its entry belongs to another host block"
+
+
+@pytest.mark.parametrize("make", [copy_rigs.load, copy_rigs.store])
+def test_a_kept_pool_takes_no_job_that_does_not_name_its_blocks(make: Callable[..., TransferJob]) -> None:
+    """Correct bytes (S15): without names its checksums would say nothing of which block they belong to."""
+    life = Life()
+    with closing(life.engine):
+        for job in (make(1, [0], [4]), msgspec.structs.replace(load(1, [0], [4]), keys=(b"a", b"b"))):
+            with pytest.raises(TransferFailed, match="a kept pool needs one of each for each block"):
+                life.engine.submit(job)
+        assert life.below.calls == []
 
 
 def test_a_store_that_is_cut_off_leaves_no_checksum() -> None:

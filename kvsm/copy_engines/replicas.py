@@ -82,5 +82,9 @@ class ReplicaCopyEngine:
             return job
         ours = slice(*(len(hosts) * number // self._replicas for number in (self._number, self._number + 1)))
         return msgspec.structs.replace(
-            job, device_blocks=pack(devices[ours]), host_blocks=pack(hosts[ours]), keys=job.keys[ours]
+            job,
+            device_blocks=pack(devices[ours]),
+            host_blocks=pack(hosts[ours]),
+            keys=job.keys[ours],
+            generations=job.generations[ours],
         )

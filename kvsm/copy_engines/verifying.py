@@ -14,15 +14,17 @@ another block's bytes
 =====================================  =========================  =====================================
 
 Not found: bytes that were wrong in the device block before they were stored; a wrong copy if `device` cannot
-be read, because what arrives on the host then counts as what was stored; a block in another key's slot, which
-is for the ledger to tell; changes after a check; one change in 2**64.
+be read, because what arrives on the host then counts as what was stored; in a pool that is not kept, a block
+in another key's slot, which is for the ledger to tell; changes after a check; one change in 2**64.
 
 Blocks that this engine did not store are loaded unverified, and counted, unless the pools are kept.
 
 **Kept pools.** The host pool and the checksums may outlive their process (`kept`). A block that this engine
 has not stored or checked yet comes from an earlier life, or from another rank. It is proved before its load
-begins: a checking thread compares its checksum, and only then the load goes to the engine below. So wrong
-bytes do not reach the device. A block without a checksum is refused. `submit` does not wait for the proof.
+begins: a checking thread compares its checksum, and the seal that says which key and generation the checksum
+belongs to. Only then the load goes to the engine below. So neither wrong bytes nor another block's reach the
+device. A block without a checksum is refused. Jobs of kept pools name keys and generations, and the engine
+refuses others. `submit` does not wait for the proof.
 The next call of `poll`, `wait`, `hold_compute` or `close` passes a proved load on, so the engine below is
 called by the threads of the caller alone. The mark of such a load is made when it is submitted. It may be
 used later, because a mark only says after what the copy must begin, and the planner keeps compute and other
@@ -132,6 +134,8 @@ class VerifyingCopyEngine:
     def submit(self, job: TransferJob, after: Any = None) -> None:
         with self._changed:
             check_accepted(job.transfer, self._live, self._broken, self._closed)
+            if self._kept:
+                self._check_named(job)
             if self._kept and job.direction is Direction.LOAD and self._must_be_proved(job):
                 self._unproved[job.transfer] = job, self._own_mark(job) if after is None else after
                 if self._threads:
@@ -186,7 +190,8 @@ class VerifyingCopyEngine:
             thread.join()
 
     def took_over(self, host_blocks: Sequence[int]) -> None:
-        """Something else than a store has written these host blocks. Keeps the checksums of what is there."""
+        """Something else than a store has written these host blocks of a pool that is not kept. Keeps the
+        checksums of what is there."""
         self.checksums.keep(host_blocks)
 
     def statistics(self) -> VerifyingStatistics:
@@ -211,12 +216,25 @@ class VerifyingCopyEngine:
         for ended in waiting:
             self._check(*ended)
 
+    def _check_named(self, job: TransferJob) -> None:
+        """Raises `TransferFailed` unless the job names each of its host blocks."""
+        try:
+            wanted = len(checked_pairs(job, self.num_device_blocks, self.num_host_blocks)[1])
+        except TransferFailed:
+            return  # the engine below refuses it
+        if not len(job.keys) == len(job.generations) == wanted:
+            raise TransferFailed(
+                f"{job.direction.name.lower()} {job.transfer}: {len(job.keys)} keys and "
+                f"{len(job.generations)} generations for {wanted} host blocks, and a kept pool needs one of "
+                "each for each block; give the jobs of the core that `kvsm.restart.start` has made"
+            )
+
     def _must_be_proved(self, job: TransferJob) -> bool:
         try:
-            _, host_blocks = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
+            checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
         except TransferFailed:
             return False  # the engine below refuses it, and nothing of it runs
-        return bool(self.checksums.unproved(host_blocks).any())
+        return bool(self.checksums.unproved(job).any())
 
     def _own_mark(self, job: TransferJob) -> Any:
         try:

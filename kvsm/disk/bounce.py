@@ -26,7 +26,7 @@ from kvsm.disk.formats import (
     SlotHeader,
     header_checksum,
 )
-from kvsm.disk.host_proof import HostProof
+from kvsm.disk.host_proof import HostProof, RowName
 from kvsm.disk.slot_file import SlotFile
 from kvsm.disk.slot_table import SlotProof
 from kvsm.errors import TransferFailed
@@ -67,13 +67,17 @@ class BounceBuffer:
         keys: Sequence[bytes],
         generation: SlotGeneration,
         proof: HostProof | None,
+        names: Sequence[RowName],
     ) -> None:
         """Write these blocks to these slots, which are sorted, if they hold what they must. Raises `OSError`
-        and `TransferFailed`; no slot is sealed then."""
+        and `TransferFailed`; no slot is sealed then.
+
+        generation: of the slots on disk. names: of the blocks in the host pool, for `proof`.
+        """
         payloads = self._to_write(blocks)
         checksums = [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
         if proof is not None:
-            self._prove_host(proof, blocks, payloads, checksums)
+            self._prove_host(proof, blocks, payloads, checksums, names)
         self._file.check_there()
         headers = [
             self._header(HeaderState.SEALED, slot, generation, checksum, key).encode()
@@ -97,11 +101,13 @@ class BounceBuffer:
         slots: Sequence[int],
         keys: Sequence[bytes],
         proof: HostProof | None,
+        names: Sequence[RowName],
     ) -> None:
         """Read these slots, which are sorted, prove all of them, and then copy them to these blocks. Raises
         `OSError` and `TransferFailed`; no block was changed then.
 
         keys: what they must hold; empty: whatever was stored there last.
+        names: of the blocks in the host pool, for `proof`.
         """
         found: list[NDArray[np.uint64]] = []
         wanted = [self._table.proof(slot) for slot in slots]
@@ -125,8 +131,8 @@ class BounceBuffer:
             proof.begin(blocks)
         self.pools.copy(Direction.LOAD, blocks, np.arange(len(slots)))
         if proof is not None:
-            for block, of_blocks in zip(blocks.tolist(), found):
-                proof.end(block, of_blocks)
+            for block, of_blocks, name in zip(blocks.tolist(), found, names):
+                proof.end(block, of_blocks, name)
 
     def _to_write(self, blocks: NDArray[np.int64]) -> Sequence[Any]:
         """The payloads of these blocks: the rows themselves if they are aligned, else copies."""
@@ -141,9 +147,10 @@ class BounceBuffer:
         blocks: NDArray[np.int64],
         payloads: Sequence[Any],
         checksums: Sequence[int],
+        names: Sequence[RowName],
     ) -> None:
-        for block, payload, checksum in zip(blocks.tolist(), payloads, checksums):
-            wrong = proof.wrong(block, proof.of_blocks(payload, checksum))
+        for block, payload, checksum, name in zip(blocks.tolist(), payloads, checksums, names):
+            wrong = proof.wrong(block, proof.of_blocks(payload, checksum), name)
             if wrong:
                 _LOGGER.warning("%s: a block is not stored: %s", self._file.path, wrong)
                 raise TransferFailed(f"not stored on disk: {wrong}")

@@ -57,7 +57,7 @@ from kvsm.copy_engines.threaded import ThreadedCopyEngine, ThreadedTransfer
 from kvsm.disk.bounce import BOUNCE_BYTES, BounceBuffer
 from kvsm.disk.formats import MOST_KEY_BYTES, SlotGeneration
 from kvsm.disk.health import HealthWatch, TierHealth
-from kvsm.disk.host_proof import HostProof
+from kvsm.disk.host_proof import HostProof, RowName
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
@@ -153,6 +153,12 @@ class DiskCopyEngine(ThreadedCopyEngine):
             raise TransferFailed(
                 f"{what}: {len(job.keys)} keys for {count} disk slots; a disk slot needs the key of its block"
             )
+        needs_names = self._proof is not None and self._proof.needs_names
+        if needs_names and not len(job.generations) == len(job.keys) == count:
+            raise TransferFailed(
+                f"{what}: {len(job.generations)} generations for {count} rows of a kept host pool; give the "
+                "jobs of the disk tier over a core that `kvsm.restart.start` has made"
+            )
         if is_store:
             longest = max(map(len, job.keys), default=0)
             if longest > MOST_KEY_BYTES:
@@ -170,16 +176,20 @@ class DiskCopyEngine(ThreadedCopyEngine):
         slots = np.asarray(host_blocks, np.int64)
         order = np.argsort(slots, kind="stable")
         keys = job.keys[first : first + len(slots)]
+        names: list[RowName] = [None] * len(slots)
+        if job.generations:
+            names = list(zip(keys, job.generations[first : first + len(slots)]))
         buffer, proof = self._buffers.get(), self._proof
         try:
             for start in range(0, len(order), buffer.num_slots):
                 some = order[start : start + buffer.num_slots]
                 of_them = [keys[one] for one in some.tolist()] if keys else []
+                rows = [names[one] for one in some.tolist()]
                 if job.direction is Direction.STORE:
                     generation = SlotGeneration(self.file.life, job.transfer)
-                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, proof)
+                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, proof, rows)
                 else:
-                    buffer.load(devices[some], slots[some].tolist(), of_them, proof)
+                    buffer.load(devices[some], slots[some].tolist(), of_them, proof, rows)
         except OSError as error:
             text = f"{self.file.path}: {error.strerror or error}"
             if job.direction is Direction.STORE:

@@ -13,8 +13,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copy_engines.checksums import BlockChecksums
+from kvsm.copy_engines.checksums import NO_NAMES, BlockChecksums, Names
 from kvsm.errors import ConfigError
+
+RowName = tuple[bytes, int] | None
+"""Key and generation of a row in the host pool. None: the pool is not kept, and needs neither."""
 
 
 class HostProof:
@@ -36,6 +39,11 @@ class HostProof:
             )
         self._is_same = self._chunk == 1 and checksums.is_plain
 
+    @property
+    def needs_names(self) -> bool:
+        """Whether `wrong` and `end` need the name of the row."""
+        return self._checksums.is_kept
+
     def of_blocks(self, payload: NDArray[np.uint8], checksum: int) -> NDArray[np.uint64]:
         """The checksums of the blocks of a row.
 
@@ -47,9 +55,9 @@ class HostProof:
             return np.array([checksum], np.uint64)
         return self._checksums.of_copies(payload.reshape(self._chunk, -1))
 
-    def wrong(self, row: int, found: NDArray[np.uint64]) -> str:
+    def wrong(self, row: int, found: NDArray[np.uint64], name: RowName = None) -> str:
         """The error if the blocks of this row must not have these checksums; empty if they may."""
-        return self._checksums.wrong(self._blocks(row), found)
+        return self._checksums.wrong(self._blocks(row), found, self._names(name))
 
     def begin(self, rows: NDArray[np.int64]) -> None:
         """These rows are about to be written: nobody must take what a load that is cut off leaves for what
@@ -57,9 +65,12 @@ class HostProof:
         for row in rows.tolist():
             self._checksums.clear(self._blocks(row))
 
-    def end(self, row: int, found: NDArray[np.uint64]) -> None:
+    def end(self, row: int, found: NDArray[np.uint64], name: RowName = None) -> None:
         """The blocks of this row were written, from bytes with these checksums."""
-        self._checksums.put(self._blocks(row), found)
+        self._checksums.put(self._blocks(row), found, self._names(name))
+
+    def _names(self, name: RowName) -> Names:
+        return NO_NAMES if name is None else ([name[0]] * self._chunk, [name[1]] * self._chunk)
 
     def _blocks(self, row: int) -> NDArray[np.int64]:
         return np.arange(row * self._chunk, (row + 1) * self._chunk)

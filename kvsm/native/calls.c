@@ -216,6 +216,7 @@ static Verdict prepare_load(Call *call)
     int64_t chunk, most;
     if (call->names != NULL || call->count < 2 || call->count > 3 || !is_name(given[0]) ||
         (call->count == 3 && !(PyTuple_CheckExact(given[2]) && is_empty(given[2]))) ||
+        field(&call->look, N_kept) != Py_None || /* then the job names what its host blocks hold */
         !configured(call, N_blocks_per_chunk, &chunk) || chunk != 1 ||
         !configured(call, N_max_live_transfers, &most) ||
         PyDict_Size(field(&call->look, N_transfers)) >= most)

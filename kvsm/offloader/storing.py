@@ -31,7 +31,7 @@ from kvsm.offloader.emitter import (
     checked_ids,
     has_room_for_transfer,
 )
-from kvsm.offloader.transfers import host_blocks
+from kvsm.offloader.transfers import host_blocks, planned_job
 from kvsm.plan import TransferJob
 from kvsm.policies import Choice
 from kvsm.states.block import STORED
@@ -174,9 +174,8 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     slots = pack(ledger.free.first(len(wanted)))
     core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)
     hosts = host_blocks(core, ledger.transfers[ledger.seq].slots)
-    return PreparedStore(
-        TransferJob(ledger.seq, STORE, NO_IDS, hosts), wanted, (), len(resident), evicted, new
-    )
+    job = planned_job(core, STORE, NO_IDS, hosts)
+    return PreparedStore(job, wanted, (), len(resident), evicted, new)
 
 
 def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int], source: str) -> None:
@@ -214,11 +213,10 @@ def _plan_store(core: EventEmitter, owners: Owners, keys: tuple[bytes, ...], sou
     packed = pack(core.ledger.free.first(len(keys)))
     blocks = pack(sources)
     core.emit(ev.StorePlanned, owners, keys, packed, blocks)
-    seq = core.ledger.seq
     hosts = packed
     if core.config.blocks_per_chunk > 1:
-        hosts = host_blocks(core, core.ledger.transfers[seq].slots)
-    return TransferJob(seq, STORE, blocks, hosts)
+        hosts = host_blocks(core, core.ledger.transfers[core.ledger.seq].slots)
+    return planned_job(core, STORE, blocks, hosts)
 
 
 def skip(core: EventEmitter, owners: Owners, keys: Sequence[bytes], reason: SkipReason) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import LOAD, STORE, Direction, RejectReason
-from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack
+from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack, unpack
 from kvsm.ledger import TransferRecord
 from kvsm.offloader.arguments import flag, integer, integers, request_name, worker_error
 from kvsm.offloader.emitter import (
@@ -108,9 +108,22 @@ def prepare_load(
     slots = pack(entry.pins[:wanted])
     blocks = pack(targets)
     core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts), target)
-    seq = core.ledger.seq
-    hosts = slots if chunk == 1 else host_blocks(core, core.ledger.transfers[seq].slots, parts)
-    return TransferJob(seq, LOAD, blocks, hosts)
+    transfer = core.ledger.transfers[core.ledger.seq]
+    hosts = slots if chunk == 1 else host_blocks(core, transfer.slots, parts)
+    return planned_job(core, LOAD, blocks, hosts)
+
+
+def planned_job(core: EventEmitter, direction: Direction, device_blocks: Ids, hosts: Ids) -> TransferJob:
+    """The job of the transfer that was planned last. hosts: its host blocks.
+
+    If the host pool outlives this process, the job names what its host blocks hold, for their checksums.
+    """
+    ledger, chunk = core.ledger, core.config.blocks_per_chunk
+    if ledger.kept is None:
+        return TransferJob(ledger.seq, direction, device_blocks, hosts)
+    slots = tuple([block // chunk for block in listed(unpack(hosts))])
+    generations = tuple([ledger.generation[slot] for slot in slots])
+    return TransferJob(ledger.seq, direction, device_blocks, hosts, tuple(ledger.keys_of(slots)), generations)
 
 
 def host_blocks(core: EventEmitter, slots: IdArray, parts: Sequence[int] = ()) -> Ids:

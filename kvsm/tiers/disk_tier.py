@@ -51,7 +51,7 @@ import msgspec
 from kvsm.disk.health import HealthWatch
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
-from kvsm.ids import listed
+from kvsm.ids import listed, unpack
 from kvsm.offloader import Offloader, PendingHit
 from kvsm.offloader.matching import may_defer
 from kvsm.plan import TransferJob, WorkerReport
@@ -407,6 +407,10 @@ class DiskTier:
 
     def _begin(self, copy: TierCopy, job: TransferJob, keys: Sequence[bytes]) -> None:
         self.copies[copy.disk] = copy
+        above = self.host.ledger
+        if above.kept is not None:
+            generations = tuple([above.generation[slot] for slot in listed(unpack(job.device_blocks))])
+            job = msgspec.structs.replace(job, generations=generations)
         self._planned.append(msgspec.structs.replace(job, keys=tuple(keys)))
 
     # How copies end.

@@ -15,7 +15,7 @@ from tempfile import NamedTemporaryFile, TemporaryDirectory
 from typing import Any
 
 import pytest
-from copy_rigs import checksums_of, disk_engine
+from copy_rigs import disk_engine, kept_engine
 from cuda_rig import has_gpu, usable_fake
 from disk_rig import IN_MEMORY
 from hypothesis import settings
@@ -106,19 +106,14 @@ class KeptThreads(Threads):
     """Every block comes from an earlier life, and is proved before its first load."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
-        return _kept(super().make_engine(device, host), host, threads=1)
+        return kept_engine(super().make_engine(device, host), host, threads=1)
 
 
 class KeptSimulated(Simulated):
     """The engine below gets the mark of a submission late, and holds compute itself (S12)."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
-        return _kept(super().make_engine(device, host), host, threads=0)
-
-
-def _kept(engine: CopyEngine, host: Any, threads: int) -> CopyEngine:
-    table = checksums_of(host)
-    return VerifyingCopyEngine(engine, host, threads=threads, table=table, kept=True, every_load=False)
+        return kept_engine(super().make_engine(device, host), host, threads=0)
 
 
 class FailingThreads(Threads):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,7 +29,14 @@ SMALL_PIECES = {f"{_THREADED}:SHARED_BYTES": 1}
 
 def job(transfer: int, direction: Direction, blocks: Sequence[int]) -> TransferJob:
     """A transfer between the blocks of the same numbers."""
-    return TransferJob(transfer, direction, pack(list(blocks)), pack(list(blocks)))
+    keys, generations = names(blocks)
+    return TransferJob(transfer, direction, pack(list(blocks)), pack(list(blocks)), keys, generations)
+
+
+def names(blocks: Iterable[int]) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
+    """The keys and generations of these host blocks, for pools that are kept."""
+    numbers = tuple(blocks)
+    return tuple(b"block %d" % number for number in numbers), tuple(1 + number for number in numbers)
 
 
 def content(number: int) -> Any:

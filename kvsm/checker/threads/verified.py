@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from kvsm.checker.threads.control import control
-from kvsm.checker.threads.copies import Ends, WatchedCopies, content, job
+from kvsm.checker.threads.copies import Ends, WatchedCopies, content, job, names
 from kvsm.checker.threads.scenario import ThreadScenario
 from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.copy_engines.verifying import VerifyingCopyEngine
@@ -34,7 +34,7 @@ class KeptLoads(ThreadScenario):
             below.host[block] = content(block)
         below.device[loads] = content(loads)
         kept = BlockChecksums(below.host, kept=True)
-        kept.keep(range(loads))
+        kept.keep(range(loads), names(range(loads)))
         is_damaged = bool(run.choose("whether a block is damaged", 2))
         if is_damaged:
             below.host[0, 0] ^= 1
