@@ -16,10 +16,17 @@ a log that no writer can go on with          cold    it may lack what was done: 
 a log that keeps no pools, or others         cold    it speaks of other bytes
 another identity, or other weights           cold    a key would name other bytes
 other machine tables, slots or ranks         cold    the log, or a slot, would mean something else
+pools of blocks without pools of checksums   cold    nobody can tell what a slot holds
+a log that does not reach a pool's mark: it  cold    the log is older than the pool, or another copy of it
+ends before, is another life, or another                has gone on: it says what slots held before
+run
 anything else                                warm    what was stored is there
 ===========================================  ======  =====================================================
 
 A cold start begins a new log. The old one is moved aside, beside it, and kept.
+
+A pool that is older than its log is no reason for a cold start. Its slots say what they hold: a load of a
+block that is not there is refused (`kvsm/copy_engines/checksums.py`), and its request computes.
 """
 
 from __future__ import annotations
@@ -31,13 +38,21 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kvsm.copy_engines.pool_mark import (
+    OPEN_MARKS,
+    LogPlace,
+    PoolMark,
+    why_unbound,
+    without_checksums,
+)
 from kvsm.errors import KvsmError, LogError
 from kvsm.events import OffloadConfig
 from kvsm.frozen import freeze
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, readable_keys, why_not_alike
-from kvsm.log import EndedLog, LogDirectory, LogEnd, LogWriter, find_end
+from kvsm.log import EndedLog, LogBinding, LogDirectory, LogEnd, LogWriter, find_end
+from kvsm.log.frames import RUN_BYTES
 from kvsm.offloader import Offloader
 from kvsm.replay.fold import Rebuilt, rebuild
 
@@ -71,6 +86,7 @@ def start(
     pools: KeptPools,
     *,
     weights: str = "",
+    marks: Sequence[PoolMark] | None = None,
     why_cold: Sequence[str] = (),
     publisher: Publisher | None = None,
     clock_ns: Callable[[], int] = time.time_ns,
@@ -80,7 +96,9 @@ def start(
     """Start a core on kept pools: warm if that is safe, else cold.
 
     directory: of the log; made if absent. Its lock keeps a second process out.
-    pools: the pools that this process has opened. They must be this process's alone.
+    pools: the pools that this process, or its workers, have opened: of blocks, and as many of checksums.
+        They must be this engine's alone.
+    marks: of these pools, in any order; None: this process has the pools open, as `HostPool`s.
     weights: version of the model's weights.
     why_cold: what the caller knows against a warm start, a line each.
     publisher, clock_ns, flush_within_ms: as `Offloader` takes them.
@@ -88,17 +106,25 @@ def start(
 
     Raises `LogError` if another process has the log, or if no log can be written.
     """
-    options = log or {}
+    options = dict(log or {})
+    if marks is None:
+        marks = [OPEN_MARKS[pool] for pool in pools.ids if pool in OPEN_MARKS]
     claimed = LogDirectory(directory)
     try:
         end, left, reasons = _what_is_left(claimed, config, pools, weights)
+        follows: list[LogPlace | None] = []
+        if end is not None and left is not None and not reasons:
+            follows, reasons = _places(marks, pools, end)
         if left is not None and not (why_cold or reasons):
+            options["binding"] = _begin_life(marks, follows, end)
             core = _go_on(end, left, config, publisher, clock_ns, flush_within_ms, options)
             return Start(core, len(readable_keys(core.ledger)))
         moved = None
         if end is None or end.seq:
             claimed, moved = _move_aside(claimed)
             end = find_end(claimed)
+        end = end._replace(run=options.get("run") or os.urandom(RUN_BYTES))
+        options["binding"] = _begin_life(marks, [None] * len(marks), end)
         core = Offloader.open(
             config,
             end,
@@ -113,6 +139,35 @@ def start(
     except BaseException:
         claimed.close()
         raise
+
+
+def _places(
+    marks: Sequence[PoolMark], pools: KeptPools, end: EndedLog
+) -> tuple[list[LogPlace | None], list[str]]:
+    """(the place of each mark that this log reaches; what speaks against a warm start, a line each)"""
+    if len(marks) != len(pools.ids):
+        return [], [
+            f"{len(pools.ids)} pools are kept, and {len(marks)} have their marks here: nobody can tell "
+            "whether the log is as new as the others; open all pools before the start, or give `marks`"
+        ]
+    problem = without_checksums(marks)
+    if problem:
+        return [], [problem]
+    place = LogPlace(end.run or b"", end.life - 1, end.life_id, end.seq)
+    found = [why_unbound(mark, place) for mark in marks]
+    return [fits for fits, _ in found], list(dict.fromkeys(reason for _, reason in found if reason))
+
+
+def _begin_life(
+    marks: Sequence[PoolMark], follows: Sequence[LogPlace | None], end: EndedLog | None
+) -> LogBinding:
+    """Write where the next life begins into the marks, before its log is there. follows: as `begin` takes
+    it, of each mark."""
+    assert end is not None
+    place = LogPlace(end.run or b"", end.life, os.urandom(RUN_BYTES), end.seq)
+    for mark, before in zip(marks, follows, strict=True):
+        mark.begin(place, before)
+    return LogBinding(place.life_id, tuple(marks))
 
 
 def _what_is_left(

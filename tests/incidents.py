@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import random
 import shutil
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -23,6 +24,7 @@ import pytest
 from log_life import disk
 from planted_bugs import plant
 
+from kvsm.copy_engines import PoolMark
 from kvsm.errors import KvsmError, LogWriteFailed
 from kvsm.events import Direction
 from kvsm.identity import KeptPools, PoolIdentity
@@ -36,11 +38,15 @@ from kvsm.serving import RunOptions, ServingEngine, ServingRequest, ServingSched
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.offload_checks import SkipNotes
 from kvsm.traces import TraceRequest, multi_turn, started_blocks
+from kvsm.worlds.memory_marks import memory_marks
 
 STARTED_NS = 1_763_802_000_000_000_000
 """2025-11-22T09:00:00Z."""
 
-KEPT = KeptPools(PoolIdentity.of({"model": "m"}), (b"pool of rank 0..", b"pool of rank 1.."))
+KEPT = KeptPools(PoolIdentity.of({"model": "m"}), (b"pool of rank 0..", b"sums of rank 0.."))
+_MARKS: defaultdict[Path, list[PoolMark]] = defaultdict(memory_marks)
+"""Of the pools, by the directory of the log."""
+
 BLOCK_TOKENS = 512
 SILENT = None
 """The time of a copy that never ends."""
@@ -159,7 +165,8 @@ class Rig:
         if after_s is None:
             self.offloader = Offloader.open(config, directory, clock_ns=self.clock.now_ns, **writer)
         else:
-            started = start(directory, config, KEPT, clock_ns=self.clock.now_ns, log=writer)
+            marks = _MARKS[directory]
+            started = start(directory, config, KEPT, marks=marks, clock_ns=self.clock.now_ns, log=writer)
             assert bool(started.kept) == bool(after_s), started.why_cold
             self.offloader = started.offloader
         assert self.offloader.writer is not None

@@ -271,9 +271,9 @@ def test_a_pool_of_another_kind_is_replaced_if_nobody_is_in_it(path: Path) -> No
         with pytest.raises(ConfigError, match="is in use, and is not a host pool that is kept"):
             kept(path)
         content = path.read_bytes()
-    for replaced, reason in ((b"pool 4", "was not kept"), (b"pool 3", "is of another version of kvsm")):
+    for replaced, reason in ((b"pool 5", "was not kept"), (b"pool 3", "is of another version of kvsm")):
         path.unlink(missing_ok=True)
-        path.write_bytes(content.replace(b"pool 4", replaced))
+        path.write_bytes(content.replace(b"pool 5", replaced))
         path.chmod(0o600)
         with kept(path) as pool:
             assert pool.cold_reason == [f"the pool that was here {reason}"]

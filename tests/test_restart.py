@@ -20,10 +20,27 @@ from kvsm.log import LogReader
 from kvsm.offloader import Offloader
 from kvsm.replay import verify_log
 from kvsm.restart import FIRST, KILLED, Start, start
+from kvsm.worlds.memory_marks import memory_marks
 
 CONFIG = OffloadConfig(host_blocks=6, device_blocks=12)
-POOLS = KeptPools(PoolIdentity.of({"model": "m", "dtype": "bfloat16"}), (b"pool of rank 0..",))
+POOLS = KeptPools(
+    PoolIdentity.of({"model": "m", "dtype": "bfloat16"}), (b"pool of rank 0..", b"sums of rank 0..")
+)
 STORED, IN_FLIGHT = (b"a", b"b", b"c"), (b"d", b"e")
+
+
+MARKS = memory_marks()
+"""Of the pools, for each test anew."""
+
+
+@pytest.fixture(autouse=True)
+def new_marks() -> None:
+    MARKS[:] = memory_marks()
+
+
+def begin(directory: Path, config: OffloadConfig = CONFIG, pools: KeptPools = POOLS, **more: Any) -> Start:
+    """Start a process."""
+    return start(directory, config, pools, **{"weights": "v1", "marks": MARKS[:], **more})
 
 
 def live(core: Offloader) -> None:
@@ -53,20 +70,20 @@ def ended(act: Callable[[], object]) -> None:
 @pytest.fixture
 def left(tmp_path: Path) -> Path:
     """The log of a process that was killed."""
-    ended(lambda: live(start(tmp_path / "log", CONFIG, POOLS, weights="v1").offloader))
+    ended(lambda: live(begin(tmp_path / "log").offloader))
     return tmp_path / "log"
 
 
 def again(directory: Path, config: OffloadConfig = CONFIG, pools: KeptPools = POOLS, **more: Any) -> Start:
     """How the next process starts."""
-    started = start(directory, config, pools, **{"weights": "v1", **more})
+    started = begin(directory, config, pools, **more)
     started.offloader.close()
     return started
 
 
 def test_what_was_stored_is_served_and_what_was_in_flight_is_not(left: Path) -> None:
     """No stale data (S14): a store that had not ended may have written a part."""
-    started = start(left, CONFIG, POOLS, weights="v1")
+    started = begin(left)
     core = started.offloader
     assert (started.kept, started.why_cold) == (3, ())
     assert core.match("s", [*STORED, *IN_FLIGHT]).hits == 3
@@ -76,7 +93,7 @@ def test_what_was_stored_is_served_and_what_was_in_flight_is_not(left: Path) -> 
 
 def test_the_chain_of_lives_is_one_log(left: Path) -> None:
     """Events are state (S10), over a kill, a good end and an end with an error."""
-    start(left, CONFIG, POOLS, weights="v1").offloader.close(ValueError("out of memory"))
+    begin(left).offloader.close(ValueError("out of memory"))
     again(left)
     again(left)
     verified = verify_log(left)
@@ -99,7 +116,7 @@ COLD: dict[str, tuple[dict[str, Any], str]] = {
         "dtype: bfloat16, and now float16",
     ),
     "pool": (
-        {"pools": KeptPools(POOLS.identity, (b"another pool....",))},
+        {"pools": KeptPools(POOLS.identity, (b"another pool....", b"its checksums..."))},
         "the log speaks of other pools than those that are there",
     ),
     "weights": ({"weights": "v2"}, "weights: v1, and now v2"),
@@ -126,7 +143,7 @@ def test_what_differs_is_told_and_nothing_is_served(what: str, left: Path) -> No
 def test_another_device_pool_and_policy_keep_the_start_warm(left: Path) -> None:
     """A profile may find room for other numbers of device blocks at each start."""
     other = msgspec.structs.replace(CONFIG, device_blocks=9, policy="arc", max_live_transfers=3)
-    started = start(left, other, POOLS, weights="v1")
+    started = begin(left, other)
     assert started.kept == 3
     assert len(started.offloader.ledger.policy) == 3
     live_more = started.offloader.prepare_store("s", [b"x"], [8]).job
@@ -146,7 +163,7 @@ def test_weights_that_changed_in_place_are_another_version(tmp_path: Path) -> No
         assert core.reset(weights="v2")
         live(core)
 
-    ended(lambda: change(start(tmp_path / "log", CONFIG, POOLS, weights="v1").offloader))
+    ended(lambda: change(begin(tmp_path / "log").offloader))
     assert again(tmp_path / "log", weights="v2").kept == 3
     assert again(tmp_path / "log").why_cold == ("weights: v2, and now v1",)
 
@@ -154,7 +171,7 @@ def test_weights_that_changed_in_place_are_another_version(tmp_path: Path) -> No
 def test_a_router_hears_of_all_that_was_kept(left: Path) -> None:
     """Events are state (S10): the KV events of the new process name exactly what can be read."""
     publisher = Publisher()
-    started = start(left, CONFIG, POOLS, weights="v1", publisher=publisher)
+    started = begin(left, publisher=publisher)
     (change,) = started.offloader.take_events()
     assert (change.keys, change.removed) == (list(STORED), False)
     assert readable_keys(started.offloader.ledger) == change.keys
@@ -162,9 +179,9 @@ def test_a_router_hears_of_all_that_was_kept(left: Path) -> None:
 
 
 def test_a_second_process_is_refused_by_the_name_of_the_first(tmp_path: Path) -> None:
-    first = start(tmp_path / "log", CONFIG, POOLS)
+    first = begin(tmp_path / "log", weights="")
     with pytest.raises(LogError, match=rf"process {os.getpid()} \("):
-        start(tmp_path / "log", CONFIG, POOLS)
+        begin(tmp_path / "log", weights="")
     first.offloader.close()
     again(tmp_path / "log", weights="")
 
@@ -172,7 +189,7 @@ def test_a_second_process_is_refused_by_the_name_of_the_first(tmp_path: Path) ->
 def test_a_log_of_which_only_the_last_snapshot_is_kept_is_enough(tmp_path: Path) -> None:
     """Retention may leave one segment, which no event has followed yet."""
     options = {"segment_bytes": 1}
-    ended(lambda: live(start(tmp_path / "log", CONFIG, POOLS, weights="v1", log=options).offloader))
+    ended(lambda: live(begin(tmp_path / "log", log=options).offloader))
     *older, last = sorted((tmp_path / "log").iterdir())
     for path in older:
         path.unlink()

@@ -16,8 +16,9 @@ from kvsm.copy_engines.file import FileCopyEngine
 from kvsm.copy_engines.host import HostCopyEngine
 from kvsm.copy_engines.host_pool import HostPool
 from kvsm.copy_engines.interface import CopyEngine, CopyResult
-from kvsm.copy_engines.kept_file import KeptPoolFacts, read_kept_pool
+from kvsm.copy_engines.kept_file import KeptPoolFacts, open_mark, read_kept_pool
 from kvsm.copy_engines.kept_record import KeptPool
+from kvsm.copy_engines.pool_mark import PoolMark
 from kvsm.copy_engines.replicas import ReplicaCopyEngine
 from kvsm.copy_engines.simulated import SimulatedCopyEngine
 from kvsm.copy_engines.verifying import VerifyingCopyEngine
@@ -36,5 +37,7 @@ __all__ = [
     "KeptPool",
     "KeptPoolFacts",
     "read_kept_pool",
+    "PoolMark",
+    "open_mark",
     "BorrowedPool",
 ]

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from kvsm.copy_engines.kept_file import KeptPoolFile
 from kvsm.copy_engines.kept_record import KeptPool
 from kvsm.copy_engines.pool_file import SharedPoolFile
+from kvsm.copy_engines.pool_mark import OPEN_MARKS
 from kvsm.copy_engines.pool_sizes import MOST_RANKS, PoolSizes, check_memory
 from kvsm.errors import ConfigError, described
 
@@ -65,7 +66,8 @@ class HostPool:
         nothing is left of ranks that are killed.
     keep: that the file stays when its processes have ended, and what its bytes mean; None: it goes with
         them. `is_warm` tells whether the rows hold what an earlier run has left, `cold_reason` why not, a
-        line for each reason, and `pool_id` is a random name of the file. See `kept_file.py`.
+        line for each reason, and `pool_id` is a random name of the file. See `kept_file.py`. While the pool
+        is open, `kvsm.restart.start` finds its mark by that name.
     page_locking: how to page-lock the memory; None: not at all. `page_locked` tells whether it succeeded.
     lock_timeout_s: how long to wait for another rank that makes the file, and for the processes of an
         earlier run of a kept pool to end (s).
@@ -98,6 +100,7 @@ class HostPool:
         if path is not None and keep is not None:
             kept = self._file = KeptPoolFile(Path(path), sizes, rank, lock_timeout_s, keep)
             self.is_warm, self.pool_id, self.cold_reason = kept.is_warm, kept.record.pool_id, kept.cold_reason
+            OPEN_MARKS[self.pool_id] = kept.mark()
         elif path is not None:
             self._file = SharedPoolFile(Path(path), sizes, rank, lock_timeout_s)
         try:
@@ -139,6 +142,7 @@ class HostPool:
         if os.getpid() != self._process:
             return  # a forked child has a copy of this object, but everything in it belongs to the parent
         file, self._file = self._file, None
+        OPEN_MARKS.pop(self.pool_id, None)
         try:
             if self.page_locked and self._page_locking is not None:
                 self.page_locked = False

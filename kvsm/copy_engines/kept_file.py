@@ -48,6 +48,7 @@ from __future__ import annotations
 
 import fcntl
 import logging
+import mmap
 import os
 import time
 from contextlib import suppress
@@ -57,7 +58,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.copy_engines.kept_record import (
-    RECORD_BYTES,
+    KEPT_BYTES,
     KeptPool,
     PoolRecord,
     check_kept,
@@ -73,6 +74,7 @@ from kvsm.copy_engines.pool_file import (
     read_head,
 )
 from kvsm.copy_engines.pool_locks import is_free, lock, wait_for_lock
+from kvsm.copy_engines.pool_mark import MARK_BYTES, PoolMark
 from kvsm.copy_engines.pool_sizes import PoolSizes
 from kvsm.copy_engines.processes import ProcessName, boot_id, wait_for_end
 from kvsm.errors import ConfigError
@@ -124,7 +126,7 @@ def read_kept_pool(path: Path) -> KeptPoolFacts:
     descriptor = open_private_to_read(path, "a host pool")
     try:
         head = read_head(descriptor)
-        if head is None or head.record_bytes != RECORD_BYTES:
+        if head is None or head.record_bytes != KEPT_BYTES:
             raise ConfigError(f"{path}: is not a host pool that is kept; give the path of one")
         record = read_record(descriptor, head.sizes)
         users = _users(descriptor, head.sizes, record)
@@ -135,6 +137,27 @@ def read_kept_pool(path: Path) -> KeptPoolFacts:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     finally:
         os.close(descriptor)
+
+
+def open_mark(path: Path) -> PoolMark:
+    """The mark of a kept pool, for the process that writes its log and does not enter the pool. Raises
+    `ConfigError` as `read_kept_pool` does."""
+    descriptor, is_new = open_private(path, "a host pool")
+    try:
+        head = None if is_new else read_head(descriptor)
+        if is_new:
+            remove_own(path, descriptor)
+        if head is None or head.record_bytes != KEPT_BYTES:
+            raise ConfigError(f"{path}: is not a host pool that is kept; give the path of one")
+        return _map_mark(descriptor, head.sizes)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
+    finally:
+        os.close(descriptor)
+
+
+def _map_mark(descriptor: int, sizes: PoolSizes) -> PoolMark:
+    return PoolMark(mmap.mmap(descriptor, MARK_BYTES, offset=sizes.mapped_bytes), sizes)
 
 
 def remove_kept_pool(path: Path) -> bool:
@@ -166,7 +189,7 @@ class KeptPoolFile(SharedPoolFile):
     """
 
     record: PoolRecord
-    record_bytes = RECORD_BYTES
+    record_bytes = KEPT_BYTES
     _has_told = False
 
     def __init__(self, path: Path, sizes: PoolSizes, rank: int, wait_s: float, keep: KeptPool) -> None:
@@ -191,6 +214,10 @@ class KeptPoolFile(SharedPoolFile):
         """Whether the bytes are those that an earlier life has left."""
         return not self.record.cold_reason
 
+    def mark(self) -> PoolMark:
+        """The mark of the pool."""
+        return _map_mark(self._descriptor, self._sizes)
+
     def close(self) -> None:
         """Leave the file, which stays."""
         with suppress(ConfigError, OSError):
@@ -208,7 +235,7 @@ class KeptPoolFile(SharedPoolFile):
         self._waits_for, self._ending = "", []
         is_empty = lock(self._descriptor, fcntl.F_WRLCK)
         head = read_head(self._descriptor)
-        if head is not None and head.record_bytes == RECORD_BYTES:
+        if head is not None and head.record_bytes == KEPT_BYTES:
             record = read_record(self._descriptor, head.sizes)
             return self._begin(head, record) if is_empty else self._join(head, record)
         if not is_empty:

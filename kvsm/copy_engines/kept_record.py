@@ -1,9 +1,9 @@
 """What a kept pool says about itself: what its bytes mean, and who is in it.
 
-The record lies between the rows and the last page of the file. It is written in one piece under the lock of
-the file. It begins with a seal, a digest of everything else in the record and of the last page. A pool
-without a right seal is not whole: nobody takes it for warm. So a process may be killed between any two
-system calls, and in the middle of a write.
+The record lies between the mark (`pool_mark.py`) and the last page of the file. It is written in one piece
+under the lock of the file. It begins with a seal, a digest of everything else in the record and of the last
+page. A pool without a right seal is not whole: nobody takes it for warm. So a process may be killed between
+any two system calls, and in the middle of a write.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from hashlib import blake2b
 
 import msgspec
 
+from kvsm.copy_engines.pool_mark import MARK_BYTES
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES, PoolSizes
 from kvsm.copy_engines.processes import ProcessName
 from kvsm.errors import ConfigError
@@ -22,6 +23,9 @@ from kvsm.identity import PoolIdentity
 
 RECORD_BYTES = -(-(64 << 10) // PAGE_BYTES) * PAGE_BYTES
 """Room for the record in a file. 1,024 ranks take 32 KiB of it."""
+
+KEPT_BYTES = MARK_BYTES + RECORD_BYTES
+"""What a kept pool has between its rows and its last page."""
 
 MOST_IDENTITY_BYTES = 8 << 10
 """Of the facts of an identity."""
@@ -113,16 +117,17 @@ def write_record(descriptor: int, sizes: PoolSizes, record: PoolRecord) -> None:
     body = msgspec.msgpack.encode(record)
     sealed = (struct.pack(_LENGTH, len(body)) + body).ljust(RECORD_BYTES - _SEAL_BYTES, b"\0")
     assert len(sealed) == RECORD_BYTES - _SEAL_BYTES
-    page = os.pread(descriptor, PAGE_BYTES, sizes.mapped_bytes + RECORD_BYTES)
-    os.pwrite(descriptor, _seal(sealed + page) + sealed, sizes.mapped_bytes)
+    place = sizes.mapped_bytes + MARK_BYTES
+    page = os.pread(descriptor, PAGE_BYTES, place + RECORD_BYTES)
+    os.pwrite(descriptor, _seal(sealed + page) + sealed, place)
 
 
 def read_record(descriptor: int, sizes: PoolSizes) -> PoolRecord | None:
     """The record of a kept pool; None if the pool is not whole. Raises `OSError`."""
-    length = RECORD_BYTES + PAGE_BYTES
-    if os.fstat(descriptor).st_size != sizes.mapped_bytes + length:
+    place, length = sizes.mapped_bytes + MARK_BYTES, RECORD_BYTES + PAGE_BYTES
+    if os.fstat(descriptor).st_size != place + length:
         return None
-    found = os.pread(descriptor, length, sizes.mapped_bytes)
+    found = os.pread(descriptor, length, place)
     if len(found) < length or _seal(found[_SEAL_BYTES:]) != found[:_SEAL_BYTES]:
         return None
     (size,) = struct.unpack_from(_LENGTH, found, _SEAL_BYTES)

@@ -4,7 +4,7 @@ Block b of all ranks is contiguous. The last page says what the file is:
 
     | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | the mark, the sizes, a byte for each rank |
 
-A kept pool has a record before its last page (`kept_file.py`).
+A kept pool has its mark (`pool_mark.py`) and its record (`kept_record.py`) before the last page.
 
 Consecutive ranks may hold the same bytes. They are replicas then, and have one row together:
 
@@ -50,9 +50,9 @@ from kvsm.private_files import names, open_private, open_private_to_read, remove
 _LOGGER = logging.getLogger("kvsm.copy_engines")
 
 _NAME = b"kvsm host pool "
-_MARK = _NAME + b"4"
+_MARK = _NAME + b"5"
 _SIZES = "<QQQQQ"
-"""The sizes of the pool, and how many bytes its record has: 0 if it is not kept."""
+"""The sizes of the pool, and how many bytes its mark and its record have: 0 if it is not kept."""
 _RANK_BYTES = len(_MARK) + struct.calcsize(_SIZES)
 """Where the bytes of the ranks begin in the last page."""
 

@@ -10,6 +10,7 @@
 """
 
 from kvsm.log.continued import EndedLog, find_end
+from kvsm.log.flush_mark import LogBinding
 from kvsm.log.follower import LogFollower, News
 from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
 from kvsm.log.log_directory import LogDirectory
@@ -31,6 +32,7 @@ __all__ = [
     "LogLife",
     "LogReader",
     "LogWriter",
+    "LogBinding",
     "MemoryLog",
     "News",
     "OnFailure",

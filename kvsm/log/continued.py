@@ -49,10 +49,10 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kvsm.errors import LogError, LogWriteFailed
-from kvsm.log.frames import SegmentTail, Torn, first_event, segment_paths
+from kvsm.log.frames import SegmentHead, SegmentTail, Torn, first_event, segment_paths
 from kvsm.log.log_directory import LogDirectory
 from kvsm.log.reader import LogEnd, LogReader, Segment
 from kvsm.log.retention import Retention
@@ -71,6 +71,7 @@ class EndedLog(NamedTuple):
     replaces: the last segment has no event. The next one takes its name.
     torn: the unfinished end behind event `seq`, or None.
     ended: how the last life ended, if the segment that is replaced says so.
+    life_id: the id of the last life; empty if it has none.
     """
 
     claimed: LogDirectory
@@ -80,6 +81,7 @@ class EndedLog(NamedTuple):
     replaces: bool = False
     torn: Torn | None = None
     ended: SegmentTail | None = None
+    life_id: bytes = b""
 
 
 def new_log(directory: str | os.PathLike[str], durable: bool) -> EndedLog:
@@ -110,7 +112,7 @@ def find_end(claimed: LogDirectory) -> EndedLog:
     reader, last = _read_from(claimed.path, paths[-1])
     if last is not None and last.last > last.head.seq:
         _refuse_lost(reader)
-        return EndedLog(claimed, last.last, last.head.life + 1, last.head.run, torn=reader.torn)
+        return _behind(claimed, last.head, last.last, torn=reader.torn)
     if last is not None:
         _refuse_lost(reader)
     if len(paths) == 1 and first_event(paths[0]) == 1:
@@ -119,7 +121,7 @@ def find_end(claimed: LogDirectory) -> EndedLog:
         raise LogError(f"{claimed.path}: this log cannot be continued: {paths[0].name} is torn in its head")
     if len(paths) == 1:
         assert last is not None
-        return EndedLog(claimed, last.head.seq, last.head.life + 1, last.head.run, replaces=True)
+        return _behind(claimed, last.head, last.head.seq, replaces=True)
     reader, before = _read_from(claimed.path, paths[-2])
     assert before is not None  # A head that is torn, with a segment behind it, is damage.
     if last is None and reader.gaps:
@@ -129,10 +131,15 @@ def find_end(claimed: LogDirectory) -> EndedLog:
         raise LogError(f"{claimed.path}: this log cannot be continued: {lost}")
     seq = first_event(paths[-1]) - 1
     if last is None:
-        return EndedLog(claimed, seq, before.head.life + 1, before.head.run, replaces=True)
+        return _behind(claimed, before.head, seq, replaces=True)
     # The segment that is replaced ends the life before, or was itself the first one of a life.
     ended = last.tail if last.head.life == before.head.life else last.head.ended
-    return EndedLog(claimed, seq, last.head.life + 1, last.head.run, replaces=True, ended=ended)
+    return _behind(claimed, last.head, seq, replaces=True, ended=ended)
+
+
+def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> EndedLog:
+    """The end of a log behind event `seq`. head: of a segment of its last life."""
+    return EndedLog(claimed, seq, head.life + 1, head.run, life_id=head.life_id, **more)
 
 
 def _read_from(directory: Path, path: Path) -> tuple[LogReader, Segment | None]:

@@ -138,7 +138,9 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     life: number of the process that writes the log, from 1 on. Who goes on with it has a larger one.
     ended: how the life before ended, if it said so in a segment without events, which this one has replaced.
     snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`. It
-        is the last field, because it is written in pieces.
+        is written in pieces.
+    life_id: random id of the life (16 bytes), which tells it from another life of its number; empty if the
+        log speaks of no pools that are kept.
     """
 
     schema: int
@@ -151,6 +153,7 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     life: int = 1
     ended: SegmentTail | None = None
     snapshot: bytes = b""
+    life_id: bytes = b""
 
 
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
@@ -273,13 +276,14 @@ class FrameEncoder:
         """
         size = sum(map(len, snapshot))
         _check_length(size, head.seq + 1)
-        fields = _ENCODER.encode(head).removesuffix(_NO_BYTES) + _BYTES.pack(0xC6, size)
-        return self._frame([fields, *snapshot], HEAD, 0, head.seq + 1, 0)
+        life_id = _ENCODER.encode(head.life_id)
+        fields = _ENCODER.encode(head).removesuffix(_NO_BYTES + life_id) + _BYTES.pack(0xC6, size)
+        return self._frame([fields, *snapshot, life_id], HEAD, 0, head.seq + 1, 0)
 
     def most_head_bytes(self, head: SegmentHead) -> int:
         """The most bytes that `head` returns, beside the snapshot's own. The head may not shrink: how well it
         is compressed depends on the snapshot behind it."""
-        return HEADER.size + len(_ENCODER.encode(head).removesuffix(_NO_BYTES)) + _BYTES.size + len(END)
+        return HEADER.size + len(_ENCODER.encode(head)) - len(_NO_BYTES) + _BYTES.size + len(END)
 
     def tail(self, tail: SegmentTail, following: int, synced: int) -> bytes:
         """The last frame of a life. following: the number of the next event."""
@@ -466,6 +470,8 @@ def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
         raise LogDamaged(path, offset, frame.first, f"the head names {head.life} as its life")
     if len(head.run) != RUN_BYTES or run_mark(head.run, head.life) != frame.run_mark:
         raise LogDamaged(path, offset, frame.first, "the head names another run or life than its frame")
+    if len(head.life_id) not in (0, RUN_BYTES):
+        raise LogDamaged(path, offset, frame.first, f"the id of its life has {len(head.life_id)} bytes")
     if not 1 <= head.oldest <= frame.first:
         raise LogDamaged(path, offset, frame.first, f"the head names {head.oldest} as the oldest event")
     return head

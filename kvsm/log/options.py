@@ -10,6 +10,9 @@ from kvsm.log.frames import RUN_BYTES
 Durability = Literal["none", "interval", "every"]
 OnFailure = Literal["stop", "continue"]
 
+ERROR_TEXT = 2000
+"""Most characters of the text of the error with which a log is closed."""
+
 
 def check_options(
     durability: str,

@@ -17,7 +17,7 @@ from kvsm.states import machines_digest
 class SegmentMaker:
     """Makes segments, each with its head. Raises `ConfigError` if `max_bytes` has no room for any.
 
-    config, clock, run, life: recorded in each head.
+    config, clock, run, life, life_id: recorded in each head.
     compress: with zstd.
     retention: decides how large a segment may become.
     syncs: whether a segment is durable before it is used.
@@ -29,11 +29,13 @@ class SegmentMaker:
         clock: Callable[[], int],
         run: bytes,
         life: int,
+        life_id: bytes,
         compress: bool,
         retention: Retention,
         syncs: bool,
     ) -> None:
-        self._clock, self._run, self._life, self._machines = clock, run, life, machines_digest()
+        self._clock, self._run, self._life, self._life_id = clock, run, life, life_id
+        self._machines = machines_digest()
         # Not the writer's, because another thread may use it.
         self._encoder = FrameEncoder(run, compress, life)
         self._retention, self.syncs = retention, syncs
@@ -77,6 +79,7 @@ class SegmentMaker:
             run=self._run,
             oldest=first,
             life=self._life,
+            life_id=self._life_id,
             ended=ended,
         )
 

@@ -41,19 +41,17 @@ from kvsm.errors import LogError, LogWriteFailed, described
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.log import forks
 from kvsm.log.continued import EndedLog, begin_life, new_log
+from kvsm.log.flush_mark import UNBOUND, LogBinding, set_marks
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
 from kvsm.log.log_thread import LogThread
 from kvsm.log.next_frame import FRAME_EVENTS, FrameMaker
 from kvsm.log.opening import Opening
-from kvsm.log.options import Durability, OnFailure, check_options
+from kvsm.log.options import ERROR_TEXT, Durability, OnFailure, check_options
 from kvsm.log.retention import Retention
 from kvsm.log.segment_file import Loss, SegmentFile, WritePlace
 from kvsm.log.segment_maker import SegmentMaker
 from kvsm.log.state_copy import StateCopy, WholeState
 from kvsm.log.syncing import Syncing
-
-ERROR_TEXT = 2000
-"""Most characters of the text of the error with which a log is closed."""
 
 LOOK_INTERVAL_NS = 1_000_000_000
 """How often a flush looks whether somebody has deleted the file."""
@@ -84,12 +82,12 @@ class LogWriter:
     run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it. A log
         that is continued keeps its own.
     first: number of the first event. A log that does not begin with event 1 begins with a snapshot.
+    binding: to the pools that this log speaks of, if they outlive this process.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
-    The attributes `events` and `bytes_written` count what this writer wrote, deleted segments included;
-    `dropped` counts lost events; `broken_from` is the first lost event, or None. `failure` says what fails
-    now, and where; it is None while the log is written as it should be.
+    `events` and `bytes_written` count what was written, deleted segments included. `dropped` counts lost
+    events, `broken_from` is the first one or None, and `failure` says what fails now, and where, or is None.
     """
 
     def __init__(
@@ -108,6 +106,7 @@ class LogWriter:
         clock: Callable[[], int] = time.time_ns,
         run: bytes | None = None,
         first: int = 1,
+        binding: LogBinding = UNBOUND,
     ) -> None:
         check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run, first)
         life = 1
@@ -117,7 +116,7 @@ class LogWriter:
         self.directory = directory.claimed.path if isinstance(directory, EndedLog) else Path(directory)
         self.broken_from: int | None = None
         self.failure: str | None = None
-        self._snapshot = snapshot
+        self._snapshot, self._marks = snapshot, binding.marks
         self._syncing = Syncing(durability, sync_interval_ms, sync_thread)
         self._syncs, self._continues = self._syncing.syncs, on_failure == "continue"
         self._opening_thread = LogThread("kvsm-log-segment")
@@ -126,13 +125,13 @@ class LogWriter:
         self._encoder = FrameEncoder(run, compress, life)
         self._frames = FrameMaker(self._encoder)
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
-        self._maker = SegmentMaker(config, clock, run, life, compress, self._retention, self._syncs)
+        head = config, clock, run, life, binding.life_id
+        self._maker = SegmentMaker(*head, compress, self._retention, self._syncs)
         # The first flush deletes the segments that a new life drops.
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._nothing_until_ns = 0  # (monotonic) A flush without new events has nothing to do.
         self._refusal: LogError | None = None
-        self._closed = self._ended = False
-        self._forks = forks.times
+        self._closed, self._ended, self._forks = False, False, forks.times
         self._calls: list[object] = []
         self._opening: Opening | None = None
         self._place: WritePlace
@@ -255,6 +254,7 @@ class LogWriter:
             self._drop_events()
             if self._place.dropped >= self._resume_at:
                 self._open(self._resume)
+        set_marks(self._marks, self._place)
         # An engine flushes in every step, and most steps decide nothing.
         busy = closing or self._opening is not None
         self._nothing_until_ns = 0 if busy else min(now + self._syncing.interval_ns, self._look_at_ns)

@@ -18,7 +18,8 @@ from kvsm.frozen import freeze
 from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, NativeLedger, readable_keys
-from kvsm.log import Durability, EndedLog, LogWriter, MemoryLog, OnFailure, StateCopy
+from kvsm.log import Durability, EndedLog, LogBinding, LogWriter, MemoryLog, OnFailure, StateCopy
+from kvsm.log.flush_mark import UNBOUND
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, keys_of, request_name, weights_version
 from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
@@ -62,6 +63,7 @@ class Offloader(EventEmitter):
         compress: bool = False,
         on_failure: OnFailure = "stop",
         run: bytes | None = None,
+        binding: LogBinding = UNBOUND,
         **more: Any,
     ) -> _Core:
         """An offload core that writes a log of its own. `close` ends both.
@@ -92,6 +94,7 @@ class Offloader(EventEmitter):
             on_failure=on_failure,
             clock=clock_ns,
             run=run,
+            binding=binding,
         )
         for event in opened:
             core.log.append(event)

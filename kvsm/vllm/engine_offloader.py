@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
+from kvsm.copy_engines import PoolMark
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
@@ -45,12 +46,14 @@ class WarmPools(NamedTuple):
     """The pools of an engine that restarts warm, as they are found when its scheduler starts.
 
     directory: where they are.
+    marks: of the pools that could be opened. This process writes the log, and so it sets them.
     why_cold: what speaks against a warm start, a line each.
     """
 
     directory: str
     pools: KeptPools
     weights: str
+    marks: Sequence[PoolMark] = ()
     why_cold: Sequence[str] = ()
 
 
@@ -109,6 +112,7 @@ def _start_on_pools(
         config,
         warm.pools,
         weights=warm.weights,
+        marks=warm.marks,
         why_cold=warm.why_cold,
         publisher=publisher,
         flush_within_ms=_flush_within_ms(options),

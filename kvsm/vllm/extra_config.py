@@ -96,8 +96,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         forgets it.
     pool_dir: a directory for the host pool of such an engine, and for its log if `event_log` names no other.
         It should be on tmpfs, below /dev/shm. Each engine needs one of its own.
-    pool_checksums: whether such a pool has a checksum of each block, which its first load after a restart
-        compares.
     weights_version: the name of the model's weights. `null`: it follows from the files of the model.
     disk_dir: a directory for a disk tier below host memory: what is stored goes there too, and is found there
         when host memory has lost it, also by a later process. Each engine needs one of its own.
@@ -121,7 +119,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     canonical_layout: bool = False
     restart: Literal["cold", "warm"] = "cold"
     pool_dir: str | None = None
-    pool_checksums: bool = True
     weights_version: str | None = None
     weights_are_versioned: bool = False
     disk_dir: str | None = None

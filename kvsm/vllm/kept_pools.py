@@ -2,7 +2,8 @@
 
 Each rank keeps its pool in a file of `pool_dir`, and the checksums of its blocks in another one beside it.
 Ranks that share a pool share both files. vLLM makes the workers before the scheduler. So the pools are open
-when the scheduler's side starts, and it reads which ones they are from their files.
+when the scheduler's side starts, and it reads which ones they are from their files. It also maps the mark of
+each file (`kvsm/copy_engines/pool_mark.py`), because it writes the log.
 
     pool_dir/engine0-rank0            blocks of rank 0
     pool_dir/engine0-rank0-checksums  their checksums
@@ -14,7 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvsm.copy_engines import KeptPool, read_kept_pool
+from kvsm.copy_engines import KeptPool, open_mark, read_kept_pool
 from kvsm.errors import ConfigError
 from kvsm.identity import KeptPools
 from kvsm.private_files import private_directory
@@ -39,7 +40,7 @@ def kept_place(
     parallel = vllm_config.parallel_config
     path = _path(options, vllm_config, kv_cache_config, parallel.rank)
     identity = rank_identity(options, vllm_config, kv_cache_config, layout)
-    return KeptPlace(path, KeptPool(identity), options.pool_checksums)
+    return KeptPlace(path, KeptPool(identity))
 
 
 def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> WarmPools | None:
@@ -50,12 +51,12 @@ def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any
         _path(options, vllm_config, kv_cache_config, rank): rank
         for rank in range(vllm_config.parallel_config.world_size)
     }
-    if options.pool_checksums:
-        paths |= {path.with_name(path.name + CHECKSUMS): rank for path, rank in paths.items()}
-    ids, why_cold = [], []
+    paths |= {path.with_name(path.name + CHECKSUMS): rank for path, rank in paths.items()}
+    ids, marks, why_cold = [], [], []
     for path, rank in paths.items():
         try:
             facts = read_kept_pool(path)
+            marks.append(open_mark(path))
         except ConfigError as error:
             why_cold.append(f"rank {rank}: {error}")
             continue
@@ -63,7 +64,7 @@ def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any
         why_cold += [f"rank {rank}: {reason}" for reason in facts.cold_reason]
     pools = KeptPools(engine_identity(vllm_config, kv_cache_config, options), tuple(ids))
     weights = weights_version(vllm_config, options.weights_version)
-    return WarmPools(options.pool_dir, pools, weights, tuple(why_cold))
+    return WarmPools(options.pool_dir, pools, weights, marks, tuple(why_cold))
 
 
 def _path(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, rank: int) -> Path:

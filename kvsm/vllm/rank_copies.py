@@ -43,11 +43,10 @@ CHECKSUMS = "-checksums"
 
 
 class KeptPlace(NamedTuple):
-    """Where a rank keeps its pool, and what its bytes mean. checksums: whether it keeps them too."""
+    """Where a rank keeps its pool and its checksums, and what its bytes mean."""
 
     path: Path
     keep: KeptPool
-    checksums: bool
 
 
 def pauses() -> Iterator[float]:
@@ -167,7 +166,7 @@ def make_copies(
         )
     checksums = None
     try:
-        if (verify and sharing is not None) or (kept is not None and kept.checksums):
+        if kept is not None or (verify and sharing is not None):
             checksums = _checksum_pool(host_blocks, sharing, kept)
         engine = _make_engine(tensors, pool, checksums, verify, kept is not None, sharing, canonical)
     except BaseException:
@@ -233,7 +232,7 @@ def _make_engine(
             readable,
             table=table,
             parts=parts,
-            kept=kept and checksums is not None,
+            kept=kept,
             every_load=verify,
         )
     if sharing is not None and sharing.replicas > 1:

@@ -310,10 +310,6 @@ class WorkerSide:
         log.info("kvsm: rank %d keeps its host pool in %s; it is %s", self._rank, kept.path, state)
         for reason in [] if copies.pool.is_warm else copies.pool.cold_reason:
             log.info("kvsm: the pool of rank %d is cold: %s", self._rank, reason)
-        if not kept.checksums:
-            log.warning(
-                "kvsm: pool_checksums is false: after a restart nobody sees whether memory has changed bytes"
-            )
 
     def _canonical_rows(self) -> CanonicalRows | None:
         if not self._options.canonical_layout:

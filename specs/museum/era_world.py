@@ -62,6 +62,7 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
 from kvsm.restart import start
 from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disagreements, disk_config, host_config
+from kvsm.worlds.memory_marks import memory_marks
 from kvsm.worlds.tier_requests import TierRequests
 from kvsm.worlds.world import Action
 from museum.started_world import leave_log
@@ -167,7 +168,7 @@ class EraWorld:
         ]
         weakref.finalize(self, _end, self.ranks, place)
         self.lives = False
-        self._pool = 1
+        self._pool, self._marks = 1, memory_marks(options.ranks)
         self.weights, self.epoch, self._last_epoch = WEIGHTS[0], 0, 0
         self.on_host = self.on_disk = Kept(WEIGHTS[0], frozenset({0}))
         """What each tier keeps, as this world knows it."""
@@ -382,6 +383,7 @@ class EraWorld:
         weights = WEIGHTS[(WEIGHTS.index(self.weights) + other) % len(WEIGHTS)]
         if remade:
             self._pool += 1
+            self._marks = memory_marks(self.options.ranks)
             for rank in self.ranks:
                 rank.host[:] = 0
         self.weights = weights
@@ -436,11 +438,16 @@ class EraWorld:
             ),
             PLACES,
         )
-        pools = KeptPools(
-            _IDENTITY, tuple(b"pool %03d of %03d " % (self._pool, rank.number) for rank in self.ranks)
+        ids = (
+            b"%s %03d of %03d " % (name, self._pool, rank.number)
+            for rank in self.ranks
+            for name in (b"pool", b"sums")
         )
+        pools = KeptPools(_IDENTITY, tuple(ids))
         log = {"durability": "none"}
-        self.host = start(self._log, config, pools, weights=self.weights, log=log).offloader
+        self.host = start(
+            self._log, config, pools, weights=self.weights, marks=self._marks, log=log
+        ).offloader
         self.disk = Offloader(disk_config(config, options.disk_slots), weights=self.weights)
         adopt_found(self.disk, found)
         self._era = OpenEra(self._files.era, self.weights, found.life)

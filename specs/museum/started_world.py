@@ -26,11 +26,12 @@ from kvsm.log import LogReader
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.restart import start
+from kvsm.worlds.memory_marks import memory_marks
 from kvsm.worlds.world import Action
 
 KEYS, SLOTS = 4, 2
 _CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS)
-_IDENTITY = PoolIdentity.of({"model": "small"})
+_IDENTITY, _POOLS = PoolIdentity.of({"model": "small"}), (b"pool", b"sums")
 _LIKELY = ("store", "store", "report", "report", "step", "kill", "close")
 
 
@@ -49,7 +50,7 @@ class StartedWorld:
         place = TemporaryDirectory(prefix="kvsm-museum-")
         weakref.finalize(self, place.cleanup)
         self._log = Path(place.name) / "log"
-        self._weights, self._pool = "v1", 1
+        self._weights, self._pool, self._marks = "v1", 1, memory_marks()
         self._found: set[bytes] = set()
         """The keys that the next process must find."""
         self._may_find: set[bytes] = set()
@@ -127,6 +128,7 @@ class StartedWorld:
         whole = path.stat().st_size
         if how == 1:
             core.arrive("somebody")
+            writer._marks = ()  # They are set after a write.
             writer.flush()
         leave_log(core)
         torn = max(self._log.glob("*.kvsm"))
@@ -146,10 +148,20 @@ class StartedWorld:
         """weights: other ones. remade: somebody made the pool again. cold: a rank says that its pool is."""
         self._weights = f"v{int(self._weights[1:]) + weights}"
         self._pool += remade
-        pools = KeptPools(_IDENTITY, (b"pool %02d" % self._pool + bytes(9),))
+        if remade:
+            self._marks = memory_marks()
+        pools = KeptPools(_IDENTITY, tuple(b"%s %02d" % (one, self._pool) + bytes(9) for one in _POOLS))
         why = ("a rank has found its pool cold",) if cold else ()
         options = {"durability": "none", "segment_bytes": 4000}
-        begun = start(self._log, _CONFIG, pools, weights=self._weights, why_cold=why, log=options)
+        begun = start(
+            self._log,
+            _CONFIG,
+            pools,
+            weights=self._weights,
+            marks=self._marks,
+            why_cold=why,
+            log=options,
+        )
         self.core = begun.offloader
         found = set(readable_keys(self.core.ledger))
         if weights or remade or cold:

@@ -123,9 +123,9 @@ LOGS = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.log.continued:find_end",
-                "return EndedLog(claimed, last.last, last.head.life + 1, last.head.run, torn=reader.torn)",
-                "return EndedLog(claimed, last.last, last.head.life, last.head.run, torn=reader.torn)",
+                "kvsm.log.continued:_behind",
+                "return EndedLog(claimed, seq, head.life + 1, head.run, life_id=head.life_id, **more)",
+                "return EndedLog(claimed, seq, head.life, head.run, life_id=head.life_id, **more)",
             ),
         ),
     ),

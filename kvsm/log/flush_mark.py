@@ -1,0 +1,41 @@
+"""Marks beside a log that say how much of it is written, for those whose bytes must not be newer than it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from kvsm.log.segment_file import WritePlace
+
+
+class FlushMark(Protocol):
+    """Hears what of a log is written, before jobs leave that the log must know."""
+
+    def advance(self, seq: int) -> None:
+        """Everything up to event `seq` is written."""
+
+    def void(self) -> None:
+        """Events were lost, and the caller continues without them."""
+
+
+class LogBinding(NamedTuple):
+    """What binds a life of a log to pools that outlive it.
+
+    life_id: random id of the life, `RUN_BYTES` bytes; empty: it is bound to none.
+    marks: of the pools. Each is set before `LogWriter.flush` returns.
+    """
+
+    life_id: bytes = b""
+    marks: Sequence[FlushMark] = ()
+
+
+UNBOUND = LogBinding()
+
+
+def set_marks(marks: Sequence[FlushMark], place: WritePlace) -> None:
+    """Set the marks once a flush has written up to this place."""
+    for mark in marks:
+        if place.segment.loss is None:
+            mark.advance(place.first - 1)
+        else:
+            mark.void()
