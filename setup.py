@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from runpy import run_path
 from typing import Any
 
 _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)([^)#]+)(#[^)]*)?\)")
@@ -35,11 +36,13 @@ def native_body() -> dict[str, Any]:
     folder = Path("kvsm") / "native"
     # The buffer protocol is in the stable ABI since 3.11.
     stable = sys.version_info >= (3, 11)
+    limits = [("Py_LIMITED_API", "0x030B0000")] if stable else []
+    digest = run_path(str(folder / "sources.py"))["digest_of_sources"](folder)
     body = Extension(
         "kvsm.native._body",
         sources=[str(source) for source in sorted(folder.glob("*.c"))],
         depends=[str(header) for header in sorted(folder.glob("*.h"))],
-        define_macros=[("Py_LIMITED_API", "0x030B0000")] if stable else [],
+        define_macros=[("SOURCES_DIGEST", f'"{digest}"'), *limits],
         py_limited_api=stable,
         extra_compile_args=["-std=c11", "-O2"],
         optional=True,

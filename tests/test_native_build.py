@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from kvsm import native
+from kvsm.native.sources import digest_of_sources
 
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "kvsm" / "native").glob("*.c"))
@@ -65,7 +66,8 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     ]
     checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     include = f"-I{sysconfig.get_paths()['include']}"
-    run(str(COMPILER), *flags, *checks, include, *map(str, SOURCES), "-o", str(built))
+    digest = f'-DSOURCES_DIGEST="{digest_of_sources(ROOT / "kvsm" / "native")}"'
+    run(str(COMPILER), *flags, *checks, include, digest, *map(str, SOURCES), "-o", str(built))
     selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness or calls"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", selected]
     tests = [

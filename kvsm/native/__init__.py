@@ -6,8 +6,8 @@ The calls that an engine makes of `kvsm.offloader` for each request have two bod
 
 The environment variable `KVSM_NATIVE` chooses:
 
-- `auto`, or nothing: the native body if it was built for the tables of this kvsm, else Python;
-- `0`: Python;
+- `auto`, or nothing: the native body if it was built from the sources of this kvsm, else Python;
+- `0`: Python. The native body is not even loaded;
 - `1`: the native body. The import fails if it cannot run.
 
 The C code runs under the GIL, and keeps what it needs of Python in one place: so it is made for one
@@ -19,19 +19,50 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS
 from kvsm.ids import SMALL, use_native
+from kvsm.native.sources import digest_of_sources
 from kvsm.states import MACHINES, machines_digest
 
 VARIABLE = "KVSM_NATIVE"
 
-try:
-    from kvsm.native._body import KINDS as _BUILT_FOR_KINDS
-    from kvsm.native._body import MACHINES as _BUILT_FOR
-    from kvsm.native._body import SMALL as _BUILT_FOR_SMALL
+
+def _problem() -> str:
+    """Why the native body cannot run; empty if it can. Loads it, and connects nothing."""
+    try:
+        from kvsm.native import _body
+    except Exception as error:  # The body of another kvsm may fail in any way.
+        return f"it was not built, or cannot be loaded: {error}"
+    if getattr(_body, "SOURCES", None) != digest_of_sources(Path(__file__).parent):
+        return "it was built from other C sources; install kvsm again"
+    if machines_digest() != _body.MACHINES or SMALL != _body.SMALL:
+        return "it was built for other machine tables; install kvsm again"
+    if [kind.__name__ for kind in KINDS] != _body.KINDS.split():
+        return "it was built for other kinds of events; install kvsm again"
+    return ""
+
+
+def _why_not(chosen: str) -> str:
+    """Why the native body does not run; empty if it does. Raises `ConfigError` if it was asked for."""
+    if chosen not in ("0", "1", "auto"):
+        raise ConfigError(f"{VARIABLE} is {chosen!r}; it must be 0, 1 or auto")
+    if chosen == "0":
+        return f"{VARIABLE} is 0"
+    problem = _problem()
+    if problem and chosen == "1":
+        raise ConfigError(f"{VARIABLE} is 1, but the native body cannot run: {problem}")
+    return problem
+
+
+WHY_NOT = _why_not(os.environ.get(VARIABLE, "auto"))
+"""Why Python folds; empty if the native body does."""
+
+# A body that does not run is not connected: it may ask for what this kvsm no longer has.
+if TYPE_CHECKING or not WHY_NOT:
     from kvsm.native._body import (
         CoreBody,
         FoldBody,
@@ -48,35 +79,21 @@ try:
         unpack_ids,
     )
 
-    _missing = ""
-except ImportError as error:
-    _missing = str(error)
-
-
-def _why_not(chosen: str) -> str:
-    """Why the native body does not run; empty if it does. Raises `ConfigError` if it was asked for."""
-    if chosen not in ("0", "1", "auto"):
-        raise ConfigError(f"{VARIABLE} is {chosen!r}; it must be 0, 1 or auto")
-    if chosen == "0":
-        return f"{VARIABLE} is 0"
-    if _missing:
-        problem = f"it was not built, or cannot be loaded: {_missing}"
-    elif machines_digest() != _BUILT_FOR or SMALL != _BUILT_FOR_SMALL:
-        problem = "it was built for other machine tables; install kvsm again"
-    elif [kind.__name__ for kind in KINDS] != _BUILT_FOR_KINDS.split():
-        problem = "it was built for other kinds of events; install kvsm again"
-    else:
-        return ""
-    if chosen == "1":
-        raise ConfigError(f"{VARIABLE} is 1, but the native body cannot run: {problem}")
-    return problem
-
-
-WHY_NOT = _why_not(os.environ.get(VARIABLE, "auto"))
-"""Why Python folds; empty if the native body does."""
-
-if not WHY_NOT:
     use_native(pack_ids, unpack_ids)
+else:
+    from kvsm.native.absent import (
+        CoreBody,
+        FoldBody,
+        IndexBody,
+        PackerBody,
+        QueueBody,
+        WitnessBody,
+        connect,
+        connect_core,
+        connect_witness,
+        forget,
+        taken,
+    )
 
 _built_for = [machine.dense for machine in MACHINES.values()]
 _without = 0
@@ -103,43 +120,6 @@ def without() -> Iterator[None]:
 def described() -> str:
     """For people: which body runs, and why."""
     return f"Python ({WHY_NOT})" if WHY_NOT else "native"
-
-
-if _missing:
-
-    class FoldBody:  # type: ignore[no-redef]
-        """Stands for the native part of a ledger where it was not built. Nobody makes one."""
-
-    class QueueBody:  # type: ignore[no-redef]
-        """The same for a queue."""
-
-    class IndexBody:  # type: ignore[no-redef]
-        """The same for an index."""
-
-    class WitnessBody:  # type: ignore[no-redef]
-        """The same for a witness."""
-
-    class PackerBody:  # type: ignore[no-redef]
-        """The same for what saves worlds."""
-
-    class CoreBody:  # type: ignore[no-redef]
-        """The same for a core."""
-
-    def connect() -> None:
-        """There is nothing to connect."""
-
-    def connect_witness(*of_python: Any) -> None:
-        """The same."""
-
-    def connect_core(*of_python: Any) -> None:
-        """The same."""
-
-    def taken() -> bytes:
-        """No arc was taken."""
-        return b""
-
-    def forget() -> None:
-        """There is nothing to forget."""
 
 
 def arcs_taken() -> dict[str, list[int]]:

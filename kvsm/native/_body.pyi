@@ -7,6 +7,7 @@ from kvsm.ids import IdArray
 
 Other = TypeVar("Other")
 
+SOURCES: str
 MACHINES: str
 KINDS: str
 SMALL: int

@@ -2,6 +2,10 @@
 
 #include "body.h"
 
+#ifndef SOURCES_DIGEST
+#error "define SOURCES_DIGEST as setup.py does: kvsm loads no body that does not name its sources"
+#endif
+
 extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, witness_spec, core_spec;
 extern PyObject *connect_witness(PyObject *module, PyObject *arguments); /* witness.c */
 extern PyObject *connect_core(PyObject *module, PyObject *arguments);    /* calls.c */
@@ -61,6 +65,15 @@ static bool take_kinds(void)
         PyErr_SetString(PyExc_ImportError, "the native body was built for other kinds of events");
     Py_XDECREF(kinds);
     return taken;
+}
+
+/* What a body needs before it is connected. */
+static bool take_constants(void)
+{
+    return (python.array_of = take("kvsm.ids", "array_of")) != NULL &&
+           (python.encode = take("msgspec.msgpack", "encode")) != NULL &&
+           (python.no_ids = PyTuple_New(0)) != NULL && (python.empty_text = PyUnicode_FromString("")) != NULL &&
+           (python.zero = PyLong_FromLong(0)) != NULL && (python.minus_one = PyLong_FromLong(-1)) != NULL;
 }
 
 static bool take_names(void)
@@ -128,18 +141,11 @@ PyMODINIT_FUNC PyInit__body(void)
     python.slot_queue = (PyTypeObject *)queue;
     python.key_index = (PyTypeObject *)index;
     python.frozen_part = (PyTypeObject *)part;
-    python.array_of = take("kvsm.ids", "array_of");
-    python.encode = take("msgspec.msgpack", "encode");
-    python.no_ids = PyTuple_New(0);
-    python.empty_text = PyUnicode_FromString("");
-    python.zero = PyLong_FromLong(0);
-    python.minus_one = PyLong_FromLong(-1);
     Py_XINCREF(queue);
     Py_XINCREF(index);
     if (fold == NULL || queue == NULL || index == NULL || part == NULL || packer == NULL ||
-        witness == NULL || core == NULL || python.array_of == NULL ||
-        python.encode == NULL || python.no_ids == NULL || python.empty_text == NULL || python.zero == NULL ||
-        python.minus_one == NULL || !take_names() ||
+        witness == NULL || core == NULL || !take_constants() || !take_names() ||
+        PyModule_AddStringConstant(module, "SOURCES", SOURCES_DIGEST) < 0 ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
         PyModule_AddStringConstant(module, "KINDS", KIND_NAMES) < 0 ||
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
