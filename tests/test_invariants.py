@@ -97,6 +97,7 @@ def index_forgets(ledger: Ledger) -> None:
 
 
 def index_mistakes(ledger: Ledger) -> None:
+    del ledger.index[key(0)]
     ledger.index[key(2)] = 0
 
 

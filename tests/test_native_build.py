@@ -8,6 +8,7 @@ import subprocess
 import sys
 import sysconfig
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,12 +26,12 @@ pytestmark = [
 ]
 
 
-def run(*command: str, **environment: str) -> str:
-    """What the command prints. Fails with all of it if the command does."""
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+    """What the command prints. Fails with the end of it if the command does."""
     done = subprocess.run(
-        command, cwd=ROOT, env={**os.environ, **environment}, text=True, stdout=-1, stderr=subprocess.STDOUT
+        command, cwd=cwd, env={**os.environ, **environment}, text=True, stdout=-1, stderr=subprocess.STDOUT
     )
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, done.stdout[-6000:]
     return done.stdout
 
 
@@ -45,10 +46,10 @@ def copy_of_the_house(place: Path) -> Path:
     return place
 
 
-def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
-    """The parity tests under AddressSanitizer and UndefinedBehaviorSanitizer: random walks, long batches,
-    wrong events with random bytes, states that are copied meanwhile, right and wrong calls."""
-    house = copy_of_the_house(tmp_path / "house")
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run Python in a copy of this checkout whose body has the address and undefined-behaviour sanitizers."""
+    house = copy_of_the_house(tmp_path_factory.mktemp("sanitized") / "house")
     sanitizer = run(str(COMPILER), "-print-file-name=libasan.so").strip()
     if "/" not in sanitizer:
         pytest.skip("this gcc has no AddressSanitizer")
@@ -68,28 +69,32 @@ def test_no_access_is_wrong_and_no_behaviour_undefined(tmp_path: Path) -> None:
     include = f"-I{sysconfig.get_paths()['include']}"
     digest = f'-DSOURCES_DIGEST="{digest_of_sources(ROOT / "kvsm" / "native")}"'
     run(str(COMPILER), *flags, *checks, include, digest, *map(str, SOURCES), "-o", str(built))
-    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness or calls"
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", selected]
-    tests = [
-        f"tests/test_{one}.py"
-        for one in ("native", "native_calls", "native_witness", "slot_queue", "frozen_state")
-    ]
-    done = subprocess.run(
-        [*command, *tests],
-        cwd=house,
-        env={
-            **os.environ,
-            "KVSM_NATIVE": "1",
-            "LD_PRELOAD": sanitizer,
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "PYTHONMALLOC": "malloc",
-            "PYTHONPATH": str(house),
-        },
-        text=True,
-        stdout=-1,
-        stderr=subprocess.STDOUT,
+    environment = {
+        "KVSM_NATIVE": "1",
+        "LD_PRELOAD": sanitizer,
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": ":".join([str(house), *(str(house / name) for name in ("tests", "specs"))]),
+    }
+    return lambda *arguments: run(sys.executable, *arguments, cwd=house, **environment)
+
+
+def test_no_access_is_wrong_and_no_behaviour_undefined(sanitized: Callable[..., str]) -> None:
+    """The parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
+    states that are copied meanwhile, right and wrong calls."""
+    selected = (
+        "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness or calls or hostile"
     )
-    assert done.returncode == 0, done.stdout[-6000:]
+    names = ("native", "native_calls", "native_hostile", "native_witness", "slot_queue", "frozen_state")
+    sanitized(
+        *("-m", "pytest", "-p", "no:cacheprovider", "-k", selected),
+        *(f"tests/test_{name}.py" for name in names),
+    )
+
+
+def test_hostile_uses_touch_no_memory_of_others(sanitized: Callable[..., str]) -> None:
+    """Direct uses of the native types that no code of kvsm makes (`hostile_native.py`)."""
+    assert sanitized("tests/hostile_native.py", "1000", "200").endswith("all were refused\n")
 
 
 _TEN_MILLION = """

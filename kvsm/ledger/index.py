@@ -40,7 +40,10 @@ def readable_keys(ledger: LedgerState) -> list[bytes]:
 
 
 def enter(ledger: LedgerState, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
-    """Let the index name these slots by these keys. Refuses a key that is in it, or twice in `keys`."""
+    """Let the index name these slots by these keys. Refuses a key that is in it, is twice in `keys`, or is no
+    bytes."""
+    if not all(isinstance(key, bytes) for key in keys):
+        raise InvalidEvent(seq, "a planned key is not of bytes")
     if not ledger.index.enter(keys, listed(slots)):
         raise InvalidEvent(seq, "a planned key has a block already, or is twice in the plan")
 

@@ -56,7 +56,8 @@ void batch_clear(Batch *batch);
 PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
-bool is_int64(const Py_buffer *buffer);    /* one with a format */
+bool is_aligned(const Py_buffer *buffer);  /* whether each item may be read where it is */
+bool is_int64(const Py_buffer *buffer);    /* the same; one with a format */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
 PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one is no id */
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
@@ -118,6 +119,7 @@ typedef struct {
     int64_t size;
 } KeyIndex;
 
+/* Keys are bytes, and are compared as bytes: no search runs any code of Python. What is no bytes is not there. */
 int64_t index_find(const KeyIndex *index, PyObject *key); /* -1: it is not there; -2: an error is set */
 Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots);
 int index_remove(KeyIndex *index, PyObject *key);
@@ -132,11 +134,13 @@ typedef struct {
     Words blocks, leases;
     PyObject *generation_owner;
     Py_buffer generation_buffer;
-    int64_t *generation;
+    int64_t *generation; /* of the slots before generation_size */
+    Py_ssize_t generation_size;
     int32_t *mark; /* for doubled ids: when an id was seen last */
     int32_t mark_size, marked;
     int32_t *scratch; /* new words of a batch */
     Py_ssize_t scratch_size;
+    bool folds; /* an event is being folded: its words are in `scratch` */
     PyObject *frozen; /* the parts of the state that are being copied, a tuple; NULL: nobody copies it */
 } Fold;
 
@@ -169,7 +173,7 @@ typedef struct {
     PyObject *kinds[NUM_KINDS];
     Name fields[NUM_KINDS][MOST_FIELDS]; /* of the kinds. NUM_NAMES: none, or one that is not read here */
     PyObject *reference; /* Ledger.apply in Python */
-    PyTypeObject *slot_queue, *key_index, *frozen_part;
+    PyTypeObject *fold, *slot_queue, *key_index, *frozen_part;
 } Python;
 
 extern Python python;
@@ -180,7 +184,7 @@ static inline PyObject *name_of(Name name) { return python.names[name]; }
 typedef struct {
     Fold *fold;
     PyObject *fields;          /* the ledger's attributes */
-    PyObject *seen[NUM_NAMES]; /* those that were read so far; borrowed */
+    PyObject *seen[NUM_NAMES]; /* those that were read so far; owned: a policy or a listener may replace them */
     PyObject *event;
     int kind;         /* -1: none that this body knows */
     PyObject *values; /* what the event was made of, a tuple; borrowed. NULL: its fields are asked */
@@ -189,14 +193,19 @@ typedef struct {
     PyObject *ended; /* the transfer that it ended; owned */
 } Folding;
 
-/* An attribute of the ledger; borrowed. NULL without an error: it has none. */
+/* An attribute of the ledger; borrowed of `folding`. NULL without an error: it has none. */
 static inline PyObject *field(Folding *folding, Name name)
 {
     PyObject **seen = &folding->seen[name];
-    if (*seen == NULL)
+    if (*seen == NULL) {
         *seen = PyDict_GetItemWithError(folding->fields, name_of(name));
+        Py_XINCREF(*seen);
+    }
     return *seen;
 }
+
+void forget_seen(Folding *folding); /* Python may give the ledger other attributes from here on */
+PyObject *attribute_of(PyObject *owner, Name name); /* owned. NULL: an error is set. `owner` may be NULL */
 
 bool set_field(Folding *folding, Name name, PyObject *value);
 bool get_number(PyObject *owner, Name name, int64_t *value);
@@ -263,6 +272,7 @@ Verdict cache_reset(Folding *);
 
 /* ledger.c */
 Verdict only_recorded(Folding *);
+bool is_ledger_class(PyObject *class); /* whether its instances begin with a `Fold`. false: an error is set */
 bool fold_begin(Folding *folding, PyObject *ledger); /* to be ended in any case; false: an error is set */
 PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in Python */
 void fold_end(Folding *folding);

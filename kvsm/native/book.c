@@ -104,7 +104,7 @@ static PyObject *match_of(Following *following, bool *fits)
     int64_t since, voided;
     *fits = match == NULL
                 ? !PyErr_Occurred()
-                : PyTuple_CheckExact(match) && read_number(PyTuple_GetItem(match, 0), &since) &&
+                : PyTuple_CheckExact(match) && PyTuple_Size(match) == 2 && read_number(PyTuple_GetItem(match, 0), &since) &&
                       read_number(book->last_void, &voided) && voided <= since &&
                       read_ids(PyTuple_GetItem(match, 1), &book->now_slots, PyList_Size(book->slots)) &&
                       all_are_pinned(book);
@@ -150,7 +150,7 @@ static bool at_most(PyObject *least, PyObject *most)
     int64_t low, high;
     if (least == most)
         return true;
-    if (!PyTuple_CheckExact(least) || !PyTuple_CheckExact(most) || PyTuple_Size(least) != PyTuple_Size(most))
+    if (least == NULL || most == NULL || !PyTuple_CheckExact(least) || !PyTuple_CheckExact(most) || PyTuple_Size(least) != PyTuple_Size(most))
         return false;
     for (Py_ssize_t group = 0; group < PyTuple_Size(least); group++)
         if (!read_number(PyTuple_GetItem(least, group), &low) ||
@@ -168,7 +168,7 @@ static bool may_offer(const Book *book, PyObject *offer)
     PyErr_Clear();
     return at_most(settled, offered) &&
            (had == NULL ||
-            (at_most(PyTuple_GetItem(had, 0), settled) && at_most(PyTuple_GetItem(had, 1), offered)));
+            (PyTuple_CheckExact(had) && PyTuple_Size(had) == 2 && at_most(PyTuple_GetItem(had, 0), settled) && at_most(PyTuple_GetItem(had, 1), offered)));
 }
 
 /* Whether no request is named twice. */
@@ -376,7 +376,8 @@ static bool may_load(Following *following)
     const Py_ssize_t loaded = book->named.count;
     return fits && match != NULL && loaded > 0 && loaded <= book->now_slots.count &&
            memcmp(book->named.ids, book->now_slots.ids, (size_t)loaded * sizeof(int64_t)) == 0 &&
-           book->now_blocks.count == loaded * book->chunk && lease_for_load(book);
+           book->now_blocks.count % book->chunk == 0 && book->now_blocks.count / book->chunk == loaded &&
+           lease_for_load(book);
 }
 
 static Verdict load_plan(Following *following)

@@ -4,7 +4,7 @@
 
 static bool flag(PyObject *record, Name name)
 {
-    PyObject *value = PyObject_GetAttr(record, name_of(name));
+    PyObject *value = attribute_of(record, name);
     PyErr_Clear();
     Py_XDECREF(value);
     return value == Py_True;
@@ -12,7 +12,7 @@ static bool flag(PyObject *record, Name name)
 
 static bool read_field(PyObject *record, Name name, Ids *read, Py_ssize_t below, bool more)
 {
-    PyObject *ids = PyObject_GetAttr(record, name_of(name));
+    PyObject *ids = attribute_of(record, name);
     if (!more)
         read->count = 0;
     const bool fits = ids != NULL && read_more(ids, read, below);
@@ -60,14 +60,16 @@ Verdict submitted(Following *following)
     verdict = FOLDED;
     for (Py_ssize_t one = 0; verdict == FOLDED && one < count; one++) {
         PyObject *transfer = booked(book, PyTuple_GetItem(ids, one));
-        PyObject *slots = PyObject_GetAttr(transfer, name_of(N_slots));
+        Py_XINCREF(transfer);
+        PyObject *slots = attribute_of(transfer, N_slots);
         const bool store = flag(transfer, N_store);
         const Py_ssize_t its = slots == NULL ? 0 : PyObject_Size(slots);
-        Py_XDECREF(slots);
-        if (PyObject_SetAttr(transfer, name_of(N_submitted), Py_True) < 0 ||
+        if (slots == NULL || PyObject_SetAttr(transfer, name_of(N_submitted), Py_True) < 0 ||
             PyObject_SetAttr(transfer, name_of(N_since), book->tick) < 0)
             verdict = FAILED;
-        for (const Py_ssize_t end = place + its; place < end; place++)
+        Py_XDECREF(transfer);
+        Py_XDECREF(slots);
+        for (const Py_ssize_t end = place + its; place < end && place < book->now_slots.count; place++)
             if (store)
                 put(book->slots, book->now_slots.ids[place], slot_entry(FILLING));
     }
@@ -107,7 +109,7 @@ static Verdict end(Following *following, PyObject *transfer, bool store)
         book->idle += book->now_slots.count;
     }
     if (!store) {
-        following->name = PyObject_GetAttr(transfer, name_of(N_request));
+        following->name = attribute_of(transfer, N_request);
         if (following->name == NULL || !drop(book->loads, following->name))
             return FAILED;
     }

@@ -142,7 +142,8 @@ static Verdict invalidate_all(Folding *folding)
         return FAILED;
     void_all(&folding->fold->blocks, free_queue(folding));
     index_clear(index);
-    PyDict_Clear(field(folding, N_copied_out));
+    if (field(folding, N_copied_out) != NULL)
+        PyDict_Clear(field(folding, N_copied_out));
     return FOLDED;
 }
 

@@ -15,10 +15,10 @@ static bool is_name(PyObject *text)
     return false;
 }
 
-/* The record of a request; borrowed. NULL without an error: there is none. */
+/* The record of a request; owned. NULL without an error: there is none. */
 static PyObject *known(Call *call, PyObject *request)
 {
-    return PyDict_GetItemWithError(field(&call->look, N_requests), request);
+    return owned(PyDict_GetItemWithError(field(&call->look, N_requests), request));
 }
 
 /* ---------------------------------------------------------------------------------- batches of an event */
@@ -90,7 +90,9 @@ static bool may_pin(Call *call, PyObject *request, const Batch *slots, int *stat
     Folding *look = &call->look;
     PyObject *record = known(call, request);
     int64_t load = 0, word = 0;
-    if (record != NULL && !(get_number(record, N_load, &load) && get_number(record, N_word, &word)))
+    const bool fits = record == NULL || (get_number(record, N_load, &load) && get_number(record, N_word, &word));
+    Py_XDECREF(record);
+    if (!fits)
         return false;
     *state = state_of((int32_t)word);
     const bool holds_nothing = *state == REQUEST_NEW || *state == REQUEST_RUNNING || *state == REQUEST_PREEMPTED;
@@ -187,8 +189,10 @@ static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted)
     PyObject *record = known(call, request), *slots = NULL;
     Batch pins;
     int64_t word;
-    if (record == NULL || !get_number(record, N_word, &word) || state_of((int32_t)word) != REQUEST_MATCHED ||
-        !live_pins(&call->look, record, &pins))
+    const bool fits = record != NULL && get_number(record, N_word, &word) &&
+                      state_of((int32_t)word) == REQUEST_MATCHED && live_pins(&call->look, record, &pins);
+    Py_XDECREF(record);
+    if (!fits)
         return NULL;
     if (wanted <= pins.count)
         slots = wanted == pins.count && wanted <= SMALL ? owned(pins.object) : packed(pins.ids, wanted);
@@ -229,20 +233,20 @@ static Verdict prepare_load(Call *call)
     return verdict;
 }
 
-/* The live transfer that a report is about, if the report counts (`_why_reject`); borrowed. NULL: Python looks. */
-static PyObject *reported_on(Call *call, PyObject *transfer, PyObject *worker, PyObject *direction)
+/* Whether a report counts (`_why_reject`). false: Python looks. */
+static bool counts(Call *call, PyObject *transfer, PyObject *worker, PyObject *direction)
 {
     int64_t number, workers, word, reported;
     if (!PyLong_CheckExact(transfer) || !read_number(worker, &number) || number >= 62)
-        return NULL;
-    PyObject *record = PyDict_GetItemWithError(field(&call->look, N_transfers), transfer);
-    if (record == NULL || !configured(call, N_workers, &workers) || number >= workers ||
-        !get_number(record, N_word, &word) || state_of((int32_t)word) == TRANSFER_PLANNED ||
-        !get_number(record, N_reported, &reported) || reported >> number & 1)
-        return NULL;
-    PyObject *way = PyObject_GetAttr(record, name_of(N_direction));
-    Py_XDECREF(way); /* the record has it */
-    return way != NULL && (direction == NULL || way == direction) ? record : NULL;
+        return false;
+    PyObject *record = owned(PyDict_GetItemWithError(field(&call->look, N_transfers), transfer)), *way = NULL;
+    bool fits = record != NULL && configured(call, N_workers, &workers) && number < workers && get_number(record, N_word, &word) &&
+                state_of((int32_t)word) != TRANSFER_PLANNED && get_number(record, N_reported, &reported) &&
+                !(reported >> number & 1) && (way = attribute_of(record, N_direction)) != NULL;
+    fits = fits && (direction == NULL || way == direction);
+    Py_XDECREF(way);
+    Py_XDECREF(record);
+    return fits;
 }
 
 /* The request of a load; "" of a store. Owned. */
@@ -250,7 +254,7 @@ static PyObject *loaded_for(PyObject *record, PyObject *direction)
 {
     if (direction != python.load)
         return owned(python.empty_text);
-    PyObject *owners = PyObject_GetAttr(record, name_of(N_owners));
+    PyObject *owners = attribute_of(record, N_owners);
     PyObject *first = owners == NULL ? NULL : PySequence_GetItem(owners, 0);
     PyObject *request = first == NULL ? NULL : PySequence_GetItem(first, 0);
     Py_XDECREF(owners);
@@ -260,9 +264,9 @@ static PyObject *loaded_for(PyObject *record, PyObject *direction)
 
 static PyObject *ended_by(PyObject *record)
 {
-    PyObject *id = PyObject_GetAttr(record, name_of(N_id)), *keys = PyObject_GetAttr(record, name_of(N_keys));
-    PyObject *direction = PyObject_GetAttr(record, name_of(N_direction)), *request = loaded_for(record, direction);
-    PyObject *device_blocks = PyObject_GetAttr(record, name_of(N_device_blocks)), *ended = NULL;
+    PyObject *id = attribute_of(record, N_id), *keys = attribute_of(record, N_keys);
+    PyObject *direction = attribute_of(record, N_direction), *request = loaded_for(record, direction);
+    PyObject *device_blocks = attribute_of(record, N_device_blocks), *ended = NULL;
     int64_t word;
     if (id != NULL && keys != NULL && direction != NULL && request != NULL && device_blocks != NULL &&
         get_number(record, N_word, &word)) {
@@ -284,7 +288,7 @@ static PyObject *ended_result(Call *call, PyObject *record)
 {
     PyObject *publisher = of_core(call, N_publisher), *told = owned(Py_None), *result = NULL;
     if (publisher != NULL && publisher != Py_None) {
-        PyObject *id = PyObject_GetAttr(record, name_of(N_id));
+        PyObject *id = attribute_of(record, N_id);
         Py_DECREF(told);
         told = id == NULL ? NULL : PyObject_CallMethodObjArgs(publisher, name_of(N_ended), id, NULL);
         Py_XDECREF(id);
@@ -301,7 +305,7 @@ static PyObject *ended_result(Call *call, PyObject *record)
 /* A good report of a worker that is expected. */
 static Verdict report_good(Call *call, PyObject *transfer, PyObject *worker, PyObject *direction)
 {
-    if (reported_on(call, transfer, worker, direction) == NULL)
+    if (!counts(call, transfer, worker, direction))
         return REFERENCE;
     PyObject *const values[] = {transfer, worker, Py_True, python.empty_text};
     PyObject *ended = emitted(call, python.kinds[KIND_WorkerReported], values, 4);
@@ -350,7 +354,10 @@ static Verdict finish(Call *call)
     if (call->count != 1 || !not_aborted(call) || !is_name(call->arguments[0]))
         return REFERENCE;
     PyObject *request = call->arguments[0], *record = known(call, request);
-    if (record == NULL || !get_number(record, N_word, &word) || state_of((int32_t)word) == REQUEST_FINISHED)
+    const bool lives =
+        record != NULL && get_number(record, N_word, &word) && state_of((int32_t)word) != REQUEST_FINISHED;
+    Py_XDECREF(record);
+    if (!lives)
         return REFERENCE;
     PyObject *const values[] = {request, Py_False};
     PyObject *ended = emitted(call, python.kinds[KIND_RequestFinished], values, 2);
@@ -389,6 +396,8 @@ static PyObject *called(Body body, PyObject *function, PyObject *core, PyObject 
                         PyObject *names)
 {
     Call call = {.core = core, .arguments = arguments, .count = count, .names = names};
+    if (function == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "the native body is not connected; import kvsm.offloader first");
     const Verdict verdict = begin_call(&call) ? body(&call) : REFERENCE;
     end_call(&call);
     if (verdict != REFERENCE)
@@ -437,14 +446,14 @@ PyType_Spec core_spec = {
 PyObject *connect_core(PyObject *module, PyObject *arguments)
 {
     (void)module;
-    OfPython *of = &of_python;
+    OfPython of = {0};
     /* In the order of `methods`, and of the arguments. */
-    PyObject **const functions[] = {&of->emit,          &of->match,          &of->prepare_load, &of->report,
-                                    &of->complete_load, &of->complete_store, &of->finish};
-    PyObject **const others[] = {&of->match_made,         &of->job_made,      &of->ended_made, &of->result_made,
-                                 &of->recorded_ns,        &of->described,     &of->time_ns,    &of->native_ledger,
-                                 &of->illegal_transition, &of->invalid_event, &of->nobody,     &of->the_log,
-                                 &of->key_bytes_max};
+    PyObject **const functions[] = {&of.emit,          &of.match,          &of.prepare_load, &of.report,
+                                    &of.complete_load, &of.complete_store, &of.finish};
+    PyObject **const others[] = {&of.match_made,         &of.job_made,      &of.ended_made, &of.result_made,
+                                 &of.recorded_ns,        &of.described,     &of.time_ns,    &of.native_ledger,
+                                 &of.illegal_transition, &of.invalid_event, &of.nobody,     &of.the_log,
+                                 &of.key_bytes_max};
     const Py_ssize_t num_others = sizeof others / sizeof *others;
     if (PyTuple_Size(arguments) != 1 + num_others)
         return PyErr_Format(PyExc_TypeError, "connect_core takes %zd arguments", 1 + num_others);
@@ -453,9 +462,11 @@ PyObject *connect_core(PyObject *module, PyObject *arguments)
             return NULL;
     for (Py_ssize_t one = 0; one < num_others; one++)
         *others[one] = owned(PyTuple_GetItem(arguments, 1 + one));
-    of->one = PyLong_FromLong(1);
-    of->counted = PyObject_CallFunctionObjArgs(of->result_made, NULL);
-    if (of->one == NULL || of->counted == NULL)
-        return NULL;
+    of.one = PyLong_FromLong(1);
+    of.counted = PyObject_CallFunctionObjArgs(of.result_made, NULL);
+    if (of.one == NULL || of.counted == NULL || !PyLong_CheckExact(of.key_bytes_max) ||
+        !is_ledger_class(of.native_ledger))
+        return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "the limit of a key is an int");
+    of_python = of; /* all of it, or nothing */
     Py_RETURN_NONE;
 }

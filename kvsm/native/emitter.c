@@ -24,7 +24,7 @@ static bool is_this_thread(PyObject *thread)
 static PyObject *attribute(PyObject *owner, PyObject *fields, Name name)
 {
     PyObject *value = PyDict_GetItemWithError(fields, name_of(name));
-    return value != NULL ? owned(value) : PyObject_GetAttr(owner, name_of(name));
+    return value != NULL ? owned(value) : attribute_of(owner, name);
 }
 
 PyObject *of_core(Call *call, Name name) { return attribute(call->core, call->fields, name); }
@@ -43,6 +43,8 @@ bool begin_call(Call *call)
         return false;
     call->folds = (PyObject *)Py_TYPE(call->ledger) == of_python.native_ledger;
     call->look.fold = (Fold *)call->ledger;
+    if (call->folds && call->look.fold->folds)
+        return false;
     call->look.fields = PyObject_GenericGetDict(call->ledger, NULL);
     return call->look.fields != NULL && is_dict(field(&call->look, N_requests)) &&
            is_dict(field(&call->look, N_transfers));
@@ -72,7 +74,7 @@ static PyObject *recorded_now(Call *call)
     const bool is_known = clock == of_python.time_ns;
     int64_t number;
     if (!is_known) /* it may have changed anything */
-        memset(call->look.seen, 0, sizeof call->look.seen);
+        forget_seen(&call->look);
     Py_XDECREF(clock);
     if (now == NULL)
         return NULL;

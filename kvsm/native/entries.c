@@ -36,7 +36,7 @@ static bool read_array(PyObject *array, Ids *read, Py_ssize_t below)
     Py_buffer buffer;
     if (PyObject_GetBuffer(array, &buffer, PyBUF_CONTIG_RO) < 0)
         return false;
-    const bool fit = buffer.itemsize == sizeof(int64_t) &&
+    const bool fit = buffer.itemsize == sizeof(int64_t) && is_aligned(&buffer) &&
                      read_memory(buffer.buf, buffer.len / (Py_ssize_t)sizeof(int64_t), read, below);
     PyBuffer_Release(&buffer);
     return fit;
@@ -44,6 +44,8 @@ static bool read_array(PyObject *array, Ids *read, Py_ssize_t below)
 
 bool read_more(PyObject *ids, Ids *read, Py_ssize_t below)
 {
+    if (ids == NULL)
+        return false;
     const bool is_tuple = PyTuple_CheckExact(ids);
     if (!is_tuple && !PyList_CheckExact(ids))
         return read_array(ids, read, below);
@@ -67,7 +69,7 @@ bool read_ids(PyObject *ids, Ids *read, Py_ssize_t below)
 
 PyObject *event_field(const Following *following, Name name)
 {
-    PyObject *value = PyObject_GetAttr(following->event, name_of(name));
+    PyObject *value = attribute_of(following->event, name);
     if (value == NULL)
         PyErr_Clear();
     return value;

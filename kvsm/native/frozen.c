@@ -38,6 +38,8 @@ static void forget_pairs(FrozenPart *part)
 
 void part_let_go(FrozenPart *part)
 {
+    if (part->is_written)
+        return; /* `go_on` lets it go */
     forget_kept(part);
     forget_pairs(part);
     release(&part->word_buffer);
@@ -50,6 +52,8 @@ void part_let_go(FrozenPart *part)
     Py_CLEAR(part->brought);
     Py_CLEAR(part->stale);
     Py_CLEAR(part->links);
+    for (int stream = 0; part->status != WHOLE && stream < NUM_STREAMS; stream++)
+        stream_clear(&part->streams[stream]);
 }
 
 static void part_drop(FrozenPart *part)
@@ -58,8 +62,6 @@ static void part_drop(FrozenPart *part)
         return;
     part->status = DROPPED;
     part_let_go(part);
-    for (int stream = 0; stream < NUM_STREAMS; stream++)
-        stream_clear(&part->streams[stream]);
 }
 
 /* ------------------------------------------------------------------------------ one piece of each kind */
@@ -95,6 +97,8 @@ static bool write_keys(FrozenPart *part, const int32_t *words, int32_t count)
 
 static bool write_slots(FrozenPart *part, int32_t *left)
 {
+    if (PyList_Size(part->key_of) < part->size)
+        return PyErr_Format(PyExc_RuntimeError, "the list of the slots' keys was made shorter") != NULL;
     int32_t words[MOST];
     int64_t generations[MOST];
     const int32_t end = end_of_piece(part, *left), count = end - part->next;
@@ -222,19 +226,23 @@ static bool (*const write_piece[])(FrozenPart *, int32_t *) = {
 /* Write more of an open part. left: what it may cost; then what is left of that. An error of Python may be set. */
 static void go_on(FrozenPart *part, int32_t *left)
 {
-    while (part->status == OPEN && *left > 0) {
-        if (!write_piece[part->kind](part, left)) {
-            part->status = BROKEN;
+    while (part->status == OPEN && *left > 0 && !part->is_written) {
+        part->is_written = true;
+        const bool done = write_piece[part->kind](part, left);
+        part->is_written = false;
+        if (part->status == OPEN)
+            part->status = !done ? BROKEN : part->next == part->size ? WHOLE : OPEN;
+        if (part->status != OPEN)
             part_let_go(part);
-        } else if (part->next == part->size) {
-            part->status = WHOLE;
-            part_let_go(part);
-        }
     }
 }
 
 void part_finish(FrozenPart *part)
 {
+    if (part->is_written) { /* an event is folded while a piece is written */
+        part->status = BROKEN;
+        return;
+    }
     while (part->status == OPEN) {
         int32_t left = MOST;
         go_on(part, &left);
@@ -296,8 +304,8 @@ static FrozenPart *part_of_device_blocks(Folding *folding)
     FrozenPart *part = part_of_words(DEVICE_BLOCKS, &folding->fold->leases);
     if (part == NULL)
         return NULL;
-    part->brought = provenance == NULL ? NULL : PyObject_GetAttr(provenance, name_of(N_brought));
-    part->stale = provenance == NULL ? NULL : PyObject_GetAttr(provenance, name_of(N_stale));
+    part->brought = provenance == NULL ? NULL : attribute_of(provenance, N_brought);
+    part->stale = provenance == NULL ? NULL : attribute_of(provenance, N_stale);
     if (part->brought == NULL || part->stale == NULL || !PyDict_CheckExact(part->brought) ||
         !PyDict_CheckExact(part->stale))
         Py_CLEAR(part);
@@ -308,7 +316,7 @@ static FrozenPart *part_of_device_blocks(Folding *folding)
 static FrozenPart *part_of_offers(Folding *folding)
 {
     PyObject *offers = field(folding, N_offers), *key, *number;
-    PyObject *times = offers == NULL ? NULL : PyObject_GetAttr(offers, name_of(N_times));
+    PyObject *times = offers == NULL ? NULL : attribute_of(offers, N_times);
     FrozenPart *part = times == NULL || !PyDict_Check(times) ? NULL : make_part(OFFERS, PyDict_Size(times), 4);
     if (part != NULL && part->size > 0) {
         part->pairs = calloc(2 * (size_t)part->size, sizeof *part->pairs);
@@ -413,6 +421,8 @@ static PyObject *py_go_on(PyObject *self, PyObject *may_cost)
     if (!read_number(may_cost, &number) || number > INT32_MAX)
         return PyErr_Format(PyExc_TypeError, "what a piece may cost is a number");
     int32_t left = (int32_t)number;
+    if (part->is_written)
+        return PyErr_Format(PyExc_RuntimeError, "this part of the state is being written");
     go_on(part, &left);
     if (PyErr_Occurred())
         return NULL;

@@ -132,9 +132,18 @@ static PyObject *packed_items(PyObject *ids)
     return made;
 }
 
+bool is_aligned(const Py_buffer *buffer)
+{
+    uintptr_t places = (uintptr_t)buffer->buf;
+    for (int dimension = 0; buffer->strides != NULL && dimension < buffer->ndim; dimension++)
+        places |= (uintptr_t)buffer->strides[dimension];
+    return buffer->itemsize > 0 && places % (uintptr_t)buffer->itemsize == 0;
+}
+
 bool is_int64(const Py_buffer *buffer)
 {
-    return buffer->itemsize == sizeof(int64_t) && buffer->format != NULL && strchr("lq", buffer->format[0]) != NULL;
+    return buffer->itemsize == sizeof(int64_t) && is_aligned(buffer) && buffer->format != NULL &&
+           (strcmp(buffer->format, "l") == 0 || strcmp(buffer->format, "q") == 0);
 }
 
 PyObject *pack_ids(PyObject *module, PyObject *ids)
@@ -201,7 +210,7 @@ bool batch_of(Batch *batch, PyObject *ids)
     batch->object = array;
     batch->ids = batch->buffer.buf;
     batch->count = batch->buffer.len / (Py_ssize_t)sizeof(int64_t);
-    if (batch->buffer.itemsize != sizeof(int64_t)) {
+    if (batch->buffer.itemsize != sizeof(int64_t) || !is_aligned(&batch->buffer)) {
         batch_clear(batch);
         return false;
     }

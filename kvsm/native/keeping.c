@@ -145,14 +145,19 @@ static void keep_batch(FrozenPart *part, PyObject *ids)
         part_finish(part);
         return;
     }
+    const bool is_written = part->is_written;
+    part->is_written = true; /* a note of a device block may be looked up by code of Python */
     for (Py_ssize_t one = 0; one < batch.count && part->status == OPEN; one++)
         keep(part, batch.ids[one]);
+    part->is_written = is_written;
+    if (part->status != OPEN)
+        part_let_go(part);
     batch_clear(&batch);
 }
 
 static void keep_batch_of(FrozenPart *part, PyObject *owner, Name name)
 {
-    PyObject *ids = part->status == OPEN ? PyObject_GetAttr(owner, name_of(name)) : NULL;
+    PyObject *ids = part->status == OPEN ? attribute_of(owner, name) : NULL;
     PyErr_Clear();
     keep_batch(part, ids);
     Py_XDECREF(ids);

@@ -9,6 +9,7 @@
 #include "body.h"
 
 #define PAGE 64 /* places; a table has one page or more */
+#define MOST_SLOTS (INT32_MAX - 1)
 
 static inline uint32_t part_of(Py_hash_t hash) { return (uint32_t)((uint64_t)hash ^ (uint64_t)hash >> 32); }
 
@@ -22,7 +23,24 @@ static inline Place *at(const KeyIndex *index, uint32_t place)
     return &index->places[place];
 }
 
-/* The place of this key, or the free place where it would be; -1 with an error set. */
+static int64_t keys_are_others(void)
+{
+    PyErr_SetString(PyExc_RuntimeError, "the list of an index's keys was changed without the index");
+    return -1;
+}
+
+/* A key as plain bytes; owned. NULL without an error: it is no bytes. */
+static PyObject *plain(PyObject *key)
+{
+    if (PyBytes_CheckExact(key)) {
+        Py_INCREF(key);
+        return key;
+    }
+    return PyBytes_Check(key) ? PyBytes_FromStringAndSize(PyBytes_AsString(key), PyBytes_Size(key)) : NULL;
+}
+
+/* The place of this key, which is plain bytes, or the free place where it would be; -1 with an error set. There is a
+   free place: a table has twice as many as the index may have entries. */
 static int64_t place_of(const KeyIndex *index, PyObject *key, uint32_t part)
 {
     uint32_t place = part & index->mask;
@@ -31,8 +49,10 @@ static int64_t place_of(const KeyIndex *index, PyObject *key, uint32_t part)
             continue;
         PyObject *other = PyList_GetItem(index->key_of, (Py_ssize_t)here->slot - 1);
         if (other == NULL)
-            return -1;
-        const int same = other == key ? 1 : PyObject_RichCompareBool(other, key, Py_EQ);
+            return keys_are_others();
+        const int same = other == key               ? 1
+                         : PyBytes_CheckExact(other) ? PyObject_RichCompareBool(other, key, Py_EQ)
+                                                     : 0;
         if (same < 0)
             return -1;
         if (same)
@@ -43,23 +63,26 @@ static int64_t place_of(const KeyIndex *index, PyObject *key, uint32_t part)
 
 int64_t index_find(const KeyIndex *index, PyObject *key)
 {
-    const Py_hash_t hash = PyObject_Hash(key);
-    if (hash == -1)
-        return -2;
-    const int64_t place = place_of(index, key, part_of(hash));
+    PyObject *bytes = plain(key);
+    if (bytes == NULL)
+        return PyErr_Occurred() ? -2 : -1;
+    const int64_t place = place_of(index, bytes, part_of(PyObject_Hash(bytes)));
+    Py_DECREF(bytes);
     return place < 0 ? -2 : (int64_t)at(index, (uint32_t)place)->slot - 1;
 }
 
-/* Name `slot` by its key, which is in `key_of`, or will be. false: an error is set. */
+/* Name `slot` by its key, plain bytes, which is in `key_of`, or will be. false: an error is set. */
 static bool name_slot(KeyIndex *index, PyObject *key, int64_t slot)
 {
-    const Py_hash_t hash = PyObject_Hash(key);
-    const int64_t place = hash == -1 ? -1 : place_of(index, key, part_of(hash));
+    const uint32_t part = part_of(PyObject_Hash(key));
+    const int64_t place = place_of(index, key, part);
     if (place < 0)
         return false;
     Place *here = at(index, (uint32_t)place);
+    if (here->slot == 0 && index->size >= index->capacity)
+        return keys_are_others() == 0;
     index->size += here->slot == 0;
-    *here = (Place){(uint32_t)slot + 1, part_of(hash)};
+    *here = (Place){(uint32_t)slot + 1, part};
     return true;
 }
 
@@ -125,8 +148,11 @@ Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots)
 /* 1: removed. 0: it was not there. -1: an error is set. */
 int index_remove(KeyIndex *index, PyObject *key)
 {
-    const Py_hash_t hash = PyObject_Hash(key);
-    const int64_t place = hash == -1 ? -1 : place_of(index, key, part_of(hash));
+    PyObject *bytes = plain(key);
+    if (bytes == NULL)
+        return PyErr_Occurred() ? -1 : 0;
+    const int64_t place = place_of(index, bytes, part_of(PyObject_Hash(bytes)));
+    Py_DECREF(bytes);
     if (place < 0)
         return -1;
     if (at(index, (uint32_t)place)->slot == 0)
@@ -141,15 +167,12 @@ void index_clear(KeyIndex *index)
     index->size = 0;
 }
 
-/* Bring the place of a key into the cache. false: the key has no hash. */
+/* Bring the place of a key into the cache. false: the key is no plain bytes. */
 static bool prefetch_place(const KeyIndex *index, PyObject *key)
 {
-    const Py_hash_t hash = key == NULL ? -1 : PyObject_Hash(key);
-    if (hash == -1) {
-        PyErr_Clear();
+    if (!PyBytes_CheckExact(key))
         return false;
-    }
-    const uint32_t place = part_of(hash) & index->mask;
+    const uint32_t place = part_of(PyObject_Hash(key)) & index->mask;
     __builtin_prefetch(&index->clean[place / PAGE]);
     __builtin_prefetch(&index->places[place]);
     return true;
@@ -172,8 +195,8 @@ static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     Py_ssize_t slots;
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "O!n", names, &PyList_Type, &key_of, &slots))
         return NULL;
-    if (slots < 0)
-        return PyErr_Format(PyExc_ValueError, "an index of %zd slots: it must be 0 or more", slots);
+    if (slots < 0 || slots > MOST_SLOTS)
+        return PyErr_Format(PyExc_ValueError, "an index of %zd slots: it must be from 0 to 2**31 - 2", slots);
     uint64_t places = PAGE;
     while (places < 2 * (uint64_t)slots)
         places *= 2;
@@ -185,7 +208,7 @@ static PyObject *index_new(PyTypeObject *type, PyObject *arguments, PyObject *ke
     index->key_of = key_of;
     index->capacity = (int64_t)slots;
     index->mask = (uint32_t)(places - 1);
-    index->places = places > (uint64_t)1 << 32 ? NULL : calloc(places, sizeof *index->places);
+    index->places = calloc(places, sizeof *index->places);
     index->clean = calloc(places / PAGE, sizeof *index->clean);
     if (index->places == NULL || index->clean == NULL) {
         Py_DECREF(index);
@@ -232,6 +255,38 @@ static PyObject *py_getitem(PyObject *self, PyObject *key)
     return slot;
 }
 
+/* Whether the index names the slot by another key than this one. */
+static bool is_named(const KeyIndex *index, int64_t slot, PyObject *key)
+{
+    PyObject *before = PyList_GetItem(index->key_of, (Py_ssize_t)slot);
+    const bool is_other =
+        before != NULL && PyBytes_CheckExact(before) && PyObject_RichCompareBool(before, key, Py_EQ) == 0;
+    return is_other && index_find(index, before) == slot;
+}
+
+/* index[key] = number. false: an error is set, and nothing is changed. */
+static bool set_slot(KeyIndex *index, PyObject *given, PyObject *number)
+{
+    const Py_ssize_t known = PyList_Size(index->key_of), slots = known < index->capacity ? known : index->capacity;
+    int64_t slot = number == Py_True; /* as a list takes it */
+    if ((!PyBool_Check(number) && !read_number(number, &slot)) || slot >= slots) {
+        PyErr_Format(PyExc_IndexError, "slot %R is none of the %zd", number, slots);
+        return false;
+    }
+    PyObject *key = plain(given);
+    if (key == NULL) {
+        if (!PyErr_Occurred())
+            PyErr_SetString(PyExc_TypeError, "a key is bytes");
+        return false;
+    }
+    if (is_named(index, slot, key))
+        PyErr_Format(PyExc_ValueError, "slot %lld has another key; delete that first", (long long)slot);
+    if (!PyErr_Occurred() && name_slot(index, key, slot))
+        return PyList_SetItem(index->key_of, (Py_ssize_t)slot, key) == 0;
+    Py_DECREF(key);
+    return false;
+}
+
 static int py_setitem(PyObject *self, PyObject *key, PyObject *number)
 {
     KeyIndex *index = (KeyIndex *)self;
@@ -241,14 +296,7 @@ static int py_setitem(PyObject *self, PyObject *key, PyObject *number)
             PyErr_SetObject(PyExc_KeyError, key);
         return removed == 1 ? 0 : -1;
     }
-    const Py_ssize_t known = PyList_Size(index->key_of), slots = known < index->capacity ? known : index->capacity;
-    int64_t slot = number == Py_True; /* as a list takes it */
-    if ((!PyBool_Check(number) && !read_number(number, &slot)) || slot >= slots) {
-        PyErr_Format(PyExc_IndexError, "slot %R is none of the %zd", number, slots);
-        return -1;
-    }
-    Py_INCREF(key);
-    return PyList_SetItem(index->key_of, (Py_ssize_t)slot, key) == 0 && name_slot(index, key, slot) ? 0 : -1;
+    return set_slot(index, key, number) ? 0 : -1;
 }
 
 static int py_contains(PyObject *self, PyObject *key)
@@ -265,7 +313,7 @@ static PyObject *py_find(PyObject *self, PyObject *keys)
     const KeyIndex *index = (KeyIndex *)self;
     if (!PyTuple_Check(keys) && !PyList_Check(keys))
         return PyErr_Format(PyExc_TypeError, "keys are a list or a tuple");
-    const Py_ssize_t count = PyObject_Size(keys);
+    const Py_ssize_t count = PyTuple_Check(keys) ? PyTuple_Size(keys) : PyList_Size(keys);
     PyObject *slots = PyList_New(count);
     index_prefetch(index, keys, count);
     for (Py_ssize_t one = 0; slots != NULL && one < count; one++) {
@@ -360,20 +408,22 @@ static PyObject *py_keys_by_slot(PyObject *self, PyObject *nothing)
 {
     (void)nothing;
     const KeyIndex *index = (KeyIndex *)self;
-    const Py_ssize_t slots = PyList_Size(index->key_of);
-    char *named = calloc((size_t)slots + 1, 1);
-    PyObject *keys = named == NULL ? PyErr_NoMemory() : PyTuple_New((Py_ssize_t)index->size);
-    for (uint64_t place = 0; keys != NULL && place <= index->mask; place++)
+    char *named = calloc((size_t)index->capacity + 1, 1);
+    PyObject *found = named == NULL ? PyErr_NoMemory() : PyList_New(0);
+    for (uint64_t place = 0; found != NULL && place <= index->mask; place++)
         if (at(index, (uint32_t)place)->slot != 0)
             named[at(index, (uint32_t)place)->slot - 1] = 1;
-    Py_ssize_t found = 0;
-    for (Py_ssize_t slot = 0; keys != NULL && slot < slots; slot++)
-        if (named[slot]) {
-            PyObject *key = PyList_GetItem(index->key_of, slot);
-            Py_INCREF(key);
-            PyTuple_SetItem(keys, found++, key);
-        }
+    for (int64_t slot = 0; found != NULL && slot < index->capacity; slot++) {
+        PyObject *key = named[slot] ? PyList_GetItem(index->key_of, (Py_ssize_t)slot) : NULL;
+        if (named[slot] && (key == NULL || PyList_Append(found, key) < 0))
+            Py_CLEAR(found);
+    }
     free(named);
+    /* A key that was changed in the list names no slot. */
+    if (found == NULL || PyList_Size(found) != index->size)
+        keys_are_others();
+    PyObject *keys = PyErr_Occurred() ? NULL : PyList_AsTuple(found);
+    Py_XDECREF(found);
     return keys;
 }
 

@@ -54,13 +54,31 @@ Verdict only_recorded(Folding *folding)
 
 bool set_field(Folding *folding, Name name, PyObject *value)
 {
-    folding->seen[name] = value; /* the dict holds it */
+    PyObject *before = folding->seen[name];
+    Py_XINCREF(value);
+    folding->seen[name] = value;
+    Py_XDECREF(before);
     return value != NULL && PyDict_SetItem(folding->fields, name_of(name), value) == 0;
+}
+
+void forget_seen(Folding *folding)
+{
+    for (int name = 0; name < NUM_NAMES; name++)
+        Py_CLEAR(folding->seen[name]);
+}
+
+PyObject *attribute_of(PyObject *owner, Name name)
+{
+    if (owner != NULL)
+        return PyObject_GetAttr(owner, name_of(name));
+    if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_AttributeError, "an attribute of the ledger is missing");
+    return NULL;
 }
 
 bool get_number(PyObject *owner, Name name, int64_t *value)
 {
-    PyObject *number = owner == NULL ? NULL : PyObject_GetAttr(owner, name_of(name));
+    PyObject *number = owner == NULL ? NULL : attribute_of(owner, name);
     const bool read = read_number(number, value);
     Py_XDECREF(number);
     return read;
@@ -98,13 +116,14 @@ static bool see_words(Words *words, PyObject *owner)
     if (words->owner != NULL)
         PyBuffer_Release(&words->buffer);
     Py_CLEAR(words->owner);
-    PyObject *array = owner == NULL ? NULL : PyObject_GetAttr(owner, name_of(N_words));
+    PyObject *array = owner == NULL ? NULL : attribute_of(owner, N_words);
     if (array == NULL || PyObject_GetBuffer(array, &words->buffer, PyBUF_CONTIG) < 0) {
         Py_XDECREF(array);
         return false;
     }
     Py_DECREF(array);
-    if (words->buffer.itemsize != sizeof(int32_t)) {
+    if (words->buffer.itemsize != sizeof(int32_t) || !is_aligned(&words->buffer) ||
+        words->buffer.len / (Py_ssize_t)sizeof(int32_t) >= INT32_MAX) {
         PyBuffer_Release(&words->buffer);
         return false;
     }
@@ -118,16 +137,21 @@ static bool see_words(Words *words, PyObject *owner)
 static bool see_generation(Fold *fold, PyObject *owner)
 {
     if (owner == fold->generation_owner)
-        return owner != NULL;
+        return owner != NULL && fold->generation_size == fold->blocks.size;
     if (fold->generation_owner != NULL)
         PyBuffer_Release(&fold->generation_buffer);
     Py_CLEAR(fold->generation_owner);
     if (owner == NULL || PyObject_GetBuffer(owner, &fold->generation_buffer, PyBUF_CONTIG) < 0)
         return false;
+    if (fold->generation_buffer.itemsize != sizeof(int64_t) || !is_aligned(&fold->generation_buffer)) {
+        PyBuffer_Release(&fold->generation_buffer);
+        return false;
+    }
     Py_INCREF(owner);
     fold->generation_owner = owner;
     fold->generation = fold->generation_buffer.buf;
-    return fold->generation_buffer.len / (Py_ssize_t)sizeof(int64_t) == fold->blocks.size;
+    fold->generation_size = fold->generation_buffer.len / (Py_ssize_t)sizeof(int64_t);
+    return fold->generation_size == fold->blocks.size;
 }
 
 static bool is_dict(Folding *folding, Name name)
@@ -147,9 +171,11 @@ static bool see_blocks(Folding *folding)
 {
     Fold *fold = folding->fold;
     PyObject *key_of = field(folding, N_key_of);
+    const KeyIndex *index = index_of(folding);
     return see_words(&fold->blocks, field(folding, N_blocks)) && see_words(&fold->leases, field(folding, N_leases)) &&
            see_generation(fold, field(folding, N_generation)) && key_of != NULL && PyList_CheckExact(key_of) &&
-           PyList_Size(key_of) == fold->blocks.size && index_of(folding) != NULL;
+           PyList_Size(key_of) == fold->blocks.size && index != NULL && index->key_of == key_of &&
+           index->capacity == fold->blocks.size;
 }
 
 /* ------------------------------------------------------------------------------------------- apply */
@@ -174,18 +200,16 @@ PyObject *value_of(Folding *folding, Name name)
                 return value;
             }
     }
-    PyObject *value = PyObject_GetAttr(folding->event, name_of(name));
+    PyObject *value = attribute_of(folding->event, name);
     if (value == NULL)
         PyErr_Clear();
     return value;
 }
 
-static Verdict fold_here(Folding *folding)
+static Verdict fold_known(Folding *folding)
 {
     const int kind = folding->kind;
     int64_t before;
-    if (kind < 0 || folding->fields == NULL)
-        return REFERENCE;
     if (folding->fold->frozen != NULL)
         keep_for_event(folding, kind);
     if (handlers[kind] == NULL || folding->seq_object == NULL ||
@@ -202,7 +226,25 @@ static Verdict fold_here(Folding *folding)
     return done ? FOLDED : FAILED;
 }
 
+static Verdict fold_here(Folding *folding)
+{
+    if (folding->kind < 0 || folding->fields == NULL)
+        return REFERENCE;
+    folding->fold->folds = true;
+    const Verdict verdict = fold_known(folding);
+    folding->fold->folds = false;
+    return verdict;
+}
+
 bool see_state(Folding *folding) { return see_records(folding) && see_blocks(folding); }
+
+bool is_ledger_class(PyObject *class)
+{
+    if (PyType_Check(class) && PyType_IsSubtype((PyTypeObject *)class, python.fold))
+        return true;
+    PyErr_SetString(PyExc_TypeError, "the class of a ledger derives from FoldBody");
+    return false;
+}
 
 bool fold_begin(Folding *folding, PyObject *ledger)
 {
@@ -214,8 +256,15 @@ bool fold_begin(Folding *folding, PyObject *ledger)
 
 void fold_end(Folding *folding)
 {
+    forget_seen(folding);
     Py_CLEAR(folding->fields);
     Py_CLEAR(folding->seq_object);
+}
+
+/* A policy or a listener that is told of an event, and uses the ledger meanwhile. */
+static PyObject *refuse_amid_event(void)
+{
+    return PyErr_Format(PyExc_RuntimeError, "the ledger folds an event; use it when the event is folded");
 }
 
 /* As `Ledger.apply` in Python, to which it leaves what is not folded here. */
@@ -224,13 +273,17 @@ PyObject *fold_next(Folding *folding, PyObject *event)
     folding->event = event;
     folding->kind = kind_of(event);
     folding->ended = NULL;
+    if (folding->fold->folds)
+        return refuse_amid_event();
+    if (python.reference == NULL)
+        return PyErr_Format(PyExc_RuntimeError, "the native body is not connected; import kvsm.ledger first");
     Py_XDECREF(folding->seq_object);
     folding->seq_object = value_of(folding, N_seq);
     const Verdict verdict = fold_here(folding);
     PyObject *ended = folding->ended;
     if (verdict == REFERENCE) {
         PyErr_Clear();
-        memset(folding->seen, 0, sizeof folding->seen); /* Python may give the ledger other containers */
+        forget_seen(folding);
         return PyObject_CallFunctionObjArgs(python.reference, (PyObject *)folding->fold, event, NULL);
     }
     if (verdict == FAILED) {
@@ -308,6 +361,8 @@ static PyObject *not_stored(const Words *blocks, const Batch *slots)
 /* not_stored(slots): as `LedgerState.not_stored` in Python. */
 static PyObject *py_not_stored(PyObject *self, PyObject *slots)
 {
+    if (((Fold *)self)->folds)
+        return refuse_amid_event();
     Folding folding = {.fold = (Fold *)self};
     Words *blocks = &folding.fold->blocks;
     Batch batch = {0};
@@ -318,9 +373,10 @@ static PyObject *py_not_stored(PyObject *self, PyObject *slots)
             busy = not_stored(blocks, &batch);
         else
             PyErr_SetString(PyExc_TypeError, "slots are a tuple, or an array of int64");
-    }
+    } else if (!PyErr_Occurred())
+        PyErr_SetString(PyExc_TypeError, "the words of the blocks are none that the native body reads");
     batch_clear(&batch);
-    Py_XDECREF(folding.fields);
+    fold_end(&folding);
     return busy;
 }
 
@@ -328,10 +384,12 @@ static PyObject *py_not_stored(PyObject *self, PyObject *slots)
 static PyObject *py_freeze(PyObject *self, PyObject *nothing)
 {
     (void)nothing;
+    if (((Fold *)self)->folds)
+        return refuse_amid_event();
     Folding folding = {.fold = (Fold *)self};
     folding.fields = PyObject_GenericGetDict(self, NULL);
     PyObject *parts = folding.fields != NULL && see_blocks(&folding) ? freeze(&folding) : NULL;
-    Py_XDECREF(folding.fields);
+    fold_end(&folding);
     if (parts == NULL && !PyErr_Occurred())
         Py_RETURN_NONE;
     return parts;

@@ -4,7 +4,7 @@
 
 /* What the event names of a load, and what the ledger has of it. */
 typedef struct {
-    PyObject *name, *request; /* owned; borrowed */
+    PyObject *name, *request; /* owned */
     Batch slots, device_blocks, pins;
     Batch rest; /* the pins that are not loaded; its ids are those of `pins` */
 } Load;
@@ -13,8 +13,8 @@ typedef struct {
 static Verdict bring(Folding *folding, const Batch *slots, const Batch *device_blocks)
 {
     PyObject *provenance = field(folding, N_provenance), *key_of = field(folding, N_key_of);
-    PyObject *stale = PyObject_GetAttr(provenance, name_of(N_stale));
-    PyObject *brought = PyObject_GetAttr(provenance, name_of(N_brought));
+    PyObject *stale = attribute_of(provenance, N_stale);
+    PyObject *brought = attribute_of(provenance, N_brought);
     Verdict verdict = stale == NULL || brought == NULL ? FAILED : FOLDED;
     const Py_ssize_t chunk = slots->count ? device_blocks->count / slots->count : 1;
     if (verdict == FOLDED && !is_empty(stale)) {
@@ -95,6 +95,7 @@ static bool may_begin(Folding *folding, Load *load, int32_t *word)
     Fold *fold = folding->fold;
     int64_t before;
     load->request = load->name == NULL ? NULL : named(folding, load->name);
+    Py_XINCREF(load->request);
     if (load->request == NULL || !get_number(load->request, N_word, &before) ||
         (*word = machine_step(&REQUEST, REQUEST_BEGIN_LOAD, (int32_t)before)) < 0 ||
         !may_reorder(folding, load->request) || !live_pins(folding, load->request, &load->pins) ||
@@ -127,5 +128,6 @@ Verdict load_planned(Folding *folding)
     Py_XDECREF(voided);
     Py_XDECREF(parts);
     Py_XDECREF(load.name);
+    Py_XDECREF(load.request);
     return verdict;
 }

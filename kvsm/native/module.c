@@ -7,6 +7,7 @@
 #endif
 
 extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, witness_spec, core_spec;
+extern void witness_begin_type(void);                                    /* witness.c */
 extern PyObject *connect_witness(PyObject *module, PyObject *arguments); /* witness.c */
 extern PyObject *connect_core(PyObject *module, PyObject *arguments);    /* calls.c */
 
@@ -134,10 +135,12 @@ PyMODINIT_FUNC PyInit__body(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
+    witness_begin_type();
     PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
     PyObject *index = PyType_FromSpec(&key_index_spec), *part = PyType_FromSpec(&frozen_part_spec);
     PyObject *packer = PyType_FromSpec(&packer_spec), *witness = PyType_FromSpec(&witness_spec);
     PyObject *core = PyType_FromSpec(&core_spec);
+    python.fold = (PyTypeObject *)fold;
     python.slot_queue = (PyTypeObject *)queue;
     python.key_index = (PyTypeObject *)index;
     python.frozen_part = (PyTypeObject *)part;

@@ -6,7 +6,7 @@ SlotQueue *lru_queue(PyObject *policy)
 {
     if (policy == NULL || (PyObject *)Py_TYPE(policy) != python.lru)
         return NULL;
-    PyObject *queue = PyObject_GetAttr(policy, name_of(N__queue));
+    PyObject *queue = attribute_of(policy, N__queue);
     if (queue == NULL) {
         PyErr_Clear();
         return NULL;
@@ -28,7 +28,7 @@ bool may_reorder(Folding *folding, PyObject *request)
         return false;
     if (request == NULL)
         return true;
-    PyObject *target = PyObject_GetAttr(request, name_of(N_target));
+    PyObject *target = attribute_of(request, N_target);
     const bool none = target != NULL && same_text(target, python.empty_text);
     PyErr_Clear();
     Py_XDECREF(target);

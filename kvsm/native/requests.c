@@ -49,7 +49,7 @@ Verdict request_arrived(Folding *folding)
 bool live_pins(Folding *folding, PyObject *request, Batch *pins)
 {
     int64_t since, voided_at;
-    PyObject *ids = PyObject_GetAttr(request, name_of(N_pins));
+    PyObject *ids = attribute_of(request, N_pins);
     bool hold = ids != NULL && batch_of(pins, ids);
     Py_XDECREF(ids);
     if (hold && pins->count > 0 &&
@@ -164,10 +164,12 @@ Verdict hit_released(Folding *folding)
     if (request == NULL || (word = request_step(request, REQUEST_UNMATCH)) < 0 ||
         (new_words = unpinned(folding, request, &pins)) == NULL)
         return REFERENCE;
+    Py_INCREF(request);
     Verdict verdict = unpin(folding, request, &pins, new_words);
     if (verdict == FOLDED && !set_number(request, N_word, word))
         verdict = FAILED;
     batch_clear(&pins);
+    Py_DECREF(request);
     return verdict;
 }
 
@@ -224,7 +226,7 @@ Verdict settle(Folding *folding, PyObject *request, int32_t word)
     const bool waited = state != REQUEST_DEFERRED && !is_empty(deferred);
     if (!waited && state != REQUEST_RELEASED)
         return FOLDED;
-    PyObject *name = PyObject_GetAttr(request, name_of(N_name));
+    PyObject *name = attribute_of(request, N_name);
     if (name == NULL)
         return FAILED;
     if (waited && PyDict_GetItemWithError(deferred, name) != NULL && PyDict_DelItem(deferred, name) < 0)

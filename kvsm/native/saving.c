@@ -31,6 +31,7 @@ typedef struct {
     PyObject **read; /* the objects that were read, by number; owned */
     Py_ssize_t read_room, read_used;
     const char *next, *end; /* what is read now */
+    bool is_used; /* it packs or unpacks: what it has written or read is half of a world */
 } Packer;
 
 static struct Numbered *place_in(const Numbers *numbers, const void *object)
@@ -114,6 +115,20 @@ static bool give_next_number(Packer *packer, PyObject *one)
 
 static Verdict pack_one(Packer *packer, PyObject *one);
 
+static PyObject *owned(PyObject *object)
+{
+    Py_XINCREF(object);
+    return object;
+}
+
+/* `take` of another object may drop this one from where it was found. NULL: an error is set. */
+static Verdict pack_owned(Packer *packer, PyObject *one)
+{
+    const Verdict verdict = one == NULL ? FAILED : pack_one(packer, one);
+    Py_XDECREF(one);
+    return verdict;
+}
+
 static Verdict pack_int(Packer *packer, PyObject *one)
 {
     int overflow;
@@ -160,10 +175,8 @@ static Verdict pack_each(Packer *packer, unsigned char head, PyObject *each)
     const bool is_tuple = head == TUPLE;
     const Py_ssize_t size = is_tuple ? PyTuple_Size(each) : PyList_Size(each);
     Verdict verdict = put_head(packer, head, (uint64_t)size) ? FOLDED : FAILED;
-    for (Py_ssize_t place = 0; verdict == FOLDED && place < size; place++) {
-        PyObject *one = is_tuple ? PyTuple_GetItem(each, place) : PyList_GetItem(each, place);
-        verdict = one == NULL ? FAILED : pack_one(packer, one);
-    }
+    for (Py_ssize_t place = 0; verdict == FOLDED && place < size; place++)
+        verdict = pack_owned(packer, owned(is_tuple ? PyTuple_GetItem(each, place) : PyList_GetItem(each, place)));
     return verdict;
 }
 
@@ -172,9 +185,20 @@ static Verdict pack_dict(Packer *packer, PyObject *dict)
     PyObject *key, *value;
     Py_ssize_t position = 0;
     Verdict verdict = put_head(packer, DICT, (uint64_t)PyDict_Size(dict)) ? FOLDED : FAILED;
-    while (verdict == FOLDED && PyDict_Next(dict, &position, &key, &value))
-        if ((verdict = pack_one(packer, key)) == FOLDED)
-            verdict = pack_one(packer, value);
+    const Py_ssize_t size = PyDict_Size(dict);
+    Py_ssize_t written = 0;
+    for (; verdict == FOLDED && PyDict_Next(dict, &position, &key, &value); written++) {
+        Py_INCREF(value);
+        verdict = pack_owned(packer, owned(key));
+        if (verdict == FOLDED)
+            verdict = pack_owned(packer, value);
+        else
+            Py_DECREF(value);
+    }
+    if (verdict == FOLDED && (written != size || PyDict_Size(dict) != size)) {
+        PyErr_SetString(PyExc_RuntimeError, "a dict was changed while it was saved");
+        verdict = FAILED;
+    }
     return verdict;
 }
 
@@ -183,7 +207,7 @@ static Verdict pack_known(Packer *packer, int64_t kind, PyObject *one)
 {
     PyObject *take = PyTuple_GetItem(PyTuple_GetItem(packer->kinds, (Py_ssize_t)kind), 1);
     const bool is_instance = take == Py_None;
-    PyObject *taken = is_instance ? PyObject_GetAttr(one, name_of(N___dict__)) : PyObject_CallFunctionObjArgs(take, one, NULL);
+    PyObject *taken = is_instance ? attribute_of(one, N___dict__) : PyObject_CallFunctionObjArgs(take, one, NULL);
     const bool done = held(packer, taken) != NULL && put_head(packer, is_instance ? INSTANCE : MADE, (uint64_t)kind);
     return done ? pack_one(packer, taken) : FAILED;
 }
@@ -231,15 +255,19 @@ static Verdict pack_one(Packer *packer, PyObject *one)
 /* What of a part is saved, and behind it the fields that it got later. */
 static Verdict pack_part(Packer *packer, PyObject *blank, PyObject *part)
 {
-    PyObject *fields = held(packer, PyObject_GetAttr(part, name_of(N___dict__))), *made = PyTuple_GetItem(blank, 1);
+    PyObject *fields = held(packer, attribute_of(part, N___dict__)), *made = PyTuple_GetItem(blank, 1);
     PyObject *names = PyTuple_GetItem(blank, 2), *name, *value;
     Verdict verdict = fields != NULL ? FOLDED : FAILED;
+    if (fields != NULL && !PyDict_Check(fields)) {
+        PyErr_SetString(PyExc_TypeError, "the fields of a part are a dict");
+        verdict = FAILED;
+    }
     for (Py_ssize_t place = 0; verdict == FOLDED && place < PyTuple_Size(names); place++) {
         name = PyTuple_GetItem(names, place);
         value = PyDict_GetItemWithError(fields, name);
         if (value == NULL && !PyErr_Occurred())
             PyErr_SetObject(PyExc_AttributeError, name);
-        verdict = value == NULL ? FAILED : pack_one(packer, value);
+        verdict = pack_owned(packer, owned(value));
     }
     if (verdict != FOLDED || PyDict_Size(fields) <= PyDict_Size(made))
         return verdict == FOLDED ? pack_one(packer, Py_None) : verdict;
@@ -250,6 +278,16 @@ static Verdict pack_part(Packer *packer, PyObject *blank, PyObject *part)
     return later == NULL ? FAILED : pack_one(packer, later);
 }
 
+/* Begin to use what a packer has one of. false: an error is set. */
+static bool use(Packer *packer)
+{
+    if (packer->is_used) {
+        PyErr_SetString(PyExc_RuntimeError, "this packer saves or loads another world");
+        return false;
+    }
+    return packer->is_used = true;
+}
+
 /* pack(parts): the saved fields of all parts; None: Python saves them. */
 static PyObject *py_pack(PyObject *self, PyObject *parts)
 {
@@ -257,6 +295,8 @@ static PyObject *py_pack(PyObject *self, PyObject *parts)
     const Py_ssize_t count = PyTuple_Size(packer->parts);
     if (!PyTuple_Check(parts) || PyTuple_Size(parts) != count)
         return PyErr_Format(PyExc_TypeError, "a world of this kind has %zd parts", count);
+    if (!use(packer))
+        return NULL;
     packer->used = 0;
     forget_numbers(&packer->seen);
     packer->taken = PyList_New(0);
@@ -266,6 +306,7 @@ static PyObject *py_pack(PyObject *self, PyObject *parts)
     for (Py_ssize_t place = 0; verdict == FOLDED && place < count; place++)
         verdict = pack_part(packer, PyTuple_GetItem(packer->parts, place), PyTuple_GetItem(parts, place));
     Py_CLEAR(packer->taken);
+    packer->is_used = false;
     if (verdict == FAILED)
         return NULL;
     if (verdict == REFERENCE)
@@ -329,19 +370,29 @@ static PyObject *kept(Packer *packer, PyObject *one)
     return one;
 }
 
+/* A list grows: what is made while it is read may look at it. */
+static int put_next(PyObject *each, Py_ssize_t place, PyObject *one)
+{
+    if (PyTuple_Check(each))
+        return PyTuple_SetItem(each, place, one);
+    const int done = PyList_Append(each, one);
+    Py_DECREF(one);
+    return done;
+}
+
 /* A tuple, a list or a set. A set has no member that names the set. */
 static PyObject *unpack_each(Packer *packer, unsigned char head, uint64_t size)
 {
     if (size > (uint64_t)(packer->end - packer->next))
         return cut_short();
     const bool is_tuple = head == TUPLE;
-    PyObject *each = is_tuple ? PyTuple_New((Py_ssize_t)size) : PyList_New((Py_ssize_t)size), *set;
+    PyObject *each = is_tuple ? PyTuple_New((Py_ssize_t)size) : PyList_New(0), *set;
     const Py_ssize_t number = is_tuple || each == NULL ? 0 : keep(packer, head == SET ? NULL : each);
     if (number < 0)
         Py_CLEAR(each);
     for (Py_ssize_t place = 0; each != NULL && place < (Py_ssize_t)size; place++) {
         PyObject *one = unpack_one(packer);
-        if (one == NULL || (is_tuple ? PyTuple_SetItem(each, place, one) : PyList_SetItem(each, place, one)) < 0)
+        if (one == NULL || put_next(each, place, one) < 0)
             Py_CLEAR(each);
     }
     if (head != SET || each == NULL)
@@ -370,7 +421,9 @@ static PyObject *new_of(PyObject *class)
 {
     PyObject *nothing = PyTuple_New(0);
     newfunc make = (newfunc)PyType_GetSlot((PyTypeObject *)class, Py_tp_new);
-    PyObject *one = nothing == NULL ? NULL : make((PyTypeObject *)class, nothing, NULL);
+    if (make == NULL)
+        PyErr_Format(PyExc_TypeError, "%R makes no objects", class);
+    PyObject *one = nothing == NULL || make == NULL ? NULL : make((PyTypeObject *)class, nothing, NULL);
     Py_XDECREF(nothing);
     return one;
 }
@@ -489,7 +542,7 @@ static PyObject *py_unpack(PyObject *self, PyObject *packed)
     Packer *packer = (Packer *)self;
     char *bytes;
     Py_ssize_t size, count = PyTuple_Size(packer->parts);
-    if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0)
+    if (PyBytes_AsStringAndSize(packed, &bytes, &size) < 0 || !use(packer))
         return NULL;
     packer->next = bytes;
     packer->end = bytes + size;
@@ -507,12 +560,24 @@ static PyObject *py_unpack(PyObject *self, PyObject *packed)
         done = unpack_part(packer, PyTuple_GetItem(packer->parts, place), PyList_GetItem(parts, place));
     for (; packer->read_used > 0; packer->read_used--)
         Py_XDECREF(packer->read[packer->read_used - 1]);
+    packer->is_used = false;
     if (!done)
         Py_CLEAR(parts);
     return parts;
 }
 
 /* --------------------------------------------------------------------------------------- for Python */
+
+/* Whether this is what `parts` or `kinds` consist of. false: an error is set. */
+static bool is_row(PyObject *row, bool of_parts)
+{
+    const bool fits = PyTuple_Check(row) && PyTuple_Size(row) == 3 && PyType_Check(PyTuple_GetItem(row, 0)) &&
+                      (!of_parts || (PyDict_Check(PyTuple_GetItem(row, 1)) && PyTuple_Check(PyTuple_GetItem(row, 2))));
+    if (!fits)
+        PyErr_SetString(PyExc_TypeError, of_parts ? "a part is (class, dict of fields, names of fields)"
+                                                  : "a kind is (class, take, make)");
+    return fits;
+}
 
 static PyObject *packer_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
@@ -528,8 +593,10 @@ static PyObject *packer_new(PyTypeObject *type, PyObject *arguments, PyObject *k
     Py_INCREF(packer->kinds = kinds);
     Py_INCREF(packer->constants = constants);
     bool done = true;
+    for (Py_ssize_t one = 0; done && one < PyTuple_Size(parts); one++)
+        done = is_row(PyTuple_GetItem(parts, one), true);
     for (Py_ssize_t one = 0; done && one < PyTuple_Size(kinds); one++)
-        done = give_number(&packer->kind_numbers, PyTuple_GetItem(PyTuple_GetItem(kinds, one), 0), (uint32_t)one);
+        done = is_row(PyTuple_GetItem(kinds, one), false) && give_number(&packer->kind_numbers, PyTuple_GetItem(PyTuple_GetItem(kinds, one), 0), (uint32_t)one);
     for (Py_ssize_t one = 0; done && one < PyTuple_Size(constants); one++)
         done = give_number(&packer->constant_numbers, PyTuple_GetItem(constants, one), (uint32_t)one);
     if (!done)

@@ -152,34 +152,66 @@ static int32_t slot_in(const SlotQueue *queue, PyObject *number)
     return (int32_t)slot;
 }
 
-typedef bool (*Visit)(SlotQueue *queue, int32_t slot, void *more);
+/* Slots of a batch, all read before the first is used: so a batch that is refused changes nothing, and no code of
+   Python runs while the queue is changed. */
+typedef struct {
+    Py_ssize_t count;
+    int32_t *slots, few[SMALL];
+} Read;
 
-/* Visit all of a batch: a tuple of any length, or an array of int64 with any stride. */
-static bool each_slot(SlotQueue *queue, PyObject *slots, Visit visit, void *more)
+static bool read_begin(Read *read, Py_ssize_t count)
 {
-    if (PyTuple_Check(slots)) {
-        for (Py_ssize_t one = 0; one < PyTuple_Size(slots); one++) {
-            const int32_t slot = slot_in(queue, PyTuple_GetItem(slots, one));
-            if (slot < 0 || !visit(queue, slot, more))
-                return false;
-        }
-        return true;
-    }
+    read->count = count;
+    read->slots = count <= SMALL ? read->few : malloc((size_t)count * sizeof *read->slots);
+    return read->slots != NULL || PyErr_NoMemory() != NULL;
+}
+
+static void read_end(Read *read)
+{
+    if (read->slots != read->few)
+        free(read->slots);
+}
+
+/* The slots of a tuple of any length. */
+static bool read_tuple(const SlotQueue *queue, PyObject *slots, Read *read)
+{
+    bool all = read_begin(read, PyTuple_Size(slots));
+    for (Py_ssize_t one = 0; all && one < read->count; one++)
+        all = (read->slots[one] = slot_in(queue, PyTuple_GetItem(slots, one))) >= 0;
+    return all;
+}
+
+/* The slots of an array of int64 with any stride. */
+static bool read_array(const SlotQueue *queue, PyObject *slots, Read *read)
+{
     Py_buffer buffer;
-    if (PyObject_GetBuffer(slots, &buffer, PyBUF_STRIDED_RO) < 0)
+    if (PyObject_GetBuffer(slots, &buffer, PyBUF_STRIDED_RO | PyBUF_FORMAT) < 0)
         return false;
-    bool all = buffer.ndim == 1 && buffer.itemsize == sizeof(int64_t);
+    bool all = buffer.ndim == 1 && is_int64(&buffer);
     if (!all)
-        PyErr_SetString(PyExc_TypeError, "slots are a tuple, or an array of int64");
-    for (Py_ssize_t one = 0; all && one < buffer.shape[0]; one++) {
+        PyErr_SetString(PyExc_TypeError, "slots are a tuple, or an aligned array of int64");
+    all = all && read_begin(read, buffer.shape[0]);
+    for (Py_ssize_t one = 0; all && one < read->count; one++) {
         const int64_t slot = *(const int64_t *)((const char *)buffer.buf + one * buffer.strides[0]);
-        if (slot < 0 || slot >= queue->capacity) {
+        all = slot >= 0 && slot < queue->capacity;
+        if (!all)
             PyErr_Format(PyExc_IndexError, "slot %lld is none of the %d", (long long)slot, queue->capacity);
-            all = false;
-        } else
-            all = visit(queue, (int32_t)slot, more);
+        read->slots[one] = (int32_t)slot;
     }
     PyBuffer_Release(&buffer);
+    return all;
+}
+
+typedef bool (*Visit)(SlotQueue *queue, int32_t slot, void *more);
+
+/* Visit all slots of a batch, or none: then an error is set. */
+static bool each_slot(SlotQueue *queue, PyObject *slots, Visit visit, void *more)
+{
+    Read read = {.slots = read.few};
+    bool all = PyTuple_Check(slots) ? read_tuple(queue, slots, &read) : read_array(queue, slots, &read);
+    for (Py_ssize_t one = 0; all && one < read.count; one++)
+        all = visit(queue, read.slots[one], more);
+    read_end(&read);
     return all;
 }
 
@@ -199,7 +231,10 @@ static bool visit_remove(SlotQueue *queue, int32_t slot, void *more)
 
 static bool visit_row(SlotQueue *queue, int32_t slot, void *more)
 {
-    (void)more;
+    bool *emptied = more;
+    if (!*emptied)
+        queue_clear(queue);
+    *emptied = true;
     const int32_t group = slot / GROUP;
     queue->size += !is_set(queue->row, slot);
     set_bit(queue->row, slot);
@@ -229,9 +264,11 @@ static PyObject *py_remove(PyObject *self, PyObject *slots)
 
 static PyObject *py_refill(PyObject *self, PyObject *slots)
 {
-    queue_clear((SlotQueue *)self);
-    if (!each_slot((SlotQueue *)self, slots, visit_row, NULL))
+    bool emptied = false;
+    if (!each_slot((SlotQueue *)self, slots, visit_row, &emptied))
         return NULL;
+    if (!emptied)
+        queue_clear((SlotQueue *)self);
     Py_RETURN_NONE;
 }
 
@@ -291,7 +328,8 @@ static PyObject *py_first(PyObject *self, PyObject *arguments, PyObject *keyword
     int64_t *slots = malloc((size_t)(count + 1) * sizeof *slots);
     if (slots == NULL)
         return PyErr_NoMemory();
-    for (int32_t slot = slot_behind(queue, -1); slot >= 0 && found < count; slot = slot_behind(queue, slot)) {
+    int64_t left = queue->size; /* `protected` may change the queue: then the walk ends here */
+    for (int32_t slot = slot_behind(queue, -1); slot >= 0 && found < count && left-- > 0; slot = slot_behind(queue, slot)) {
         int inside = 0;
         if (bars) {
             PyObject *number = PyLong_FromLong(slot);

@@ -113,7 +113,7 @@ static Verdict allocate(Folding *folding, PyObject *owners, PyObject *keys, cons
         queue_remove(free_slots, (int32_t)slots->ids[one]);
         fold->generation[slots->ids[one]] = folding->seq;
     }
-    PyObject *stale = PyObject_GetAttr(provenance, name_of(N_stale));
+    PyObject *stale = attribute_of(provenance, N_stale);
     if (stale == NULL)
         return FAILED;
     if (!is_empty(stale)) {

@@ -22,7 +22,7 @@ static void transfer_clear(Transfer *transfer)
 
 static bool read_batch(PyObject *record, Name name, Batch *batch)
 {
-    PyObject *ids = PyObject_GetAttr(record, name_of(name));
+    PyObject *ids = attribute_of(record, name);
     const bool read = ids != NULL && batch_of(batch, ids);
     Py_XDECREF(ids);
     return read;
@@ -38,7 +38,7 @@ static bool find(Folding *folding, PyObject *id, Transfer *transfer)
     if (transfer->record == NULL)
         return false;
     Py_INCREF(transfer->record);
-    PyObject *direction = PyObject_GetAttr(transfer->record, name_of(N_direction));
+    PyObject *direction = attribute_of(transfer->record, N_direction);
     transfer->store = direction == python.store;
     Py_XDECREF(direction);
     if (!get_number(transfer->record, N_id, &transfer->id) || !get_number(transfer->record, N_word, &word))
@@ -51,7 +51,7 @@ static bool find_with_batches(Folding *folding, PyObject *id, Transfer *transfer
 {
     return find(folding, id, transfer) && read_batch(transfer->record, N_slots, &transfer->slots) &&
            read_batch(transfer->record, N_device_blocks, &transfer->device_blocks) &&
-           (transfer->keys = PyObject_GetAttr(transfer->record, name_of(N_keys))) != NULL &&
+           (transfer->keys = attribute_of(transfer->record, N_keys)) != NULL &&
            PyTuple_CheckExact(transfer->keys);
 }
 
@@ -149,7 +149,7 @@ Verdict flush_requested(Folding *folding)
 /* The request of a load; borrowed. NULL: REFERENCE. */
 static PyObject *request_of(Folding *folding, const Transfer *transfer)
 {
-    PyObject *owners = PyObject_GetAttr(transfer->record, name_of(N_owners)), *request = NULL;
+    PyObject *owners = attribute_of(transfer->record, N_owners), *request = NULL;
     if (owners != NULL && PyTuple_CheckExact(owners) && PyTuple_Size(owners) == 1)
         request = named(folding, PyTuple_GetItem(PyTuple_GetItem(owners, 0), 0));
     Py_XDECREF(owners);
@@ -171,7 +171,7 @@ static Verdict publish(Folding *folding, const Transfer *transfer)
     PyObject *offers = field(folding, N_offers), *listener = field(folding, N_listener), *done;
     if (admit(folding, &transfer->slots, transfer->keys) != FOLDED)
         return FAILED;
-    PyObject *times = PyObject_GetAttr(offers, name_of(N_times));
+    PyObject *times = attribute_of(offers, N_times);
     if (times == NULL)
         return FAILED;
     const bool remembers = PyObject_Size(times) > 0;

@@ -3,7 +3,8 @@
 #include "witness.h"
 
 #include <stddef.h>
-#include <structmember.h>
+
+#define MOST_NUMBER ((long long)1 << 60)
 
 /* -------------------------------------------------------------------------------------- comparison */
 
@@ -27,7 +28,7 @@ static bool slots_agree(const Book *book, const Words *words)
 {
     for (Py_ssize_t one = 0; one < book->now_slots.count; one++) {
         const int64_t slot = book->now_slots.ids[one];
-        if (!means(PyList_GetItem(book->slots, (Py_ssize_t)slot), words->words[slot], books.slot_entries,
+        if (!means(at(book->slots, slot), words->words[slot], books.slot_entries,
                    books.slot_words, NUM_SLOT_ENTRIES, books.slot_reading))
             return false;
     }
@@ -75,7 +76,7 @@ static bool leases_agree(const Book *book, const Words *words)
 {
     for (Py_ssize_t one = 0; one < book->now_blocks.count; one++) {
         const int64_t block = book->now_blocks.ids[one];
-        if (!means(PyList_GetItem(book->leases, (Py_ssize_t)block), words->words[block], books.lease_entries,
+        if (!means(at(book->leases, block), words->words[block], books.lease_entries,
                    books.lease_words, NUM_LEASE_ENTRIES, books.lease_reading))
             return false;
     }
@@ -100,7 +101,7 @@ static bool same_number(PyObject *record, PyObject *other, Name name)
 
 static bool is_true(PyObject *record, Name name)
 {
-    PyObject *value = PyObject_GetAttr(record, name_of(name));
+    PyObject *value = attribute_of(record, name);
     Py_XDECREF(value);
     return value == Py_True;
 }
@@ -118,7 +119,7 @@ static bool transfers_agree(const Book *book, Folding *ledger, PyObject *id)
     const int expected = is_true(booked, N_abandoned)   ? TRANSFER_ABANDONED
                          : is_true(booked, N_submitted) ? TRANSFER_SUBMITTED
                                                         : TRANSFER_PLANNED;
-    PyObject *epoch = PyObject_GetAttr(record, name_of(N_epoch));
+    PyObject *epoch = attribute_of(record, N_epoch);
     const bool is_of_now =
         epoch != NULL && PyObject_RichCompareBool(epoch, field(ledger, N_epoch), Py_EQ) == 1;
     Py_XDECREF(epoch);
@@ -129,8 +130,8 @@ static bool transfers_agree(const Book *book, Folding *ledger, PyObject *id)
 static bool provenance_agrees(const Book *book, Folding *ledger)
 {
     PyObject *provenance = field(ledger, N_provenance);
-    PyObject *brought = PyObject_GetAttr(provenance, name_of(N_brought));
-    PyObject *stale = PyObject_GetAttr(provenance, name_of(N_stale));
+    PyObject *brought = attribute_of(provenance, N_brought);
+    PyObject *stale = attribute_of(provenance, N_stale);
     bool agrees = brought != NULL && PyDict_CheckExact(brought) && stale != NULL && is_empty(stale) &&
                   PySet_Size(book->older) == 0;
     for (Py_ssize_t one = 0; agrees && one < book->now_blocks.count; one++) {
@@ -148,7 +149,7 @@ static bool provenance_agrees(const Book *book, Folding *ledger)
 
 static bool same_cursor(PyObject *request, Name name, PyObject *expected)
 {
-    PyObject *found = PyObject_GetAttr(request, name_of(name));
+    PyObject *found = attribute_of(request, name);
     const bool same = found != NULL && (found == expected || PyObject_RichCompareBool(found, expected, Py_EQ) == 1);
     Py_XDECREF(found);
     return same;
@@ -175,7 +176,7 @@ static bool asks_agree(const Book *book, Folding *ledger, PyObject *name)
     const bool matches = PyDict_Contains(book->matches, name) == 1;
     if (request == NULL)
         return !matches && load == NULL && wait == NULL;
-    PyObject *pins = PyObject_GetAttr(request, name_of(N_pins)), *awaits = PyObject_GetAttr(request, name_of(N_awaits));
+    PyObject *pins = attribute_of(request, N_pins), *awaits = attribute_of(request, N_awaits);
     const bool waits = PyDict_Contains(field(ledger, N_deferred), name) == 1;
     int64_t found, expected = 0;
     const bool agree =
@@ -201,7 +202,7 @@ static bool requests_agree(const Following *followed, Folding *ledger)
 /* Whether as many keys are remembered as offered. */
 static bool offers_agree(const Book *book, Folding *ledger)
 {
-    PyObject *times = PyObject_GetAttr(field(ledger, N_offers), name_of(N_times));
+    PyObject *times = attribute_of(field(ledger, N_offers), N_times);
     const bool agree = times != NULL && PyObject_Size(times) == PyObject_Size(book->offers);
     Py_XDECREF(times);
     return agree;
@@ -308,7 +309,7 @@ static bool watch_one(Following *following, Folding *ledger, PyObject *event, bo
 {
     following->event = event;
     following->kind = kind_of(event);
-    following->seq_object = PyObject_GetAttr(event, name_of(N_seq));
+    following->seq_object = attribute_of(event, N_seq);
     const bool is_numbered = read_number(following->seq_object, &following->seq);
     PyErr_Clear();
     bool well = is_numbered && follow(following) == FOLDED;
@@ -336,8 +337,13 @@ static PyObject *py_watch(PyObject *self, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "OO!nO!O!", &ledger, &PyList_Type, &events, &place, &PyList_Type, &told,
                           &PyList_Type, &published))
         return NULL;
+    if (place < 0)
+        return PyErr_Format(PyExc_ValueError, "place is %zd; it must be 0 or more", place);
+    if (following.book->is_followed)
+        return PyErr_Format(PyExc_RuntimeError, "this witness follows an event");
     following.told = told;
     following.published = published;
+    following.book->is_followed = true;
     if ((PyObject *)Py_TYPE(ledger) == books.ledger && book_is_known(following.book)) {
         bool well = fold_begin(&folding, ledger);
         while (well && place < PyList_Size(events)) {
@@ -349,6 +355,7 @@ static PyObject *py_watch(PyObject *self, PyObject *arguments)
         }
         fold_end(&folding);
     }
+    following.book->is_followed = false;
     if (refusal != NULL && !PyObject_IsInstance(refusal, PyExc_Exception))
         PyErr_SetObject((PyObject *)Py_TYPE(refusal), refusal); /* Ctrl-C, for example */
     PyObject *left = PyErr_Occurred() ? NULL
@@ -369,7 +376,7 @@ static bool take_entries(PyObject *pairs, PyObject **entries, int32_t *words, Py
         return false;
     }
     for (Py_ssize_t one = 0; one < count; one++)
-        if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, one), "Oi", &entries[one], &words[one]))
+        if (!PyArg_ParseTuple(PyTuple_GetItem(pairs, one), "O!i", &PyTuple_Type, &entries[one], &words[one]))
             return false;
         else
             Py_INCREF(entries[one]);
@@ -379,34 +386,93 @@ static bool take_entries(PyObject *pairs, PyObject **entries, int32_t *words, Py
 PyObject *connect_witness(PyObject *module, PyObject *arguments)
 {
     PyObject *slots, *leases;
+    BookNames made = {0};
     (void)module;
-    if (!PyArg_ParseTuple(arguments, "OOOOOO", &books.booked_transfer, &books.ledger, &slots, &leases,
-                          &books.slot_reading, &books.lease_reading) ||
-        !take_entries(slots, books.slot_entries, books.slot_words, NUM_SLOT_ENTRIES) ||
-        !take_entries(leases, books.lease_entries, books.lease_words, NUM_LEASE_ENTRIES))
+    if (!PyArg_ParseTuple(arguments, "OO!OOOO", &made.booked_transfer, &PyType_Type, &made.ledger, &slots, &leases,
+                          &made.slot_reading, &made.lease_reading) || !is_ledger_class(made.ledger) ||
+        !take_entries(slots, made.slot_entries, made.slot_words, NUM_SLOT_ENTRIES) ||
+        !take_entries(leases, made.lease_entries, made.lease_words, NUM_LEASE_ENTRIES))
         return NULL;
     PyObject *module_of_arrays = PyImport_ImportModule("array");
-    books.array = module_of_arrays == NULL ? NULL : PyObject_GetAttrString(module_of_arrays, "array");
+    made.array = module_of_arrays == NULL ? NULL : PyObject_GetAttrString(module_of_arrays, "array");
     Py_XDECREF(module_of_arrays);
-    if (books.array == NULL)
+    if (made.array == NULL)
         return NULL;
-    Py_INCREF(books.booked_transfer);
-    Py_INCREF(books.ledger);
-    Py_INCREF(books.slot_reading);
-    Py_INCREF(books.lease_reading);
+    Py_INCREF(made.booked_transfer);
+    Py_INCREF(made.ledger);
+    Py_INCREF(made.slot_reading);
+    Py_INCREF(made.lease_reading);
+    books = made; /* all of it, or nothing */
     Py_RETURN_NONE;
 }
 
-#define OBJECT(name) {"_" #name, T_OBJECT_EX, offsetof(Book, name), 0, NULL}
-#define NUMBER(name) {"_" #name, T_LONGLONG, offsetof(Book, name), 0, NULL}
+/* An attribute and its place in a book. */
+typedef struct {
+    const char *name;
+    bool is_number;
+    size_t offset;
+} Member;
 
-static PyMemberDef members[] = {
+static PyObject *get_member(PyObject *self, void *closure)
+{
+    const Member *member = closure;
+    const char *place = (const char *)self + member->offset;
+    if (member->is_number)
+        return PyLong_FromLongLong(*(const long long *)place);
+    PyObject *object = *(PyObject *const *)place;
+    if (object == NULL)
+        return PyErr_Format(PyExc_AttributeError, "this witness has no %s yet", member->name);
+    Py_INCREF(object);
+    return object;
+}
+
+static int set_member(PyObject *self, PyObject *value, void *closure)
+{
+    const Member *member = closure;
+    char *place = (char *)self + member->offset;
+    if (value == NULL || ((Book *)self)->is_followed) {
+        PyErr_Format(PyExc_RuntimeError, value == NULL ? "%s is part of a witness" : "%s stays while events are followed",
+                     member->name);
+        return -1;
+    }
+    if (!member->is_number) {
+        PyObject *before = *(PyObject **)place;
+        Py_INCREF(value);
+        *(PyObject **)place = value;
+        Py_XDECREF(before);
+        return 0;
+    }
+    const long long number = PyLong_AsLongLong(value);
+    if (!PyErr_Occurred() && (number < -MOST_NUMBER || number > MOST_NUMBER))
+        PyErr_Format(PyExc_OverflowError, "%s is %lld", member->name, number);
+    if (PyErr_Occurred())
+        return -1;
+    *(long long *)place = number;
+    return 0;
+}
+
+#define OBJECT(name) {"_" #name, false, offsetof(Book, name)}
+#define NUMBER(name) {"_" #name, true, offsetof(Book, name)}
+
+static Member members[] = {
     OBJECT(slots),   OBJECT(leases),      OBJECT(keys),   OBJECT(held),      OBJECT(transfers), OBJECT(matches),
     OBJECT(loads),   OBJECT(waits),
     OBJECT(spoiled), OBJECT(brought),     OBJECT(older),  OBJECT(cursors),   OBJECT(may_go_back), OBJECT(offers),
     OBJECT(tick),    OBJECT(last_void),   OBJECT(last_end), OBJECT(last_loss), NUMBER(free),     NUMBER(idle),
-    NUMBER(chunk),   NUMBER(workers),     {NULL, 0, 0, 0, NULL},
+    NUMBER(chunk),   NUMBER(workers),
 };
+
+#define NUM_MEMBERS (sizeof members / sizeof *members)
+
+/* One for each member, and the end; filled when the type is made. */
+static PyGetSetDef attributes[NUM_MEMBERS + 1];
+
+void witness_begin_type(void)
+{
+    for (size_t one = 0; one < NUM_MEMBERS; one++)
+        attributes[one] =
+            (PyGetSetDef){.name = members[one].name, .get = get_member, .set = set_member, .closure = &members[one]};
+}
 
 static PyMethodDef methods[] = {
     {"watch", py_watch, METH_VARARGS, "As `Witness.watch` in Python."},
@@ -418,9 +484,9 @@ static void witness_dealloc(PyObject *self)
     Book *book = (Book *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    for (PyMemberDef *member = members; member->name != NULL; member++)
-        if (member->type == T_OBJECT_EX)
-            Py_CLEAR(*(PyObject **)((char *)book + member->offset));
+    for (size_t one = 0; one < NUM_MEMBERS; one++)
+        if (!members[one].is_number)
+            Py_CLEAR(*(PyObject **)((char *)book + members[one].offset));
     free(book->now_slots.ids);
     free(book->now_blocks.ids);
     free(book->named.ids);
@@ -432,7 +498,7 @@ static PyType_Slot slots[] = {
     {Py_tp_doc, "The native part of a witness: its attributes, and what it does with common events."},
     {Py_tp_dealloc, witness_dealloc},
     {Py_tp_methods, methods},
-    {Py_tp_members, members},
+    {Py_tp_getset, attributes},
     {0, NULL},
 };
 

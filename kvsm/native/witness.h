@@ -20,9 +20,10 @@ typedef struct {
     PyObject_HEAD
     PyObject *slots, *leases, *keys, *held, *transfers, *matches, *loads, *waits, *spoiled, *brought, *older, *cursors, *may_go_back,
         *offers, *tick, *last_void, *last_end, *last_loss;
-    long long free, idle, chunk, workers; /* T_LONGLONG */
+    long long free, idle, chunk, workers;
     Ids now_slots, now_blocks; /* what the event that was followed last touches */
     Ids named;                 /* what it names, where that is less */
+    bool is_followed;          /* events are being followed: its attributes stay as they are */
 } Book;
 
 /* An event that a book follows. */
@@ -60,7 +61,15 @@ extern BookNames books;
 static inline PyObject *slot_entry(SlotEntry entry) { return books.slot_entries[entry]; }
 static inline PyObject *lease_entry(LeaseEntry entry) { return books.lease_entries[entry]; }
 
-static inline PyObject *at(PyObject *list, int64_t place) { return PyList_GetItem(list, (Py_ssize_t)place); }
+/* None if the list was made shorter; borrowed. */
+static inline PyObject *at(PyObject *list, int64_t place)
+{
+    PyObject *entry = PyList_GetItem(list, (Py_ssize_t)place);
+    if (entry != NULL)
+        return entry;
+    PyErr_Clear();
+    return Py_None;
+}
 
 static inline void put(PyObject *list, int64_t place, PyObject *value)
 {
