@@ -26,7 +26,7 @@ from kvsm.states import BlockTrigger, LeaseTrigger, RequestTrigger, TransferTrig
 from kvsm.states.block import BLOCK
 from kvsm.states.transfer import TRANSFER
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 ERROR_CHARACTERS_MAX = 400
 """The longest error that `WorkerReported` holds. The rest of a longer one is cut off."""
@@ -193,14 +193,21 @@ class RequestPreempted(OffloadingEvent, frozen=True, array_like=True, gc=False, 
 
 class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=4):
     """The request finished or was aborted. It is RELEASED now, or when its load ends. Its stores go on,
-    because other requests may want the blocks."""
+    because other requests may want the blocks.
+
+    hand_over: it held blocks for another engine, and how that ended (`kvsm.hand_over.leases.LeaseEnd`):
+        "taken", "not needed" because that engine had them, or why no engine took them. Empty: it is a request
+        of the engine, or a copy to the disk.
+    """
 
     request: str
     aborted: bool = False
+    hand_over: str = ""
 
 
 class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5):
-    """The host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
+    """The answer to a lookup: the host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
+    A request may ask many times before it is admitted; the answer that was used is in `RequestAdmitted`.
 
     missed: the key at which the hit ends, because it was not readable. None if there was none, or if nothing
         was looked up.
@@ -213,7 +220,7 @@ class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5)
     them out of the host pool.
 
     The last three count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache groups.
-    None: the caller did not tell, or the log is older than the field.
+    None: the caller did not say.
     """
 
     request: str
@@ -410,6 +417,33 @@ class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
     ended: str = ""
 
 
+class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=27):
+    """The engine has given the request its blocks, and it reads the cache: the last answer to its lookup is
+    used. Its pins, if it has any, are what it is about to load. This event alone says what a request had;
+    metrics, tables, `kvsm top`, `kvsm report` and `kvsm whatif` count it. A request that reads no cache
+    (vLLM's `skip_reading_prefix_cache`) has none.
+
+    asked: full blocks of the request's tokens: of its prompt, and after a preemption of its output too.
+    on_device: how many of them the device had.
+    on_host: how many of them the engine takes from the host, behind the ones of the device. A load that fails
+        later does not change it.
+    missed: the key at which the used answer ended, because it was not readable. None if there was none, or
+        if nothing was looked up.
+    resumed: the request was admitted before, and has lost its blocks since: a preemption or a failed load.
+        Figures of a run leave it out, as vLLM's prefix cache metrics leave preempted requests out.
+
+    The counts are of device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache groups.
+    None: the caller did not say.
+    """
+
+    request: str
+    asked: Id | None = None
+    on_device: Id | None = None
+    on_host: Id | None = None
+    missed: bytes | None = None
+    resumed: bool = False
+
+
 class Reach(Enum):
     """What an event changes besides the things that its fields name; `kvsm.replay.concern` finds them."""
 
@@ -452,6 +486,7 @@ TRIGGERS: dict[type[OffloadingEvent], tuple[IntEnum, ...]] = {
     OffersCounted: (),
     BlocksRewritten: (),
     Restarted: (_B.RESTART, _T.CANCEL, _T.LOSE, _L.RESTART, _R.RESTART),
+    RequestAdmitted: (),
 }
 """Which triggers each kind may pull, on blocks, transfers, leases and requests. Where a kind has several for
 one machine, its fields or its transfer decide between them: good or bad, store or load."""
@@ -486,5 +521,6 @@ REACHES: dict[type[OffloadingEvent], tuple[Reach, ...]] = {
     OffersCounted: (),
     BlocksRewritten: (),
     Restarted: (Reach.PROCESS,),
+    RequestAdmitted: (),
 }
 """What each kind changes besides the things that its fields name."""

@@ -26,6 +26,7 @@ import msgspec
 from kvsm import events as ev
 from kvsm.events import KINDS, OffloadingEvent, RejectReason, SkipReason
 from kvsm.gauges import gauges
+from kvsm.hand_over.leases import LeaseEnd
 from kvsm.ids import count
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.log import LogReader, LogWriter
@@ -42,12 +43,14 @@ _OUTCOMES: dict[int, str] = {
 }
 _WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
 _CUT_OFF = "cut off"
-_TAKEN, _GIVEN_UP = "taken", "given up"
 _ENDS = (*_OUTCOMES.values(), _CUT_OFF)
 _ON_DEVICE, _ON_HOST, _NOWHERE = "on the device", "on the host", "nowhere"
 _COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
 
 _DIRECTIONS = {"direction": ("store", "load")}
+_STORE, _LOAD, _COPY_OUT = "store", "load", "copy out"
+_COPIED = {"direction": (_STORE, _LOAD, _COPY_OUT)}
+"""A store copies to the host, a load to the device, and a copy out to the disk below the host."""
 _BLOCKS = tuple([1 << power for power in range(13)])
 _BYTES = tuple([4096 << 2 * power for power in range(12)])
 _SECONDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0) for figure in (1, 2.5, 5)])
@@ -76,13 +79,14 @@ class Metric(NamedTuple):
 METRICS = (
     Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
     Metric("blocks_imported", "counter", "Blocks from another engine or the disk, among the stored ones."),
-    Metric("blocks_loaded", "counter", "Blocks whose load completed on every worker."),
-    Metric("blocks_copied_out", "counter", "Blocks copied to the disk. They are among the loaded ones."),
-    Metric("blocks_matched", "counter", "Blocks that matches found and pinned."),
+    Metric("blocks_loaded", "counter", "Blocks whose load to the device completed on every worker."),
+    Metric("blocks_copied_out", "counter", "Blocks read for the disk; disk_blocks_stored: that it has."),
+    Metric("blocks_matched", "counter", "Host slots that requests were admitted with."),
     Metric(
         "blocks_asked",
         "counter",
-        "Blocks of prompts, by where a match found them. Another match of the request counts them again.",
+        "Device blocks of prompts, by where they were when the request was admitted. A request that reads no "
+        "cache, or is admitted again after a preemption or a failed load, is not counted.",
         {"found": (_ON_DEVICE, _ON_HOST, _NOWHERE)},
     ),
     Metric("blocks_evicted", "counter", "Blocks evicted to make room."),
@@ -94,13 +98,18 @@ METRICS = (
     ),
     Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
     Metric("key_bytes", "counter", "Bytes of the keys in events."),
-    Metric("matches", "counter", "Prefix matches whose result was new.", {"result": ("hit", "miss")}),
+    Metric(
+        "matches",
+        "counter",
+        "Admitted requests, as in blocks_asked, by whether the host served a block.",
+        {"result": ("hit", "miss")},
+    ),
     Metric("requests", "counter", "Requests that finished or were aborted.", {"end": (_FINISHED, "aborted")}),
     Metric(
         "hand_overs",
         "counter",
-        "Requests that held blocks for another engine, and are over. They are among the requests.",
-        {"end": (_TAKEN, _GIVEN_UP)},
+        "Requests that held blocks for another engine, by how that ended. They are among the requests.",
+        {"end": tuple([end.value for end in LeaseEnd])},
     ),
     Metric("preemptions", "counter", "Requests whose device blocks were taken."),
     Metric("deferrals", "counter", "Waits of a request for a transfer."),
@@ -111,12 +120,12 @@ METRICS = (
         {"how": (_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF)},
     ),
     Metric("loads_voided", "counter", "Loads given up before they began: a matched block was voided."),
-    Metric("transfers_planned", "counter", "Transfers planned.", _DIRECTIONS),
+    Metric("transfers_planned", "counter", "Transfers planned.", _COPIED),
     Metric(
         "transfers_ended",
         "counter",
         "Transfers that are over. The other planned ones are live. Cut off: their process ended first.",
-        {**_DIRECTIONS, "outcome": _ENDS},
+        {**_COPIED, "outcome": _ENDS},
     ),
     Metric(
         "imports_ended",
@@ -124,12 +133,7 @@ METRICS = (
         "Stores from another engine or the disk that are over. They are among the transfers.",
         {"outcome": _ENDS},
     ),
-    Metric(
-        "transfers_abandoned",
-        "counter",
-        "Transfers in flight at a reset. They end drained or lost.",
-        _DIRECTIONS,
-    ),
+    Metric("transfers_abandoned", "counter", "Transfers in flight at a reset: drained or lost.", _COPIED),
     Metric("transfers_flushed", "counter", "Transfers that the engine had to wait for."),
     Metric(
         "reports_rejected",
@@ -146,26 +150,26 @@ METRICS = (
         {"kind": tuple([kind.__name__ for kind in _COUNTED_KINDS])},
     ),
     Metric("log_events_dropped", "counter", "Events that could not be written, and are missing in the log."),
-    Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _DIRECTIONS, _BLOCKS),
+    Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _COPIED, _BLOCKS),
     Metric(
         "transfer_bytes",
         "histogram",
         "Bytes that a completed transfer copied, on all workers together.",
-        _DIRECTIONS,
+        _COPIED,
         _BYTES,
     ),
     Metric(
         "transfer_seconds",
         "histogram",
         "Seconds of wall time from submission to the last report of a completed transfer.",
-        _DIRECTIONS,
+        _COPIED,
         _SECONDS,
     ),
     Metric(
         "transfer_steps",
         "histogram",
         "Engine steps from submission to the last report of a completed transfer.",
-        _DIRECTIONS,
+        _COPIED,
         _STEPS,
     ),
     Metric("deferral_ticks", "histogram", "Ticks that a request waited for a transfer.", {}, _STEPS),
@@ -185,7 +189,7 @@ METRICS = (
     Metric(
         "retired_device_blocks", "gauge", "Device blocks lost for good to loads that were never reported."
     ),
-    Metric("live_transfers", "gauge", "Transfers planned or in flight.", _DIRECTIONS),
+    Metric("live_transfers", "gauge", "Transfers planned or in flight; copies out are loads.", _DIRECTIONS),
     Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
     Metric("known_requests", "gauge", "Requests that are not over."),
     Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
@@ -262,8 +266,8 @@ class _Flight(msgspec.Struct, gc=False):
     record: TransferRecord
     device_blocks: int
     """How many it copies to or from, at the device or elsewhere."""
-    elsewhere: bool = False
-    """Whether its other end is not the device: a store from another engine, a load to the disk."""
+    imported: bool = False
+    """Whether it stores from another engine or from the disk."""
     step: int = 0
     wall_ns: int = 0
 
@@ -289,17 +293,15 @@ class Metrics:
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
-        self._loads_voided = self._transfers_flushed = self._blocks_imported = self._blocks_copied_out = 0
+        self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
         self._imports_ended = dict.fromkeys(_ENDS, 0)
         self._copies: set[str] = set()  # to another tier; the ledger has them as requests
-        self._hand_overs: set[str] = set()
-        """Requests that hold blocks for another engine."""
-        self._hand_overs_ended = {_TAKEN: 0, _GIVEN_UP: 0}
+        self._hand_overs_ended = {end.value: 0 for end in LeaseEnd}
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
         self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF), 0)
         self._deferral_ticks = _numbers()
-        self._stores, self._loads = _Tally(), _Tally()
+        self._stores, self._loads, self._copies_out = _Tally(), _Tally(), _Tally()
 
     @classmethod
     def attached_to(cls, offloader: Offloader) -> Metrics:
@@ -337,7 +339,6 @@ class Metrics:
         self._flights = {id: one for id, one in self._flights.items() if id in ledger.transfers}
         for id, flight in self._flights.items():
             flight.record = ledger.transfers[id]
-        self._hand_overs.intersection_update(ledger.requests)
         self._copies.intersection_update(ledger.requests)
 
     def append(self, event: OffloadingEvent) -> None:
@@ -358,14 +359,15 @@ class Metrics:
     def values(self) -> dict[str, Any]:
         """Name -> its value so far, an int or a `HistogramValue`. With labels: value of the first label ->
         (value of the second ->) the same."""
-        stores, loads, seen = self._stores, self._loads, dict(self._events)
-        config = self.ledger.config
-        of_stores, of_loads = (one.histograms(config.block_bytes * config.workers) for one in (stores, loads))
+        seen, config = dict(self._events), self.ledger.config
+        tallies = {_STORE: self._stores, _LOAD: self._loads, _COPY_OUT: self._copies_out}
+        bytes_per_block = config.block_bytes * config.workers
+        copied = {name: tally.histograms(bytes_per_block) for name, tally in tallies.items()}
         return {
-            "blocks_stored": of_stores["transfer_blocks"].sum,
+            "blocks_stored": copied[_STORE]["transfer_blocks"].sum,
             "blocks_imported": self._blocks_imported,
-            "blocks_loaded": of_loads["transfer_blocks"].sum,
-            "blocks_copied_out": self._blocks_copied_out,
+            "blocks_loaded": copied[_LOAD]["transfer_blocks"].sum,
+            "blocks_copied_out": copied[_COPY_OUT]["transfer_blocks"].sum,
             "blocks_matched": self._blocks_matched,
             "blocks_asked": {
                 _ON_DEVICE: self._on_device,
@@ -383,10 +385,10 @@ class Metrics:
             "deferrals": seen[ev.RequestDeferred],
             "deferrals_ended": dict(self._deferrals_ended),
             "loads_voided": self._loads_voided,
-            "transfers_planned": {"store": stores.planned, "load": loads.planned},
-            "transfers_ended": {"store": dict(stores.ended), "load": dict(loads.ended)},
+            "transfers_planned": {name: tally.planned for name, tally in tallies.items()},
+            "transfers_ended": {name: dict(tally.ended) for name, tally in tallies.items()},
             "imports_ended": dict(self._imports_ended),
-            "transfers_abandoned": {"store": stores.abandoned, "load": loads.abandoned},
+            "transfers_abandoned": {name: tally.abandoned for name, tally in tallies.items()},
             "transfers_flushed": self._transfers_flushed,
             "reports_rejected": dict(self._rejected_reports),
             "resets": seen[ev.CacheReset],
@@ -394,7 +396,7 @@ class Metrics:
             "events": {kind.__name__: seen[kind] for kind in _COUNTED_KINDS},
             "log_events_dropped": self.log_health()[0],
             "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
-            **{name: {"store": of_stores[name], "load": of_loads[name]} for name in of_stores},
+            **{name: {way: copied[way][name] for way in copied} for name in copied[_STORE]},
         }
 
     def gauges(self) -> dict[str, Any]:
@@ -425,28 +427,26 @@ class Metrics:
             self._aborted_requests += 1
         else:
             self._finished_requests += 1
-        if event.request in self._hand_overs:
-            self._hand_overs.remove(event.request)
-            self._hand_overs_ended[_GIVEN_UP if event.aborted else _TAKEN] += 1
+        if event.hand_over in self._hand_overs_ended:
+            self._hand_overs_ended[event.hand_over] += 1
         if self._waiting:
             self._end_waits(_FINISHED)
 
     def _matched(self, event: ev.HitMatched) -> None:
-        slots, missed = event.slots, event.missed
-        if event.request in self._copies:
+        if event.missed is not None:
+            self._key_bytes += len(event.missed)
+
+    def _admitted(self, event: ev.RequestAdmitted) -> None:
+        if event.missed is not None:
+            self._key_bytes += len(event.missed)
+        if event.resumed:
             return
-        if missed is not None:
-            self._key_bytes += len(missed)
-        if slots:
-            self._hits += 1
-            self._blocks_matched += len(slots) if type(slots) is tuple else count(slots)
-            if event.asked == 0:
-                self._hand_overs.add(event.request)
-        else:
-            self._misses += 1
+        on_device, on_host = event.on_device or 0, event.on_host or 0
+        slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
+        self._blocks_matched += slots
+        self._hits += slots > 0
+        self._misses += slots == 0
         if event.asked is not None:
-            # A core without a scheduler tells nothing of the device.
-            on_device, on_host = event.on_device or 0, event.on_host or 0
             self._on_device += on_device
             self._on_host += on_host
             self._nowhere += max(0, event.asked - on_device - on_host)
@@ -496,10 +496,10 @@ class Metrics:
         if event.voided:
             self._loads_voided += 1
         else:
-            self._loads.planned += 1
+            tally = self._copies_out if event.target else self._loads
+            tally.planned += 1
             record = self.ledger.transfers[event.seq]
-            blocks = len(record.device_blocks)
-            self._flights[event.seq] = _Flight(self._loads, record, blocks, bool(event.target))
+            self._flights[event.seq] = _Flight(tally, record, len(record.device_blocks))
 
     def _submitted(self, event: ev.TransfersSubmitted) -> None:
         for id in event.transfers:
@@ -536,21 +536,16 @@ class Metrics:
         for flight in self._flights.values():
             self._count_end(flight, _CUT_OFF)
         self._flights.clear()
-        self._hand_overs.clear()
         self._copies.clear()
         self._deferrals_ended[_CUT_OFF] += len(self._waiting)
         self._waiting.clear()
 
     def _count_end(self, flight: _Flight, outcome: str) -> None:
         flight.tally.ended[outcome] += 1
-        if not flight.elsewhere:
-            return
-        blocks = len(flight.record.slots) if outcome == _OUTCOMES[COMPLETED] else 0
-        if flight.tally is self._stores:
+        if flight.imported:
             self._imports_ended[outcome] += 1
-            self._blocks_imported += blocks
-        else:
-            self._blocks_copied_out += blocks
+            if outcome == _OUTCOMES[COMPLETED]:
+                self._blocks_imported += len(flight.record.slots)
 
     def _flushed(self, event: ev.FlushRequested) -> None:
         self._transfers_flushed += len(event.transfers)
@@ -580,6 +575,7 @@ _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
     ev.RequestPreempted: Metrics._preempted,
     ev.RequestFinished: Metrics._finished,
     ev.HitMatched: Metrics._matched,
+    ev.RequestAdmitted: Metrics._admitted,
     ev.RequestDeferred: Metrics._deferred,
     ev.KeysRecalled: Metrics._recalled,
     ev.BlocksEvicted: Metrics._evicted,

@@ -117,6 +117,8 @@ class OutsideBooks:
         self.live: dict[int, TransferBook] = {}
         self.stays: list[Stay] = []
         self.lookups: list[LookupBook] = []
+        self._answers: dict[str, tuple[int, bytes | None]] = {}
+        """Request -> its last answer, if it was not admitted with it: (slots, missed key)."""
         self.resets: list[Span] = []
         self.restarts: list[Span] = []
         self._last_life: dict[bytes, BlockBook] = {}
@@ -205,6 +207,27 @@ class OutsideBooks:
             return
         for slot in slots:
             self.in_slot[slot].hits.append(span[1])
+        self._answers[request] = len(slots), missed
+        self._note_lookup(span, request, slots, missed)
+
+    def after_admit(
+        self,
+        span: Span,
+        _: None,
+        request: str,
+        asked: int | None = None,
+        on_device: int | None = None,
+        on_host: int | None = None,
+        missed: bytes | None = None,
+        resumed: bool = False,
+    ) -> None:
+        """The request gets its blocks. The used answer is a lookup of its own if it was not the last one."""
+        if self._kind(span) == "RequestAdmitted":
+            slots = to_list(self._core.ledger.requests[request].pins) if on_host != 0 else []
+            if self._answers.pop(request, None) != (len(slots), missed):
+                self._note_lookup(span, request, slots, missed)
+
+    def _note_lookup(self, span: Span, request: str, slots: Sequence[int], missed: bytes | None) -> None:
         reason = None if missed is None else self.why(missed)
         last = None if missed is None else self._last_life.get(missed)
         if last is not None and last.gone is not None and last.wanted is None:

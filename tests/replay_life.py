@@ -53,6 +53,7 @@ class Life:
         self.config = OffloadConfig(**{**defaults, **config})
         self.events = MemoryLog()
         self.writer = None if log is None else self._open(log, writer or {})
+        self.admitted = set[str]()
         ticks = count(1)
         self._clock_ns = clock_ns or (lambda: next(ticks))
         self.core = Offloader(self.config, self, clock_ns=self._clock_ns)
@@ -138,6 +139,8 @@ class Life:
         homes = [block for slot in pins for block in self.home(ledger.key_of[slot])]
         if other % 4 < 2 and len(set(homes)) == len(homes) and set(homes) <= set(free):
             blocks = homes
+        self.core.admit(request(one), 2, 0, 2, resumed=request(one) in self.admitted)
+        self.admitted.add(request(one))
         self.core.prepare_load(request(one), [blocks[part] for part in parts] if parts else blocks, parts)
 
     def unleased(self) -> list[int]:

@@ -221,7 +221,15 @@ def test_each_kind_of_event_is_in_a_story_or_left_out_on_purpose() -> None:
     }
     timing = {ev.RequestDeferred, ev.TransfersSubmitted, ev.ReportRejected, ev.FlushRequested, ev.Ticked}
     bookkeeping = {
-        *(ev.LogOpened, ev.HitReleased, ev.KeysRecalled, ev.BlocksTouched, ev.StepEnded, ev.BlocksOffered),
+        *(
+            ev.LogOpened,
+            ev.RequestAdmitted,
+            ev.HitReleased,
+            ev.KeysRecalled,
+            ev.BlocksTouched,
+            ev.StepEnded,
+            ev.BlocksOffered,
+        ),
         *(ev.OffersCounted, ev.BlocksRewritten),
     }
     assert told | timing | bookkeeping == set(ev.KINDS)

@@ -156,9 +156,9 @@ class TestEvents:
             assert get_type_hints(kind)
             assert kind.__doc__ or kind.__name__ in {"RequestArrived", "StepEnded"}
 
-    def test_schema_version_is_one(self) -> None:
-        """A higher version needs readers for all older logs: it must be a decision."""
-        assert SCHEMA_VERSION == 1
+    def test_schema_version_is_a_decision(self) -> None:
+        """A higher version refuses all older logs. 2: what a request had is said when it is admitted."""
+        assert SCHEMA_VERSION == 2
 
 
 class TestConfig:

@@ -345,6 +345,18 @@ def test_a_lease_that_was_revoked_under_its_reader_was_not_held(
     assert answers(pair[1]) == [GivenBack(held=False)]
 
 
+@pytest.mark.parametrize(("had", "end"), [(True, LeaseEnd.NOT_NEEDED), (False, LeaseEnd.GIVEN_UP)])
+def test_a_decode_engine_says_whether_it_had_what_it_gives_back(
+    pair: tuple[HandOverService, Claims], table: LeaseTable, had: bool, end: LeaseEnd
+) -> None:
+    """A prompt that the decode engine has already is no failure of the hand-over."""
+    table.ready("a", OFFER)
+    pair[1].ask(1, "p", claim())
+    assert answers(pair[1]) == [OFFER]
+    pair[1].give_back(1, read=False, had=had)
+    assert until_ended(table) == [("a", end)]
+
+
 @pytest.mark.parametrize("is_ready", [True, False])
 def test_what_the_decode_engine_wants_no_more_is_given_up_at_once(
     pair: tuple[HandOverService, Claims], table: LeaseTable, is_ready: bool

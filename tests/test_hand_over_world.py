@@ -170,14 +170,24 @@ def keep_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         OutgoingHandOvers._release_ended,
-        "self._core.finish(out.name, aborted=end is not LeaseEnd.TAKEN)",
+        "self._core.finish(out.name, aborted=given_up, hand_over=end.value)",
         "pass",
     )
 
 
 def decline_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     """A decode engine that does not want a hand-over tells nobody."""
-    plant(monkeypatch, IncomingHandOvers._give_up, "self._claims.give_back(one.ticket, read=False)", "pass")
+    plant(
+        monkeypatch,
+        IncomingHandOvers._give_up,
+        "self._claims.give_back(one.ticket, read=False, had=had)",
+        "pass",
+    )
+
+
+def had_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine that has all blocks says that it gives the hand-over up."""
+    plant(monkeypatch, IncomingHandOvers._give_up, "had=had", "had=False")
 
 
 def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,6 +212,7 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         (copy_the_wrong_slots, "S2", 2),
         (keep_a_pin, "S4 S9", 1),
         (decline_in_silence, "S4 S9", 0),
+        (had_is_given_up, "S10", 0),
         (count_one_rank, "S2 S9", 23),
     ],
 )

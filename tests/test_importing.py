@@ -17,6 +17,7 @@ import kvsm
 from kvsm.cli import main
 from kvsm.errors import InvalidEvent, WrongArgument
 from kvsm.events import OffloadConfig, SkipReason, StorePlanned
+from kvsm.hand_over.leases import LeaseEnd
 from kvsm.ids import to_list
 from kvsm.log import LogReader
 from kvsm.log.frames import segment_paths
@@ -186,15 +187,15 @@ def test_readers_of_a_log_are_told_of_the_other_source(tmp_path: Path) -> None:
     assert line.endswith("from engine p-1, by store 2 of request r")
 
 
-def hand_over(core: Offloader, name: str, *, aborted: bool = False) -> None:
-    """Hold two slots for another engine, until it has taken them or they are given up."""
+def hand_over(core: Offloader, name: str, end: LeaseEnd) -> None:
+    """Hold two slots for another engine, until the hand-over ends in this way."""
     core.pin(name, [0, 1], None, 0, 0, 0)
-    core.finish(name, aborted=aborted)
+    core.finish(name, aborted=end is LeaseEnd.EXPIRED, hand_over=end.value)
 
 
 @pytest.fixture
 def both_ways(tmp_path: Path) -> Path:
-    """A log of four imports (two good, one failed, one lost) and three hand-overs (two taken)."""
+    """A log of four imports (two good, one failed, one lost) and four hand-overs (two taken)."""
     config = OffloadConfig(host_blocks=16, device_blocks=8, block_tokens=16)
     with Offloader.open(config, tmp_path / "log") as core:
         for place, good in enumerate((True, False, True)):
@@ -205,8 +206,8 @@ def both_ways(tmp_path: Path) -> Path:
         assert lost is not None
         core.submit([lost.transfer])
         core.lose(lost.transfer)
-        for number, aborted in enumerate((False, True, False)):
-            hand_over(core, f"hand-over-{number}-of-q", aborted=aborted)
+        for number, end in enumerate((LeaseEnd.TAKEN, LeaseEnd.EXPIRED, LeaseEnd.TAKEN, LeaseEnd.NOT_NEEDED)):
+            hand_over(core, f"hand-over-{number}-of-q", end)
     return tmp_path / "log"
 
 
@@ -227,8 +228,13 @@ def test_metrics_count_blocks_of_other_engines_and_hand_overs_apart(both_ways: P
         "failed": 1,
         "lost": 1,
     }
-    assert values["hand_overs"] == {"taken": 2, "given up": 1}
-    assert values["requests"] == {"finished": 5, "aborted": 1}
+    assert {end: n for end, n in values["hand_overs"].items() if n} == {
+        "taken": 2,
+        "not needed": 1,
+        "expired": 1,
+    }
+    assert values["requests"] == {"finished": 6, "aborted": 1}
+    assert values["matches"] == {"hit": 0, "miss": 0}
 
 
 def test_tables_name_the_engine_that_blocks_came_from(both_ways: Path) -> None:
@@ -244,9 +250,9 @@ def test_tables_name_the_engine_that_blocks_came_from(both_ways: Path) -> None:
 
 def test_a_report_tells_what_came_and_what_went(both_ways: Path) -> None:
     told = CliRunner().invoke(main, ["report", str(both_ways)]).output
-    assert "hand-overs to other engines: 2 taken, 1 given up" in told
+    assert "hand-overs to other engines: 2 taken, 1 not needed, 1 given up" in told
     figures = json.loads(CliRunner().invoke(main, ["report", str(both_ways), "--json"]).output)
-    assert figures["hand_overs"] == {"taken": 2, "given_up": 1, "held": 0}
+    assert figures["hand_overs"] == {"taken": 2, "not_needed": 1, "given_up": 1, "held": 0}
     ends: Counter[str] = Counter()
     for one in figures["elsewhere"]:
         assert one["direction"] == "store"
@@ -322,6 +328,4 @@ def test_a_request_that_holds_blocks_for_another_engine_is_told_as_such(tmp_path
         "another engine"
     )
     answer = CliRunner().invoke(main, ["why", str(tmp_path / "log"), "hand-over-1-of-r"])
-    assert (
-        "found 2 slots on the host, and asked for nothing: it held them for another engine" in answer.output
-    )
+    assert "It held 2 slots on the host for another engine" in answer.output

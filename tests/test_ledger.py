@@ -52,6 +52,7 @@ FIELDS: dict[type[OffloadingEvent], tuple[st.SearchStrategy[object], ...]] = {
     ev.BlocksOffered: (st.lists(st.tuples(NAMES, CURSORS, CURSORS), max_size=2).map(tuple),),
     ev.OffersCounted: (KEYS,),
     ev.BlocksRewritten: (BLOCKS,),
+    ev.RequestAdmitted: (NAMES, st.integers(0, 3)),
 }
 
 

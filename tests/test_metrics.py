@@ -172,7 +172,7 @@ def test_reset_cancels_plans_and_abandons_copies_once() -> None:
     core.reset()
     values = metrics.values()
     assert values["resets"] == 2
-    assert values["transfers_abandoned"] == {"store": 1, "load": 0}
+    assert values["transfers_abandoned"] == {"store": 1, "load": 0, "copy out": 0}
     assert values["transfers_ended"]["store"]["cancelled"] == 2
 
 
@@ -199,16 +199,24 @@ def test_rejected_reports_are_counted_by_reason() -> None:
 def test_hits_misses_and_evictions() -> None:
     core, metrics = metered(host_blocks=3)
     core.match("r", keys(2))
+    core.admit("r", 2, 0, 0, keys(1)[0])
     store(core, "r", keys(3))
+    for _ in range(3):
+        core.match("q", keys(2))
+    core.admit("q", 2, 0, 2)
+    core.preempt("q")
     core.match("q", keys(2))
+    core.admit("q", 2, 0, 2, resumed=True)
+    core.match("waits", keys(2))
     core.finish("q", aborted=True)
+    core.finish("waits")
     core.finish("r")
     store(core, "s", keys(2, "s"))
     values = metrics.values()
     assert values["matches"] == {"hit": 1, "miss": 1}
     assert (values["blocks_matched"], values["blocks_evicted"]) == (2, 2)
     assert values["blocks_asked"] == {"on the device": 0, "on the host": 2, "nowhere": 2}
-    assert values["requests"] == {"finished": 1, "aborted": 1}
+    assert values["requests"] == {"finished": 2, "aborted": 1}
 
 
 @pytest.mark.parametrize("how", ["woken", "timed out", "finished", "preempted"])

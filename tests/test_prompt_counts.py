@@ -1,9 +1,9 @@
-"""What the log says about prompts and failed copies: blocks asked for, blocks of the device and the host, and
-errors. The engine keeps its own count of what it asked and was answered."""
+"""What the log says about prompts and failed copies: blocks of prompts, where they were when the request was
+admitted, and errors. The engine keeps its own count (`kvsm.worlds.run_figures`)."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -23,70 +23,9 @@ from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.small_workers import COPY_ERROR
 
 
-class Answer(NamedTuple):
-    """A call of the engine that was answered: blocks of the prompt, on the device, from the host; and whether
-    the request can have no match, because its load is in flight."""
-
-    counts: tuple[int, int, int]
-    loading: bool
-
-
 def counted(one: Any) -> tuple[int | None, int | None, int | None]:
     """The three counts of an event."""
     return one.asked, one.on_device, one.on_host
-
-
-def told(row: dict[str, Any]) -> tuple[int | None, int | None, int | None]:
-    """The three counts of a row of a table."""
-    return row["asked"], row["on_device"], row["on_host"]
-
-
-def watch(engine: SmallEngine) -> dict[str, list[Answer | str]]:
-    """What the engine itself sees, by request: each answer, and each time that it takes the blocks back."""
-    seen: dict[str, list[Answer | str]] = {}
-    ask, size = engine.scheduler.get_num_new_matched_tokens, engine.config.alignment
-    preempt = engine.preempt
-
-    def asks(request: Any, local: int) -> tuple[int | None, bool]:
-        found, loads = ask(request, local)
-        if found is not None:
-            loading = not engine.core.may_match(request.request_id)
-            counts = request.num_tokens // size, local // size, found // size
-            seen.setdefault(request.request_id, []).append(Answer(counts, loading))
-        return found, loads
-
-    def preempts(request: SmallRequest) -> None:
-        if request.request_id in engine.running:
-            seen.setdefault(request.request_id, []).append("preempted")
-        preempt(request)
-
-    engine.scheduler.get_num_new_matched_tokens = asks  # type: ignore[method-assign]
-    engine.preempt = preempts  # type: ignore[method-assign]
-    return seen
-
-
-def first_answers(answers: list[Answer | str]) -> list[tuple[int, int, int]]:
-    """The first answers to a request: after its arrival, and after each preemption."""
-    firsts, fresh = [], True
-    for one in answers:
-        if isinstance(one, str):
-            fresh = True
-        elif fresh and not one.loading:
-            firsts.append(one.counts)
-            fresh = False
-    return firsts
-
-
-def first_events(engine: SmallEngine) -> list[tuple[int | None, int | None, int | None]]:
-    """The same, as the log tells it."""
-    firsts, answered = [], set()
-    for event in engine.log:
-        if isinstance(event, ev.RequestPreempted):
-            answered.discard(event.request)
-        elif isinstance(event, ev.HitMatched) and event.request not in answered:
-            answered.add(event.request)
-            firsts.append(counted(event))
-    return firsts
 
 
 LAYOUTS = st.sampled_from(
@@ -104,28 +43,92 @@ LAYOUTS = st.sampled_from(
 
 @settings(max_examples=60, deadline=None)
 @given(ACTS, LAYOUTS)
-def test_the_log_counts_prompts_as_the_engine_does(acts: list[int], layout: dict[str, Any]) -> None:
-    """Hit shares of a whole run can be told from its log alone."""
+def test_every_figure_of_a_run_is_what_the_engine_did(acts: list[int], layout: dict[str, Any]) -> None:
+    """Metrics, tables and report: who read the cache, what each had when it was admitted, what was copied."""
     engine = SmallEngine(**{"device_blocks": 16, "host_blocks": 8, "workers": 2, **layout})
-    seen, metrics = watch(engine), Metrics.attached_to(engine.core)
     drive(engine, acts)
-    truth = {name: first_answers(answers) for name, answers in seen.items()}
-    ours, theirs = first_events(engine), [counts for firsts in truth.values() for counts in firsts]
-    assert [sum(column) for column in zip(*ours)] == [sum(column) for column in zip(*theirs)]
-    assert sorted(ours) == sorted(theirs)
-    matches = [event for event in of_kind(engine, ev.HitMatched) if event.asked is not None]
-    asked, on_device, on_host = (sum(counted(event)[place] or 0 for event in matches) for place in range(3))
-    assert metrics.values()["blocks_asked"] == {
-        "on the device": on_device,
-        "on the host": on_host,
-        "nowhere": asked - on_device - on_host,
-    }
-    rows, _ = extracted(engine.core.config, engine.log)
-    last = {name: firsts[-1] for name, firsts in truth.items() if firsts}
-    assert {row["request"]: told(row) for row in rows["requests"] if row["asked"] is not None} == last
-    assert [told(row) for row in rows["lookups"]] == [
-        counted(event) for event in of_kind(engine, ev.HitMatched)
-    ]
+    engine.notes.check_action(engine.log)
+    engine.notes.check(engine.core.config, engine.log)
+
+
+def admitted(hand: Hand) -> list[ev.RequestAdmitted]:
+    """The admissions in the log."""
+    return of_kind(hand, ev.RequestAdmitted)
+
+
+def asked_often(hand: Hand, request: SmallRequest, locals: list[int]) -> None:
+    """The engine asks with these tokens on the device, a step each, and places the request at last."""
+    for local in locals:
+        found, _ = hand.scheduler.get_num_new_matched_tokens(request, local)
+        hand.step()
+    assert found is not None
+    blocks = [*range(20, 25)]
+    hand.scheduler.update_state_after_alloc(request, (blocks,), found)
+
+
+@pytest.mark.parametrize(
+    ("locals", "had"),
+    [([0] * 10, (4, 0, 2)), ([0, 4, 8, 12], (4, 3, 0)), ([0, 4], (4, 1, 1))],
+    ids=["the same answer", "another request computes it meanwhile", "a part of it"],
+)
+def test_a_request_counts_once_with_the_answer_that_was_used(
+    locals: list[int], had: tuple[int, int, int]
+) -> None:
+    """A request waits for room and asks in every step. Only what it is admitted with was served."""
+    hand = Hand()
+    metrics = Metrics.attached_to(hand.core)
+    hand.store(SmallRequest("a", range(9)), [0, 1])
+    before = metrics.values()["blocks_asked"]
+    asked_often(hand, SmallRequest("r", [*range(8), *range(50, 59)]), locals)
+    [event] = admitted(hand)[-1:]
+    assert (event.request, counted(event), event.resumed) == ("r", had, False)
+    grown = {place: n - before[place] for place, n in metrics.values()["blocks_asked"].items()}
+    assert grown == {"on the device": had[1], "on the host": had[2], "nowhere": had[0] - had[1] - had[2]}
+
+
+def test_the_key_at_which_the_used_answer_ended_is_the_one_that_is_reported() -> None:
+    """The first answer misses a block that the device has by the time of the admission."""
+    hand, request = Hand(), SmallRequest("r", range(17))
+    asked_often(hand, request, [0, 8])
+    [event] = admitted(hand)
+    assert event.missed is not None
+    assert event.missed.startswith(request.block_hashes[2])
+    rows, _ = extracted(hand.core.config, hand.log)
+    used = [row for row in rows["lookups"] if row["admitted"] is not None]
+    assert [(row["missed"], row["on_device"]) for row in used] == [(event.missed.hex(), 2)]
+
+
+def test_a_request_that_reads_no_cache_is_no_miss() -> None:
+    """vLLM asks for it all the same (prompt_logprobs)."""
+    hand = Hand()
+    metrics = Metrics.attached_to(hand.core)
+    hand.store(SmallRequest("a", range(17)), [0, 1, 2, 3])
+    before = metrics.values()
+    for n in range(10):
+        asked_often(hand, SmallRequest(f"r{n}", range(17), skip_reading=True), [0, 0])
+    for name in ("blocks_asked", "matches", "blocks_matched"):
+        assert metrics.values()[name] == before[name]
+
+
+def test_a_request_that_is_never_admitted_has_found_nothing() -> None:
+    hand, request = Hand(), SmallRequest("r", range(17))
+    for _ in range(3):
+        hand.scheduler.get_num_new_matched_tokens(request, 0)
+        hand.step()
+    hand.scheduler.request_finished(request, (), aborted=True)
+    rows, _ = extracted(hand.core.config, hand.log)
+    assert not admitted(hand)
+    assert [row["admitted"] for row in rows["lookups"]] == [None]
+    assert [row["asked"] for row in rows["requests"]] == [None]
+
+
+def test_a_preempted_request_counts_once() -> None:
+    hand, request = Hand(), SmallRequest("r", range(17))
+    asked_often(hand, request, [0])
+    asked_often(hand, request, [0])
+    assert [event.resumed for event in admitted(hand)] == [False, True]
+    rows, _ = extracted(hand.core.config, hand.log)
+    assert [row["resumed"] for row in rows["lookups"]] == [0, 1]
 
 
 @settings(max_examples=30, deadline=None)
@@ -183,12 +186,14 @@ def test_error_that_is_no_text_is_refused() -> None:
 
 
 @pytest.mark.parametrize("counts", [(-1, 0, 0), (1, -1, 0), (1, 0, -1)])
-def test_pin_refuses_counts_below_0(counts: tuple[int, int, int]) -> None:
+def test_counts_below_0_are_refused(counts: tuple[int, int, int]) -> None:
     """Such an event could be written, and not read again."""
     log = MemoryLog()
     core = Offloader(OffloadConfig(host_blocks=4, device_blocks=16), log)
     with pytest.raises(WrongArgument, match="below 0"):
         core.pin("r", (), None, *counts)
+    with pytest.raises(WrongArgument, match="below 0"):
+        core.admit("r", *counts)
     assert len(log) == 1
 
 

@@ -81,23 +81,22 @@ def test_what_the_runs_are_for_is_in_their_figures(runs: dict[str, tuple[Path, R
 
 
 def from_disk(log: Path) -> int:
-    """Blocks that each request found at its counted lookup, out of those that had come for it."""
+    """Blocks that each request was first admitted with, out of those that had come for it."""
     stores: dict[int, tuple[int, str]] = {}
     since: dict[str, int] = {}
+    pins: dict[str, list[tuple[int, str]]] = {}
     counted: dict[tuple[str, int], int] = {}
     for event in LogReader(log).events():
-        if isinstance(event, ev.RequestArrived | ev.RequestPreempted):
-            if isinstance(event, ev.RequestPreempted):
-                counted.pop((event.request, since[event.request]), None)
+        if isinstance(event, ev.RequestArrived):
             since[event.request] = event.seq
         elif isinstance(event, ev.StorePlanned):
             owner = event.owners[0][0] if event.source == "disk" else ""
             stores.update(dict.fromkeys(to_list(event.slots), (event.seq, owner)))
-        elif isinstance(event, ev.HitMatched) and event.asked is not None:
+        elif isinstance(event, ev.HitMatched):
+            pins[event.request] = [stores[slot] for slot in to_list(event.slots)]
+        elif isinstance(event, ev.RequestAdmitted) and event.on_host and not event.resumed:
             name = event.request
-            came = [stores[slot] for slot in to_list(event.slots)]
-            number = sum(owner == name and store > since[name] for store, owner in came)
-            counted.setdefault((name, since[name]), number)
+            counted[name, since[name]] = sum(owner == name and at > since[name] for at, owner in pins[name])
     return sum(counted.values())
 
 

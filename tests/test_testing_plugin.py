@@ -139,7 +139,7 @@ def test_log_is_that_of_the_failed_test(ran: Ran) -> None:
 
 def test_log_of_a_machine_is_that_of_the_smallest_example(ran: Ran) -> None:
     events = list(LogReader(ran.directory / ".kvsm" / "test_mine.py-TestMachine-runTest").events())
-    assert len(events) <= 20
+    assert len(events) <= 24
     assert events[-1].kind in {"HitMatched", "LoadPlanned", "TransfersSubmitted", "StepEnded"}
 
 

@@ -56,9 +56,9 @@ FLOORS = (
         "restart",
         "hand_over",
     ),
-    ("scheduler",),
+    ("scheduler", "analysis"),
     ("traces", "serving", "worlds", "vllm", "vllm_fuzz"),
-    ("analysis", "checker", "timeline", "whatif"),
+    ("checker", "timeline", "whatif"),
     ("testing",),
     ("cli", "__main__"),
 )

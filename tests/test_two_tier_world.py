@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from planted_bugs import plant
 
 from kvsm.checker import failures
-from kvsm.checker.targets import draw_case
+from kvsm.checker.targets import draw_case, draw_two_tier_options
 from kvsm.checker.walk import walk
 from kvsm.cli import main
 from kvsm.disk import recovery
@@ -23,7 +23,7 @@ from kvsm.offloader import Offloader
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier
 from kvsm.tiers.fetches import Fetches
-from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.worlds.world import Action, World
 
 

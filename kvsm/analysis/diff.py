@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from kvsm.analysis.measures import ADMITTED
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import Gone
 
@@ -296,12 +297,12 @@ _FIGURES = {
     "requests that never ended": "SELECT count(*) FROM requests WHERE finished IS NULL",
     "requests that ended with their process": "SELECT count(*) FROM requests WHERE cut_off",
     "preemptions": "SELECT ifnull(sum(preemptions), 0) FROM requests",
-    "lookups": "SELECT count(*) FROM lookups",
-    "prompt blocks looked up": "SELECT sum(asked) FROM requests",
-    "prompt blocks on the device": "SELECT sum(on_device) FROM requests",
-    "prompt blocks on the host": "SELECT sum(on_host) FROM requests",
+    "lookups": f"SELECT count(*) FROM lookups WHERE {ADMITTED}",
+    "prompt blocks looked up": f"SELECT sum(asked) FROM lookups WHERE {ADMITTED}",
+    "prompt blocks on the device": f"SELECT sum(on_device) FROM lookups WHERE {ADMITTED}",
+    "prompt blocks on the host": f"SELECT sum(on_host) FROM lookups WHERE {ADMITTED}",
     **{
-        f"prefixes that stop: {cause}": f"SELECT count(*) FROM lookups WHERE why = '{cause}'"
+        f"prefixes that stop: {cause}": f"SELECT count(*) FROM lookups WHERE why = '{cause}' AND {ADMITTED}"
         for cause in Gone
     },
     "blocks stored": "SELECT count(*) FROM blocks WHERE stored IS NOT NULL",

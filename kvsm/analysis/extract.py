@@ -170,7 +170,7 @@ class Extractor:
             awaits = awaited(record)
             known = self._requests.get(name)
             if known is None:
-                self._requests[name] = RequestInProgress(name, gap, state, gap, awaits, fresh=False)
+                self._requests[name] = RequestInProgress(name, gap, state, gap, awaits)
             elif known.state != state:
                 self._move(known, state, awaits, gap)
         self._deferred = set(ledger.deferred)
@@ -241,7 +241,6 @@ class Extractor:
     def _preempted(self, event: ev.RequestPreempted, _ended: TransferRecord | None) -> None:
         request = self._request(event)
         request.preemptions += 1
-        request.fresh = True
         self._settle(event.request, event)
 
     def _finished(self, event: ev.RequestFinished, _ended: TransferRecord | None) -> None:
@@ -250,18 +249,54 @@ class Extractor:
             return
         request = self._request(event)
         request.finished, request.aborted = _at(event), event.aborted
+        request.hand_over = event.hand_over or None
         self._settle(event.request, event)
 
     def _matched(self, event: ev.HitMatched, _ended: TransferRecord | None) -> None:
         if event.request in self._copies:
             return
         request = self._request(event)
-        request.lookups += 1
-        if request.fresh:
-            request.fresh = False
-            request.asked, request.on_device, request.on_host = event.asked, event.on_device, event.on_host
+        if event.slots and event.asked == 0:
+            # It is nobody's prompt: it holds the blocks for another engine.
+            request.held = count(event.slots)
         self._lives.matched(event)
-        row = LookupRow(
+        self._answer(request, event, count(event.slots), admitted=None, resumed=False)
+        self._settle(event.request, event)
+
+    def _admitted(self, event: ev.RequestAdmitted, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        if not event.resumed:
+            request.asked, request.on_device, request.on_host = event.asked, event.on_device, event.on_host
+        slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
+        answer, request.answer = request.answer, None
+        missed = None if event.missed is None else event.missed.hex()
+        if answer is None or (answer.hit_slots, answer.missed) != (slots, missed):
+            # The answer that was used is another than the last one that was logged.
+            self._answer(request, event, slots, admitted=event.seq, resumed=event.resumed)
+            request.answer = None
+            return
+        used = msgspec.structs.replace(
+            answer,
+            asked=event.asked,
+            on_device=event.on_device,
+            on_host=event.on_host,
+            admitted=event.seq,
+            resumed=event.resumed,
+        )
+        self._tables.add("lookups", used)
+
+    def _answer(
+        self,
+        request: RequestInProgress,
+        event: ev.HitMatched | ev.RequestAdmitted,
+        slots: int,
+        *,
+        admitted: int | None,
+        resumed: bool,
+    ) -> None:
+        """Write what a lookup has found."""
+        request.lookups += 1
+        request.answer = LookupRow(
             event.seq,
             event.step,
             event.wall_ns,
@@ -269,12 +304,13 @@ class Extractor:
             event.asked,
             event.on_device,
             event.on_host,
-            count(event.slots),
+            slots,
+            admitted,
+            resumed,
             None if event.missed is None else event.missed.hex(),
             *self._lives.missed(self.ledger, event),
         )
-        self._tables.add("lookups", row)
-        self._settle(event.request, event)
+        self._tables.add("lookups", request.answer)
 
     def _released(self, event: ev.HitReleased, _ended: TransferRecord | None) -> None:
         self._settle(event.request, event)
@@ -519,5 +555,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Extractor, Any, TransferRecord |
     ev.OffersCounted: Extractor._nothing,
     ev.BlocksRewritten: Extractor._nothing,
     ev.Restarted: Extractor._restarted,
+    ev.RequestAdmitted: Extractor._admitted,
 }
 """What each kind of event means for the tables. A handler runs when the ledger has applied its event."""

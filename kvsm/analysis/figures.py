@@ -21,14 +21,15 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What lookups found.
+    """What requests had when they were admitted. Each counts once, with the lookup that was used then
+    (`LookupRow`); one that reads no cache, or that lost its blocks and resumes, does not count.
 
-    lookups: answers about a prefix. stopped: how many of them ended at a key that the host could not serve.
-    asked, on_device, on_host: device blocks, at one lookup of each request (see `RequestRow.asked`); None:
-        the log does not tell.
+    lookups: how many requests. stopped: how many of them ended at a key that the host could not serve.
+    asked, on_device, on_host: device blocks; None: the log does not say.
     block_tokens: tokens of such a block; 0: the log does not tell.
-    over_time: share of the asked blocks that the device or the host had, by the arrival of the requests;
-        None: none arrived then. If the log does not tell blocks: share of the lookups that the host served.
+    over_time: share of the asked blocks that the device or the host had, by the time of the admission;
+        None: none was admitted then. If the log does not tell blocks: share of these lookups that the host
+        served.
     """
 
     lookups: int
@@ -152,7 +153,7 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of all ranks.
 
     late_ns: after this time a copy counts as missing.
-    transfers: that ended, by direction and outcome.
+    transfers: that ended, by direction and outcome. Copies to the disk are in `ElsewhereFigures` alone.
     """
 
     late_ns: int
@@ -279,10 +280,12 @@ class SkipFigures(msgspec.Struct, frozen=True):
 class HandOverFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Hand-overs to other engines.
 
-    taken: by one. given_up: nobody came in time, or the blocks were needed. held: without an end.
+    taken: by one. not_needed: the other engine had the blocks. given_up: no engine took them in
+        time, or before they were lost or needed. held: without an end.
     """
 
     taken: int
+    not_needed: int
     given_up: int
     held: int
 

@@ -361,17 +361,32 @@ def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
             missed = key
             break
         slots.append(slot)
-    on_host = _on_host(event, len(slots), future.core.config.blocks_per_chunk)
+    on_host = _on_host(event.on_host, len(keys), len(slots), future.core.config.blocks_per_chunk)
     future.core.pin(event.request, slots, missed, event.asked, event.on_device, on_host)
 
 
-def _on_host(event: ev.HitMatched, slots: int, blocks_per_chunk: int) -> int | None:
-    """Blocks that the fork's host serves. None if it serves other slots and they tell no number of blocks."""
-    served = len(to_list(event.slots))
-    if slots == served:
-        return event.on_host
-    one_group = event.on_host == served * blocks_per_chunk
-    return slots * blocks_per_chunk if one_group else None
+def _on_host(logged: int | None, served: int, serves: int, blocks_per_chunk: int) -> int | None:
+    """Blocks that the fork's host serves. None if it serves other slots and they tell no number of blocks.
+
+    logged: blocks that the log's host served, in `served` slots. serves: slots of the fork's host.
+    """
+    if serves == served:
+        return logged
+    return serves * blocks_per_chunk if logged == served * blocks_per_chunk else None
+
+
+def _admitted(future: _Future, recorded: Ledger, event: ev.RequestAdmitted) -> None:
+    """The request gets its blocks in the fork too, with what the fork's host serves of its match."""
+    entry = future.core.ledger.requests.get(event.request)
+    if entry is None or not future.is_alive(event.request):
+        return
+    pins, serves = to_list(recorded.requests[event.request].pins), len(to_list(entry.pins))
+    on_host, missed = event.on_host, event.missed
+    if on_host != 0 or serves:
+        on_host = _on_host(event.on_host, len(pins), serves, future.core.config.blocks_per_chunk)
+    if serves != len(pins):
+        missed = recorded.key_of[pins[serves]] if serves < len(pins) else None
+    future.core.admit(event.request, event.asked, event.on_device, on_host, missed, event.resumed)
 
 
 def _deferred(future: _Future, _recorded: Ledger, event: ev.RequestDeferred) -> None:
@@ -495,8 +510,11 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.LogOpened: _nothing,
     ev.RequestArrived: _about_request(lambda core, event: core.arrive(event.request, event.target)),
     ev.RequestPreempted: _about_request(lambda core, event: core.preempt(event.request)),
-    ev.RequestFinished: _about_request(lambda core, event: core.finish(event.request, aborted=event.aborted)),
+    ev.RequestFinished: _about_request(
+        lambda core, event: core.finish(event.request, aborted=event.aborted, hand_over=event.hand_over)
+    ),
     ev.HitMatched: _matched,
+    ev.RequestAdmitted: _admitted,
     ev.HitReleased: _about_request(lambda core, event: core.release(event.request)),
     ev.RequestDeferred: _deferred,
     ev.KeysRecalled: _nothing,

@@ -113,7 +113,8 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     capacity: slots of the pool.
     window_ns: the time that these count: the last 60 s, or less if less was read.
     events, steps: of the window.
-    answers: answers to lookups that tell how much the device had. asked, on_device, on_host: their blocks.
+    admitted: requests that were admitted after a lookup, each once. asked, on_device, on_host: their device
+        blocks, as `RequestAdmitted` counts them.
     evicted, skipped: blocks.
     restart: the last one in what was read; null: there was none.
     ranks: the ranks that reported. worst: the rank with most failures; without any, the slowest; or null.
@@ -127,7 +128,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     window_ns: int
     events: int
     steps: int
-    answers: int
+    admitted: int
     asked: int
     on_device: int
     on_host: int
@@ -146,7 +147,7 @@ class _Second(msgspec.Struct):
     began_ns: int
     step: int
     events: int = 0
-    answers: int = 0
+    admitted: int = 0
     asked: int = 0
     on_device: int = 0
     on_host: int = 0
@@ -215,13 +216,14 @@ class LiveView:
     def _nothing(self, _event: OffloadingEvent) -> None:
         """Only the ledger changes."""
 
-    def _matched(self, event: ev.HitMatched) -> None:
+    def _admitted(self, event: ev.RequestAdmitted) -> None:
         second = self._seconds[-1]
-        if event.asked is not None and event.on_device is not None and event.on_host is not None:
-            second.answers += 1
-            second.asked += event.asked
-            second.on_device += event.on_device
-            second.on_host += event.on_host
+        counts = event.asked, event.on_device, event.on_host
+        if not event.resumed and None not in counts:
+            second.admitted += 1
+            second.asked += event.asked or 0
+            second.on_device += event.on_device or 0
+            second.on_host += event.on_host or 0
 
     def _deferred(self, event: ev.RequestDeferred) -> None:
         self._waits_since[event.request] = event.wall_ns
@@ -280,7 +282,7 @@ class LiveView:
             steps=self._last.step - seconds[0].step if seconds else 0,
             **{
                 name: sum(getattr(second, name) for second in seconds)
-                for name in ("events", "answers", "asked", "on_device", "on_host", "evicted", "skipped")
+                for name in ("events", "admitted", "asked", "on_device", "on_host", "evicted", "skipped")
             },
             oldest_copy=self._oldest_copy(ledger, now_ns),
             longest_wait=self._longest_wait(ledger, now_ns),
@@ -326,6 +328,7 @@ _NOT_NOTED = (
     ev.RequestArrived,
     ev.RequestPreempted,
     ev.RequestFinished,
+    ev.HitMatched,
     ev.HitReleased,
     ev.KeysRecalled,
     ev.StorePlanned,
@@ -344,7 +347,7 @@ _NOT_NOTED = (
 
 NOTES: dict[type[OffloadingEvent], Callable[[LiveView, Any], None]] = {
     **dict.fromkeys(_NOT_NOTED, LiveView._nothing),
-    ev.HitMatched: LiveView._matched,
+    ev.RequestAdmitted: LiveView._admitted,
     ev.RequestDeferred: LiveView._deferred,
     ev.BlocksEvicted: LiveView._evicted,
     ev.StoreSkipped: LiveView._skipped,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from kvsm.analysis.key_history import KeyHistory
 from kvsm.analysis.rows import BlockRunRow, Gone
 from kvsm.analysis.sqlite_tables import RUN_BLOCKS, TableWriter
-from kvsm.events import BlocksEvicted, HitMatched, Restarted, StorePlanned, StoreSkipped
+from kvsm.events import BlocksEvicted, HitMatched, RequestAdmitted, Restarted, StorePlanned, StoreSkipped
 from kvsm.ids import IdArray, Ids, unpack
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.ledger import Ledger
@@ -334,7 +334,7 @@ class BlockLives:
 
     # Why a key is gone.
 
-    def missed(self, ledger: Ledger, event: HitMatched) -> MissCause:
+    def missed(self, ledger: Ledger, event: HitMatched | RequestAdmitted) -> MissCause:
         """Why the lookup stops at its missed key; the key's last life is wanted."""
         key = event.missed
         if key is None:

@@ -38,6 +38,7 @@ from kvsm.analysis.figures import (
 from kvsm.analysis.open_rows import CUT_OFF
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import Gone
+from kvsm.hand_over.leases import LeaseEnd
 from kvsm.kv_events import GROUP_INDEX_BYTES
 from kvsm.replay.window import Window
 
@@ -117,25 +118,26 @@ def spread_of(values: NDArray[np.int64], weights: NDArray[np.int64] | None = Non
     return Spread(total, middle, high, int(values[order[-1]]))
 
 
+ADMITTED = "admitted IS NOT NULL AND NOT resumed"
+"""In SQL: the lookups that count, one a request: with which it was admitted. What a request finds after it
+has lost its blocks is left out."""
+
+
 def hit_figures(tables: Tables) -> HitFigures:
-    """What lookups found, in numbers and over time. A request counts once: see `RequestRow.asked`."""
-    lookups, stopped = tables.one(
-        f"SELECT count(*), count(missed) FROM lookups WHERE {tables.within('event')}"
-    )
-    told = f"on_device IS NOT NULL AND {tables.within('arrived')}"
-    asked, on_device, on_host = tables.one(
-        f"SELECT sum(asked), sum(on_device), sum(on_host) FROM requests WHERE {told}"
-    )
+    """What requests had when they were admitted, in numbers and over time."""
+    where = f"{ADMITTED} AND {tables.within('admitted')}"
+    lookups, stopped = tables.one(f"SELECT count(*), count(missed) FROM lookups WHERE {where}")
+    known = f"FROM lookups WHERE on_device IS NOT NULL AND {where}"
+    asked, on_device, on_host = tables.one(f"SELECT sum(asked), sum(on_device), sum(on_host) {known}")
     if asked is None:
-        part, hits, source = "count(*)", "sum(hit_slots > 0)", f"lookups WHERE {tables.within('event')}"
+        part, hits, source = "count(*)", "sum(hit_slots > 0)", f"FROM lookups WHERE {where}"
     else:
-        part, hits, source = "sum(asked)", "sum(on_device + on_host)", f"requests WHERE {told}"
-    place = tables.bin_of("wall_ns" if asked is None else "arrived_ns")
+        part, hits, source = "sum(asked)", "sum(on_device + on_host)", known
     over_time: list[float | None] = [None] * BINS
     for when, whole, found in tables.all(
-        f"SELECT {place} AS place, {part}, {hits} FROM {source} GROUP BY place"
+        f"SELECT {tables.bin_of('wall_ns')} AS place, {part}, {hits} {source} GROUP BY place"
     ):
-        if when is not None and whole:
+        if whole:
             over_time[when] = found / whole
     return HitFigures(
         lookups=lookups,
@@ -152,7 +154,8 @@ def stop_figures(tables: Tables) -> tuple[StopFigures, ...]:
     """Why prefixes stopped, the most frequent reason first."""
     rows = tables.all(
         "SELECT why, count(*) AS lookups, sum(asked - on_device - on_host) FROM lookups "
-        f"WHERE why IS NOT NULL AND {tables.within('event')} GROUP BY why ORDER BY lookups DESC, why"
+        f"WHERE why IS NOT NULL AND {ADMITTED} AND {tables.within('admitted')} "
+        "GROUP BY why ORDER BY lookups DESC, why"
     )
     return tuple([StopFigures(*row) for row in rows])
 
@@ -162,7 +165,7 @@ def recomputed_figures(tables: Tables, apart_ns: int) -> RecomputedFigures:
     lookups, keys = tables.one(
         "SELECT count(*), count(DISTINCT missed) FROM ("
         " SELECT missed, wall_ns - lag(wall_ns) OVER (PARTITION BY missed ORDER BY event) AS apart"
-        f" FROM lookups WHERE why = '{Gone.NEVER_STORED}' AND {tables.within('event')}"
+        f" FROM lookups WHERE why = '{Gone.NEVER_STORED}' AND {ADMITTED} AND {tables.within('admitted')}"
         f") WHERE apart >= {apart_ns}"
     )
     return RecomputedFigures(lookups, keys, apart_ns)
@@ -245,7 +248,7 @@ def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:
     stops = dict(
         tables.all(
             f"SELECT substr(missed, -{GROUP_DIGITS}) AS part, count(*) FROM lookups "
-            f"WHERE why = '{Gone.EVICTED}' AND {tables.within('event')} GROUP BY part"
+            f"WHERE why = '{Gone.EVICTED}' AND {ADMITTED} AND {tables.within('admitted')} GROUP BY part"
         )
     )
     evicted = f"(why = '{Gone.EVICTED}')"
@@ -306,7 +309,7 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
         errors.setdefault(rank, []).append((error, times))
     ended = tables.all(
         "SELECT direction || ' ' || outcome, count(*) FROM transfers "
-        f"WHERE outcome IS NOT NULL AND {within} GROUP BY 1 ORDER BY 1"
+        f"WHERE outcome IS NOT NULL AND target IS NULL AND {within} GROUP BY 1 ORDER BY 1"
     )
     ranks = [
         _rank_figures(
@@ -503,15 +506,18 @@ def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
 
 
 def hand_over_figures(tables: Tables) -> HandOverFigures:
-    """Blocks that went to other engines."""
-    holds = "SELECT request FROM lookups WHERE asked = 0 AND hit_slots > 0"
-    taken, given_up, held = tables.one(
-        "SELECT coalesce(sum(finished IS NOT NULL AND NOT aborted AND NOT cut_off), 0), "
-        " coalesce(sum(aborted OR cut_off), 0),"
-        f" coalesce(sum(finished IS NULL), 0) FROM requests WHERE asked = 0 AND request IN ({holds})"
-        f" AND {tables.within('arrived')}"
+    """How hand-overs to other engines ended."""
+    ended = dict(
+        tables.all(
+            "SELECT hand_over, count(*) FROM requests"
+            f" WHERE hand_over IS NOT NULL AND {tables.within('finished')} GROUP BY hand_over"
+        )
     )
-    return HandOverFigures(taken=taken, given_up=given_up, held=held)
+    taken, not_needed = ended.pop(LeaseEnd.TAKEN.value, 0), ended.pop(LeaseEnd.NOT_NEEDED.value, 0)
+    [held] = tables.one(
+        f"SELECT count(*) FROM requests WHERE held AND finished IS NULL AND {tables.within('arrived')}"
+    )
+    return HandOverFigures(taken=taken, not_needed=not_needed, given_up=sum(ended.values()), held=held)
 
 
 def elsewhere_figures(tables: Tables) -> tuple[ElsewhereFigures, ...]:

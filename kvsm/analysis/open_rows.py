@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.analysis.rows import CopyRow, RequestRow, RequestStateRow, Row, TransferRow
+from kvsm.analysis.rows import CopyRow, LookupRow, RequestRow, RequestStateRow, Row, TransferRow
 from kvsm.ledger import RequestRecord
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
@@ -34,7 +34,7 @@ class RequestInProgress(msgspec.Struct):
     """A request whose row may still change: it is not over, or a store of its blocks has not ended.
 
     state, since, awaits: the stay that lasts.
-    fresh: whether its next lookup is the first after its arrival or its last preemption.
+    answer: to its last lookup, if it was not admitted with it yet.
     stores: its stores that have not ended.
     """
 
@@ -57,7 +57,9 @@ class RequestInProgress(msgspec.Struct):
     stored: int = 0
     deferred_ns: int = 0
     loading_ns: int = 0
-    fresh: bool = True
+    held: int = 0
+    hand_over: str | None = None
+    answer: LookupRow | None = None
     stores: int = 0
 
     def row(self, now_ns: int) -> RequestRow:
@@ -79,6 +81,8 @@ class RequestInProgress(msgspec.Struct):
             self.failed_loads,
             self.loaded,
             self.stored,
+            self.held,
+            self.hand_over,
             self.deferred_ns + (wait if self.state == RequestState.DEFERRED else 0),
             self.loading_ns + (wait if self.state == RequestState.LOADING else 0),
         )

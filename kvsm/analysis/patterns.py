@@ -189,9 +189,9 @@ class FieldType(Enum):
 FIELD_TYPES: dict[str, FieldType] = {
     **dict.fromkeys(("event", "step", "transfer", "worker", "until", "tick", "epoch"), FieldType.NUMBER),
     **dict.fromkeys(("asked", "on_device", "on_host", "schema", "life"), FieldType.NUMBER),
-    **dict.fromkeys(("aborted", "voided", "good"), FieldType.FLAG),
+    **dict.fromkeys(("aborted", "voided", "good", "resumed"), FieldType.FLAG),
     **dict.fromkeys(("request", "reason", "error", "machines", "source", "target"), FieldType.TEXT),
-    **dict.fromkeys(("ended", "weights"), FieldType.TEXT),
+    **dict.fromkeys(("ended", "weights", "hand_over"), FieldType.TEXT),
     "missed": FieldType.KEY,
     **dict.fromkeys(("slots", "moved", "device_blocks", "parts", "transfers"), FieldType.IDS),
     "keys": FieldType.KEYS,

@@ -56,10 +56,13 @@ class RequestRow(msgspec.Struct, frozen=True):
     cut_off: its process ended before it did, and `finished` is the restart that says so. What a restart ends
         has the time of the last event before it, here and in the other tables: nobody worked between.
     state: its state where the log ends (`kvsm.states.request.RequestState`), RELEASED if it is over.
-    asked: blocks of its prompt that were looked up, in device blocks, at its first lookup after its arrival
-        or its last preemption; `on_device` of them the device had, `on_host` of them the host served.
+    asked: blocks of its prompt, in device blocks, when it was admitted for the first time; `on_device` of
+        them the device had, `on_host` of them the host served. None: it was not admitted, it reads no cache,
+        or the log does not say.
     loads: loads that were planned for it; `failed_loads` of them did not bring all their blocks.
     loaded: host slots that its loads brought. stored: host slots that were stored for it.
+    held: host slots that it holds for another engine; 0: it is a request of this engine.
+    hand_over: how that ended (`kvsm.hand_over.leases.LeaseEnd`); None: it has not, or it is no hand-over.
     deferred_ns, loading_ns: how long it waited for other transfers, and for its own loads, so far.
     """
 
@@ -82,6 +85,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     failed_loads: int
     loaded: int
     stored: int
+    held: int
+    hand_over: str | None
     deferred_ns: int
     loading_ns: int
 
@@ -105,10 +110,14 @@ class RequestStateRow(msgspec.Struct, frozen=True):
 
 
 class LookupRow(msgspec.Struct, frozen=True):
-    """One answer about a request's prefix (`HitMatched`).
+    """An answer to a request's lookup (`HitMatched`). A request may ask many times; figures of a run count
+    the answer that was used, `WHERE admitted IS NOT NULL AND NOT resumed`.
 
-    asked, on_device, on_host: as in `RequestRow`.
+    event: of the answer. If the used answer differs from the last one that was logged: of the admission.
+    asked, on_device, on_host: as in `RequestRow`; of a used answer, at the admission.
     hit_slots: host slots that the answer pins, over all KV cache groups.
+    admitted: the event that admitted the request with this answer (`RequestAdmitted`); None: it was not used.
+    resumed: the request was admitted before, and has lost its blocks since.
     missed: the key at which the prefix stops, in hex; None: none was missing, or nothing was looked up.
     why: the `Gone` of that key.
     cause: the event because of which the key is not readable; None: there is none.
@@ -126,6 +135,8 @@ class LookupRow(msgspec.Struct, frozen=True):
     on_device: int | None
     on_host: int | None
     hit_slots: int
+    admitted: int | None
+    resumed: bool
     missed: str | None
     why: str | None
     cause: int | None
@@ -193,7 +204,7 @@ class BlockRow(msgspec.Struct, frozen=True):
     transfer: the store that made it. key: in hex. requests: a JSON list of the requests that stored it.
     planned_ns: when its store was planned; None: before the log begins, or in a gap of it.
     stored, stored_ns: the event from which on it could be read; None: it never could.
-    hits: lookups that it served; `last_hit`, `last_hit_ns`: the latest of them.
+    hits: answers to lookups that it was part of, used or not; `last_hit`, `last_hit_ns`: the latest of them.
     gone, gone_ns: the event that ended its life; None: the slot holds it where the log ends.
     why: the `Gone` of its end.
     gone_for: the store for which it was evicted; `gone_for_requests`: a JSON list of the store's requests.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvsm.analysis.figures import DiskFailureFigures, HeldFigures, TierHitFigures, TiersFigures
-from kvsm.analysis.measures import SHOWN, Tables, group_figures, hit_figures
+from kvsm.analysis.measures import ADMITTED, SHOWN, Tables, group_figures, hit_figures
 from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import Gone
 from kvsm.replay.window import Window
@@ -103,27 +103,20 @@ def _hits(tables: Tables) -> TierHitFigures | None:
 
 
 def _hits_from_disk(tables: Tables) -> int:
-    """What a request found on the host because it had come for it, at the lookup that `RequestRow.asked`
-    counts. What came before a preemption was there when the request came back."""
-    told = f"on_device IS NOT NULL AND {tables.within('arrived')}"
+    """Blocks on the host that requests were admitted with, and that the disk had brought for them."""
     query = f"""
         WITH brought AS (
             SELECT owner.value AS request, transfer, ended, slots
             FROM transfers, json_each(requests) AS owner
             WHERE source = '{DISK}' AND outcome = 'completed'
-        ), counted AS (
-            SELECT request, arrived, on_host, max(arrived, coalesce((
-                SELECT max(began) FROM request_states AS stay
-                WHERE stay.request = requests.request AND state = 'PREEMPTED' AND began >= arrived
-                AND (finished IS NULL OR began <= finished)), 0)) AS since
-            FROM requests WHERE {told} AND request IN (SELECT request FROM brought)
         ), served AS (
             SELECT on_host, sum(slots) * {tables.log.config.blocks_per_chunk} AS came
-            FROM counted JOIN brought USING (request)
-            WHERE transfer > since AND ended < (
-                SELECT min(event) FROM lookups
-                WHERE lookups.request = counted.request AND event > since)
-            GROUP BY counted.request, arrived
+            FROM lookups JOIN brought USING (request)
+            WHERE on_device IS NOT NULL AND {ADMITTED} AND {tables.within("admitted")}
+            AND ended < admitted AND transfer > (
+                SELECT max(arrived) FROM requests
+                WHERE requests.request = lookups.request AND arrived <= admitted)
+            GROUP BY admitted
         )
         SELECT coalesce(sum(min(on_host, came)), 0) FROM served
     """

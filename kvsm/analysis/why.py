@@ -62,7 +62,7 @@ def explain_request(log: OpenedLog, request: str, window: Window = WHOLE_LOG) ->
     inquiry.note(life.arrived, f"request {request} arrives", "--request", request)
     return inquiry.explanation(
         f"request {request}{again}",
-        _found(inquiry, request, lookups),
+        _found(inquiry, life, lookups),
         _brought(inquiry, life),
         _waited(inquiry, stays),
         _request_end(inquiry, life, stays, len(lookups)),
@@ -74,10 +74,14 @@ def _overlaps(life: RequestRow, window: Window) -> bool:
     return begun and (window.first is None or life.finished is None or life.finished >= window.first)
 
 
-def _found(inquiry: Inquiry, request: str, lookups: Sequence[LookupRow]) -> str:
-    """What its first lookup found, and why it did not find more. Later lookups are evidence."""
+def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> str:
+    """What it had when it was first admitted, and why it had no more. Other lookups are evidence."""
+    request = life.request
+    if life.held:
+        return f"It held {counted(life.held, 'slot')} on the host for another engine."
     if not lookups:
         return f"No lookup of request {request} was answered."
+    lookups = [row for row in lookups if row.admitted is not None] or lookups
     for row in lookups[1:]:
         if row.missed is None:
             inquiry.note(row.event, f"request {request} looks up again: {_share(inquiry, row)}", *_show(row))
@@ -137,9 +141,6 @@ def _share(inquiry: Inquiry, row: LookupRow) -> str:
     """`8 of the 20 blocks of its prompt on the device, 4 on the host, and missed 8`, with tokens."""
     if row.asked is None or row.on_host is None:
         return f"{counted(row.hit_slots, 'slot')} on the host (the log does not tell how much it asked for)"
-    if not row.asked and row.hit_slots:
-        held = counted(row.hit_slots, "slot")
-        return f"{held} on the host, and asked for nothing: it held them for another engine"
     size = inquiry.log.config.block_tokens
 
     def told(blocks: int) -> str:

@@ -14,6 +14,7 @@ from kvsm.checker.own_code import is_path, make_own_world
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+from kvsm.tiers import WritePolicy
 from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core_options import CoreOptions, draw_options
@@ -21,7 +22,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
-from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld, draw_two_tier_options
+from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.worlds.world import Action, World
 
 PATH_FORM = "package.module:name"
@@ -152,8 +153,28 @@ def _draw_request(random: Random, longest: int) -> RequestSpec:
     length = random.randint(1, longest)
     shared = min(length, random.choice((0, HASH_TOKENS, 2 * HASH_TOKENS)))
     prompt = [*range(shared), *[random.randint(100, 102) for _ in range(length - shared)]]
-    parameters = {"do_remote_decode": True} if random.random() < 0.1 else None
-    return RequestSpec(tuple(prompt), random.randint(1, 4), parameters)
+    wish = random.random()
+    parameters = {"do_remote_decode": True} if wish < 0.1 else None
+    return RequestSpec(tuple(prompt), random.randint(1, 4), parameters, skip_reading=wish > 0.9)
+
+
+def draw_two_tier_options(random: Random) -> TwoTierOptions:
+    """A small world of two tiers, in which everything may go wrong a few times."""
+    return TwoTierOptions(
+        host_slots=random.randint(2, 6),
+        disk_slots=random.randint(2, 6),
+        device_blocks=random.randint(2, 4),
+        places=random.randint(1, 3),
+        writes=random.choice(list(WritePolicy)).value,
+        waiting=random.choice((0, 1, 4)),
+        defer_ticks=random.choice((1, 3)),
+        ranks=random.choice((1, 2)),
+        failures=random.choice((0, 3)),
+        losses=random.choice((0, 0, 1)),
+        resets=random.choice((0, 3)),
+        crashes=random.choice((0, 3)),
+        damages=random.choice((0, 2)),
+    )
 
 
 # The copies world.

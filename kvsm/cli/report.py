@@ -340,7 +340,12 @@ def _others(found: LogFigures) -> Iterator[str]:
 
 
 def _hand_overs(found: HandOverFigures) -> Iterator[str]:
-    given = ((found.taken, "taken"), (found.given_up, "given up"), (found.held, "without an end"))
+    given = (
+        (found.taken, "taken"),
+        (found.not_needed, "not needed"),
+        (found.given_up, "given up"),
+        (found.held, "without an end"),
+    )
     if told := [f"{count:,} {what}" for count, what in given if count]:
         yield f"hand-overs to other engines: {', '.join(told)}"
 

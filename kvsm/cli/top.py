@@ -138,12 +138,12 @@ def _rate(number: int, state: LiveState) -> str:
 
 def _hits(state: LiveState) -> str:
     if not state.asked:
-        return "no lookup that tells what the device had"
+        return "no request was admitted after a lookup"
     missed = max(0, state.asked - state.on_device - state.on_host)
     shares = [f"{100 * part / state.asked:.1f} %" for part in (state.on_device, state.on_host, missed)]
     return (
         f"device {shares[0]}, host {shares[1]}, missed {shares[2]} of {state.asked:,} blocks "
-        f"in {state.answers:,} lookups"
+        f"in {state.admitted:,} requests"
     )
 
 

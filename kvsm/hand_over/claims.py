@@ -74,7 +74,7 @@ class Claims:
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
         self._directory, self._timeout_s = directory, timeout_s
-        self._commands: deque[_OpenClaim | tuple[int, bool]] = deque()
+        self._commands: deque[_OpenClaim | tuple[int, bool, bool]] = deque()
         self._answers: deque[tuple[int, Answer]] = deque()
         self._open: dict[int, _OpenClaim] = {}
         self._selector = selectors.DefaultSelector()
@@ -92,10 +92,13 @@ class Claims:
         until = time.monotonic() + self._timeout_s
         self._tell(_OpenClaim(ticket, engine, claim, until, claim))
 
-    def give_back(self, ticket: int, *, read: bool) -> None:
+    def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
         """The blocks were read, or are not wanted any more; legal at any time. If they were read, the answer
-        is `GivenBack`; else there is none."""
-        self._tell((ticket, read))
+        is `GivenBack`; else there is none.
+
+        had: they are not wanted because this engine has them, as the answer of an `Offered` claim.
+        """
+        self._tell((ticket, read, had))
 
     def take_answers(self) -> list[tuple[int, Answer]]:
         """(ticket, answer) of what was answered since the last call."""
@@ -110,7 +113,7 @@ class Claims:
         self._wake_up()
         self._thread.join()
 
-    def _tell(self, command: _OpenClaim | tuple[int, bool]) -> None:
+    def _tell(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
         self._commands.append(command)
         if self._ended:
             self._refuse_commands()
@@ -165,12 +168,12 @@ class Claims:
             elif one.next is not None:
                 self._say(one)
 
-    def _obey(self, command: _OpenClaim | tuple[int, bool]) -> None:
+    def _obey(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
         if isinstance(command, _OpenClaim):
             self._open[command.ticket] = command
             self._say(command)
             return
-        ticket, read = command
+        ticket, read, had = command
         one = self._open.get(ticket)
         if one is None:
             if read:
@@ -180,13 +183,15 @@ class Claims:
             if one.asked is None:
                 self._say(one)
         else:
-            self._decline(one)
+            self._decline(one, had)
 
-    def _decline(self, one: _OpenClaim) -> None:
+    def _decline(self, one: _OpenClaim, had: bool) -> None:
         """Say that the hand-over is not wanted. A claimed one is given up when its connection is closed."""
         if one.connection is not None:
+            not_wanted = msgspec.structs.replace(one.claim, wanted=False)
+            last = GiveBack(one.claim.hand_over, read=False) if had else not_wanted
             with suppress(OSError):
-                one.connection.send(packed(msgspec.structs.replace(one.claim, wanted=False)))
+                one.connection.send(packed(last))
         self._close(one)
 
     def _say(self, one: _OpenClaim) -> None:

@@ -11,7 +11,8 @@ state      call                        to         when
 PREPARING  ready                       READY      its blocks are on the host, and pinned
 READY      claim                       CLAIMED    by one reader, before the time is up
 CLAIMED    give_back, read             ENDED      taken: only now "they were held all along" is true
-CLAIMED    give_back, leave            ENDED      given up: the reader wants it no more, or is gone
+CLAIMED    give_back, not read         ENDED      not needed: the reader had the blocks already
+CLAIMED    leave                       ENDED      given up: the reader wants it no more, or is gone
 any        expire                      ENDED      its time is up; for a claimed one, the time of the claim
 any        revoke                      ENDED      the engine needs or loses the blocks
 =========  ==========================  =========  =========================================================
@@ -46,6 +47,8 @@ class LeaseEnd(Enum):
     """How a lease ended."""
 
     TAKEN = "taken"
+    NOT_NEEDED = "not needed"
+    """The decode engine had the blocks already."""
     GIVEN_UP = "given up by the decode engine"
     EXPIRED = "expired"
     REVOKED = "revoked"
@@ -143,7 +146,7 @@ class LeaseTable:
             return lease.offer
 
     def give_back(self, name: str, reader: int, *, read: bool) -> GivenBack:
-        """The reader has read the blocks, or wants them no more. Says whether they were held all along."""
+        """The reader has read the blocks, or has them already. Returns whether they were held all along."""
         with self._lock:
             lease = self._leases.get(name)
             if lease is None or lease.state is not HandOverState.CLAIMED or lease.reader != reader:
@@ -151,7 +154,7 @@ class LeaseTable:
             if self.clock() >= lease.until:
                 _end(lease, LeaseEnd.EXPIRED)
                 return GivenBack(held=False)
-            _end(lease, LeaseEnd.TAKEN if read else LeaseEnd.GIVEN_UP)
+            _end(lease, LeaseEnd.TAKEN if read else LeaseEnd.NOT_NEEDED)
             return GivenBack(held=True)
 
     def decline(self, asked: HandOverClaim) -> None:

@@ -44,8 +44,8 @@ class HandOverClaim(msgspec.Struct, frozen=True, tag="claim"):
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag="give back"):
-    """The decode engine needs the blocks no more. read: it has copied them, and wants to know if they were
-    held all along."""
+    """The decode engine needs the blocks no more. read: it has copied them, and asks whether they were held
+    all along. False: it had them already."""
 
     hand_over: str
     read: bool

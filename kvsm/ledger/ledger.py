@@ -81,6 +81,7 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[LedgerState, Any], TransferRecor
     ev.OffersCounted: stores.offers_counted,
     ev.BlocksRewritten: loads.blocks_rewritten,
     ev.Restarted: restart.restarted,
+    ev.RequestAdmitted: requests.request_admitted,
 }
 """What each kind of event does to a ledger. A handler checks everything before it changes anything."""
 

@@ -56,6 +56,11 @@ def hit_matched(ledger: LedgerState, event: ev.HitMatched) -> None:
     ledger.requests[request.name] = request
 
 
+def request_admitted(ledger: LedgerState, event: ev.RequestAdmitted) -> None:
+    """Nothing changes: the answer to its lookup has changed all."""
+    named(ledger, event.seq, event.request)
+
+
 def hit_released(ledger: LedgerState, event: ev.HitReleased) -> None:
     """The match ends without a load."""
     request = named(ledger, event.seq, event.request)

@@ -240,6 +240,7 @@ Verdict request_arrived(Folding *);
 Verdict request_preempted(Folding *);
 Verdict request_finished(Folding *);
 Verdict hit_matched(Folding *);
+Verdict request_admitted(Folding *);
 Verdict hit_released(Folding *);
 Verdict request_deferred(Folding *);
 Verdict ticked(Folding *);

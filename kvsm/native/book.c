@@ -432,6 +432,7 @@ static const Follower followers[NUM_KINDS] = {
     [KIND_StepEnded] = changes_nothing,
     [KIND_Ticked] = note_tick,
     [KIND_BlocksOffered] = offered,
+    [KIND_RequestAdmitted] = changes_nothing,
 };
 
 Verdict follow(Following *following)

@@ -45,6 +45,7 @@ static const unsigned char changes[NUM_KINDS] = {
     [KIND_OffersCounted] = NOTHING,
     [KIND_BlocksRewritten] = ITS_BLOCKS,
     [KIND_Restarted] = EVERYTHING,
+    [KIND_RequestAdmitted] = NOTHING,
 };
 
 static void part_broken(FrozenPart *part)

@@ -26,6 +26,7 @@ static const Handler handlers[NUM_KINDS] = {
     [KIND_StepEnded] = only_recorded,
     [KIND_Ticked] = ticked,
     [KIND_BlocksOffered] = blocks_offered,
+    [KIND_RequestAdmitted] = request_admitted,
 };
 
 /* Kinds that change blocks, or the keys in them. */

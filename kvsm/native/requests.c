@@ -155,6 +155,13 @@ end:
     return verdict;
 }
 
+Verdict request_admitted(Folding *folding)
+{
+    PyObject *name = value_of(folding, N_request), *request = name == NULL ? NULL : named(folding, name);
+    Py_XDECREF(name);
+    return request == NULL ? REFERENCE : FOLDED;
+}
+
 Verdict hit_released(Folding *folding)
 {
     PyObject *name = value_of(folding, N_request), *request = name == NULL ? NULL : named(folding, name);

@@ -1,7 +1,7 @@
 /* Written by specs/native_tables.py from kvsm/states/ and kvsm/events.py. Do not edit. */
 
 #define MACHINES_DIGEST "d04801b8cc0cef81"
-#define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted"
+#define KIND_NAMES "LogOpened RequestArrived RequestPreempted RequestFinished HitMatched HitReleased RequestDeferred KeysRecalled BlocksEvicted StorePlanned StoreSkipped LoadPlanned TransfersSubmitted TransferCancelled WorkerReported ReportRejected TransferLost BlocksTouched FlushRequested CacheReset StepEnded Ticked BlocksOffered OffersCounted BlocksRewritten Restarted RequestAdmitted"
 #define NUM_MACHINES 4
 #define MOST_ARCS 45
 #define SMALL 16
@@ -43,6 +43,7 @@ enum {
     KIND_OffersCounted,
     KIND_BlocksRewritten,
     KIND_Restarted,
+    KIND_RequestAdmitted,
     NUM_KINDS
 };
 

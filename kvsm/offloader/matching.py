@@ -13,7 +13,7 @@ from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, WrongArgu
 from kvsm.events import LOAD
 from kvsm.ids import IdArray, listed, pack, to_list, unpack
 from kvsm.ledger import RequestRecord
-from kvsm.offloader.arguments import KEY_BYTES_MAX, integer, items, keys_of, one_key, request_name
+from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, integer, items, keys_of, one_key, request_name
 from kvsm.offloader.emitter import EventEmitter, checked_ids
 from kvsm.states.block import PIN, STORED
 from kvsm.states.request import DEFERRED, FINISHED, LOADING, MATCHED, RUNNING
@@ -145,15 +145,15 @@ def pin(
     if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
         missed = one_key("pin", "missed", missed)
     if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
-        asked = _count("asked", asked)
-        on_device, on_host = _count("on_device", on_device), _count("on_host", on_host)
+        asked, on_device = _count("pin", "asked", asked), _count("pin", "on_device", on_device)
+        on_host = _count("pin", "on_host", on_host)
     if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
         raise WrongArgument("pin", "asked, on_device, on_host", "count blocks below 0")
     _pin(core, request, _checked_slots(core, "pin", slots), missed, asked, on_device, on_host)
 
 
-def _count(argument: str, value: object) -> int | None:
-    return None if value is None else integer("pin", argument, value)
+def _count(call: str, argument: str, value: object) -> int | None:
+    return None if value is None else integer(call, argument, value)
 
 
 def _checked_slots(core: EventEmitter, call: str, slots: Sequence[int] | IdArray) -> IdArray:
@@ -190,6 +190,35 @@ def _pin(
         core.emit(ev.HitMatched, request, packed, missed, asked, on_device, on_host)
     except IllegalTransition as refusal:
         raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
+
+
+def admit(
+    core: EventEmitter,
+    request: str,
+    asked: int | None = None,
+    on_device: int | None = None,
+    on_host: int | None = None,
+    missed: bytes | None = None,
+    resumed: bool = False,
+) -> None:
+    """Record that the engine has given a request that reads the cache its blocks; see `RequestAdmitted`.
+
+    Call it once the last lookup is used, and before its load is planned or its match is released. It changes
+    nothing: what it records is for the figures of a run. Unknown requests are ignored.
+    """
+    if type(request) is not str or not request.isascii():
+        request = request_name("admit", request)
+    if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
+        missed = one_key("admit", "missed", missed)
+    if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
+        asked, on_device = _count("admit", "asked", asked), _count("admit", "on_device", on_device)
+        on_host = _count("admit", "on_host", on_host)
+    if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
+        raise WrongArgument("admit", "asked, on_device, on_host", "count blocks below 0")
+    if type(resumed) is not bool:
+        resumed = flag("admit", "resumed", resumed)
+    if request in core.ledger.requests:
+        core.emit(ev.RequestAdmitted, request, asked, on_device, on_host, missed, resumed)
 
 
 def defer(core: EventEmitter, request: str, transfer: int) -> bool:

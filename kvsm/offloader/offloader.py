@@ -189,6 +189,7 @@ class Offloader(EventEmitter):
     waits_for = matching.waits_for
     may_match = matching.may_match
     pin = matching.pin
+    admit = matching.admit
     defer = matching.defer
     release = matching.release
     in_flight = matching.in_flight
@@ -239,15 +240,18 @@ class Offloader(EventEmitter):
         if entry.offered or entry.state not in (NEW, PREEMPTED):
             self.emit(ev.RequestPreempted, request)
 
-    def finish(self, request: str, *, aborted: bool = False) -> bool:
-        """The request is over; legal at any time. Returns whether it has no load left in flight."""
+    def finish(self, request: str, *, aborted: bool = False, hand_over: str = "") -> bool:
+        """The request is over; legal at any time. Returns whether it has no load left in flight.
+
+        hand_over: for the log; see `RequestFinished`.
+        """
         if type(request) is not str or not request.isascii():
             request = request_name("finish", request)
         if type(aborted) is not bool:
             aborted = flag("finish", "aborted", aborted)
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.word & STATE_MASK != FINISHED:
-            self.emit(ev.RequestFinished, request, aborted)
+            self.emit(ev.RequestFinished, request, aborted, hand_over)
         return request not in self.ledger.requests
 
     def touch(self, keys: Sequence[bytes]) -> None:

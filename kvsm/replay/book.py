@@ -2,9 +2,8 @@
 
 The ledger steps packed words through tables, and keeps lists, an index and a policy. The book follows the
 same events with plain if and else: what each slot and device block must be, who touches it, who pinned it,
-what a load brought into it, and which property a match of it would break. It shares no state, no table and no
-word with the ledger, only the names of the states. So the two disagree if the fold forgets something, or if
-the log holds an event that the core must not emit. `Witness` compares them.
+what a load brought into it, and which property a match of it would break. It shares only the names of the
+states with the ledger. `Witness` compares them.
 """
 
 from __future__ import annotations
@@ -596,5 +595,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.OffersCounted: Book._offers_counted,
     ev.BlocksRewritten: Book._rewritten,
     ev.Restarted: Book._restarted,
+    ev.RequestAdmitted: Book._changes_nothing,
 }
 """What the book does at each kind of event."""

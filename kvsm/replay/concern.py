@@ -65,7 +65,9 @@ NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = 
     # These say how, how many, when or why.
     **dict.fromkeys(("config", "machines", "schema", "aborted", "voided", "good", "reason")),
     **dict.fromkeys(("parts", "until", "worker", "epoch", "tick", "error", "source", "target")),
-    **dict.fromkeys(("asked", "on_device", "on_host", "kept", "weights", "life", "ended")),
+    **dict.fromkeys(
+        ("asked", "on_device", "on_host", "kept", "weights", "life", "ended", "resumed", "hand_over")
+    ),
 }
 """Which sort of thing a field names, whatever the kind of event, and how to read it. None: nothing."""
 

@@ -35,6 +35,7 @@ _NEVER = (
     ev.BlocksOffered,
     ev.OffersCounted,
     ev.BlocksRewritten,
+    ev.RequestAdmitted,
 )
 
 FAILURES: dict[type[OffloadingEvent], Callable[[Any], bool]] = {

@@ -126,6 +126,8 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "worker": lambda worker: f"worker {worker}",
     "good": lambda good: "good" if good else "failed",
     "aborted": lambda aborted: "aborted" if aborted else "",
+    "resumed": lambda resumed: "resumed" if resumed else "",
+    "hand_over": lambda end: f"hand-over {end}" if end else "",
     "voided": lambda voided: "voided" if voided else "",
     "reason": lambda reason: f"({reason})",
     "until": lambda tick: f"until {tick}",

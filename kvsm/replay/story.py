@@ -244,11 +244,17 @@ def _matched(telling: _Telling, event: ev.HitMatched) -> str:
     return f"request {event.request} {hits}; it misses key {render_key(event.missed)}: {why}"
 
 
-def _shares(event: ev.HitMatched) -> str:
+def _admitted(_telling: _Telling, event: ev.RequestAdmitted) -> str:
+    again = " again" if event.resumed else ""
+    ends = "" if event.missed is None else f"; what it had ends at key {render_key(event.missed)}"
+    return f"request {event.request} is admitted{again}{_shares(event)}{ends}"
+
+
+def _shares(event: ev.HitMatched | ev.RequestAdmitted) -> str:
     """How much of the prompt the device and the host have, as far as the log tells."""
     if event.asked is None:
         return ""
-    if not event.asked and event.slots:
+    if not event.asked and isinstance(event, ev.HitMatched) and event.slots:
         return ", and asks for nothing: it holds these blocks for another engine"
     told = ((event.on_device, "the device has"), (event.on_host, "the host serves"))
     parts = [f"{holder} {blocks}" for blocks, holder in told if blocks is not None]
@@ -424,6 +430,7 @@ _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fi
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,
     ev.HitMatched: _matched,
+    ev.RequestAdmitted: _admitted,
     ev.HitReleased: lambda _, event: f"request {event.request} gives its match back",
     ev.RequestDeferred: _deferred,
     ev.KeysRecalled: lambda _, event: f"{render_keys(event.keys)}: the policy remembers evicting it",

@@ -45,8 +45,11 @@ class ClaimsChannel(Protocol):
         """Claim a hand-over of this engine. The answer is `Offered` or `Refused`."""
         ...
 
-    def give_back(self, ticket: int, *, read: bool) -> None:
-        """The blocks were read, or are not wanted any more. If they were read, the answer is `GivenBack`."""
+    def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
+        """The blocks were read, or are not wanted any more. If they were read, the answer is `GivenBack`.
+
+        had: they are not wanted because this engine has them.
+        """
         ...
 
     def take_answers(self) -> list[tuple[int, Answer]]:
@@ -177,7 +180,7 @@ class IncomingHandOvers:
         job = prepared.job
         if job is None:
             # This engine has all of it, or no room for any of it.
-            self._give_up(one)
+            self._give_up(one, had=all(key in core.ledger.index for key in keys))
             return []
         one.state, one.transfer = IncomingState.COPYING, job.transfer
         self._by_transfer[job.transfer] = one
@@ -233,8 +236,8 @@ class IncomingHandOvers:
     def _is_lost(self, one: _Incoming) -> bool:
         return one.transfer not in self._core.ledger.transfers
 
-    def _give_up(self, one: _Incoming) -> None:
-        self._claims.give_back(one.ticket, read=False)
+    def _give_up(self, one: _Incoming, *, had: bool = False) -> None:
+        self._claims.give_back(one.ticket, read=False, had=had)
         self._forget(one)
 
     def _forget(self, one: _Incoming) -> None:

@@ -5,7 +5,7 @@ pinned for a request of their own, so nothing evicts them, and the log tells the
 that it has anyway:
 
     hand-over-4f1d..-of-cmpl-42    matched, and pinned     when the blocks are on the host
-                                   finished                when a decode engine has taken them
+                                   finished                when a decode engine has taken them, or had them
                                    aborted                 given up, expired, revoked by a reset, or shutdown
 
 The lease table decides who may read. Here its decisions become events, in the engine's thread: `look` is
@@ -72,8 +72,6 @@ class OutgoingHandOvers:
     ) -> None:
         self._core, self._config, self._engine = core, config, engine
         self.leases, self._digest, self._logger, self._new_name = leases, digest, logger, new_name
-        self.ended = dict.fromkeys(LeaseEnd, 0)
-        """How many ended in each way."""
         self._out: dict[str, _Outgoing] = {}
 
     def offer(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
@@ -137,8 +135,8 @@ class OutgoingHandOvers:
         self.leases.expire()
         for lease, end in self.leases.take_ended():
             out = self._out.pop(lease)
-            self.ended[end] += 1
-            self._core.finish(out.name, aborted=end is not LeaseEnd.TAKEN)
+            given_up = end not in (LeaseEnd.TAKEN, LeaseEnd.NOT_NEEDED)
+            self._core.finish(out.name, aborted=given_up, hand_over=end.value)
             if end is LeaseEnd.EXPIRED:
                 self._logger.warning(
                     "kvsm: nobody has taken the blocks of request %s within %g s; they are given up "

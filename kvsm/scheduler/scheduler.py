@@ -113,13 +113,15 @@ class OffloadScheduler:
         if any(tracked.tables):
             # It was preempted, for it asks again. The step's output may say so later.
             self._preempt(tracked)
+        tracked.answered = False
         if core.waits_for(name) is not None:
             return None, False
         tracked.local = num_computed_tokens
         limit = hit_limit(request.num_tokens, num_computed_tokens, tracked.max_load_tokens)
         if not self._may_load(tracked, limit):
             if core.may_match(name):
-                self._pin(tracked, (), num_computed_tokens, None)
+                return self._pin(tracked, (), num_computed_tokens, None)
+            tracked.note_answer(None)
             return 0, False
         lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.chunk_keys(), num_computed_tokens)
         index, readable = core.ledger.index, core.ledger.readable
@@ -149,8 +151,8 @@ class OffloadScheduler:
         end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))
         if end <= tracked.local:
             return None
-        told = self._told(tracked, end)
-        return below.fetch(PendingHit(tracked.name, lookup.needed_keys(end), lookup.lacking, *told))
+        counts = self._counts(tracked, end)
+        return below.fetch(PendingHit(tracked.name, lookup.needed_keys(end), lookup.lacking, *counts))
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
         local, core = tracked.local, self.offloader
@@ -166,6 +168,7 @@ class OffloadScheduler:
     def _pin(
         self, tracked: TrackedRequest, slots: IdArray, end: int, missed: bytes | None
     ) -> tuple[int, bool]:
+        tracked.note_answer(missed)
         try:
             self._record_match(tracked, slots, end, missed)
         except LimitReached:
@@ -176,12 +179,11 @@ class OffloadScheduler:
     def _record_match(
         self, tracked: TrackedRequest, slots: IdArray | Sequence[int], end: int, missed: bytes | None
     ) -> None:
-        """Pin these slots, which serve the tokens up to `end`. The log hears how much was asked for, and how
-        much of it the device had."""
-        self.offloader.pin(tracked.name, slots, missed, *self._told(tracked, end))
+        """Pin these slots, which serve the tokens up to `end`."""
+        self.offloader.pin(tracked.name, slots, missed, *self._counts(tracked, end))
 
-    def _told(self, tracked: TrackedRequest, end: int) -> tuple[int, int, int]:
-        """What the log hears of a match up to token `end`: blocks asked for, on the device, on the host."""
+    def _counts(self, tracked: TrackedRequest, end: int) -> tuple[int, int, int]:
+        """Blocks of a match up to token `end`: asked for, on the device, on the host."""
         size, local = self._block_tokens, tracked.local
         return tracked.request.num_tokens // size, local // size, (end - local) // size
 
@@ -203,6 +205,9 @@ class OffloadScheduler:
         tracked, core = self._track(call, request), self.offloader
         end = tracked.local + num_external_tokens
         self._take_over_blocks(tracked, block_ids, end)
+        if tracked.answered:
+            core.admit(tracked.name, *self._counts(tracked, end), tracked.missed, tracked.admitted)
+            tracked.answered, tracked.admitted = False, True
         if not num_external_tokens:
             tracked.forget_asked_keys()
             core.release(tracked.name)

@@ -31,12 +31,15 @@ class TrackedRequest:
 
     __slots__ = (
         "_layout",
+        "admitted",
+        "answered",
         "asked_keys",
         "countable",
         "loaded",
         "local",
         "max_load_tokens",
         "max_store_tokens",
+        "missed",
         "name",
         "next_offer",
         "prompt_only",
@@ -58,6 +61,12 @@ class TrackedRequest:
     step. They are forgotten when it gets blocks."""
     local: Annotated[int, KEPT]
     """Tokens that the device had when it was last matched."""
+    answered: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
+    """Whether it has an answer to its lookup, and reads the cache: that is what it is admitted with."""
+    missed: Annotated[bytes | None, Dropped("figures of a run; nothing is decided by it")]
+    """The key at which that answer ended."""
+    admitted: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
+    """Whether it has been admitted before."""
     watched_from: Annotated[
         int,
         # It is set when the request gets blocks, and read while it has some.
@@ -91,7 +100,8 @@ class TrackedRequest:
         self.tables = [[] for _ in config.groups]
         self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
-        self.trusted = self.countable = None
+        self.trusted = self.countable = self.missed = None
+        self.answered = self.admitted = False
         self.loaded = NO_TOKENS
         self.retried = set()
         self._take_parameters(config)
@@ -141,6 +151,10 @@ class TrackedRequest:
     def all_keys(self) -> list[list[bytes]]:
         """The keys of its full chunks, by group."""
         return [self.make_keys(group, 0, self.hashed_chunks(group)) for group in range(len(self.tables))]
+
+    def note_answer(self, missed: bytes | None) -> None:
+        """Its lookup is answered, and ends at this key."""
+        self.answered, self.missed = not self.request.skip_reading_prefix_cache, missed
 
     def forget_asked_keys(self) -> None:
         """No match asks again soon."""

@@ -350,6 +350,7 @@ class OffloadMachine(PropertyMachine):
                 f"at rest device blocks {held} are held, and {[*engine.sending]} wait",
             )
         assert_replays(engine.log, ledger)
+        engine.notes.check(self.core.config, engine.log)
 
     def trace(self) -> Iterable[str]:
         """The events so far."""

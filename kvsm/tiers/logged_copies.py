@@ -211,6 +211,7 @@ NOTES: dict[type[OffloadingEvent], Callable[[LoggedCopies, Ledger, Any], None] |
     ev.OffersCounted: None,
     ev.BlocksRewritten: None,
     ev.Restarted: LoggedCopies.opened,
+    ev.RequestAdmitted: None,
 }
 """What each kind of event says of copies between the tiers; None: nothing. A reset lets copies that have left
 go on."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvsm.hand_over.leases import LeaseEnd
 from kvsm.metrics import METRICS, Metric
 
 _DIRECTIONS = {"direction": ("store", "load")}
@@ -22,18 +21,12 @@ COPIES = (
 
 HAND_OVERS = (
     Metric(
-        "hand_overs_given_up",
-        "counter",
-        "Hand-overs of this prefill engine whose blocks nobody has taken, by the reason.",
-        {"why": tuple([end.value for end in LeaseEnd if end is not LeaseEnd.TAKEN])},
-    ),
-    Metric(
         "hand_overs_missed",
         "counter",
         "Requests that compute a prompt which another engine was to hand over. vLLM's log says why.",
     ),
 )
-"""What the connector counts itself: the event log does not tell the reasons."""
+"""What the connector counts itself: a decode engine's event log has no refused hand-over."""
 
 DISK = (
     Metric("disk_blocks", "gauge", "Blocks that the disk tier holds, or is storing."),

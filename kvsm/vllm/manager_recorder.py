@@ -70,6 +70,9 @@ class ManagerRecorder(Offloader):
         """Number of the last reset's event."""
         self._missed: dict[str, bytes] = {}
         """Request -> the first key that its lookups missed in this step."""
+        self._answers: dict[str, bytes | None] = {}
+        """Request -> the first key that its last lookups missed, until it is known to be admitted."""
+        self._admitted: set[str] = set()
         self._failed: set[bytes] = set()
         """Keys whose last store failed."""
         self._skipped: dict[str, tuple[bytes, ...]] = {}
@@ -118,11 +121,20 @@ class ManagerRecorder(Offloader):
                     f"request {request} loads key {key.hex()} from slot {slot}, but it is in slot {stored}",
                 )
         packed = pack(slots)
-        self.emit(ev.HitMatched, request, packed, self._missed.pop(request, None))
+        self._answers[request] = missed = self._missed.pop(request, None)
+        self.emit(ev.HitMatched, request, packed, missed)
+        self._note_admission(request)
         self.emit(ev.LoadPlanned, request, packed, self._placeholders_for(Direction.LOAD, len(slots)))
         transfer = self.ledger.seq
         self._loads[transfer] = frozenset(keys)
         self.submit([transfer])
+
+    def _note_admission(self, request: str) -> None:
+        """The request is admitted, if it has asked since the last time: its blocks are loaded or offered."""
+        if request in self._answers:
+            missed, resumed = self._answers.pop(request), request in self._admitted
+            self._admitted.add(request)
+            self.admit(request, missed=missed, resumed=resumed)
 
     def load_completed(self, request: str, keys: Collection[bytes]) -> None:
         """vLLM told the manager that the request's load of these keys has ended."""
@@ -148,6 +160,7 @@ class ManagerRecorder(Offloader):
         stored, slots: the keys that the manager stores, and the slot of each.
         evicted: the keys that it evicted for them.
         """
+        self._note_admission(request)
         chosen, held = set(stored), self.ledger.index
         skipped = tuple([key for key in keys if key not in chosen and key not in held])
         if skipped != self._skipped.get(request, ()):
@@ -176,6 +189,8 @@ class ManagerRecorder(Offloader):
     def request_finished(self, request: str) -> None:
         """vLLM told the manager that the request is over."""
         self._missed.pop(request, None)
+        self._answers.pop(request, None)
+        self._admitted.discard(request)
         self._skipped.pop(request, None)
         self.finish(request)
 
@@ -198,6 +213,7 @@ class ManagerRecorder(Offloader):
             entry = self.ledger.requests.get(request)
             if entry is not None and entry.state in _UNANSWERED:
                 self.emit(ev.HitMatched, request, (), key)
+        self._answers.update(self._missed)
         self._missed.clear()
         self.end_step()
 

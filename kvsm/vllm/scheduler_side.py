@@ -224,8 +224,6 @@ class SchedulerSide:
     def _counts_beside_events(self) -> Mapping[str, Any]:
         """The values of `exported_metrics.HAND_OVERS` and `DISK`, as far as this engine has them."""
         counts: dict[str, Any] = {} if self._disk is None else dict(self._disk.counts())
-        if self._outgoing is not None:
-            counts["hand_overs_given_up"] = {end.value: n for end, n in self._outgoing.ended.items()}
         if self._incoming is not None:
             counts["hand_overs_missed"] = self._incoming.missed
         return counts

@@ -109,6 +109,10 @@ class KvsmManager(OffloadingManager):
         self._promises = _Promises()
         self._missed: dict[str, bytes] = {}
         """Request -> the first key that its lookups missed in this step."""
+        self._answers: dict[str, bytes | None] = {}
+        """Request -> the first key that its last lookups missed, until it is known to be admitted: vLLM loads
+        or offers its blocks only then."""
+        self._admitted: set[str] = set()
         self._jobs: dict[tuple[str, Direction, frozenset[bytes]], int] = {}
         """What identifies a transfer in this interface -> its id."""
         self._refused: set[str] = set()
@@ -175,11 +179,20 @@ class KvsmManager(OffloadingManager):
         if blocks is None:
             raise LimitReached(f"request {request} loads {len(wanted)} keys; too many loads are in flight")
         self._promises.drop(request)
-        core.pin(request, slots, self._missed.pop(request, None))
+        self._answers[request] = missed = self._missed.pop(request, None)
+        core.pin(request, slots, missed)
+        self._admit(request)
         job = core.prepare_load(request, blocks)
         assert job is not None, "the match was pinned just now"
         self._submit(request, Direction.LOAD, wanted, job.transfer)
         return HostSlots(slots, self._num_slots, job.transfer)
+
+    def _admit(self, request: str) -> None:
+        """Record that the request is admitted, if it has asked since the last time."""
+        if request in self._answers:
+            missed, resumed = self._answers.pop(request), request in self._admitted
+            self._admitted.add(request)
+            self._core.admit(request, missed=missed, resumed=resumed)
 
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
         """The load of these keys has ended on all ranks."""
@@ -196,6 +209,7 @@ class KvsmManager(OffloadingManager):
         request, core = req_context.req_id, self._core
         if request in self._not_offloaded:
             return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
+        self._admit(request)
         self._pin_promises()
         offered = in_order(keys, req_context)
         seldom = [] if is_remote_decode(req_context) else self._offered_too_seldom(offered)
@@ -332,6 +346,8 @@ class KvsmManager(OffloadingManager):
         self._not_offloaded.discard(request)
         self._promises.drop(request)
         self._missed.pop(request, None)
+        self._answers.pop(request, None)
+        self._admitted.discard(request)
         self._refused.discard(request)
         self._core.finish(request)
 
@@ -343,9 +359,11 @@ class KvsmManager(OffloadingManager):
         for request, key in self._missed.items():
             if request not in self._promises.by_request and core.may_match(request):
                 core.pin(request, (), key)
-        self._missed.clear()
         for request in self._promises.by_request:
             core.release(request)
+        self._answers.update(dict.fromkeys(self._promises.by_request))
+        self._answers.update(self._missed)
+        self._missed.clear()
         self._promises = _Promises()
         for request in sorted(context.preempted_req_ids):
             core.preempt(request)

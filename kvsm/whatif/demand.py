@@ -47,11 +47,11 @@ _ROOT = -3
 
 
 class Lookup(NamedTuple):
-    """A request is looked up, because it is to be admitted.
+    """A request is admitted, with its last lookup.
 
     life: number of the request's life, the place of its chain.
     first, end: the chunks of its chain that the host may serve, behind those that the device has.
-    asked, on_device, on_host: blocks, as the log counts them (`HitMatched`).
+    asked, on_device, on_host: blocks, as the log counts them (`RequestAdmitted`).
     """
 
     seq: int
@@ -386,12 +386,14 @@ def _arrived(reader: _DemandReader, _ledger: Ledger, event: ev.RequestArrived, _
     reader.life(event.request)
 
 
-def _matched(reader: _DemandReader, ledger: Ledger, event: ev.HitMatched, _following: Any) -> None:
+def _admitted(reader: _DemandReader, ledger: Ledger, event: ev.RequestAdmitted, _following: Any) -> None:
     if event.asked is None or event.on_device is None or event.on_host is None:
         return
     life, chunk = reader.life(event.request), ledger.config.blocks_per_chunk
     first, end = event.on_device // chunk, event.asked // chunk
-    hits = reader.numbers([ledger.key_of[slot] for slot in to_list(event.slots)])
+    # A match that the engine does not load is released after this event.
+    pins = to_list(ledger.requests[event.request].pins) if event.on_host else []
+    hits = reader.numbers([ledger.key_of[slot] for slot in pins])
     before = UNKNOWN if first else _ROOT
     for place, key in enumerate(hits, first):
         life.put(place, key)
@@ -495,7 +497,7 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any]
     ev.RequestArrived: _arrived,
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,
-    ev.HitMatched: _matched,
+    ev.HitMatched: _nothing,
     ev.HitReleased: _nothing,
     ev.RequestDeferred: _nothing,
     ev.KeysRecalled: _nothing,
@@ -517,5 +519,6 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any]
     ev.OffersCounted: _nothing,
     ev.BlocksRewritten: _nothing,
     ev.Restarted: _restarted,
+    ev.RequestAdmitted: _admitted,
 }
 """What each kind of event says about what was wanted."""

@@ -101,6 +101,7 @@ class RequestActions(CoreActions):
         whole = len(parts) == accepted * self.options.blocks_per_chunk
         full = len(books.copies) >= self.options.max_live_transfers
         void = any(block.void for block in book.matched)
+        self.core.admit(name, on_host=accepted * self.options.blocks_per_chunk)
         try:
             job = self.core.prepare_load(name, blocks, () if whole else parts)
         except LimitReached as refusal:

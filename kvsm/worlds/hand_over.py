@@ -38,7 +38,7 @@ from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.scheduler.outgoing import OutgoingHandOvers
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.worlds.describing import describe_ledger
-from kvsm.worlds.hand_over_parts import ModelChannel, SmallHost
+from kvsm.worlds.hand_over_parts import ModelChannel, SmallHost, offers_in_vain
 from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.worlds.world import Action
 
@@ -405,7 +405,9 @@ class HandOverWorld:
 
     def _do_look(self) -> bool:
         """The decode engine takes a step: it hears the answers, and sends its ranks what they copy."""
+        had = offers_in_vain(self.channel, self.incoming, self.decode.core)
         jobs, reports = self.incoming.look()
+        self.channel.check_given_back(had)
         workers = range(self.options.workers)
         self._imports += [_RankCopies(job, list(workers)) for job in jobs]
         self._take(reports)

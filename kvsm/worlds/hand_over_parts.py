@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -19,6 +19,7 @@ from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
+from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.snapshot import digest
 from kvsm.worlds import parts as _declarations  # noqa: F401 (what is compared of a ledger)
 
@@ -195,8 +196,8 @@ class ModelChannel:
         """Claim a hand-over."""
         self.open.append(ModelClaim(ticket, claim, claim))
 
-    def give_back(self, ticket: int, *, read: bool) -> None:
-        """The blocks were read, or are not wanted any more."""
+    def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
+        """The blocks were read, or are not wanted any more. had: the decode engine has them."""
         one = next((one for one in self.open if one.ticket == ticket), None)
         if one is None:
             if read:
@@ -204,6 +205,9 @@ class ModelChannel:
         elif read:
             one.question = GiveBack(one.claim.hand_over, read=True)
         else:
+            claim = one.claim
+            not_wanted = msgspec.structs.replace(claim, wanted=False)
+            one.question = GiveBack(claim.hand_over, read=False) if had else not_wanted
             self.open.remove(one)
             self.left.append(one)
 
@@ -215,8 +219,8 @@ class ModelChannel:
 
     def close(self) -> None:
         """Close every connection."""
-        self.left.extend(self.open)
-        self.open.clear()
+        for one in list(self.open):
+            self.give_back(one.ticket, read=False)
 
     # The prefill engine's thread.
 
@@ -237,8 +241,16 @@ class ModelChannel:
     def hear_of_leaving(self) -> None:
         """The prefill engine reads the last words of a closed connection, and then its end."""
         one = self.left.popleft()
-        answer_to(msgspec.structs.replace(one.claim, wanted=False), one.ticket, self._leases, {})
+        assert one.question is not None, "it said something before it left"
+        answer_to(one.question, one.ticket, self._leases, {})
         self._leases.leave(one.ticket)
+
+    def check_given_back(self, had: Set[int]) -> None:
+        """What the decode engine had is not needed, and not given up. had: tickets (`offers_in_vain`)."""
+        for one in self.left:
+            if one.ticket in had and one.question != GiveBack(one.claim.hand_over, read=False):
+                message = "the decode engine has all blocks of a hand-over, and says that it is given up"
+                raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def cut(self, one: ModelClaim) -> None:
         """The connection breaks. Both sides see it."""
@@ -248,3 +260,18 @@ class ModelChannel:
             self.answers.append((one.ticket, GivenBack(held=False)))
         elif one.question is not None:
             self.answers.append((one.ticket, Refused("the connection broke")))
+
+
+def offers_in_vain(channel: ModelChannel, incoming: IncomingHandOvers, core: Offloader) -> set[int]:
+    """The tickets of answered offers of whose blocks the decode engine lacks none."""
+    claims = incoming._by_ticket
+    offered = [ticket for ticket, answer in channel.answers if isinstance(answer, Offered)]
+    tracked = {ticket: claims[ticket].tracked for ticket in offered if ticket in claims}
+    if core.ledger.draining():
+        return set()
+    index = core.ledger.index
+    return {
+        ticket
+        for ticket, request in tracked.items()
+        if all(key in index for group in request.all_keys() for key in group)
+    }

@@ -50,13 +50,14 @@ from kvsm.worlds.world import Action
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """A request to come. parameters: its `kv_transfer_params`. parts: of a session, its later parts."""
+    """A request to come, as `SmallRequest` takes it."""
 
     prompt: tuple[int, ...]
     outputs: int = 1
     parameters: dict[str, Any] | None = None
     parts: tuple[tuple[int, ...], ...] = ()
-    embeds: bool = False  # whether the prompt is given as embeddings
+    embeds: bool = False
+    skip_reading: bool = False
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
@@ -345,9 +346,11 @@ class ServingWorld:
         else:
             engine.log.clear()
         engine.results.clear()
+        engine.notes.begin_action()
         finished = len(self._unfinished())
         if not move(*numbers):
             return False
+        self.engine.notes.check_action(self.news)
         if budget is not None:
             self._spend(budget)
         if name != "arrive" and len(self._unfinished()) < finished:
@@ -372,9 +375,7 @@ class ServingWorld:
 
     def _request(self, place: int) -> SmallRequest:
         spec = self.options.requests[place]
-        return SmallRequest(
-            f"r{place}", spec.prompt, spec.outputs, spec.parameters, parts=spec.parts, embeds=spec.embeds
-        )
+        return SmallRequest(f"r{place}", **structs.asdict(spec))
 
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
         self.owes_step = False
@@ -476,6 +477,7 @@ class ServingWorld:
         log.ledger = restore(left.saved)
         self.engine = self._make_engine(log, log.ledger)
         self.engine.host = old.host
+        self.engine.notes.crash(old.notes, left.seq)
         for place, request in enumerate(old.requests.values()):
             if request.finished:
                 self.engine.requests[request.request_id] = request
@@ -584,6 +586,7 @@ class ServingWorld:
             check_next_to_go(engine, rests=True)
         if self.keep_events:
             self._check_fold()
+            engine.notes.check(engine.core.config, engine.log)
         return True
 
     def _check_fold(self) -> None:

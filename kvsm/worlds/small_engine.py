@@ -59,6 +59,7 @@ from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 from kvsm.worlds.crash import FlushedLog
 from kvsm.worlds.lost_stores import check_kept, check_next_to_go
+from kvsm.worlds.run_figures import RunNotes
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, Cell, SmallRequest, first_read
 from kvsm.worlds.small_workers import ComputedRange, SmallWorkers, of_each
@@ -153,6 +154,8 @@ class SmallEngine(SmallWorkers):
     """The plan of the last step."""
     fresh: Annotated[list[int], Dropped("empty between two actions")]
     """Device blocks that were taken since the last step."""
+    notes: Annotated[RunNotes, Remade(lambda _: RunNotes(), "a world is loaded without events")]
+    """What the figures of its log must say."""
 
     def __init__(
         self,
@@ -202,6 +205,7 @@ class SmallEngine(SmallWorkers):
         self.results, self.plan = [], TransferPlan()
         self.sending, self.preempted, self.states = {}, set(), {}
         self.computing, self.fresh = [], []
+        self.notes = RunNotes()
 
     # Requests.
 
@@ -302,6 +306,8 @@ class SmallEngine(SmallWorkers):
         if isinstance(self.log, FlushedLog):
             self.log.check_leaving(self.plan)
         self.start(self.plan, self.core.ledger.epoch, fresh)
+        for job in (*self.plan.loads, *self.plan.stores):
+            self.notes.leave(job, self.workers)
 
     def _schedule(
         self, request: SmallRequest, scheduled: dict[str, int], new_blocks: dict[str, list[list[int]]]
@@ -381,9 +387,18 @@ class SmallEngine(SmallWorkers):
             request.tables, request.num_computed_tokens = tables, end
             request.loading = external > 0
             self.scheduler.update_state_after_alloc(request, [list(table) for table in tables], external)
+            self._note_admission(request, local // alignment, external // alignment)
             self._check_match_is_over(request)
             if tokens:
                 scheduled[request.request_id] = tokens
+
+    def _note_admission(self, request: SmallRequest, on_device: int, on_host: int) -> None:
+        """A request has got its blocks: what it had of them, if it reads the cache."""
+        if not request.skip_reading_prefix_cache:
+            asked = request.num_tokens // self.config.alignment
+            had = request.request_id, asked, on_device, on_host, request.admitted
+            self.notes.admit(self.core.ledger.seq, *had)
+        request.admitted = True
 
     def _check_match(self, request: SmallRequest, local: int, found: int, loads: bool) -> None:
         if loads != (found > 0):
@@ -498,6 +513,7 @@ class SmallEngine(SmallWorkers):
         """Give the workers' reports to the scheduler, and do what it says. count: only the first ones."""
         count = len(self.reports) if count is None else count
         reports, self.reports = self.reports[:count], self.reports[count:]
+        self.notes.report(self.core.ledger, reports)
         results = self.scheduler.update_connector_output(reports)
         self.take_results(results)
         return results
@@ -543,6 +559,7 @@ class SmallEngine(SmallWorkers):
     def reset(self) -> bool:
         """Empty the cache, on the device too as far as it is not in use."""
         self.pool.forget()
+        self.notes.reset()
         return self.scheduler.reset_cache()
 
     def run(self, steps: int = 200) -> None:

@@ -53,6 +53,8 @@ class SmallRequest:
     """An `EngineRequest`, and a `DescribedRequest` of text or of embeddings.
 
     outputs: how many tokens it decodes.
+    parameters: its `kv_transfer_params`.
+    skip_reading: whether it reads no cache (`skip_reading_prefix_cache`).
     extras: what else decides its content, such as a LoRA adapter or a salt. It is in the hashes, as in vLLM.
     parts: of a session, the tokens of the later parts of its prompt.
     embeds: its prompt is given as embeddings, so its tokens do not say what its blocks hold.
@@ -81,6 +83,8 @@ class SmallRequest:
     tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
     """Its device blocks, by group."""
     loading: Annotated[bool, KEPT]
+    admitted: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
+    """Whether it has had blocks before."""
     aborted: Annotated[bool, Dropped("it is there for tests")]
     finished: Annotated[bool, Dropped("a request that is finished is compared as finished, and no further")]
 
@@ -105,7 +109,7 @@ class SmallRequest:
         self.extras = extras + (self.prompt_embeds or b"")
         self.parts, self.resumed = list(parts), False
         self.block_hashes, self.cells, self.tables = [], [], []
-        self.loading = self.finished = self.aborted = False
+        self.loading = self.finished = self.aborted = self.admitted = False
         self.hash_tokens()
 
     @property

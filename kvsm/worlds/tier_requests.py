@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsm.canonical import FIXED, PART, declare
+from kvsm.canonical import FIXED, PART, Remade, declare
 from kvsm.errors import PropertyBroken
 from kvsm.ids import to_list
 from kvsm.offloader import Offloader, PendingHit
@@ -17,6 +17,7 @@ from kvsm.properties import Property
 from kvsm.states.request import MATCHED
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers import DiskTier
+from kvsm.worlds.run_figures import RunNotes
 from kvsm.worlds.tier_states import COMPARED, TOLD
 
 
@@ -32,6 +33,8 @@ class TierRequests:
         self.hits: dict[int, PendingHit] = {}
         """The unfinished requests, by the number of their prompt: what each of them wanted last."""
         self._number = 0
+        self.notes = RunNotes()
+        """What the figures of the host's log must say."""
 
     def ask(self, prompt: int, keys: Sequence[bytes], blocks: Sequence[int]) -> TransferJob | None:
         """A request comes, or the one for this prompt asks again. Returns its load, with which it is over.
@@ -57,6 +60,10 @@ class TierRequests:
         if not waits:
             match = host.match(name, keys)
             waits = match.waits_for is not None or match.hits > len(blocks)
+            if not waits:
+                missed = keys[match.hits] if match.hits < len(keys) else None
+                host.admit(name, len(keys), 0, match.hits, missed)
+                self.notes.admit(host.ledger.seq, name, len(keys), 0, match.hits, False)
             if match.hits and not waits:
                 job = host.prepare_load(name, blocks[: match.hits])
         if not waits or len(self.hits) > self._most:
@@ -99,4 +106,12 @@ class TierRequests:
                 raise PropertyBroken(Property.MATCH_HOLDS, message)
 
 
-declare(TierRequests, host=PART, tier=PART, hits=COMPARED, _most=FIXED, _number=TOLD)
+declare(
+    TierRequests,
+    host=PART,
+    tier=PART,
+    hits=COMPARED,
+    _most=FIXED,
+    _number=TOLD,
+    notes=Remade(lambda _: RunNotes(), "a world is loaded without events"),
+)

@@ -36,7 +36,7 @@ from kvsm.disk.formats import SlotGeneration
 from kvsm.disk.recovery import decide
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
-from kvsm.ids import listed
+from kvsm.ids import count, listed
 from kvsm.invariants import check_ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
@@ -44,6 +44,7 @@ from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
 from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
+from kvsm.worlds.run_figures import COPIED_OUT, IMPORTED, LOADED, STORED
 from kvsm.worlds.tier_requests import TierRequests
 from kvsm.worlds.tier_states import COMPARED, canonical_tiers, describe_tiers
 from kvsm.worlds.world import Action
@@ -234,9 +235,12 @@ class TwoTierWorld:
     def do(self, action: Action) -> bool:
         name, *numbers = action
         move = _DO.get(str(name))
+        log, first = self.log, len(self.log)
+        self.requests.notes.begin_action()
         done = move is not None and move(self, *map(int, numbers))
         if done:
             self._watch()
+            self.requests.notes.check_action(self.log[first:] if self.log is log else ())
         return done
 
     def _spend(self, name: str) -> bool:
@@ -341,6 +345,8 @@ class TwoTierWorld:
         if ended is None:
             return True
         keys = self._loads.pop(job.transfer, [])
+        if ended.good:
+            self._note_copy(STORED if job.direction is Direction.STORE else LOADED, job)
         if ended.good and job.direction is Direction.STORE:
             self.tier.stored(ended.keys)
         elif ended.good:
@@ -360,9 +366,18 @@ class TwoTierWorld:
         if not copy.waits:
             self.requests.check_held(served)
         copy.failed = copy.failed or not is_good
+        if not copy.waits and not was_stale:
+            if job.direction is Direction.STORE:
+                self._note_copy(COPIED_OUT, job)
+            elif not copy.failed:
+                self._note_copy(IMPORTED, job)
+                self._note_copy(STORED, job)
         if copy.failed and not copy.waits and not was_stale:
             self._check_failed(job)
         return True
+
+    def _note_copy(self, way: str, job: TransferJob) -> None:
+        self.requests.notes.copy(self.host.ledger.seq, way, count(job.device_blocks))
 
     def _check_failed(self, job: TransferJob) -> None:
         """A failed copy leaves its keys nowhere: the disk has not got them, or is not trusted any more."""
@@ -519,6 +534,8 @@ class TwoTierWorld:
         if self.wind_down() is None and self.host.ledger.requests:
             left = next(iter(self.host.ledger.requests))
             raise PropertyBroken(Property.PROGRESS, f"request {left} is left, and nobody will end it")
+        if self.wind_down() is None:
+            self.requests.notes.check(self.host.config, self.log)
 
     def wind_down(self) -> Action | None:
         """The next action on the way to rest."""
@@ -579,22 +596,3 @@ _DO: dict[str, Callable[..., bool]] = {
     "crash": TwoTierWorld._crash,
     "damage": TwoTierWorld._damage,
 }
-
-
-def draw_two_tier_options(random: Random) -> TwoTierOptions:
-    """A small world in which everything may go wrong a few times."""
-    return TwoTierOptions(
-        host_slots=random.randint(2, 6),
-        disk_slots=random.randint(2, 6),
-        device_blocks=random.randint(2, 4),
-        places=random.randint(1, 3),
-        writes=random.choice(list(WritePolicy)).value,
-        waiting=random.choice((0, 1, 4)),
-        defer_ticks=random.choice((1, 3)),
-        ranks=random.choice((1, 2)),
-        failures=random.choice((0, 3)),
-        losses=random.choice((0, 0, 1)),
-        resets=random.choice((0, 3)),
-        crashes=random.choice((0, 3)),
-        damages=random.choice((0, 2)),
-    )

@@ -9,7 +9,7 @@ from random import Random
 
 import msgspec
 
-from kvsm.checker.targets import draw_serving
+from kvsm.checker.targets import draw_serving, draw_two_tier_options
 from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.worlds.audited import AuditedCore, AuditedWorld
 from kvsm.worlds.core_options import draw_options
@@ -17,7 +17,7 @@ from kvsm.worlds.core_world import CoreWorld
 from kvsm.worlds.log_ahead import LogAheadWorld
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
-from kvsm.worlds.two_tiers import TwoTierWorld, draw_two_tier_options
+from kvsm.worlds.two_tiers import TwoTierWorld
 from kvsm.worlds.world import Action
 from museum.wrong_books import WrongBooksWorld
 

@@ -18,13 +18,10 @@ from core_life import begin_store, keys, load
 from prometheus_client import Counter, Gauge, Histogram
 
 from kvsm.events import OffloadConfig
-from kvsm.hand_over.leases import LeaseEnd
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.vllm.connector_stats import STATS_INTERVAL_S, KvsmPromMetrics, KvsmStats, StatsSource
 from kvsm.vllm.exported_metrics import FACTS
-
-GIVEN_UP = [end.value for end in LeaseEnd if end is not LeaseEnd.TAKEN]
 
 
 class Source:
@@ -53,13 +50,13 @@ def test_a_busy_engine_sends_statistics_once_in_an_interval() -> None:
 
 
 def test_what_the_events_do_not_tell_is_exported_as_its_growth() -> None:
-    """Why hand-overs were given up, and how many prompts this engine missed."""
-    one, counts = Source(), {"hand_overs_missed": 3, "hand_overs_given_up": dict.fromkeys(GIVEN_UP, 1)}
+    """How many prompts this engine missed, and what the disk has."""
+    one, counts = Source(), {"hand_overs_missed": 3, "disk_blocks_stored": 1}
     source = StatsSource(one.metrics, beside=lambda: counts)
     taken = source.take()
     assert taken is not None
     assert taken.data["hand_overs_missed"] == {"": 3}
-    assert taken.data["hand_overs_given_up"] == dict.fromkeys(GIVEN_UP, 1)
+    assert taken.data["disk_blocks_stored"] == {"": 1}
     counts["hand_overs_missed"] = 5
     one.core.arrive("r")
     one.core.finish("r")
@@ -67,7 +64,7 @@ def test_what_the_events_do_not_tell_is_exported_as_its_growth() -> None:
     taken = source.take()
     assert taken is not None
     assert taken.data["hand_overs_missed"] == {"": 2}
-    assert "hand_overs_given_up" not in taken.data
+    assert "disk_blocks_stored" not in taken.data
 
 
 def test_what_is_left_is_told_when_no_request_is() -> None:

@@ -82,13 +82,12 @@ class Pair:
     def loaded(self) -> int:
         return int(self.decode.scheduler.connector._side._core.metrics.values()["blocks_loaded"])
 
-    def counts(self) -> tuple[dict[str, int], dict[str, int], int]:
-        """What the metrics say: (hand-overs by their end, those given up by the reason, prompts missed)."""
+    def counts(self) -> tuple[dict[str, int], int]:
+        """What the metrics say: (hand-overs by their end, prompts missed)."""
         gave, got = (engine.scheduler.connector._side for engine in self.engines)
-        why = gave._counts_beside_events()["hand_overs_given_up"]
         missed = got._counts_beside_events()["hand_overs_missed"]
-        given_up = {reason: count for reason, count in why.items() if count and reason != "taken"}
-        return gave._core.metrics.values()["hand_overs"], given_up, missed
+        ended = gave._core.metrics.values()["hand_overs"]
+        return {end: count for end, count in ended.items() if count}, missed
 
     def _is_over(self) -> bool:
         self.now += 1.0
@@ -243,7 +242,7 @@ def test_a_hand_over_that_nobody_takes_expires_and_the_late_one_computes(
     assert any("nobody has taken the blocks of request r0 within 30 s" in line for line in caplog.messages)
     assert pair.decoded(PROMPT, answer) == 0
     assert refused(caplog) == ["there is no such hand-over: it has expired, was taken, or was reset"]
-    assert pair.counts() == ({"taken": 0, "given up": 1}, {"expired": 1}, 1)
+    assert pair.counts() == ({"expired": 1}, 1)
     prefill, _ = pair.close()
     [over] = [
         event for event in prefill if isinstance(event, RequestFinished) and "hand-over" in event.request
@@ -278,7 +277,7 @@ def test_a_hand_over_has_one_reader(make_pair: Callable[..., Pair], caplog: pyte
     pair.decode.reset(False, True)
     pair.decoded(PROMPT, answer)
     assert len(refused(caplog)) == 1
-    assert pair.counts() == ({"taken": 1, "given up": 0}, {}, 1)
+    assert pair.counts() == ({"taken": 1}, 1)
     metrics = pair.decode.scheduler.connector._side._core.metrics.values()
     assert metrics["imports_ended"]["completed"] == 1
     assert metrics["blocks_imported"] == FULL

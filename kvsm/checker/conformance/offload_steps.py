@@ -229,5 +229,6 @@ STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ev.OffersCounted: _NOTHING,
     ev.BlocksRewritten: _NOTHING,
     ev.Restarted: EventSteps("`write_log` and `crash` at once, on the whole state (`OffloadBooks.restart`)."),
+    ev.RequestAdmitted: _NOTHING,
 }
 """Every kind of event."""

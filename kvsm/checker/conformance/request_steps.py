@@ -188,5 +188,6 @@ REQUEST_STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ev.OffersCounted: _NOTHING,
     ev.BlocksRewritten: _NOTHING,
     ev.Restarted: EventSteps("Everything ends, and what can be read is left.", ("restart",)),
+    ev.RequestAdmitted: _NOTHING,
 }
 """Every kind of event."""
