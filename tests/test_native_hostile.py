@@ -176,7 +176,7 @@ def misaligned() -> Any:
         None,
         [1],
     ],
-    ids=repr,
+    ids=lambda batch: "doubles" if isinstance(batch, memoryview) else repr(batch),
 )
 def test_a_queue_refuses_a_batch_whole(batch: Any) -> None:
     """What is refused changes nothing: no slot that stands before the wrong one, and no refill."""
