@@ -1,0 +1,238 @@
+"""Restored copies of the files of two tiers: log, pool and checksums of the host, slots and log of the disk.
+
+A process stores keys on the host and on the disk, and both evict. After each action all sets of older files
+are tried, but that of all: each file of a set is as it was at an earlier moment, which is drawn. The process
+that starts on them brings all keys to the device that either tier serves, stores what the host has on the
+disk, and leaves. No byte of another key reaches the device or is sealed on the disk: correct bytes (S15). Of
+files of one moment nothing is refused: events are state (S10).
+
+Not tried: an older era beside newer slots (`kvsm/disk/era.py`). The weights are the same all the time.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
+from itertools import combinations, count
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+from disk_rig import IN_MEMORY
+
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
+from kvsm.copy_engines.pool_mark import MARK_BYTES
+from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover
+from kvsm.errors import PropertyBroken
+from kvsm.identity import PoolIdentity
+from kvsm.ledger import readable_keys
+from kvsm.log import LogDirectory, find_end
+from kvsm.offloader import Offloader, PendingHit
+from kvsm.plan import WorkerReport
+from kvsm.properties import Property
+from kvsm.tiers import DiskTier, adopt_found, disk_config, host_config
+from museum.restored_world import (
+    BLOCK_BYTES,
+    CONFIG,
+    KEYS,
+    SLOTS,
+    PoolFile,
+    Process,
+    content,
+    key_of,
+)
+from museum.started_world import leave_log
+
+DISK_SLOTS = 2
+WEIGHTS = "v1"
+FILES = ("log", "pool", "checksums", "disk slots", "disk log")
+OUTCOMES = ("host cold", "host warm", "refused", "disk cold", "disk serves")
+_IDENTITY = PoolIdentity.of({"model": "small"})
+
+
+class TierMoment(NamedTuple):
+    """What the files hold, in the order of `FILES`."""
+
+    log: dict[str, bytes]
+    pool: PoolFile
+    checksums: PoolFile
+    disk_slots: bytes
+    disk_log: dict[str, bytes]
+
+
+class TierProcess(Process):
+    """A process with a disk below its host pool, that starts on these files in a directory."""
+
+    config = host_config(CONFIG, places=SLOTS)
+
+    def __init__(self, place: Path, files: TierMoment) -> None:
+        self._place, self._numbers = place, count()
+        _write(place / "log", files.log)
+        _write(place / "disk log", files.disk_log)
+        if files.disk_slots:
+            (place / "disk").write_bytes(files.disk_slots)
+            (place / "disk").chmod(0o600)
+        super().__init__(place / "log", files.pool, files.checksums, WEIGHTS)
+        self._file = SlotFile(place / "disk", DiskGeometry(BLOCK_BYTES, DISK_SLOTS), _IDENTITY)
+        found = recover([self._file])
+        self.found = len(found.slots)
+        config = disk_config(self.config, DISK_SLOTS)
+        rmtree(place / "disk log")  # A disk's core begins a log of its own, whatever the last one says.
+        disk = Offloader.open(config, find_end(LogDirectory(place / "disk log")), durability="none")
+        adopt_found(disk, found)
+        self.tier = DiskTier(self.core, disk, lambda _: None, places=SLOTS)
+        self.disk_engine = DiskCopyEngine(
+            self.host, self._file, FlushPolicy.NONE, threads=1, checksums=self.engine.checksums
+        )
+
+    def store_both(self, number: int) -> bool:
+        """Store a key on the host, and there on the disk."""
+        if not self.store(number):
+            return False
+        self.engine.drain()
+        self.report()
+        self.tier.stored([key_of(number)])
+        self.copy_tiers()
+        return True
+
+    def copy_tiers(self) -> int:
+        """Carry out the copies between the tiers. Returns how many failed."""
+        failed = 0
+        while jobs := self.tier.plan():
+            for job in jobs:
+                self.disk_engine.submit(job)
+                self.disk_engine.wait([job.transfer])
+                (result,) = self.disk_engine.poll()
+                failed += not result.good
+                self.tier.report(WorkerReport(job.transfer, 0, result.good, result.error))
+            self.core.end_step()
+            self.tier.disk.end_step()
+        return failed
+
+    def bring(self, number: int) -> bool | None:
+        """Bring a key to the device, from either tier. Returns whether it came; None: neither has it. Raises
+        `PropertyBroken` for other bytes than its own."""
+        key, request = key_of(number), f"bring {next(self._numbers)}"
+        if self.core.match(request, [key]).hits != 1:
+            if not self.tier.has(key):
+                return None
+            self.core.finish(request)
+            request = f"bring {next(self._numbers)}"
+            self.core.arrive(request)
+            self.tier.fetch(PendingHit(request, [key]))
+            self.copy_tiers()
+            if self.core.match(request, [key]).hits != 1:
+                return False
+        job = self.core.prepare_load(request, [0])
+        assert job is not None
+        self.core.submit([job.transfer])
+        self.engine.submit(job)
+        self.engine.wait([job.transfer])
+        (result,) = self.engine.poll()
+        self.core.report(job.transfer, 0, result.good, result.error)
+        self.core.finish(request)
+        if result.good and not np.array_equal(self.device[0], content(key, WEIGHTS)):
+            raise PropertyBroken(Property.CORRECT_BYTES, f"{key!r} came with the bytes of another block")
+        return result.good
+
+    def leave(self) -> TierMoment:
+        """The process is killed. Returns what it leaves."""
+        self.disk_engine.close()
+        for core in (self.core, self.tier.disk):
+            leave_log(core)
+        return self.files()
+
+    def files(self) -> TierMoment:
+        """What the files hold now."""
+        moment = self.moment()
+        return TierMoment(
+            moment.log,
+            moment.pool,
+            moment.checksums,
+            (self._place / "disk").read_bytes(),
+            _read(self._place / "disk log"),
+        )
+
+
+class RestoredTiers:
+    """Random lives of two tiers, and starts on restored copies of their files."""
+
+    def __init__(self, seed: int) -> None:
+        place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+        weakref.finalize(self, place.cleanup)
+        self._place, self._numbers, self._random = Path(place.name), count(), Random(seed)
+        self.counts: Counter[tuple[str, str]] = Counter()
+        blank = [PoolFile(bytes(SLOTS * size), bytes(MARK_BYTES)) for size in (BLOCK_BYTES, CHECKSUM_BYTES)]
+        self._process = self._begin(TierMoment({}, *blank, b"", {}))
+        self.moments = [self._process.files()]
+
+    def live(self, actions: int) -> None:
+        """Take some actions, and try all sets of older files after each."""
+        for _ in range(actions):
+            number = self._random.randrange(KEYS)
+            if self._random.random() < 0.2:
+                self._process = self._begin(self._process.leave())
+            elif self._random.random() < 0.3:
+                self._process.bring(number)
+            else:
+                self._process.store_both(number)
+            self.moments.append(self._process.files())
+            for size in range(len(FILES)):
+                for older in combinations(range(len(FILES)), size):
+                    self._try(older)
+        self._process.leave()
+
+    def _try(self, older: Sequence[int]) -> None:
+        chosen = [
+            self._random.choice(self.moments[:-1]) if place in older else self.moments[-1]
+            for place in range(len(FILES))
+        ]
+        process = self._begin(TierMoment(*(moment[place] for place, moment in enumerate(chosen))))
+        kept = readable_keys(process.core.ledger)
+        came = [process.bring(number) for number in range(KEYS)]
+        process.tier.stored(readable_keys(process.core.ledger))
+        refused = came.count(False) + process.copy_tiers()
+        process.leave()
+        self._check_sealed(process)
+        named = " and ".join(FILES[place] for place in older) or "none"
+        self.counts[named, "host warm" if kept else "host cold"] += 1
+        self.counts[named, "disk serves" if process.found else "disk cold"] += 1
+        self.counts[named, "refused"] += bool(refused)
+        if not older and refused:
+            raise PropertyBroken(
+                Property.EVENTS_ARE_STATE, f"files of one moment: {refused} blocks are refused"
+            )
+        rmtree(process._place)
+
+    def _check_sealed(self, process: TierProcess) -> None:
+        """What is sealed on the disk is what its key stands for."""
+        geometry = DiskGeometry(BLOCK_BYTES, DISK_SLOTS)
+        with ExitStack() as stack:
+            file = stack.enter_context(closing(SlotFile(process._place / "disk", geometry, _IDENTITY)))
+            written = (process._place / "disk").read_bytes()
+            for key, slot in recover([file]).slots.items():
+                payload = np.frombuffer(written, np.uint8, BLOCK_BYTES, geometry.payload_at(slot))
+                if not np.array_equal(payload, content(key, WEIGHTS)):
+                    raise PropertyBroken(
+                        Property.CORRECT_BYTES, f"{key!r} is sealed on the disk with other bytes"
+                    )
+
+    def _begin(self, files: TierMoment) -> TierProcess:
+        place = self._place / f"{next(self._numbers)}"
+        place.mkdir(mode=0o700)
+        return TierProcess(place, files)
+
+
+def _write(directory: Path, files: dict[str, bytes]) -> None:
+    directory.mkdir(mode=0o700)
+    for name, written in files.items():
+        (directory / name).write_bytes(written)
+
+
+def _read(directory: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(directory.glob("*.kvsm"))}

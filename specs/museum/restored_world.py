@@ -1,0 +1,417 @@
+"""The world of restored copies: one process after another on a kept pool, its checksums and its log, of which
+each may be put back to what it was at any earlier moment.
+
+A moment is the state after an action: also with a copy that was written in part, with events that no flush
+has written, and in another branch, which began when an older log was continued. After each action every
+combination of the moments of the three files is tried that has the newest moment in it. A process starts on
+it with `kvsm.restart.start`, and loads all that its log calls readable, with the engine that verifies. So
+
+- no combination serves a byte of another key, or of other weights: correct bytes (S15);
+- files of one moment serve all that was stored: events are state (S10);
+- a log whose end was cut off or zeroed serves no wrong byte either.
+
+Not seen: files that are changed while a process has them, and a log that keeps less than it wrote.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from hashlib import blake2b
+from itertools import count, product
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+from tempfile import TemporaryDirectory
+from typing import Any, NamedTuple
+
+import numpy as np
+from disk_rig import IN_MEMORY
+from numpy.typing import NDArray
+
+from kvsm.copy_engines import CopyResult, PoolMark, VerifyingCopyEngine
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
+from kvsm.copy_engines.pool_mark import MARK_BYTES
+from kvsm.copy_engines.pool_sizes import PoolSizes
+from kvsm.errors import PropertyBroken
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+from kvsm.identity import KeptPools, PoolIdentity
+from kvsm.ids import unpack
+from kvsm.ledger import readable_keys
+from kvsm.plan import TransferJob
+from kvsm.properties import Property
+from kvsm.restart import FIRST, Start, start
+from kvsm.worlds.world import Action
+from museum.started_world import leave_log
+
+KEYS, SLOTS, BLOCK_BYTES = 3, 2, 32
+CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS)
+_POOLS = KeptPools(PoolIdentity.of({"model": "small"}), (b"pool of rank 0..", b"sums of rank 0.."))
+_WRITER = {"durability": "none", "segment_bytes": 700}
+_LIKELY = {"store": 8, "copy": 14, "report": 8, "step": 1, "reset": 1, "end": 1, "restore": 1}
+_CUTS = (0.3, 0.6, 0.9)
+"""Where the last segment of a log is cut off, or zeros begin, as parts of its length."""
+
+FILES = ("log", "pool", "checksums")
+
+
+def _stored(number: int) -> list[Action]:
+    return [("store", number), ("copy",), ("copy",), ("report",)]
+
+
+LIVES: dict[str, list[Action]] = {
+    "three keys in two slots": [*_stored(0), *_stored(1), *_stored(2)],
+    "other weights in another branch": [
+        ("step",),
+        ("reset",),
+        *_stored(0),
+        ("restore", 1, 1, 1),
+        *_stored(0),
+    ],
+    "a kill in a copy": [*_stored(0), ("store", 1), ("copy",), ("end", 1), *_stored(2)],
+}
+"""Short lives. In the last one a key is stored by the events of one number in two branches, under other
+weights."""
+
+
+def key_of(number: int) -> bytes:
+    return b"key %d" % number + bytes(4)
+
+
+def content(key: bytes, weights: str) -> NDArray[np.uint8]:
+    """The bytes of this key under these weights."""
+    return np.frombuffer(blake2b(key + weights.encode(), digest_size=BLOCK_BYTES).digest(), np.uint8)
+
+
+class PoolFile(NamedTuple):
+    """What the file of a pool holds."""
+
+    rows: bytes
+    mark: bytes
+
+
+class Moment(NamedTuple):
+    """What the files hold after an action. weights: of the log."""
+
+    log: dict[str, bytes]
+    weights: str
+    pool: PoolFile
+    checksums: PoolFile
+
+
+class Tried(NamedTuple):
+    """What a start on restored files did. wrong: a key of which it has served wrong bytes, or None."""
+
+    started: Start
+    good: int
+    refused: int
+    wrong: bytes | None
+
+    @property
+    def outcome(self) -> str:
+        """In one word, for the table."""
+        if self.started.why_cold:
+            return "cold"
+        if self.refused:
+            return "partly warm" if self.good else "all refused"
+        return "warm" if self.good else "warm, nothing stored"
+
+
+OUTCOMES = ("cold", "all refused", "partly warm", "warm", "warm, nothing stored")
+
+
+class _Copies:
+    """A copy engine whose copies take two steps each, which the world takes."""
+
+    num_device_blocks, num_host_blocks = KEYS, SLOTS
+
+    def __init__(self, device: NDArray[np.uint8], host: NDArray[np.uint8]) -> None:
+        self._device, self._host = device, host
+        self._jobs: list[TransferJob] = []
+        self._is_half = False
+        self._ended: list[CopyResult] = []
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (it has no compute)
+        self._jobs.append(job)
+
+    def step(self) -> bool:
+        """Copy a half of the oldest job. Returns whether there was one."""
+        if not self._jobs:
+            return False
+        job, half = self._jobs[0], BLOCK_BYTES // 2
+        part = slice(half, None) if self._is_half else slice(0, half)
+        devices, hosts = unpack(job.device_blocks), unpack(job.host_blocks)
+        for device, host in zip(devices, hosts):
+            if job.direction is Direction.STORE:
+                self._host[host, part] = self._device[device, part]
+            else:
+                self._device[device, part] = self._host[host, part]
+        if self._is_half:
+            self._ended.append(CopyResult(job.transfer, job.direction, good=True))
+            del self._jobs[0]
+        self._is_half = not self._is_half
+        return True
+
+    def poll(self) -> list[CopyResult]:
+        ended, self._ended = self._ended, []
+        return ended
+
+    def wait(self, _: Iterable[int]) -> None:
+        while self.step():
+            pass
+
+    def hold_compute(self, _: Iterable[int]) -> None:
+        pass
+
+    def drain(self) -> None:
+        self.wait(())
+
+    def close(self) -> None:
+        self.drain()
+
+    def mark(self) -> None:
+        return None
+
+
+class Process:
+    """A process that starts on these files. log: a directory, which it changes."""
+
+    config = CONFIG
+
+    def __init__(
+        self, log: Path, pool: tuple[bytes, bytes], checksums: tuple[bytes, bytes], weights: str
+    ) -> None:
+        self._files = []
+        for (rows, mark), row_bytes in ((pool, BLOCK_BYTES), (checksums, CHECKSUM_BYTES)):
+            memory = bytearray(mark)
+            sizes = PoolSizes(SLOTS, 1, row_bytes)
+            held = np.frombuffer(bytearray(rows), np.uint8).reshape(SLOTS, row_bytes)
+            self._files.append((held, memory, PoolMark(memory, sizes)))
+        (self.host, _, _), (table, _, _) = self._files
+        self.device = np.zeros((KEYS, BLOCK_BYTES), np.uint8)
+        self.copies = _Copies(self.device, self.host)
+        self.engine = VerifyingCopyEngine(
+            self.copies, self.host, threads=0, table=table, kept=True, every_load=False
+        )
+        marks = [mark for _, _, mark in self._files]
+        self._log, self.weights = log, weights
+        self.started = start(log, self.config, _POOLS, weights=weights, marks=marks, log=_WRITER)
+        self.core = self.started.offloader
+
+    def store(self, number: int) -> bool:
+        """Compute the block of this key, and let its store leave."""
+        if self.core.ledger.leases.words[number]:
+            return False
+        self.core.rewrite([number])
+        self.device[number] = content(key_of(number), self.weights)
+        job = self.core.store((), [key_of(number)], [number]).job
+        if job is not None:
+            self.core.submit([job.transfer])
+            self.engine.submit(job)
+        return job is not None
+
+    def report(self) -> bool:
+        """Report the copies that have ended, and end the step."""
+        results = self.engine.poll()
+        for result in results:
+            self.core.report(result.transfer, 0, result.good, result.error)
+        self.core.end_step()
+        return bool(results)
+
+    def serve_all(self) -> Tried:
+        """Load all that is readable."""
+        good, refused = 0, 0
+        for key in readable_keys(self.core.ledger):
+            request = f"load {key!r}"
+            assert self.core.match(request, [key]).hits == 1
+            job = self.core.prepare_load(request, [0])
+            assert job is not None
+            self.core.submit([job.transfer])
+            self.engine.submit(job)
+            self.engine.wait([job.transfer])
+            (result,) = self.engine.poll()
+            if result.good and not np.array_equal(self.device[0], content(key, self.weights)):
+                return Tried(self.started, good, refused, key)
+            good, refused = good + result.good, refused + (not result.good)
+            self.core.report(job.transfer, 0, result.good, result.error)
+            self.core.finish(request)
+        return Tried(self.started, good, refused, None)
+
+    def moment(self) -> Moment:
+        """What its files hold now."""
+        pool, checksums = (PoolFile(held.tobytes(), bytes(memory)) for held, memory, _ in self._files)
+        log = {path.name: path.read_bytes() for path in sorted(self._log.glob("*.kvsm"))}
+        return Moment(log, self.core.ledger.weights, pool, checksums)
+
+
+class RestoredWorld:
+    """A `World`. `counts`: for each set of files that are older than the others, how many starts had which
+    outcome."""
+
+    events: tuple[OffloadingEvent, ...] = ()
+    """Empty: each process has a log of its own, on disk."""
+    check_every = 1
+
+    def __init__(self) -> None:
+        place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
+        weakref.finalize(self, place.cleanup)
+        self._place, self._numbers = Path(place.name), count()
+        self.counts: Counter[tuple[str, str]] = Counter()
+        self._weights = 1
+        blank = (
+            (bytes(SLOTS * BLOCK_BYTES), bytes(MARK_BYTES)),
+            (bytes(SLOTS * CHECKSUM_BYTES), bytes(MARK_BYTES)),
+        )
+        self.process = Process(self._new_log({}), *blank, "v1")
+        self.moments = [self.process.moment()]
+        self._tried: set[tuple[int, int, int, str]] = set()
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        last = range(len(self.moments))
+        stores: list[Action] = [("store", number) for number in range(KEYS)]
+        restores: list[Action] = [("restore", *moments) for moments in product(last, repeat=len(FILES))]
+        return [*stores, ("copy",), ("report",), ("step",), ("reset",), ("end", 0), ("end", 1), *restores]
+
+    def draw(self, random: Random) -> Action:
+        (name,) = random.choices([*_LIKELY], [*_LIKELY.values()])
+        if name == "restore":
+            return (name, *(random.randrange(len(self.moments)) for _ in FILES))
+        return random.choice([one for one in self.actions() if one[0] == name])
+
+    def do(self, action: Action) -> bool:
+        name, *numbers = action
+        done = bool(getattr(self, f"_do_{name}")(*numbers))
+        if done:
+            self._try_all()
+        return done
+
+    def live(self, actions: Iterable[Action]) -> None:
+        """Do all of this."""
+        for action in actions:
+            assert self.do(action), action
+
+    def walk(self, seed: int, moments: int) -> None:
+        """Do things at random, until there are so many moments."""
+        random = Random(seed)
+        while len(self.moments) < moments:
+            self.do(self.draw(random))
+
+    def _do_store(self, number: int) -> bool:
+        return self.process.store(number)
+
+    def _do_copy(self) -> bool:
+        return self.process.copies.step()
+
+    def _do_report(self) -> bool:
+        return self.process.report()
+
+    def _do_step(self) -> bool:
+        self.process.core.end_step()
+        return True
+
+    def _do_reset(self) -> bool:
+        """The model gets other weights."""
+        self._weights += 1
+        self.process.weights = f"v{self._weights}"
+        return self.process.core.reset(self.process.weights) or True
+
+    def _do_end(self, killed: int) -> bool:
+        """The process ends, and another one begins on what it has left."""
+        if killed:
+            leave_log(self.process.core)
+        else:
+            self.process.engine.drain()
+            self.process.report()
+            self.process.core.close()
+        left = self.process.moment()
+        self._begin(left, left, left)
+        return True
+
+    def _do_restore(self, log: int, pool: int, checksums: int) -> bool:
+        """The process is killed, and its files are put back."""
+        if max(log, pool, checksums) >= len(self.moments):
+            return False
+        leave_log(self.process.core)
+        self._begin(self.moments[log], self.moments[pool], self.moments[checksums])
+        return True
+
+    def _begin(self, log: Moment, pool: Moment, checksums: Moment) -> None:
+        directory = self._new_log(log.log)
+        self.process = Process(directory, pool.pool, checksums.checksums, log.weights)
+
+    def _new_log(self, log: dict[str, bytes]) -> Path:
+        directory = self._place / f"{next(self._numbers)}" / "log"
+        directory.mkdir(parents=True, mode=0o700)
+        for name, written in log.items():
+            (directory / name).write_bytes(written)
+        return directory
+
+    # What must hold.
+
+    def _try_all(self) -> None:
+        """Try every combination with the newest moment in it, and damaged ends of its log."""
+        newest = self.process.moment()
+        if newest == self.moments[-1]:
+            return
+        self.moments.append(newest)
+        last = len(self.moments) - 1
+        for chosen in product(range(last + 1), repeat=len(FILES)):
+            if self._is_new(chosen):
+                older = [name for name, moment in zip(FILES, chosen) if moment < last]
+                tried = self._try(*(self.moments[moment] for moment in chosen))
+                self.counts[" and ".join(older) or "none", tried.outcome] += 1
+                if not older and (tried.refused or tried.started.why_cold not in ((), (FIRST,))):
+                    message = (
+                        f"files of one moment: {tried.refused} blocks are refused, {tried.started.why_cold}"
+                    )
+                    raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        for what, log in _damaged(newest.log):
+            tried = self._try(newest._replace(log=log), newest, newest)
+            self.counts[what, tried.outcome] += 1
+
+    def _is_new(self, chosen: Sequence[int]) -> bool:
+        """Whether these moments bring together what was not tried before. Most actions change one file."""
+        log, pool, checksums = (self.moments[number] for number in chosen)
+        files = hash(tuple(sorted(log.log.items()))), hash(pool.pool), hash(checksums.checksums)
+        before = len(self._tried)
+        self._tried.add((*files, log.weights))
+        return len(self._tried) > before
+
+    def _try(self, log: Moment, pool: Moment, checksums: Moment) -> Tried:
+        directory = self._new_log(log.log)
+        process = Process(directory, pool.pool, checksums.checksums, log.weights)
+        with closing(process.core):
+            tried = process.serve_all()
+        rmtree(directory.parent)
+        if tried.wrong is not None:
+            message = f"{tried.wrong.decode()!r} is served with the bytes of another block"
+            raise PropertyBroken(Property.CORRECT_BYTES, message)
+        return tried
+
+    def check(self) -> None:
+        """All is tried after each action."""
+
+    def wind_down(self) -> Action | None:
+        return None
+
+    def describe(self) -> dict[str, str]:
+        return {"keys": ", ".join(sorted(key.decode() for key in readable_keys(self.process.core.ledger)))}
+
+    def fingerprint(self) -> bytes:
+        return repr((self.describe(), len(self.moments))).encode()
+
+
+def _damaged(log: dict[str, bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
+    """The log with its end damaged: what was done to it, and what is left."""
+    name, written = max(log.items())
+    yield "the log's last segment is missing", {one: log[one] for one in log if one != name}
+    damages: dict[str, Callable[[int], bytes]] = {
+        "the log's last segment is cut": lambda at: written[:at],
+        "the log ends with zeros": lambda at: written[:at].ljust(len(written), b"\0"),
+    }
+    for part, (what, damage) in product(_CUTS, damages.items()):
+        yield what, {**log, name: damage(int(part * len(written)))}

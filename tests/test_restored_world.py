@@ -1,0 +1,118 @@
+"""Restored copies of a log, a pool and its checksums: nothing wrong is served, and each guard is needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from museum.restored_tiers import RestoredTiers
+from museum.restored_world import LIVES, OUTCOMES, RestoredWorld
+from planted_bugs import plant
+
+from kvsm.copy_engines import checksums, pool_mark
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+
+
+def tried(life: str) -> Counter[tuple[str, str]]:
+    """How often each outcome came in this life."""
+    world = RestoredWorld()
+    world.live(LIVES[life])
+    return world.counts
+
+
+@pytest.mark.parametrize(
+    "life", [next(iter(LIVES)), *(pytest.param(life, marks=pytest.mark.slow) for life in [*LIVES][1:])]
+)
+def test_no_combination_of_restored_files_serves_a_wrong_byte(life: str) -> None:
+    """Correct bytes (S15), events are state (S10): every outcome comes, and files of one moment serve all."""
+    counts = tried(life)
+    assert {outcome for _, outcome in counts} >= {"cold", "warm", "all refused"}
+    assert life != "three keys in two slots" or {outcome for _, outcome in counts} == set(OUTCOMES)
+    assert {older for older, _ in counts} >= {
+        "the log's last segment is missing",
+        "the log's last segment is cut",
+        "the log ends with zeros",
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(4))
+def test_random_lives_and_branches_serve_no_wrong_byte(seed: int) -> None:
+    """Correct bytes (S15)."""
+    RestoredWorld().walk(seed, 14)
+
+
+def ignore_marks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log is believed however old it is."""
+    plant(
+        monkeypatch,
+        pool_mark.why_unbound,
+        "if not places:",
+        "if places:\n        return places[0], ''\n    if not places:",
+    )
+
+
+def ignore_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log of the pool's life is believed although its end is missing."""
+    plant(monkeypatch, pool_mark.why_unbound, " and place.seq <= end.seq", "")
+
+
+def ignore_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any life of the run is believed."""
+    plant(monkeypatch, pool_mark.why_unbound, "place.life_id == end.life_id and ", "")
+
+
+def ignore_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A checksum is of bytes alone."""
+    monkeypatch.setattr(checksums.BlockChecksums, "_seals", lambda _self, _hosts, found, _names: ~found)
+    monkeypatch.setattr(
+        checksums.BlockChecksums, "unproved", lambda _self, job: np.ones(len(job.generations), np.bool_)
+    )
+
+
+Bug = Callable[[pytest.MonkeyPatch], None]
+
+
+@pytest.mark.parametrize(
+    ("bugs", "life"),
+    [
+        ([ignore_names], "three keys in two slots"),
+        ([ignore_names, ignore_ends], "three keys in two slots"),
+        ([ignore_marks], "other weights in another branch"),
+        pytest.param([ignore_lives], "other weights in another branch", marks=pytest.mark.slow),
+    ],
+)
+def test_without_one_of_the_guards_a_wrong_byte_is_served(
+    bugs: list[Bug], life: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for bug in bugs:
+        bug(monkeypatch)
+    with pytest.raises(PropertyBroken) as caught:
+        tried(life)
+    assert caught.value.property is Property.CORRECT_BYTES
+
+
+def test_no_set_of_restored_files_of_two_tiers_serves_or_seals_a_wrong_byte() -> None:
+    """Correct bytes (S15), events are state (S10)."""
+    tiers = RestoredTiers(1)
+    tiers.live(6)
+    outcomes = {outcome for _, outcome in +tiers.counts}
+    assert outcomes == {"host cold", "host warm", "refused", "disk cold", "disk serves"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2, 8))
+def test_random_lives_of_two_tiers_serve_no_wrong_byte(seed: int) -> None:
+    """Correct bytes (S15)."""
+    RestoredTiers(seed).live(12)
+
+
+def test_two_tiers_need_slots_that_say_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Correct bytes (S15): a wrong block of the host would be served, and sealed on the disk."""
+    ignore_names(monkeypatch)
+    with pytest.raises(PropertyBroken) as caught:
+        RestoredTiers(2).live(6)
+    assert caught.value.property is Property.CORRECT_BYTES
