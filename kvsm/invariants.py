@@ -10,7 +10,8 @@ they check these properties (`kvsm.properties`):
 ====  ====================================================================  ==============
 id    what is checked                                                       by
 ====  ====================================================================  ==============
-S1    each slot is in one list, as its state says; the index is exact      here
+S1    each slot is in one list and counted, as its state says; the index   here
+      is exact
 S2    a block that can be read was stored by every worker                   both
 S3    memory that a live copy touches is not handed out                     both
 S4    pins, readers and leases equal their live holders                     both
@@ -563,6 +564,18 @@ def history_is_bounded(counts: HolderCounts) -> Iterator[Violation]:
         yield Violation(Property.CONSERVATION, message)
 
 
+def totals_follow_from_words(counts: HolderCounts) -> Iterator[Violation]:
+    """Conservation (S1): the counts of states and holders that gauges read are those of the words."""
+    for name, words in (("slots", counts.ledger.blocks), ("device blocks", counts.ledger.leases)):
+        machine, totals = words.codec.machine, words.totals.tolist()
+        what = {int(state): f"are {state.name}" for state in machine.states}
+        what |= {1 + STATE_MASK + n: f"have {counter.name}" for n, counter in enumerate(machine.counters)}
+        for place, count in enumerate(words.counted()):
+            if totals[place] != count:
+                message = f"{count} {name} {what[place]}, and the ledger counts {totals[place]}"
+                yield Violation(Property.CONSERVATION, message)
+
+
 CHECKS: tuple[Callable[[HolderCounts], Iterator[Violation]], ...] = (
     slots_stand_in_one_list,
     index_names_live_blocks,
@@ -577,4 +590,5 @@ CHECKS: tuple[Callable[[HolderCounts], Iterator[Violation]], ...] = (
     cursors_are_in_order,
     provenance_is_of_one_epoch,
     history_is_bounded,
+    totals_follow_from_words,
 )

@@ -216,6 +216,8 @@ def _ledger_of(state: SavedLedger) -> Ledger:
     ledger.life, ledger.kept, ledger.weights = state.life, state.kept, state.weights
     ledger.blocks.view[:] = np.frombuffer(state.blocks, dtype=np.int32)
     ledger.leases.view[:] = np.frombuffer(state.leases, dtype=np.int32)
+    ledger.blocks.recount()
+    ledger.leases.recount()
     ledger.generation_view[:] = np.frombuffer(state.generations, dtype=np.int64)
     for slot, key in zip(indexed_slots(ledger).tolist(), state.keys, strict=True):
         ledger.key_of[slot] = key

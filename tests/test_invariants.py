@@ -18,6 +18,7 @@ from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import TRANSFER_WORDS, TransferState
+from kvsm.states.words import StateWords
 
 
 @settings(deadline=None, max_examples=100)
@@ -66,16 +67,31 @@ def busy_life() -> Life:
     return life
 
 
+def write(words: StateWords, number: int, word: int) -> None:
+    """Give one thing a word, which is counted, too."""
+    words.words[number] = word
+    words.recount()
+
+
+def miscount(words: Callable[[Ledger], StateWords], place: int) -> Callable[[Ledger], None]:
+    """As a handler does that writes words without `StateWords.commit`."""
+
+    def damage(ledger: Ledger) -> None:
+        words(ledger).totals[place] += 1
+
+    return damage
+
+
 def set_word(slot: int, state: BlockState, copies: int = 0, pins: int = 0) -> Callable[[Ledger], None]:
     def damage(ledger: Ledger) -> None:
-        ledger.blocks.words[slot] = BLOCK_WORDS.encode(state, (copies, pins))
+        write(ledger.blocks, slot, BLOCK_WORDS.encode(state, (copies, pins)))
 
     return damage
 
 
 def set_lease(block: int, state: LeaseState, readers: int = 0) -> Callable[[Ledger], None]:
     def damage(ledger: Ledger) -> None:
-        ledger.leases.words[block] = LEASE_WORDS.encode(state, (readers,))
+        write(ledger.leases, block, LEASE_WORDS.encode(state, (readers,)))
 
     return damage
 
@@ -111,14 +127,14 @@ def keys_collide(ledger: Ledger) -> None:
 
 def slot_freed_under_copy(ledger: Ledger) -> None:
     """Slot 0 goes to the free queue in the right state, while the load reads it."""
-    ledger.blocks.words[0] = BLOCK_WORDS.encode(BlockState.EVICTED)
+    write(ledger.blocks, 0, BLOCK_WORDS.encode(BlockState.EVICTED))
     del ledger.index[key(0)]
     ledger.free.append((0,))
 
 
 def published_early(ledger: Ledger) -> None:
     """Slot 3 can be matched while its store is in flight."""
-    ledger.blocks.words[3] = BLOCK_WORDS.encode(BlockState.STORED, (1, 0))
+    write(ledger.blocks, 3, BLOCK_WORDS.encode(BlockState.STORED, (1, 0)))
 
 
 def transfers(ledger: Ledger, direction: Direction, state: TransferState) -> list[int]:
@@ -152,7 +168,7 @@ def generation_moved(ledger: Ledger) -> None:
 def pins_dropped(ledger: Ledger) -> None:
     """`holder` and the block forget the pin. Only the request's state says that there was a match."""
     ledger.requests["holder"].pins = ()
-    ledger.blocks.words[2] = BLOCK_WORDS.encode(BlockState.STORED)
+    write(ledger.blocks, 2, BLOCK_WORDS.encode(BlockState.STORED))
     ledger.policy.idle((2,))
 
 
@@ -224,8 +240,8 @@ def stored_twice(ledger: Ledger) -> None:
     """The planned store reads the same device block as the store in flight. The lease counts both."""
     (id,) = transfers(ledger, Direction.STORE, TransferState.PLANNED)
     ledger.transfers[id].device_blocks = (3,)
-    ledger.leases.words[3] = LEASE_WORDS.encode(LeaseState.READING, (2,))
-    ledger.leases.words[5] = LEASE_WORDS.encode(LeaseState.NONE)
+    write(ledger.leases, 3, LEASE_WORDS.encode(LeaseState.READING, (2,)))
+    write(ledger.leases, 5, LEASE_WORDS.encode(LeaseState.NONE))
 
 
 def loaded_into_while_stored(ledger: Ledger) -> None:
@@ -233,8 +249,8 @@ def loaded_into_while_stored(ledger: Ledger) -> None:
     (id,) = transfers(ledger, Direction.LOAD, TransferState.SUBMITTED)
     ledger.transfers[id].device_blocks = (10, 5)
     ledger.provenance.brought[5] = key(1)
-    ledger.leases.words[11] = LEASE_WORDS.encode(LeaseState.NONE)
-    ledger.leases.words[5] = LEASE_WORDS.encode(LeaseState.WRITING)
+    write(ledger.leases, 11, LEASE_WORDS.encode(LeaseState.NONE))
+    write(ledger.leases, 5, LEASE_WORDS.encode(LeaseState.WRITING))
 
 
 DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
@@ -246,6 +262,8 @@ DAMAGES: list[tuple[str, Callable[[Ledger], None]]] = [
     (Property.CONSERVATION, index_invents),
     (Property.CONSERVATION, history_overflows),
     (Property.CONSERVATION, history_invents),
+    *((Property.CONSERVATION, miscount(lambda ledger: ledger.blocks, place)) for place in (0, 3, 16, 17)),
+    *((Property.CONSERVATION, miscount(lambda ledger: ledger.leases, place)) for place in (0, 3, 16)),
     (Property.PUBLISH_AFTER_COMMIT, published_early),
     (Property.NO_REUSE_IN_FLIGHT, slot_freed_under_copy),
     (Property.NO_REUSE_IN_FLIGHT, set_lease(3, LeaseState.NONE)),

@@ -5,24 +5,28 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import nullcontext
 from pathlib import Path
+from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from core_life import begin_store, keys, kinds, load, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_twins import reset_often
 from replay_life import gapped, random_life
 from test_kv_events import ACTS, live
 
-from kvsm import LogReader, LogWriter, Offloader
+from kvsm import LogReader, LogWriter, Offloader, native
 from kvsm.errors import LogWriteFailed
-from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, SkipReason
+from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, Restarted, SkipReason
 from kvsm.gauges import gauges
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog, WholeState
 from kvsm.metrics import METRICS, HistogramValue, Metric, Metrics
-from kvsm.snapshot import snapshot
+from kvsm.snapshot import restore, snapshot
 from kvsm.vllm.exported_metrics import EXPORTED, spread
 from kvsm.worlds.small_engine import SmallEngine
 
@@ -296,6 +300,37 @@ def test_gauges_tell_states_apart() -> None:
     core.reset()
     now = gauges(core.ledger)
     assert (now["resident_blocks"], now["quarantined_blocks"], now["draining_transfers"]) == (0, 3, 2)
+
+
+def test_no_gauge_looks_at_a_slot() -> None:
+    """A scheduler asks for them between two steps, whatever the size of its pool."""
+    core, _ = metered(host_blocks=12)
+    store(core, "r", keys(5))
+    core.match("q", keys(2))
+    now = gauges(core.ledger)
+    for name in ("blocks", "leases"):
+        setattr(core.ledger, name, SimpleNamespace(totals=getattr(core.ledger, name).totals))
+    assert gauges(core.ledger) == now
+    assert (now["pinned_blocks"], now["blocks"]["FREE"], sum(now["blocks"].values())) == (2, 7, 12)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_counts_of_the_fold_are_those_of_a_scan(seed: int) -> None:
+    """Conservation (S1): after each event, a reset, a restart and a restored snapshot, in both bodies.
+    Batches of up to 40 blocks are arrays."""
+    random = Random(seed)
+    config = OffloadConfig(host_blocks=random.choice((70, 128, 200)), device_blocks=4096, workers=2)
+    with native.without() if seed % 2 else nullcontext():
+        ledger = Ledger(config)
+        for event in reset_often(config, random):
+            ledger.apply(event)
+            for words in (ledger.blocks, ledger.leases):
+                assert words.totals.tolist() == words.counted()
+        ledger.apply(Restarted(ledger.seq + 1, 0, 0, 2, config, ""))
+        assert ledger.blocks.totals.tolist() == ledger.blocks.counted()
+        again = restore(snapshot(ledger))
+        assert again.blocks.totals == ledger.blocks.totals
+        assert again.leases.totals == ledger.leases.totals
 
 
 def test_events_are_passed_on_and_what_the_log_refuses_is_not_counted() -> None:

@@ -34,11 +34,15 @@ static inline int state_of(int32_t word) { return word & STATE_MASK; }
 
 /* The words of many equal things: memory of a Python array. */
 typedef struct {
+    const Machine *machine;
     PyObject *owner; /* the StateWords whose memory this is */
-    Py_buffer buffer;
+    Py_buffer buffer, totals_buffer;
     int32_t *words;
+    int64_t *totals; /* how many are in each state; behind all states, how many have each counter above 0 */
     int32_t size;
 } Words;
+
+void count_words(const Words *words, int32_t word, int64_t more); /* so many more things have this word */
 
 /* --------------------------------------------------------------------------------------------- ids.c */
 
@@ -154,7 +158,7 @@ typedef struct {
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
     X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
-    X(_may_change) X(_stop) X(apply) X(append) X(ended) X(aborted) X(max_live_transfers) X(kept)
+    X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted) X(max_live_transfers) X(kept)
 
 typedef enum {
 #define X(name) N_##name,

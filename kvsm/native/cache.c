@@ -86,28 +86,31 @@ static Verdict tell_removed(Folding *folding)
 _Static_assert(BLOCK_FREE == 0, "void_idle takes a word of 0 for unused");
 
 /* Void the idle blocks of a group. Returns whether all of its slots are unused then. A compiler makes vectors of
-   this loop, since it has a fixed length and no branch. met: not 0 if a block was idle. */
-static bool void_idle(int32_t *words, int32_t *met)
+   this loop, since it has a fixed length and no branch. num_idle: how many blocks were idle so far. */
+static bool void_idle(int32_t *words, int32_t *num_idle)
 {
-    int32_t used = 0, idle = *met;
+    int32_t used = 0, idle = 0;
     for (int one = 0; one < GROUP; one++) {
         const int32_t word = words[one];
-        idle |= word == IDLE;
+        idle += word == IDLE;
         used |= word == IDLE ? 0 : word == EVICTED_WORD ? 0 : word;
         words[one] = word == IDLE ? EVICTED_WORD : word;
     }
-    *met = idle;
+    *num_idle += idle;
     return used == 0;
 }
 
 /* Void the blocks of a group, each as the table says. Returns which of its slots are unused then, a bit each. */
-static uint64_t void_each(int32_t *words, int32_t count)
+static uint64_t void_each(const Words *blocks, int32_t *words, int32_t count)
 {
     uint64_t unused = 0;
     for (int32_t one = 0; one < count; one++) {
         /* The table allows it in every state. */
-        if (in_range(words[one], FIRST_INDEXED, LAST_INDEXED))
+        if (in_range(words[one], FIRST_INDEXED, LAST_INDEXED)) {
+            count_words(blocks, words[one], -1);
             words[one] = machine_step(&BLOCK, BLOCK_INVALIDATE, words[one]);
+            count_words(blocks, words[one], 1);
+        }
         if (words[one] == EVICTED_WORD || words[one] == BLOCK_FREE)
             unused |= (uint64_t)1 << one;
     }
@@ -117,7 +120,7 @@ static uint64_t void_each(int32_t *words, int32_t count)
 /* Void every block, and let the unused slots be free in the order of their numbers. */
 static void void_all(const Words *blocks, SlotQueue *free_slots)
 {
-    int32_t idle = 0;
+    int32_t num_idle = 0;
     queue_clear(free_slots);
     for (int32_t group = 0; group < free_slots->groups; group++) {
         int32_t *words = blocks->words + (int64_t)group * GROUP;
@@ -125,10 +128,12 @@ static void void_all(const Words *blocks, SlotQueue *free_slots)
         if (left > AHEAD + GROUP)
             for (int line = 0; line < GROUP; line += LINE)
                 __builtin_prefetch(words + AHEAD + line, 1);
-        const bool unused = left >= GROUP && void_idle(words, &idle);
-        queue_fill_row(free_slots, group, unused ? ~(uint64_t)0 : void_each(words, left < GROUP ? left : GROUP));
+        const bool unused = left >= GROUP && void_idle(words, &num_idle);
+        queue_fill_row(free_slots, group, unused ? ~(uint64_t)0 : void_each(blocks, words, left < GROUP ? left : GROUP));
     }
-    if (idle)
+    count_words(blocks, IDLE, -num_idle);
+    count_words(blocks, EVICTED_WORD, num_idle);
+    if (num_idle)
         machine_step(&BLOCK, BLOCK_INVALIDATE, IDLE); /* so that the arc counts as taken */
 }
 

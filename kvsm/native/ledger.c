@@ -109,30 +109,46 @@ bool same_text(PyObject *text, PyObject *other)
 
 /* ------------------------------------------------------------------------- where the memory is */
 
-/* See the memory of the array behind a `StateWords`, if it is another one than before. */
-static bool see_words(Words *words, PyObject *owner)
+/* The memory of an attribute of a `StateWords`, of items of this size. false: it is no such memory. */
+static bool see_array(PyObject *owner, Name name, Py_ssize_t item, Py_buffer *buffer)
+{
+    PyObject *array = attribute_of(owner, name);
+    const bool seen = array != NULL && PyObject_GetBuffer(array, buffer, PyBUF_CONTIG) == 0;
+    Py_XDECREF(array);
+    if (!seen)
+        return false;
+    if (buffer->itemsize == item && is_aligned(buffer) && buffer->len / item < INT32_MAX)
+        return true;
+    PyBuffer_Release(buffer);
+    return false;
+}
+
+/* See the memory of the arrays behind a `StateWords`, if it is another one than before. */
+static bool see_words(Words *words, const Machine *machine, PyObject *owner)
 {
     if (owner == words->owner)
         return owner != NULL;
-    if (words->owner != NULL)
+    if (words->owner != NULL) {
         PyBuffer_Release(&words->buffer);
-    Py_CLEAR(words->owner);
-    PyObject *array = owner == NULL ? NULL : attribute_of(owner, N_words);
-    if (array == NULL || PyObject_GetBuffer(array, &words->buffer, PyBUF_CONTIG) < 0) {
-        Py_XDECREF(array);
-        return false;
+        PyBuffer_Release(&words->totals_buffer);
     }
-    Py_DECREF(array);
-    if (words->buffer.itemsize != sizeof(int32_t) || !is_aligned(&words->buffer) ||
-        words->buffer.len / (Py_ssize_t)sizeof(int32_t) >= INT32_MAX) {
+    Py_CLEAR(words->owner);
+    if (owner == NULL || !see_array(owner, N_words, sizeof(int32_t), &words->buffer))
+        return false;
+    if (!see_array(owner, N_totals, sizeof(int64_t), &words->totals_buffer)) {
         PyBuffer_Release(&words->buffer);
         return false;
     }
     Py_INCREF(owner);
+    words->machine = machine;
     words->owner = owner;
     words->words = words->buffer.buf;
     words->size = (int32_t)(words->buffer.len / (Py_ssize_t)sizeof(int32_t));
-    return true;
+    words->totals = words->totals_buffer.buf;
+    if (words->totals_buffer.len / (Py_ssize_t)sizeof(int64_t) == STATE_MASK + 1 + machine->num_counters)
+        return true;
+    see_words(words, machine, NULL);
+    return false;
 }
 
 static bool see_generation(Fold *fold, PyObject *owner)
@@ -173,7 +189,8 @@ static bool see_blocks(Folding *folding)
     Fold *fold = folding->fold;
     PyObject *key_of = field(folding, N_key_of);
     const KeyIndex *index = index_of(folding);
-    return see_words(&fold->blocks, field(folding, N_blocks)) && see_words(&fold->leases, field(folding, N_leases)) &&
+    return see_words(&fold->blocks, &BLOCK, field(folding, N_blocks)) &&
+           see_words(&fold->leases, &LEASE, field(folding, N_leases)) &&
            see_generation(fold, field(folding, N_generation)) && key_of != NULL && PyList_CheckExact(key_of) &&
            PyList_Size(key_of) == fold->blocks.size && index != NULL && index->key_of == key_of &&
            index->capacity == fold->blocks.size;
@@ -369,7 +386,7 @@ static PyObject *py_not_stored(PyObject *self, PyObject *slots)
     Batch batch = {0};
     PyObject *busy = NULL;
     folding.fields = PyObject_GenericGetDict(self, NULL);
-    if (folding.fields != NULL && see_words(blocks, field(&folding, N_blocks))) {
+    if (folding.fields != NULL && see_words(blocks, &BLOCK, field(&folding, N_blocks))) {
         if (slots_of(&batch, slots))
             busy = not_stored(blocks, &batch);
         else
@@ -401,8 +418,8 @@ static void fold_dealloc(PyObject *self)
     Fold *fold = (Fold *)self;
     PyTypeObject *type = Py_TYPE(self);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
-    see_words(&fold->blocks, NULL);
-    see_words(&fold->leases, NULL);
+    see_words(&fold->blocks, &BLOCK, NULL);
+    see_words(&fold->leases, &LEASE, NULL);
     see_generation(fold, NULL);
     Py_CLEAR(fold->frozen);
     free(fold->mark);

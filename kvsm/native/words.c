@@ -90,8 +90,32 @@ int32_t *next_words(Folding *folding, const Words *words, const Machine *machine
     return fold->scratch;
 }
 
+void count_words(const Words *words, int32_t word, int64_t more)
+{
+    const Machine *machine = words->machine;
+    words->totals[state_of(word)] += more;
+    for (int counter = 0; counter < machine->num_counters; counter++)
+        if ((word >> machine->shifts[counter]) & machine->limits[counter])
+            words->totals[STATE_MASK + 1 + counter] += more;
+}
+
+/* Most things of a batch had the same word, and get the same one. */
 void commit(const Words *words, const Batch *ids, const int32_t *new_words)
 {
-    for (Py_ssize_t one = 0; one < ids->count; one++)
-        words->words[ids->ids[one]] = new_words[one];
+    int32_t before = 0, after = 0;
+    int64_t alike = 0;
+    for (Py_ssize_t one = 0; one < ids->count; one++) {
+        int32_t *word = &words->words[ids->ids[one]];
+        if (*word != before || new_words[one] != after) {
+            count_words(words, before, -alike);
+            count_words(words, after, alike);
+            before = *word;
+            after = new_words[one];
+            alike = 0;
+        }
+        alike++;
+        *word = after;
+    }
+    count_words(words, before, -alike);
+    count_words(words, after, alike);
 }

@@ -14,7 +14,7 @@ from __future__ import annotations
 from array import array
 from collections import Counter
 from enum import IntEnum
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,22 @@ class _Memo(dict[int, int]):
         return after
 
 
+class _Places(dict[int, tuple[int, ...]]):
+    """Word -> the places of `StateWords.totals` in which a thing with this word counts."""
+
+    __slots__ = ("_codec",)
+
+    def __init__(self, codec: Codec) -> None:
+        super().__init__()
+        self._codec = codec
+
+    def __missing__(self, word: int) -> tuple[int, ...]:
+        state, counts = self._codec.decode(word)
+        held = [1 + STATE_MASK + place for place, count in enumerate(counts) if count]
+        self[word] = places = (state, *held)
+        return places
+
+
 class Codec:
     """The words of one machine; `next[trigger][word]` is the step."""
 
@@ -60,6 +76,7 @@ class Codec:
         self.shifts = tuple(shifts)
         self.limits = tuple(counter.limit for counter in machine.counters)
         self.next: tuple[dict[int, int], ...] = tuple(_Memo(self, trigger) for trigger in machine.triggers)
+        self.places: dict[int, tuple[int, ...]] = _Places(self)
 
     def encode(self, state: int, counts: tuple[int, ...] = ()) -> int:
         """The word of a state with these counts; absent ones are 0."""
@@ -100,19 +117,38 @@ class Codec:
 
 
 class StateWords:
-    """The states of `size` equal things, numbered from 0. All begin in the machine's initial state."""
+    """The states of `size` equal things, numbered from 0. All begin in the machine's initial state.
 
-    __slots__ = ("_mark", "codec", "size", "view", "words")
+    totals: the number of things in each state, in the first `1 << STATE_BITS` places; behind them, for each
+        counter of the machine, the number of things whose counter is above 0. `commit` keeps them, in both
+        bodies of the fold. Code that writes words in another way calls `recount`.
+    """
+
+    __slots__ = ("_mark", "codec", "size", "totals", "view", "words")
 
     def __init__(self, codec: Codec, size: int) -> None:
         self.codec, self.size = codec, size
         self.words = array("i", (0,)) * size
         self.view: NDArray[np.int32] = np.frombuffer(self.words, dtype=np.int32)
+        self.totals = array("q", (0,)) * (1 + STATE_MASK + len(codec.shifts))
+        self.totals[0] = size
         self._mark = np.zeros(size, dtype=np.int64)
 
     def state(self, index: int) -> IntEnum:
         """The state of one thing."""
         return self.codec.machine.states(self.words[index] & STATE_MASK)
+
+    def counted(self) -> list[int]:
+        """What `totals` must be, counted from the words of all things."""
+        totals, places = [0] * len(self.totals), self.codec.places
+        for word, count in Counter(self.words).items():
+            for place in places[word]:
+                totals[place] += count
+        return totals
+
+    def recount(self) -> None:
+        """Make `totals` follow from the words."""
+        self.totals[:] = array("q", self.counted())
 
     def look(self, ids: IdArray) -> Words:
         """The words of a batch as they are."""
@@ -138,19 +174,32 @@ class StateWords:
     def commit(self, ids: IdArray, new: Words) -> None:
         """Write the words that `check` returned."""
         if type(ids) is not tuple:
+            self._move_many(self.view[ids], -1)
+            self._move_many(np.broadcast_to(np.asarray(new), len(ids)), 1)
             self.view[ids] = new
-        elif len(ids) == 1:
-            self.words[ids[0]] = new[0]  # type: ignore[index]
-        else:
-            words = self.words
-            for one, word in zip(ids, new):  # type: ignore[arg-type]
-                words[one] = word
+            return
+        words = self.words
+        for one, word in zip(ids, new):  # type: ignore[arg-type]
+            self._move(words[one], -1)
+            self._move(word, 1)
+            words[one] = word
 
     def advance(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
         """Check and commit ids that are known to be distinct, as a transfer's are."""
         new = self._next(ids, trigger, seq)
         self.commit(ids, new)
         return new
+
+    def _move(self, word: int, more: int) -> None:
+        """Count so many things more with this word."""
+        totals = self.totals
+        for place in self.codec.places[word]:
+            totals[place] += more
+
+    def _move_many(self, words: NDArray[Any], sign: int) -> None:
+        """Count each of these words once, or once less."""
+        for word, count in zip(*np.unique(words, return_counts=True)):
+            self._move(int(word), sign * int(count))
 
     def distinct(self, ids: IdArray) -> bool:
         """Whether no id is twice in the batch. Each is marked with its place; a doubled one loses a mark."""

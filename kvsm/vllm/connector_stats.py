@@ -80,8 +80,8 @@ class KvsmStats(KVConnectorStats):
 
 
 STATS_INTERVAL_S = 1.0
-"""Between two statistics of a busy engine (s). vLLM asks in each step, and gauges look at every host slot.
-But vLLM's log has a line every ten seconds, and Prometheus rarely looks more often than once a second."""
+"""Between two statistics of a busy engine (s). vLLM asks in each step. But vLLM's log has a line every ten
+seconds, and Prometheus rarely looks more often than once a second."""
 
 _POOLS = count()
 

@@ -75,7 +75,7 @@ def _fields(thing: Any) -> Mapping[Any, Any] | None:
     if isinstance(thing, KeyQueue):
         return {"capacity": thing.capacity, "keys": list(thing)}
     if isinstance(thing, StateWords):
-        return {"words": thing.words}
+        return {"words": thing.words, "totals": thing.totals}
     if isinstance(thing, np.ndarray | array | bytearray):
         thing = thing.tolist() if not isinstance(thing, bytearray) else list(thing)
     if isinstance(thing, OrderedDict):

@@ -176,11 +176,12 @@ _PICKLED = pickle.PROTO
 # How to save what shares its memory with numpy, and what is more than its fields.
 
 
-def _words(machine: str, words: bytes) -> StateWords:
+def _words(machine: str, words: bytes, totals: bytes) -> StateWords:
     # Not by its constructor, which fills what is filled here. The marks mean nothing between two calls.
     made = StateWords.__new__(StateWords)
     made.codec, made.size, made.words = _CODECS[machine], len(words) // 4, array("i", words)
     made.view, made._mark = np.frombuffer(made.words, np.int32), np.empty(made.size, np.int64)
+    made.totals = array("q", totals)
     return made
 
 
@@ -228,7 +229,7 @@ _CODECS = {codec.machine.name: codec for codec in (BLOCK_WORDS, LEASE_WORDS)}
 _Kind = tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]
 """What of an object is saved, and what makes one of it."""
 _OWN_KINDS: dict[type, _Kind] = {
-    StateWords: (lambda one: (one.codec.machine.name, one.words.tobytes()), _words),
+    StateWords: (lambda one: (one.codec.machine.name, one.words.tobytes(), one.totals.tobytes()), _words),
     SlotQueue: (lambda one: (one.capacity, *one), _queue),
     NativeSlotQueue: (lambda one: (one.capacity, *one), _native_queue),
     KeyQueue: (lambda one: (one.capacity, *one), _keys),

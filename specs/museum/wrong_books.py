@@ -29,6 +29,7 @@ from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import TransferState
+from kvsm.states.words import StateWords
 from kvsm.tiers import DiskTier, disagreements
 from kvsm.worlds.audited import AuditedCore
 from kvsm.worlds.world import Action, World
@@ -122,8 +123,14 @@ def _matched(ledger: Ledger) -> Iterator[RequestRecord]:
     return (one for one in ledger.requests.values() if len(one.pins))
 
 
+def _write(words: StateWords, number: int, word: int) -> None:
+    """Give one thing a word, and count it."""
+    words.words[number] = word
+    words.recount()
+
+
 def _lease(ledger: Ledger, block: int, state: LeaseState, readers: int = 0) -> None:
-    ledger.leases.words[block] = LEASE_WORDS.encode(state, (readers,))
+    _write(ledger.leases, block, LEASE_WORDS.encode(state, (readers,)))
 
 
 # Wrong ledgers.
@@ -142,7 +149,7 @@ def _key_is_forgotten(ledger: Ledger) -> bool:
 
 def _published_early(ledger: Ledger) -> bool:
     for slot, copies, pins in _slots_in(ledger, BlockState.STORING):
-        ledger.blocks.words[slot] = BLOCK_WORDS.encode(BlockState.STORED, (copies, pins))
+        _write(ledger.blocks, slot, BLOCK_WORDS.encode(BlockState.STORED, (copies, pins)))
         return True
     return False
 
@@ -171,14 +178,14 @@ def _load_and_store_share_a_block(ledger: Ledger) -> bool:
 def _pin_too_many(ledger: Ledger) -> bool:
     for slot, _copies, pins in _slots_in(ledger, BlockState.STORED, BlockState.LOADING):
         if pins:
-            ledger.blocks.words[slot] += BLOCK_WORDS.encode(0, (0, 1))
+            _write(ledger.blocks, slot, ledger.blocks.words[slot] + BLOCK_WORDS.encode(0, (0, 1)))
             return True
     return False
 
 
 def _copy_too_many(ledger: Ledger) -> bool:
     for slot, _copies, _pins in _slots_in(ledger, BlockState.LOADING, BlockState.STORING):
-        ledger.blocks.words[slot] += BLOCK_WORDS.encode(0, (1, 0))
+        _write(ledger.blocks, slot, ledger.blocks.words[slot] + BLOCK_WORDS.encode(0, (1, 0)))
         return True
     return False
 
@@ -198,7 +205,7 @@ def _slot_left_at_rest(ledger: Ledger) -> bool:
     slot = next((slot for slot, _, _ in _slots_in(ledger, BlockState.STORED)), None)
     if slot is None or ledger.requests or ledger.transfers:
         return False
-    ledger.blocks.words[slot] = BLOCK_WORDS.encode(BlockState.LOADING, (1, 0))
+    _write(ledger.blocks, slot, BLOCK_WORDS.encode(BlockState.LOADING, (1, 0)))
     return True
 
 
