@@ -2,7 +2,8 @@
 
 Three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one contiguous
 page-locked copy of the same bytes, with the path of each. Times are by the wall clock, and by the device's
-clock, which does not see what the processor does first. *The caller*: how long `submit` takes, with the
+clock. That one starts before the copy is planned, so it sees the planner where the device waits for it. It
+does not see `submit` and the way to the submitting thread. *The caller*: how long `submit` takes, with the
 kernel and with a descriptor for each fragment. *Compute*: how much offload without pauses slows loops of
 bf16 matrix products, attention and products by element, on either path.
 

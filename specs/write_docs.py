@@ -1,7 +1,7 @@
 """Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
 pictures.
 
-Also the parts of README.md, docs/vllm.md and specs/mutants/README.md between `<!-- written: ... -->` and
+Also the parts of README.md, docs/verification.md, docs/vllm.md and specs/mutants/README.md between `<!-- written: ... -->` and
 `<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
@@ -112,6 +112,9 @@ def pages() -> dict[str, str]:
         "troubles.md": troubles_page(),
         "scripts.md": scripts_page(),
         "tables.md": schema_page(),
+        "verification.md": with_written_blocks(
+            (DOCS / "verification.md").read_text(encoding="utf-8"), source_link
+        ),
         "vllm.md": with_vllm_tables((DOCS / "vllm.md").read_text(encoding="utf-8")),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }

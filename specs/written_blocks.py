@@ -1,6 +1,10 @@
-"""The parts of README.md that a program writes: a table of bugs, and what commands print.
+"""The parts of README.md and docs/verification.md that a program writes: what the museum found, and what commands
+print.
 
-<!-- written: bugs -->              a few of the museum's seventy-two
+<!-- written: bugs -->              a few of the museum's exhibits
+<!-- end -->
+
+<!-- written: museum -->            which checkers found how many of them
 <!-- end -->
 
 <!-- written: kvsm why incident r50 -->
@@ -38,7 +42,12 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
 
     def block(found: re.Match[str]) -> str:
         what = found[2]
-        text = bugs_table(link) if what == "bugs" else f"```text\n$ {what}\n{output_of(what)}```\n"
+        if what == "bugs":
+            text = bugs_table(link)
+        elif what == "museum":
+            text = museum_table()
+        else:
+            text = f"```text\n$ {what}\n{output_of(what)}```\n"
         return f"{found[1]}{text}{found[3]}"
 
     return _BLOCK.sub(block, page)
@@ -53,6 +62,20 @@ def bugs_table(link: Callable[[str], str]) -> str:
     return "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n" + "".join(
         rows
     )
+
+
+def museum_table() -> str:
+    """How many exhibits each kind of checker found first, and in how many steps."""
+    steps: dict[str, list[int]] = {}
+    for one in FOUND.values():
+        steps.setdefault(re.split(",| with ", one.checker)[0], []).append(one.steps)
+    rows = [
+        f"| {checker} | {len(of_checker)} | {min(of_checker)} to {max(of_checker)} |\n"
+        for checker, of_checker in sorted(steps.items(), key=lambda row: -len(row[1]))
+    ]
+    every = [one.steps for one in FOUND.values()]
+    total = f"| all, of {len(EXHIBITS)} exhibits | {len(every)} | {min(every)} to {max(every)} |\n"
+    return "| found first by | exhibits | steps |\n| --- | --- | --- |\n" + "".join(rows) + total
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Looks for an exhibit, or for a mutant of `specs/mutants`, with checkers that know nothing of it.
+"""Looks for an exhibit, or for a mutant of `specs/mutants`, with checkers that do not read it.
 
 The checkers run on every exhibit in the same order until one sees something, so none is told where to look.
 First come the explorations, the walks and a Hypothesis machine; the exhibit's own scenario is the last
