@@ -9,6 +9,7 @@ decode     each step brings a token of every request; about sixteen of them comp
 preempted  all lose their blocks at once, and the device its prefix cache; they come back from the host
 ending     some requests end in each step
 hits       the device's prefix cache is dropped; the same prompts come again, some in each step
+alone      it is dropped again; the same prompts come one at a time, and the engine is empty between two
 =========  ===================================================================================================
 
 The time is CPU time of the engine's thread inside the calls of the connector.
@@ -81,8 +82,7 @@ class Life:
     def run(self) -> Phases:
         """The cost of each step, by phase."""
         count = self._traffic.requests
-        names = [f"a{number}" for number in range(count)]
-        again = [f"b{number}" for number in range(count)]
+        names, again, alone = ([f"{part}{number}" for number in range(count)] for part in "abc")
         self._phase("prefill", lambda: self._serve(names, count))
         self._phase("decode", self._decode)
         self._engine.forget_device_cache(preempt=True)
@@ -90,6 +90,9 @@ class Life:
         self._phase("ending", lambda: self._end(names))
         self._engine.forget_device_cache(preempt=False)
         self._phase("hits", lambda: self._serve(again, self._traffic.each_step))
+        self._end(again)
+        self._engine.forget_device_cache(preempt=False)
+        self._phase("alone", lambda: self._serve_alone(alone))
         return self.phases
 
     def _phase(self, name: str, drive: Callable[[], None]) -> None:
@@ -109,6 +112,13 @@ class Life:
                 self._engine.arrive(request)
             self._engine.step()
         self._until_all_decode()
+
+    def _serve_alone(self, names: Sequence[str]) -> None:
+        """Let each request arrive when the one before has ended."""
+        for name, prompt in zip(names, self._prompts):
+            self._engine.arrive(self._world.request(name, prompt))
+            self._until_all_decode()
+            self._end([name])
 
     def _until_all_decode(self) -> None:
         scheduler, most = self._engine.scheduler, 8 * self._traffic.requests

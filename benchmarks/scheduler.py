@@ -1,9 +1,9 @@
-"""What offloading costs the engine's scheduler: kvsm's `OffloadScheduler` beside vLLM's own two.
+"""What offloading costs the engine's scheduler: kvsm's `SchedulerSide` beside vLLM's own two schedulers.
 
 One small engine drives all contestants by turns, through the same life: requests, device blocks, step
-outputs. Only the connector calls are on the clock. With vLLM these are its own `Request`, `BlockPool` and
-`SchedulerOutput`, and what kvsm must translate from them is on its clock; without vLLM plain ones stand in,
-and kvsm runs alone. Copies end in the step that planned them. KV events are off.
+outputs. Only the connector calls are on the clock. They take vLLM's own `Request`, `BlockPool` and
+`SchedulerOutput`. kvsm is the connector as it is shipped: its deadlines of copies are on, and each step asks
+for its statistics, as vLLM does. Copies end in the step that planned them. KV events are off.
 
     python benchmarks/scheduler.py --output benchmarks/results/scheduler.md
 """
@@ -29,18 +29,12 @@ from scheduler_world import (
     HOST_BLOCKS,
     LAZY_TARGET,
     STEP_TOKENS,
-    PlainWorld,
     VllmPool,
     VllmWorld,
-    World,
 )
 
-from kvsm.events import OffloadConfig
-from kvsm.log import LogWriter
-from kvsm.offloader import Offloader
 from kvsm.plan import WorkerReport
-from kvsm.scheduler import DevicePool, KVCacheGroup, OffloadScheduler, SchedulerConfig, StepOutput, StoreMode
-from kvsm.vllm.engine_offloader import FLUSH_WITHIN_MS
+from kvsm.vllm.trial import connector_config
 
 CLOCK_NS = min(-time.thread_time_ns() + time.thread_time_ns() for _ in range(10_000))
 """What a look at the clock takes."""
@@ -86,61 +80,8 @@ class Contestant:
         """The contestant is not called any more."""
 
 
-class Kvsm(Contestant):
-    def __init__(self, pool: DevicePool, host_blocks: int, *, lazy: bool, log: bool) -> None:
-        super().__init__()
-        config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS, block_bytes=BLOCK_BYTES)
-        self._log: LogWriter | None = None
-        core: Offloader
-        if log:
-            self._directory = tempfile.TemporaryDirectory()
-            path = Path(self._directory.name) / "log"
-            self._log = LogWriter(
-                path, config=config, snapshot=lambda: core.state_for_log(), durability="none"
-            )
-        core = Offloader(config, self._log, flush_within_ms=FLUSH_WITHIN_MS)
-        settings = SchedulerConfig(
-            groups=(KVCacheGroup(BLOCK_TOKENS),),
-            store=StoreMode.LAZY if lazy else StoreMode.EAGER,
-            lazy_target_blocks=LAZY_TARGET,
-            null_block=0,
-        )
-        self.scheduler = OffloadScheduler(core, settings)
-        self.scheduler.bind_gpu_block_pool(pool)
-
-    def add(self, request: Any) -> None:
-        self.timed("admit", self.scheduler.add_request, request)
-
-    def allocated(self, request: Any, table: list[int], hit: int) -> None:
-        self.timed("admit", self.scheduler.update_state_after_alloc, request, (table,), hit)
-
-    def step(self, output: Any) -> None:
-        plan = self.timed("plan", self._plan, output)
-        reports = [WorkerReport(job.transfer, 0, True) for job in plan.loads + plan.stores]
-        self.timed("complete", self.scheduler.update_connector_output, reports)
-        self.moves(*[sum(len(job.pairs()[0]) for job in jobs) for jobs in (plan.stores, plan.loads)])
-
-    def _plan(self, output: Any) -> Any:
-        cached = output.scheduled_cached_reqs
-        fresh = {name: blocks for name, blocks in zip(cached.req_ids, cached.new_block_ids) if blocks}
-        step = StepOutput(
-            scheduled=output.num_scheduled_tokens,
-            new_block_ids=fresh,
-            preempted=output.preempted_req_ids or (),
-        )
-        return self.scheduler.build_connector_meta(step)
-
-    def finish(self, request: Any, table: list[int]) -> None:
-        self.timed("finish", self.scheduler.request_finished, request, (table,))
-
-    def close(self) -> None:
-        if self._log is not None:
-            self._log.close()
-            self._directory.cleanup()
-
-
 class VllmContestant(Contestant):
-    """What both schedulers of vLLM have in common."""
+    """What all contestants have in common."""
 
     pool: Any
 
@@ -157,12 +98,51 @@ class VllmContestant(Contestant):
         self.timed("complete", self.scheduler.update_connector_output, output)
 
 
+class Kvsm(VllmContestant):
+    def __init__(self, world: VllmWorld, pool: VllmPool, host_blocks: int, *, lazy: bool, log: bool) -> None:
+        from vllm.config import KVTransferConfig
+        from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
+
+        from kvsm.vllm.connector import KvsmConnector
+
+        super().__init__()
+        self.pool = pool.pool
+        self._directory = tempfile.TemporaryDirectory()
+        options: dict[str, Any] = {"cpu_bytes_to_use": host_blocks * BLOCK_BYTES}
+        if lazy:
+            options |= {"store": "lazy", "lazy_target_blocks": LAZY_TARGET}
+        if log:
+            options["event_log"] = str(Path(self._directory.name) / "log")
+        transfer = KVTransferConfig(**connector_config(**options))
+        config = world.config_with(transfer, DEVICE_BLOCKS)
+        self.scheduler = KvsmConnector(config, KVConnectorRole.SCHEDULER, world.kv_cache_config)
+        self.scheduler.bind_gpu_block_pool(self.pool)
+
+    def add(self, request: Any) -> None:
+        self.timed("admit", self.scheduler.on_new_request, request)
+
+    def step(self, output: Any) -> None:
+        from kvsm.vllm.messages import StepReports
+
+        plan = self.timed("plan", self.scheduler.build_connector_meta, output).plan
+        reports = tuple([WorkerReport(job.transfer, 0, True) for job in plan.loads + plan.stores])
+        self.report(StepReports(reports) if reports else None, set())
+        self.timed("statistics", self.scheduler.get_kv_connector_stats)
+        self.moves(*[sum(len(job.pairs()[0]) for job in jobs) for jobs in (plan.stores, plan.loads)])
+
+    def finish(self, request: Any, table: list[int]) -> None:
+        self.timed("finish", self.scheduler.request_finished_all_groups, request, (table,))
+
+    def close(self) -> None:
+        self.scheduler.shutdown()
+        self._directory.cleanup()
+
+
 class Simple(VllmContestant):
-    def __init__(self, world: World, pool: VllmPool, host_blocks: int, *, lazy: bool) -> None:
+    def __init__(self, world: VllmWorld, pool: VllmPool, host_blocks: int, *, lazy: bool) -> None:
         from vllm.v1.simple_kv_offload.manager import SimpleCPUOffloadScheduler
 
         super().__init__()
-        assert isinstance(world, VllmWorld)
         self.pool = pool.pool
         capacity = host_blocks * BLOCK_BYTES
         self.scheduler = SimpleCPUOffloadScheduler(
@@ -185,7 +165,7 @@ class Simple(VllmContestant):
 
 
 class Offloading(VllmContestant):
-    def __init__(self, world: World, pool: VllmPool, host_blocks: int) -> None:
+    def __init__(self, world: VllmWorld, pool: VllmPool, host_blocks: int) -> None:
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.config import build_offloading_config
         from vllm.distributed.kv_transfer.kv_connector.v1.offloading.scheduler import (
             OffloadingConnectorScheduler,
@@ -193,7 +173,6 @@ class Offloading(VllmContestant):
         from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
         super().__init__()
-        assert isinstance(world, VllmWorld)
         self.pool = pool.pool
         extra = world.config.kv_transfer_config.kv_connector_extra_config
         extra["cpu_bytes_to_use"] = host_blocks * BLOCK_BYTES
@@ -225,7 +204,7 @@ class Offloading(VllmContestant):
 class Engine:
     """Continuous batching, as a connector sees it."""
 
-    def __init__(self, world: World, pool: Any, contestant: Any) -> None:
+    def __init__(self, world: VllmWorld, pool: Any, contestant: Any) -> None:
         self._world, self.pool, self.contestant = world, pool, contestant
         self.running: dict[str, Any] = {}
         self._tables: dict[str, list[int]] = {}
@@ -338,6 +317,32 @@ def measure(engine: Engine, work: Callable[[], object]) -> Counter[str]:
     return Counter({part: spent / 1000 for part, spent in contestant.spent.items()})
 
 
+def statistics(spent: Counter[str], count: int, unit: str) -> Figures:
+    """The figure of the statistics, if the contestant has any."""
+    if "statistics" not in spent:
+        return {}
+    return {f"get_kv_connector_stats, us a {unit}": spent["statistics"] / count}
+
+
+def alone(engine: Engine) -> Figures:
+    """Requests of 32 blocks, one after the other: the engine is empty between two of them."""
+    count, tokens = 64, 32 * BLOCK_TOKENS + 8
+
+    def serve(first: int) -> None:
+        for number in range(first, first + count):
+            engine.admit(engine.request(f"r{number}", prompt_of(number, tokens)))
+            engine.prefill(1 << 30)
+            engine.step()
+            engine.finish_all()
+
+    serve(0)
+    spent = measure(engine, lambda: serve(count))
+    return {
+        **statistics(spent, count, "request"),
+        "all, us a request": sum(spent.values()) / count,
+    }
+
+
 def idle_decode(engine: Engine) -> Figures:
     """256 requests decode; in the measured steps none of them reaches the end of a block."""
     count, cycles = 256, 12
@@ -351,10 +356,11 @@ def idle_decode(engine: Engine) -> Figures:
             engine.step()
 
     spent = measure(engine, decode)
-    steps = cycles * (BLOCK_TOKENS - 2) * count
+    steps = cycles * (BLOCK_TOKENS - 2)
     return {
-        "build_connector_meta, us a request and step": spent["plan"] / steps,
-        "update_connector_output, us a step": spent["complete"] / steps * count,
+        "build_connector_meta, us a request and step": spent["plan"] / steps / count,
+        "update_connector_output, us a step": spent["complete"] / steps,
+        **statistics(spent, steps, "step"),
     }
 
 
@@ -375,6 +381,7 @@ def busy_decode(engine: Engine) -> Figures:
     return {
         "build_connector_meta, us a request and step": spent["plan"] / steps / count,
         "update_connector_output, us a step": spent["complete"] / steps,
+        **statistics(spent, steps, "step"),
     }
 
 
@@ -469,6 +476,8 @@ class Scenario:
     drive: Callable[[Engine], Figures]
     host_blocks: int = HOST_BLOCKS
     lazy: bool = False
+    alone: bool = False
+    """Whether only kvsm is measured: vLLM's schedulers make an object for each host block."""
 
 
 SCENARIOS = {
@@ -488,20 +497,30 @@ SCENARIOS = {
         host_blocks=1 << 14,
     ),
     "match": Scenario("A hit of 128 blocks, from the match to the end of the request", matching),
+    **{
+        f"alone-{slots}": Scenario(
+            f"Requests of 32 blocks, one at a time, into {slots:,} slots",
+            alone,
+            host_blocks=slots,
+            alone=True,
+        )
+        for slots in (10**4, 10**5, 10**6)
+    },
     "lazy": Scenario(f"Lazy store, target {LAZY_TARGET} blocks", lazy, lazy=True),
 }
 
 
-def contestants(world: World, scenario: Scenario) -> dict[str, Callable[[Any], Any]]:
+def contestants(world: VllmWorld, scenario: Scenario) -> dict[str, Callable[[Any], Any]]:
     host, lazily = scenario.host_blocks, scenario.lazy
     found: dict[str, Callable[[Any], Any]] = {
-        "kvsm, log on disk": lambda pool: Kvsm(pool, host, lazy=lazily, log=True),
-        "kvsm, no log": lambda pool: Kvsm(pool, host, lazy=lazily, log=False),
+        "kvsm, log on disk": lambda pool: Kvsm(world, pool, host, lazy=lazily, log=True),
+        "kvsm, no log": lambda pool: Kvsm(world, pool, host, lazy=lazily, log=False),
     }
-    if isinstance(world, VllmWorld):
-        found["vLLM SimpleCPUOffloadScheduler"] = lambda pool: Simple(world, pool, host, lazy=lazily)
-        if not lazily:
-            found["vLLM OffloadingConnectorScheduler"] = lambda pool: Offloading(world, pool, host)
+    if scenario.alone:
+        return found
+    found["vLLM SimpleCPUOffloadScheduler"] = lambda pool: Simple(world, pool, host, lazy=lazily)
+    if not lazily:
+        found["vLLM OffloadingConnectorScheduler"] = lambda pool: Offloading(world, pool, host)
     return found
 
 
@@ -513,7 +532,7 @@ class Results:
     moved: Counter[str] = field(default_factory=Counter)
 
 
-def by_turns(world: World, scenario: Scenario, rounds: int) -> dict[str, Results]:
+def by_turns(world: VllmWorld, scenario: Scenario, rounds: int) -> dict[str, Results]:
     results: dict[str, Results] = {}
     for number in range(rounds):
         for name, make in contestants(world, scenario).items():
@@ -534,7 +553,11 @@ def table(scenario: Scenario, results: dict[str, Results]) -> list[str]:
     rows = []
     for name, entry in results.items():
         cells = []
-        for figure, values in entry.figures.items():
+        for figure in best:
+            values = entry.figures.get(figure)
+            if values is None:
+                cells.append("")
+                continue
             ratio = median(values) / median(best[figure])
             cells.append(f"{median(values):.2f} ({min(values):.2f} .. {max(values):.2f}), {ratio:.2f}")
         rows.append([name, *cells, f"{entry.moved['stored']:,} / {entry.moved['loaded']:,}"])
@@ -549,16 +572,12 @@ def table(scenario: Scenario, results: dict[str, Results]) -> list[str]:
 def main(only: tuple[str, ...], rounds: int, output: Path | None) -> None:
     """Measure what a connector's scheduler side costs the engine."""
     with tempfile.TemporaryDirectory() as model:
-        try:
-            world: World = VllmWorld(Path(model))
-            note = f"vLLM {world.version}"
-        except ImportError:
-            world, note = PlainWorld(), "vLLM is absent, and so are its rows"
+        world = VllmWorld(Path(model))
         lines = [f"CPU time; median (least .. most) of {rounds} rounds, times kvsm with its log on disk.", ""]
         for name, scenario in SCENARIOS.items():
             if not only or name in only:
                 lines += table(scenario, by_turns(world, scenario, rounds))
-    publish("Scheduler", note, lines, output)
+    publish("Scheduler", f"vLLM {world.version}", lines, output)
 
 
 if __name__ == "__main__":

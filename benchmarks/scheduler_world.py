@@ -1,14 +1,11 @@
-"""What an engine's scheduler passes to its connector, made with vLLM's own types or with plain ones."""
+"""What vLLM's scheduler passes to its connector, made with vLLM's own types."""
 
 from __future__ import annotations
 
 import copy
 import json
-from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from hashlib import blake2b
+from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 BLOCK_TOKENS = 16
@@ -23,113 +20,8 @@ STOP = 3
 """The token that ends a request in vLLM's types."""
 
 
-class PlainRequest:
-    """The parts of a request that the contestants read, under vLLM's names."""
-
-    kv_transfer_params = None
-    skip_reading_prefix_cache = False
-    num_output_placeholders = 0
-
-    def __init__(self, name: str, prompt: Sequence[int]) -> None:
-        self.request_id, self.num_prompt_tokens = name, len(prompt)
-        self.num_computed_tokens = 0
-        self.block_hashes: list[bytes] = []
-        self._tokens: list[int] = []
-        self.append_output_token_ids(prompt)
-
-    @property
-    def num_tokens(self) -> int:
-        return len(self._tokens)
-
-    def append_output_token_ids(self, tokens: Sequence[int]) -> None:
-        self._tokens += tokens
-        for end in range((len(self.block_hashes) + 1) * BLOCK_TOKENS, len(self._tokens) + 1, BLOCK_TOKENS):
-            parent = self.block_hashes[-1] if self.block_hashes else b""
-            block = repr(self._tokens[end - BLOCK_TOKENS : end]).encode()
-            self.block_hashes.append(blake2b(parent + block, digest_size=32).digest())
-
-
-class PlainPool:
-    """Device blocks with reference counts. Block 0 is the null block, as in vLLM."""
-
-    def __init__(self, blocks: int) -> None:
-        self._holders = [0] * blocks
-        self._keys: list[bytes | None] = [None] * blocks
-        self._cached: dict[bytes, int] = {}
-        self._free = OrderedDict.fromkeys(range(1, blocks))
-
-    def take(self, count: int) -> list[int]:
-        blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for block in blocks:
-            self._holders[block] = 1
-            key, self._keys[block] = self._keys[block], None
-            if key is not None:
-                self._cached.pop(key, None)
-        return blocks
-
-    def cache(self, request: Any, table: Sequence[int], first: int, last: int) -> None:
-        for block, block_hash in zip(table[first:last], request.block_hashes[first:last]):
-            self._keys[block] = key = block_hash + bytes(4)
-            self._cached[key] = block
-
-    def touch(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            if not self._holders[block]:
-                del self._free[block]
-            self._holders[block] += 1
-
-    def free_blocks(self, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                self._free[block] = None
-
-    def key_of(self, block: int) -> bytes | None:
-        return self._keys[block]
-
-    def cached_block(self, key: bytes) -> int | None:
-        return self._cached.get(key)
-
-    def free_queue(self) -> Iterator[int]:
-        return iter(self._free)
-
-
-class PlainWorld:
-    """Makes what an engine's scheduler passes to its connector."""
-
-    version = None
-
-    def request(self, name: str, prompt: Sequence[int]) -> Any:
-        return PlainRequest(name, prompt)
-
-    def pool(self) -> Any:
-        return PlainPool(DEVICE_BLOCKS)
-
-    def output(
-        self,
-        _new: Sequence[tuple[Any, list[int]]],
-        cached: Sequence[tuple[Any, list[int]]],
-        scheduled: dict[str, int],
-        finished: set[str],
-    ) -> Any:
-        """new, cached: requests of this step, and their blocks that are new in it."""
-        rows = SimpleNamespace(
-            req_ids=[request.request_id for request, _ in cached],
-            new_block_ids=[(blocks,) if blocks else None for _, blocks in cached],
-        )
-        return SimpleNamespace(
-            num_scheduled_tokens=scheduled,
-            scheduled_cached_reqs=rows,
-            preempted_req_ids=None,
-            finished_req_ids=finished,
-        )
-
-    def end(self, request: Any) -> None:
-        """The request has ended."""
-
-
 class VllmPool:
-    """vLLM's `BlockPool` as kvsm's `DevicePool`. Its keys have kvsm's layout: hash, 4 bytes of group."""
+    """vLLM's `BlockPool`, as the engine of `scheduler.py` asks it."""
 
     def __init__(self, pool: Any) -> None:
         self.pool, self._blocks = pool, pool.blocks
@@ -141,26 +33,12 @@ class VllmPool:
         blocks = [self._blocks[block] for block in table]
         self.pool.cache_full_blocks(request, blocks, first, last, BLOCK_TOKENS, 0)
 
-    def touch(self, blocks: Sequence[int]) -> None:
-        self.pool.touch([self._blocks[block] for block in blocks])
-
     def free_blocks(self, blocks: Sequence[int]) -> None:
         self.pool.free_blocks([self._blocks[block] for block in blocks])
 
-    def key_of(self, block: int) -> bytes | None:
-        key: bytes | None = self._blocks[block].block_hash
-        return key
-
-    def cached_block(self, key: bytes) -> int | None:
-        block = self.pool.cached_block_hash_to_block.get_one_block(key)
-        return None if block is None else block.block_id
-
-    def free_queue(self) -> Iterator[int]:
-        return (block.block_id for block in self.pool.free_block_queue.iter_blocks_after(None))
-
 
 class VllmWorld:
-    """The same in vLLM's own types, and the configuration of vLLM's schedulers."""
+    """Makes what an engine's scheduler passes to its connector, and the configuration of both."""
 
     def __init__(self, model: Path) -> None:
         """model: a directory for the model's configuration; there is no model."""
@@ -273,6 +151,3 @@ class VllmWorld:
         from vllm.v1.request import RequestStatus
 
         request.status = RequestStatus.FINISHED_STOPPED
-
-
-World = PlainWorld | VllmWorld
