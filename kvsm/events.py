@@ -324,12 +324,20 @@ class WorkerReported(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
 
     error: why the copy failed, in the worker's words (at most `ERROR_CHARACTERS_MAX` characters). Empty if
         the copy is good, or if the worker did not say.
+    queued_us: from the submission of the plan to the worker, until its copy began (us).
+    copied_us: from the first byte of its copy to the last (us).
+
+    Both are durations by the worker's clock, which may be another one than that of `wall_ns`. What is left of
+    the time from `TransfersSubmitted` to this event is the way to the worker and back, and the step that
+    noticed the end. None: the worker did not say.
     """
 
     transfer: Id
     worker: Id
     good: bool
     error: str = ""
+    queued_us: Id | None = None
+    copied_us: Id | None = None
 
 
 class ReportRejected(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=16):

@@ -67,3 +67,12 @@ class WorkerReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     good: bool
     error: str = ""
     """What went wrong, for people."""
+    queued_us: int | None = None
+    """From the submission to this worker to the first byte of its copy (us). None: the worker does not know.
+    A duration, because the clock of a worker may be of another process."""
+    copied_us: int | None = None
+    """From the first byte of its copy to the last (us). None: the worker does not know."""
+
+    def arguments(self) -> tuple[int, int, bool, str, int | None, int | None]:
+        """What `Offloader.report` takes."""
+        return self.transfer, self.worker, self.good, self.error, self.queued_us, self.copied_us

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Sequence
+from time import perf_counter
 
 import msgspec
 
@@ -57,7 +58,8 @@ class Worker:
         except TypeError:
             raise WrongArgument("Worker", "rank", f"is {rank!r}; it must be an int") from None
         self._engine = engine
-        self._live: set[int] = set()
+        self._live: dict[int, float] = {}
+        """Transfer -> when it was submitted (`perf_counter`)."""
         self._refused: list[WorkerReport] = []
         self._totals = {direction: CopyStatistics() for direction in Direction}
         self.ended = 0
@@ -94,7 +96,7 @@ class Worker:
             if job.transfer in self._live or job.transfer in named:
                 raise TransferFailed(f"transfer {job.transfer} was submitted twice to worker {self.rank}")
             named.add(job.transfer)
-        self._live |= named
+        self._live.update(dict.fromkeys(named, perf_counter()))
         for job in jobs:
             self._start(job)
 
@@ -109,13 +111,14 @@ class Worker:
         reports, self._refused = self._refused, []
         for result in results:
             self._count(result.direction, result.good, result.bytes, result.seconds)
-            reports.append(WorkerReport(result.transfer, self.rank, result.good, result.error))
-        self._live.difference_update(report.transfer for report in reports)
+            reports.append(result.report(self.rank, self._live[result.transfer]))
+        for report in reports:
+            del self._live[report.transfer]
         return reports
 
     def unreported(self, transfers: Iterable[int] | None = None) -> set[int]:
         """Which of these transfers this worker was given, and has not reported; None: of all transfers."""
-        return self._live.copy() if transfers is None else self._live.intersection(transfers)
+        return set(self._live) if transfers is None else self._live.keys() & set(transfers)
 
     def wait(self, transfers: Iterable[int]) -> None:
         """Block until these have ended; `poll` still gives the reports."""

@@ -51,6 +51,7 @@ from kvsm.analysis.figures import (
     Spread,
     StopFigures,
     WaitedFor,
+    WaitSplit,
 )
 from kvsm.analysis.measures import BURST_PART, shortest_run
 from kvsm.analysis.opened import OpenedLog
@@ -225,6 +226,9 @@ def rank(number: int, **changes: Any) -> RankFigures:
         cut_off=0,
         waiting=0,
         latency=usual,
+        queued=Spread(0, None, None, None),
+        copied=Spread(0, None, None, None),
+        noticed=Spread(0, None, None, None),
         errors=(),
         last_ns=10**12,
     )
@@ -254,6 +258,9 @@ def restarts(killed: int) -> RestartFigures:
 def burst(until_ns: int) -> BurstFigures:
     return BurstFigures(0, until_ns, 70, 3, 2, ("a", "b"))
 
+
+UNKNOWN = WaitSplit(0, 0, 0, 30_000_000_000)
+"""The ranks did not say when their copies ran."""
 
 FLOODED = (GroupFigures(0, 400, 40, 0, 0, 0), GroupFigures(1, 600, 20, 500, 490, 90))
 """Group 1 has 60 % of the blocks. They are read a third as often as the others."""
@@ -309,12 +316,12 @@ EDGES = {
         {
             "waits.deferred": 3,
             "waits.deferred_ns": 30_000_000_000,
-            "waits.top": (WaitedFor(9, "store", 3, 30_000_000_000, 1, 10**10),),
+            "waits.top": (WaitedFor(9, "store", 3, 30_000_000_000, 1, 10**10, UNKNOWN),),
         },
         {
             "waits.deferred": 3,
             "waits.deferred_ns": 29_999_999_999,
-            "waits.top": (WaitedFor(9, "store", 3, 29_999_999_999, 1, 10**10),),
+            "waits.top": (WaitedFor(9, "store", 3, 29_999_999_999, 1, 10**10, UNKNOWN),),
         },
     ),
     "loads slow": Edge({"waits.loading_ns": 10**11}, {"waits.loading_ns": 10**11 - 1}),

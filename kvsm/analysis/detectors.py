@@ -511,7 +511,8 @@ def waits(figures: LogFigures, limit: Limit) -> Noticed | None:
     evidence = [f"the longest wait took {duration(waits.longest_ns)}"]
     if top.rank is not None and top.rank_ns is not None:
         evidence.append(
-            f"{copy}: rank {top.rank} reported last, {duration(top.rank_ns)} after its submission"
+            f"{copy}: rank {top.rank} reported last, {duration(top.rank_ns)} after its submission; "
+            f"of the wait, {top.split}"
         )
     elif top.rank is not None:
         evidence.append(f"{copy}: rank {top.rank} has not reported")
@@ -520,16 +521,18 @@ def waits(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def slow_loads(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Requests wait for their own loads."""
+    """Requests wait for their own loads: for the copies, and not for the step that notices their end."""
     waits = figures.waits
-    if not waits.lived_ns or waits.loading_ns < limit.share * waits.lived_ns:
+    loading_ns = waits.loading_ns - waits.loading_split.noticed
+    if not waits.lived_ns or loading_ns < limit.share * waits.lived_ns:
         return None
     text = (
-        f"Requests wait for their own loads: {duration(waits.loading_ns)} together, "
-        f"{percent(waits.loading_ns, waits.lived_ns)} of the time of all requests"
+        f"Requests wait for their own loads: {duration(loading_ns)} together, "
+        f"{percent(loading_ns, waits.lived_ns)} of the time of all requests"
     )
     query = (
         "SELECT transfer, slots, ended_ns - submitted_ns AS ns FROM transfers "
         "WHERE direction = 'load' ORDER BY ns DESC LIMIT 10"
     )
-    return Noticed(waits.loading_ns / waits.lived_ns, text, (), (_command(figures, "query", query),))
+    evidence = (f"of all waits for loads, {waits.loading_split}",)
+    return Noticed(loading_ns / waits.lived_ns, text, evidence, (_command(figures, "query", query),))

@@ -374,7 +374,7 @@ class Extractor:
     def _reported(self, event: ev.WorkerReported, ended: TransferRecord | None) -> None:
         flight = self._flights[event.transfer]
         flight.reported |= 1 << event.worker
-        self._tables.add("copies", flight.copy(event.worker, _at(event), event.good, event.error or None))
+        self._tables.add("copies", flight.copy(event.worker, event))
         if ended is None:
             return
         state = ended.state

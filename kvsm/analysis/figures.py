@@ -9,6 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from kvsm.events import OffloadConfig
+from kvsm.replay.times import duration
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -131,7 +132,8 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     missing_since_ns: when the first of these was submitted; None: none is missing.
     cut_off: other copies that it did not report, because its process ended.
     waiting: the rest. It has not reported them, and still may.
-    latency: from the submission to its report.
+    latency: from the submission to its report. Of that, if the rank says it: queued: until its copy began;
+        copied: the copy; noticed: the rest, until a step took the report.
     errors: what it said most often, with counts.
     last_ns: time of its last report.
     """
@@ -145,6 +147,9 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     cut_off: int
     waiting: int
     latency: Spread
+    queued: Spread
+    copied: Spread
+    noticed: Spread
     errors: tuple[tuple[str, int], ...]
     last_ns: int | None
 
@@ -161,8 +166,34 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     transfers: dict[str, int]
 
 
+class WaitSplit(msgspec.Struct, frozen=True):
+    """The parts of a time that requests waited for transfers (ns), by the rank that reported last.
+
+    queued: until its copy began. copied: while it copied. noticed: after that, until a step took the report.
+    unknown: the rank did not say, or has not reported.
+    """
+
+    queued: int
+    copied: int
+    noticed: int
+    unknown: int
+
+    def __str__(self) -> str:
+        """In words: `2 ms queued, 5 ms copied, 30 ms until a step noticed`."""
+        parts = (
+            (self.queued, "queued"),
+            (self.copied, "copied"),
+            (self.noticed, "until a step noticed"),
+            (self.unknown, "of which the log does not say what they were"),
+        )
+        return ", ".join(f"{duration(ns)} {what}" for ns, what in parts if ns) or "nothing"
+
+
 class WaitedFor(msgspec.Struct, frozen=True):
-    """A transfer that requests waited for. rank: the one that reported last, after `rank_ns`."""
+    """A transfer that requests waited for. rank: the one that reported last, after `rank_ns`.
+
+    split: of `waited_ns`.
+    """
 
     transfer: int
     direction: str
@@ -170,6 +201,7 @@ class WaitedFor(msgspec.Struct, frozen=True):
     waited_ns: int
     rank: int | None
     rank_ns: int | None
+    split: WaitSplit
 
 
 class WaitFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -177,6 +209,7 @@ class WaitFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     lived_ns: all requests together, from their arrival to their end, or to the end of the log.
     deferred_ns: for transfers of others. loading_ns: for their own loads.
+    deferred_split, loading_split: what of these was queue, copy, and the step that noticed.
     deferred: how many requests waited for transfers of others.
     longest_ns: the longest such wait.
     top: the transfers that were waited for longest.
@@ -185,6 +218,8 @@ class WaitFigures(msgspec.Struct, frozen=True, kw_only=True):
     lived_ns: int
     deferred_ns: int
     loading_ns: int
+    deferred_split: WaitSplit
+    loading_split: WaitSplit
     deferred: int
     longest_ns: int
     top: tuple[WaitedFor, ...]

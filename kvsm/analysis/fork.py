@@ -309,7 +309,8 @@ class _Future:
         else:
             fails = event.good and event.transfer in self.choices.fail
             error = "it fails in this fork of the log" if fails else event.error
-            self.core.report(transfer, event.worker, event.good and not fails, error)
+            times = event.queued_us, event.copied_us
+            self.core.report(transfer, event.worker, event.good and not fails, error, *times)
 
 
 # Which call led to an event. One entry a kind.

@@ -34,6 +34,7 @@ from kvsm.analysis.figures import (
     StopFigures,
     WaitedFor,
     WaitFigures,
+    WaitSplit,
 )
 from kvsm.analysis.open_rows import CUT_OFF
 from kvsm.analysis.opened import OpenedLog
@@ -282,7 +283,8 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
     within = tables.within("transfer")
     copies = tables.numbers(
         f"worker, coalesce(good, {_NO_REPORT}), coalesce(reported_ns - submitted_ns, {_NOT_TOLD}),"
-        " coalesce(reported_ns, 0)",
+        f" coalesce(reported_ns, 0), coalesce(queued_ns, {_NOT_TOLD}), coalesce(copied_ns, {_NOT_TOLD}),"
+        f" coalesce(noticed_ns, {_NOT_TOLD})",
         f"FROM copies WHERE {within}",
     )
     known = copies[copies[:, 2] != _NOT_TOLD, 2]
@@ -335,7 +337,10 @@ def _rank_figures(
     cut_off: int,
     errors: list[tuple[str, int]],
 ) -> RankFigures:
-    good, took, reported_ns = copies[:, 1], copies[:, 2], copies[:, 3]
+    good, reported_ns = copies[:, 1], copies[:, 3]
+    latency, queued, copied, noticed = (
+        spread_of(times[times != _NOT_TOLD]) for times in copies[:, (2, 4, 5, 6)].T
+    )
     reported = int((good != _NO_REPORT).sum())
     return RankFigures(
         rank=rank,
@@ -346,7 +351,10 @@ def _rank_figures(
         missing_since_ns=missing[1],
         cut_off=cut_off,
         waiting=len(copies) - reported - missing[0] - cut_off,
-        latency=spread_of(took[took != _NOT_TOLD]),
+        latency=latency,
+        queued=queued,
+        copied=copied,
+        noticed=noticed,
         errors=tuple(errors[:SHOWN]),
         last_ns=int(reported_ns.max()) if reported else None,
     )
@@ -372,6 +380,8 @@ def wait_figures(tables: Tables) -> WaitFigures:
         lived_ns=lived,
         deferred_ns=deferred,
         loading_ns=loading,
+        deferred_split=_wait_split(tables, where),
+        loading_split=_wait_split(tables, f"state = 'LOADING' AND {tables.within('began')}"),
         deferred=requests,
         longest_ns=longest,
         top=tuple([_waited_for(tables, *row) for row in top if row[0] is not None]),
@@ -384,7 +394,36 @@ def _waited_for(tables: Tables, transfer: int, requests: int, waited_ns: int) ->
         f"WHERE transfer = {transfer} ORDER BY reported IS NOT NULL, reported DESC LIMIT 1"
     )
     direction, rank, rank_ns = copies[0] if copies else ("transfer", None, None)
-    return WaitedFor(transfer, direction, requests, waited_ns, rank, rank_ns)
+    split = _wait_split(tables, f"state = 'DEFERRED' AND transfer = {transfer} AND {tables.within('began')}")
+    return WaitedFor(transfer, direction, requests, waited_ns, rank, rank_ns, split)
+
+
+def _wait_split(tables: Tables, stays: str) -> WaitSplit:
+    """What of these stays of requests was queue, copy, and the step that noticed the end.
+
+    stays: a condition in SQL for rows of `request_states`. A worker's durations place its copy behind the
+    submission. A wait may begin while a copy runs, and has only the rest of it. If the worker knows how long
+    it copied and not since when, as on a GPU, the rest of the wait is unknown.
+    """
+    query = f"""
+        WITH last AS (
+            SELECT transfer, submitted_ns + queued_ns AS begun, submitted_ns + queued_ns + copied_ns AS done,
+                coalesce(copied_ns, 0) AS copied_ns, max(reported)
+            FROM copies WHERE reported IS NOT NULL GROUP BY transfer
+        ), stay AS (
+            SELECT began_ns, max(began_ns, coalesce(ended_ns, {tables.ended_ns})) AS ended_ns, begun, done,
+                coalesce(copied_ns, 0) AS copied_ns
+            FROM request_states LEFT JOIN last USING (transfer) WHERE {stays} AND began_ns IS NOT NULL
+        )
+        SELECT
+            coalesce(sum(max(0, min(ended_ns, begun) - began_ns)), 0),
+            coalesce(sum(CASE WHEN done IS NULL THEN min(ended_ns - began_ns, copied_ns)
+                ELSE max(0, min(ended_ns, done) - max(began_ns, begun)) END), 0),
+            coalesce(sum(max(0, ended_ns - max(began_ns, done))), 0),
+            coalesce(sum(CASE WHEN done IS NULL THEN max(0, ended_ns - began_ns - copied_ns) END), 0)
+        FROM stay
+    """
+    return WaitSplit(*tables.one(query))
 
 
 def pool_figures(tables: Tables) -> PoolFigures:

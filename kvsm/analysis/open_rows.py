@@ -10,6 +10,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.analysis.rows import CopyRow, LookupRow, RequestRow, RequestStateRow, Row, TransferRow
+from kvsm.events import WorkerReported
 from kvsm.ledger import RequestRecord
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
@@ -161,15 +162,22 @@ class Flight(msgspec.Struct):
             None if self.store else self.elsewhere,
         )
 
-    def copy(self, worker: int, report: Moved | None, good: bool | None, error: str | None) -> CopyRow:
+    def copy(self, worker: int, report: WorkerReported | None) -> CopyRow:
         """One rank's part. report: None: it has not reported."""
         submitted_ns = None if self.submitted is None else self.submitted.wall_ns
-        transfer, reported = self.planned.event, _columns(report)
-        return CopyRow(transfer, worker, self.direction, submitted_ns, *reported, good, error)
+        row = self.planned.event, worker, self.direction, submitted_ns
+        if report is None:
+            return CopyRow(*row, None, None, None, None, None, None, None, None)
+        at = report.seq, report.step, report.wall_ns
+        queued, copied = (None if us is None else us * 1000 for us in (report.queued_us, report.copied_us))
+        noticed = None
+        if submitted_ns is not None and queued is not None and copied is not None:
+            noticed = max(0, report.wall_ns - submitted_ns - queued - copied)
+        return CopyRow(*row, *at, queued, copied, noticed, report.good, report.error or None)
 
     def silent_copies(self, workers: int) -> list[Row]:
         """The parts of ranks that have not reported."""
         if not self.sent:
             return []
         silent = [worker for worker in range(workers) if not self.reported >> worker & 1]
-        return [self.copy(worker, None, None, None) for worker in silent]
+        return [self.copy(worker, None) for worker in silent]

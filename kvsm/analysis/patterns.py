@@ -189,6 +189,7 @@ class FieldType(Enum):
 FIELD_TYPES: dict[str, FieldType] = {
     **dict.fromkeys(("event", "step", "transfer", "worker", "until", "tick", "epoch"), FieldType.NUMBER),
     **dict.fromkeys(("asked", "on_device", "on_host", "schema", "life"), FieldType.NUMBER),
+    **dict.fromkeys(("queued_us", "copied_us"), FieldType.NUMBER),
     **dict.fromkeys(("aborted", "voided", "good", "resumed"), FieldType.FLAG),
     **dict.fromkeys(("request", "reason", "error", "machines", "source", "target"), FieldType.TEXT),
     **dict.fromkeys(("ended", "weights", "hand_over"), FieldType.TEXT),

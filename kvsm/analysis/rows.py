@@ -184,6 +184,10 @@ class CopyRow(msgspec.Struct, frozen=True):
     """One rank's part of a submitted transfer.
 
     reported, reported_ns: the report that counted; None: the rank has not reported.
+    queued_ns: from the submission to the worker until its copy began. copied_ns: from the first byte of the
+        copy to the last. Both are durations by the worker's clock; None: the worker did not say.
+    noticed_ns: the rest of the time from `submitted_ns` to `reported_ns`: the way to the worker and back, and
+        the step that noticed the end. None: one of these is not known.
     good: whether its bytes are right. error: why not, as the worker said it; None: the log does not tell.
     """
 
@@ -194,6 +198,9 @@ class CopyRow(msgspec.Struct, frozen=True):
     reported: int | None
     reported_step: int | None
     reported_ns: int | None
+    queued_ns: int | None
+    copied_ns: int | None
+    noticed_ns: int | None
     good: bool | None
     error: str | None
 

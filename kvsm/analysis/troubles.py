@@ -264,7 +264,8 @@ DETECTORS = (
     Detector(
         "loads slow",
         Urgency.COSTLY,
-        "time that requests waited for their own loads, as a part of the time of all requests",
+        "time that requests waited for their own loads, not for the step that noticed their end, as a part "
+        "of the time of all requests",
         Limit(0.1),
         "A load takes a few steps, and a request takes hundreds.",
         detectors.slow_loads,

@@ -210,6 +210,10 @@ def _copies(found: LogFigures) -> Iterator[str]:
         said = f"  {one.errors[0][0][:60]}" if one.errors else ""
         mark = "  <- worst" if one is worst else ""
         yield f"{one.rank:>6} {one.copies:>9,} {one.failed:>7,} {one.missing:>8,} {times}{mark}{said}"
+        parts = (("queued", one.queued), ("copied", one.copied), ("noticed after", one.noticed))
+        known = [f"{name} {_time(part.p50_ns)} / {_time(part.p99_ns)}" for name, part in parts if part.count]
+        if known:
+            yield f"{'':>6} of that, p50 / p99: {', '.join(known)}"
 
 
 def _worst(ranks: Sequence[RankFigures]) -> RankFigures | None:
@@ -241,7 +245,11 @@ def _waits(found: LogFigures) -> Iterator[str]:
         f"for copies of others: {number(waits.deferred, 'request')}, {duration(waits.deferred_ns)}"
         f"{part}{longest}"
     )
+    if waits.deferred_ns:
+        yield f"  {waits.deferred_split}"
     yield f"for their own loads: {duration(waits.loading_ns)} ({percent(waits.loading_ns, waits.lived_ns)})"
+    if waits.loading_ns:
+        yield f"  {waits.loading_split}"
 
 
 def _pool(found: LogFigures) -> Iterator[str]:

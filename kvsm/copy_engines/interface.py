@@ -28,7 +28,7 @@ import msgspec
 
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
-from kvsm.plan import TransferJob
+from kvsm.plan import TransferJob, WorkerReport
 
 
 class CopyResult(msgspec.Struct, frozen=True, gc=False):
@@ -38,6 +38,9 @@ class CopyResult(msgspec.Struct, frozen=True, gc=False):
     error: what went wrong, for people; empty if good.
     bytes: how many bytes a good transfer copied; 0 if bad.
     seconds: time spent copying, summed over pieces that ran side by side; 0 if the engine has no clock.
+    began: when its first byte was copied (s, `time.perf_counter` of this process). None: the engine does not
+        know, or nothing was copied.
+    lasted: from its first byte to its last, with its flush if it waits for one (s). None: likewise.
     """
 
     transfer: int
@@ -46,6 +49,14 @@ class CopyResult(msgspec.Struct, frozen=True, gc=False):
     error: str = ""
     bytes: int = 0
     seconds: float = 0.0
+    began: float | None = None
+    lasted: float | None = None
+
+    def report(self, worker: int, submitted: float) -> WorkerReport:
+        """The report of a rank. submitted: when the engine got the job, on the clock of `began`."""
+        queued_us = None if self.began is None else max(0, round((self.began - submitted) * 1e6))
+        copied_us = None if self.lasted is None else max(0, round(self.lasted * 1e6))
+        return WorkerReport(self.transfer, worker, self.good, self.error, queued_us, copied_us)
 
 
 class CopyEngine(Protocol):

@@ -271,14 +271,15 @@ class StreamCopyEngine:
             return True
 
     def _end(self, transfer: _StreamTransfer) -> None:
-        job, good, seconds = transfer.job, not transfer.error, 0.0
+        job, good, lasted = transfer.job, not transfer.error, None
         if good and transfer.begin is not None and transfer.end is not None:
-            # A time that cannot be measured does not make the copy bad.
+            # A time that cannot be measured does not make the copy bad. The host does not know when it began.
             with suppress(Exception):
-                seconds = transfer.end.seconds_after(transfer.begin)
+                lasted = transfer.end.seconds_after(transfer.begin) or None  # a simulated device has no clock
         copied = count(job.host_blocks) * self._device.layout.block_bytes if good else 0
         transfer.ended, transfer.keep = True, None
-        self._finished.append(CopyResult(job.transfer, job.direction, good, transfer.error, copied, seconds))
+        ended = job.transfer, job.direction, good, transfer.error
+        self._finished.append(CopyResult(*ended, copied, lasted or 0.0, None, lasted))
 
     def _submitter_died(self, direction: Direction, reason: str) -> None:
         """What the device already has still ends by itself. What this submitter did not hand over never

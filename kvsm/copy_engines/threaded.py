@@ -52,6 +52,8 @@ class ThreadedTransfer:
     """0 until the pairs were checked."""
     claimed: int = 0
     pieces_left: int = 1
+    began: float | None = None
+    """When the first thread took it."""
     seconds: float = 0.0
     error: str = ""
 
@@ -59,7 +61,9 @@ class ThreadedTransfer:
         """How it has ended."""
         good = not self.error
         copied = len(self.host_blocks) * block_bytes if good else 0
-        return CopyResult(self.job.transfer, self.job.direction, good, self.error, copied, self.seconds)
+        lasted = None if self.began is None else perf_counter() - self.began
+        ended = self.job.transfer, self.job.direction, good, self.error
+        return CopyResult(*ended, copied, self.seconds, self.began, lasted)
 
 
 class ThreadedCopyEngine:
@@ -194,11 +198,13 @@ class ThreadedCopyEngine:
         while (transfer := self._queue.get()) is not None and not self._broken:
             if not transfer.piece_blocks:
                 self._check(transfer)
+            started = perf_counter()
+            if transfer.began is None:
+                transfer.began = started
             first = transfer.claimed
             transfer.claimed = last = first + transfer.piece_blocks
             if last < len(transfer.host_blocks):
                 self._queue.put(transfer)
-            started = perf_counter()
             error = self._copy_piece(transfer, first, last)
             self._end_piece(transfer, perf_counter() - started, error)
 

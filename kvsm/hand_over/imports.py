@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +27,8 @@ class _Source:
     def __init__(self, path: Path, host: NDArray[np.uint8]) -> None:
         self.pool = BorrowedPool(path, host.shape[1])
         self.engine = HostCopyEngine(self.pool.blocks, host)
-        self.jobs: dict[int, ImportJob] = {}
+        self.jobs: dict[int, tuple[ImportJob, float]] = {}
+        """Transfer -> its job, and when it was submitted (`perf_counter`)."""
 
     def close(self) -> None:
         self.engine.close()
@@ -59,6 +61,7 @@ class PoolImports:
             self._start(job)
 
     def _start(self, job: ImportJob) -> None:
+        submitted = perf_counter()
         try:
             source = self._sources.get(job.engine)
             if source is None:
@@ -67,7 +70,7 @@ class PoolImports:
             source.engine.submit(
                 TransferJob(job.transfer, Direction.STORE, job.source_blocks, job.host_blocks)
             )
-            source.jobs[job.transfer] = job
+            source.jobs[job.transfer] = job, submitted
         except Exception as error:  # the other jobs must still be reported
             self._refused.append(WorkerReport(job.transfer, self._rank, False, described(error)))
 
@@ -76,10 +79,10 @@ class PoolImports:
         reports, self._refused = self._refused, []
         for name, source in list(self._sources.items()):
             for result in source.engine.poll():
-                job = source.jobs.pop(result.transfer)
+                job, submitted = source.jobs.pop(result.transfer)
                 if result.good and self._arrived is not None:
                     self._arrived(listed(unpack(job.host_blocks)))
-                reports.append(WorkerReport(result.transfer, self._rank, result.good, result.error))
+                reports.append(result.report(self._rank, submitted))
             if not source.jobs:
                 source.close()
                 del self._sources[name]

@@ -303,12 +303,13 @@ static PyObject *ended_result(Call *call, PyObject *record)
 }
 
 /* A good report of a worker that is expected. */
-static Verdict report_good(Call *call, PyObject *transfer, PyObject *worker, PyObject *direction)
+static Verdict report_good(Call *call, PyObject *transfer, PyObject *worker, PyObject *direction, PyObject *queued,
+                           PyObject *copied)
 {
     if (!counts(call, transfer, worker, direction))
         return REFERENCE;
-    PyObject *const values[] = {transfer, worker, Py_True, python.empty_text};
-    PyObject *ended = emitted(call, python.kinds[KIND_WorkerReported], values, 4);
+    PyObject *const values[] = {transfer, worker, Py_True, python.empty_text, queued, copied};
+    PyObject *ended = emitted(call, python.kinds[KIND_WorkerReported], values, 6);
     if (ended == NULL)
         return FAILED;
     call->result = ended == Py_None ? owned(of_python.counted) : ended_result(call, ended);
@@ -316,13 +317,28 @@ static Verdict report_good(Call *call, PyObject *transfer, PyObject *worker, PyO
     return call->result == NULL ? FAILED : FOLDED;
 }
 
+/* Whether this is a duration in microseconds, or None (`_duration`). */
+static bool is_duration(PyObject *value)
+{
+    int64_t us;
+    if (value == Py_None)
+        return true;
+    if (!PyLong_CheckExact(value))
+        return false;
+    us = PyLong_AsLongLong(value);
+    if (us == -1)
+        PyErr_Clear(); /* it may be too large */
+    return us >= 0;
+}
+
 static Verdict report(Call *call)
 {
     PyObject *const *given = call->arguments;
-    if (call->names != NULL || call->count < 3 || call->count > 4 || given[2] != Py_True ||
-        (call->count == 4 && !PyUnicode_CheckExact(given[3])))
+    PyObject *queued = call->count > 4 ? given[4] : Py_None, *copied = call->count > 5 ? given[5] : Py_None;
+    if (call->names != NULL || call->count < 3 || call->count > 6 || given[2] != Py_True ||
+        (call->count > 3 && !PyUnicode_CheckExact(given[3])) || !is_duration(queued) || !is_duration(copied))
         return REFERENCE;
-    return report_good(call, given[0], given[1], NULL);
+    return report_good(call, given[0], given[1], NULL, queued, copied);
 }
 
 static Verdict complete(Call *call, PyObject *direction)
@@ -330,7 +346,8 @@ static Verdict complete(Call *call, PyObject *direction)
     PyObject *const *given = call->arguments;
     if (call->names != NULL || call->count < 1 || call->count > 2)
         return REFERENCE;
-    return report_good(call, given[0], call->count == 2 ? given[1] : python.zero, direction);
+    PyObject *worker = call->count == 2 ? given[1] : python.zero;
+    return report_good(call, given[0], worker, direction, Py_None, Py_None);
 }
 
 static Verdict complete_load(Call *call) { return complete(call, python.load); }

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.errors import InvalidEvent, LimitReached
+from kvsm.errors import InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import LOAD, STORE, Direction, RejectReason
 from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack, unpack
 from kvsm.ledger import TransferRecord
@@ -141,14 +141,33 @@ def submit(core: EventEmitter, transfers: Sequence[int]) -> None:
         core.flush_log(LogFlush.JOBS_LEAVE)
 
 
-def report(core: EventEmitter, transfer: int, worker: int, good: bool, error: str = "") -> ReportResult:
+def report(
+    core: EventEmitter,
+    transfer: int,
+    worker: int,
+    good: bool,
+    error: str = "",
+    queued_us: int | None = None,
+    copied_us: int | None = None,
+) -> ReportResult:
     """Take a worker's report. Its result says whether it counted, and whether the transfer is over.
 
     error: why the copy failed, for people. Of a good report it is ignored.
+    queued_us, copied_us: for the log; see `WorkerReported`.
 
     A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
     """
-    return _report(core, "report", transfer, worker, good, None, error)
+    return _report(core, "report", transfer, worker, good, None, error, queued_us, copied_us)
+
+
+def _duration(call: str, argument: str, value: object) -> int | None:
+    """A duration as a log can hold it. Raises `WrongArgument`."""
+    if value is None:
+        return None
+    duration = integer(call, argument, value)
+    if not 0 <= duration < 1 << 63:
+        raise WrongArgument(call, argument, f"is {duration}; it must be from 0 to {(1 << 63) - 1} (us)")
+    return duration
 
 
 def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
@@ -179,19 +198,24 @@ def _report(
     good: bool,
     direction: Direction | None,
     error: str = "",
+    queued_us: int | None = None,
+    copied_us: int | None = None,
 ) -> ReportResult:
     if type(transfer) is not int or type(worker) is not int or type(good) is not bool:
         transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         good = flag(call, "good", good)
     if type(error) is not str or error:
         error = worker_error(call, error)
+    if queued_us is not None or copied_us is not None:
+        queued_us = _duration(call, "queued_us", queued_us)
+        copied_us = _duration(call, "copied_us", copied_us)
     reason = _why_reject(core, transfer, worker, direction)
     if reason is not None:
         # A transfer or a worker that does not exist may have any number, even one that no log can hold.
         transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         core.emit(ev.ReportRejected, transfer, worker, good, reason)
         return _REJECTED[reason]
-    ended = core.emit(ev.WorkerReported, transfer, worker, good, "" if good else error)
+    ended = core.emit(ev.WorkerReported, transfer, worker, good, "" if good else error, queued_us, copied_us)
     return _COUNTED if ended is None else ReportResult(_ended(core, ended))
 
 

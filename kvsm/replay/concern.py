@@ -64,7 +64,9 @@ NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = 
     "missed": ("keys", lambda key: () if key is None else (key,)),
     # These say how, how many, when or why.
     **dict.fromkeys(("config", "machines", "schema", "aborted", "voided", "good", "reason")),
-    **dict.fromkeys(("parts", "until", "worker", "epoch", "tick", "error", "source", "target")),
+    **dict.fromkeys(
+        ("parts", "until", "worker", "epoch", "tick", "error", "source", "target", "queued_us", "copied_us")
+    ),
     **dict.fromkeys(
         ("asked", "on_device", "on_host", "kept", "weights", "life", "ended", "resumed", "hand_over")
     ),

@@ -123,6 +123,8 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "source": lambda source: f"from {source}" if source else "",
     "target": lambda target: f"to {target}" if target else "",
     "error": lambda text: f"({text})" if text else "",
+    "queued_us": lambda us: "" if us is None else f"queued {us:,} us",
+    "copied_us": lambda us: "" if us is None else f"copied {us:,} us",
     "worker": lambda worker: f"worker {worker}",
     "good": lambda good: "good" if good else "failed",
     "aborted": lambda aborted: "aborted" if aborted else "",

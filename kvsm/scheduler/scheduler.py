@@ -533,7 +533,7 @@ class OffloadScheduler:
             return _NO_RESULTS
         failed: set[bytes] = set()
         for report in reports:
-            ended = core.report(report.transfer, report.worker, report.good, report.error).ended
+            ended = core.report(*report.arguments()).ended
             if ended is not None:
                 self._note_transfer_end(ended)
                 if not ended.good:

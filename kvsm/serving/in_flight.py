@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+import msgspec
+
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import count
@@ -103,7 +105,9 @@ class TransfersInFlight:
         while True:
             for worker in self._workers:
                 for report in worker.poll():
-                    self._reports[report.transfer].append(report)
+                    # Its clock is real and the engine's is not: with its times, no two logs would be equal.
+                    untimed = msgspec.structs.replace(report, queued_us=None, copied_us=None)
+                    self._reports[report.transfer].append(untimed)
             missing = [one for one in due if len(self._reports[one]) < len(self._workers)]
             if not missing:
                 return

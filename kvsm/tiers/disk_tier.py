@@ -421,12 +421,13 @@ class DiskTier:
         Returns whether a copy from the disk has ended well: its keys are on the host now.
         """
         copy = self.copies.get(report.transfer)
-        result = self.disk.report(report.transfer, report.worker, report.good, report.error)
+        result = self.disk.report(*report.arguments())
         if copy is None or result.rejected is not None:
             return False
         to_disk = copy.direction is Direction.STORE
         waiting = self._fetches.waiting(copy.host)
-        self.host.report(copy.host, report.worker, report.good or to_disk, report.error)
+        good, times = report.good or to_disk, (report.queued_us, report.copied_us)
+        self.host.report(copy.host, report.worker, good, report.error, *times)
         if to_disk and not report.good:
             self._health.failed(report.error)
         ended = result.ended

@@ -38,7 +38,7 @@ class ReportedManager(KvsmManager):
         """Take the reports of ranks. They may be late, doubled or of an older reset."""
         core = self._core
         for report in reports:
-            ended = core.report(report.transfer, report.worker, report.good, report.error).ended
+            ended = core.report(*report.arguments()).ended
             if ended is not None:
                 self.deadlines.ended(ended.transfer)
                 self._let_go(ended)

@@ -431,7 +431,7 @@ class HandOverWorld:
 
     def _take(self, reports: Sequence[WorkerReport]) -> None:
         for report in self.incoming.keep_back(reports):
-            self.decode.core.report(report.transfer, report.worker, report.good, report.error)
+            self.decode.core.report(*report.arguments())
 
     def _do_lose(self, place: int) -> bool:
         """An import has waited too long for its ranks, and is given up. They may copy later all the same."""

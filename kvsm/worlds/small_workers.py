@@ -112,6 +112,11 @@ def _brought(workers: SmallWorkers, names: Names) -> list[int]:
     return [place for block, place in names.blocks.items() if brought.get(block, epoch) < epoch]
 
 
+def copy_times(transfer: int, worker: int) -> tuple[int | None, int | None]:
+    """How long the copy of a worker was queued, and took (us). Some workers do not know."""
+    return (None, None) if transfer % 5 == 0 else (transfer % 7, 1 + worker)
+
+
 class SmallWorkers:
     """Memory by block, worker and token: `device[block][worker]` and `host[place][worker]` are cells."""
 
@@ -168,7 +173,8 @@ class SmallWorkers:
         for rank in sorted(copy.left) if worker is None else sorted(copy.left & {worker}):
             copy.left.discard(rank)
             self._copy(copy.job, rank, good)
-            self.reports.append(WorkerReport(transfer, rank, good, "" if good else COPY_ERROR))
+            error, times = "" if good else COPY_ERROR, copy_times(transfer, rank)
+            self.reports.append(WorkerReport(transfer, rank, good, error, *times))
         if not copy.left:
             del self.copies[transfer]
 
