@@ -20,7 +20,7 @@ FORMAT = 2
 
 DIGEST_BYTES = 16
 
-_ABSENT = "nothing"
+_ABSENT = "unset"
 
 
 class PoolIdentity(msgspec.Struct, frozen=True, array_like=True):

@@ -15,6 +15,7 @@ from kvsm.scheduler import SchedulerConfig
 from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.scheduler.outgoing import OutgoingHandOvers
 from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.pool_identity import weights_version
 from kvsm.vllm.prompt_layout import block_layout, prompt_digest
 
 log = init_logger("vllm.kvsm")
@@ -34,12 +35,17 @@ def hand_overs(
         return None, None, None
     transfer, timeout_s = vllm_config.kv_transfer_config, options.hand_over_timeout_s
     layout = block_layout(vllm_config, kv_cache_config, options.blocks_per_chunk)
+    first_weights = weights_version(vllm_config, options.weights_version)
+
+    def digest(request: Any, num_tokens: int) -> bytes:
+        return prompt_digest(request, num_tokens, core.ledger.weights or first_weights)
+
     outgoing = incoming = service = None
     if transfer.is_kv_producer:
         leases = LeaseTable(timeout_s)
         service = HandOverService(directory, transfer.engine_id, leases, layout)
-        outgoing = OutgoingHandOvers(core, config, transfer.engine_id, leases, prompt_digest, log)
+        outgoing = OutgoingHandOvers(core, config, transfer.engine_id, leases, digest, log)
     if transfer.is_kv_consumer:
         claims = Claims(directory, timeout_s)
-        incoming = IncomingHandOvers(core, config, claims, layout, prompt_digest, log)
+        incoming = IncomingHandOvers(core, config, claims, layout, digest, log)
     return outgoing, incoming, service

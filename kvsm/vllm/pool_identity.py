@@ -1,23 +1,25 @@
 """What the bytes of a kept host pool mean in vLLM, and which weights computed them.
 
-Two starts of vLLM read each other's blocks only if all of this is equal. What differs is told at the start,
-and the pool is cold then. The scheduler's process and the workers know the same of the configuration; a
-worker adds how its tensors lie in memory. The weights have a version of their own, which the event log keeps:
-they may change while the engine runs.
+Two starts of vLLM read each other's blocks only if all of this is equal. What differs is logged at the start,
+and the pool is cold then. Each field of vLLM's configuration counts, unless `config_exceptions` names it. The
+scheduler's process and the workers have the same configuration; a worker adds how its tensors lie in memory.
+The weights have a version of their own, which the event log keeps: they may change while the engine runs.
 
-Not seen: adapters (LoRA) and weight files that change under their name, size and time of change. Name these
-changes with `weights_version`.
+Not seen: an adapter (LoRA) whose contents change under its name and path, weight files that change under
+their name, size and time of change, and what vLLM reads from environment variables alone. Name these changes
+with `weights_version`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
 from kvsm.identity import PoolIdentity
+from kvsm.vllm.config_facts import config_facts, short
 from kvsm.vllm.host_sharing import shares_pool
 
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
@@ -34,33 +36,29 @@ def engine_identity(vllm_config: Any, kv_cache_config: Any, options: Any) -> Poo
 
 def engine_facts(vllm_config: Any, kv_cache_config: Any, options: Any) -> dict[str, object]:
     """The facts of the configuration, by name."""
-    import vllm
-
-    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    algorithm = cache.prefix_caching_hash_algo
+    algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     facts: dict[str, object] = {
-        "vLLM": vllm.__version__,
-        "model": model.model,
-        "revision": model.revision,
-        "model configuration": model.compute_hash(),
-        "dtype": model.dtype,
-        "quantization": model.quantization,
-        "KV cache dtype": cache.cache_dtype,
-        "block size": cache.block_size,
-        "hash algorithm": algorithm,
+        **model_facts(vllm_config, kv_cache_config),
         "hash seed": _hash_seed(algorithm),
-        "tensor parallel size": parallel.tensor_parallel_size,
-        "pipeline parallel size": parallel.pipeline_parallel_size,
-        "decode context parallel size": parallel.decode_context_parallel_size,
         "blocks per chunk": options.blocks_per_chunk,
         "canonical layout": options.canonical_layout,
-        "LoRA": None if vllm_config.lora_config is None else vllm_config.lora_config.compute_hash(),
-        "draft model": _draft_of(vllm_config.speculative_config),
     }
     if algorithm not in _SAME_EVERYWHERE:
         facts["Python"] = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return facts
+
+
+def model_facts(vllm_config: Any, kv_cache_config: Any, exceptions: Collection[str] = ()) -> dict[str, str]:
+    """The facts that decide what a block of the KV cache means, by name.
+
+    exceptions: fields of vLLM's configuration that do not count, besides `config_exceptions.EXCEPTIONS`.
+    """
+    import vllm
+
+    facts = {"vLLM": vllm.__version__, **config_facts(vllm_config, exceptions)}
     for number, group in enumerate(kv_cache_config.kv_cache_groups):
-        facts[f"KV cache group {number}"] = f"{group.kv_cache_spec} in {_layers(group.layer_names)}"
+        spec, layers = short(group.kv_cache_spec), _layers(group.layer_names)
+        facts[f"KV cache group {number}"] = f"{spec} in {layers}"
     return facts
 
 
@@ -124,13 +122,6 @@ def _hash_seed(algorithm: str) -> str:
     if len(seeds) > 1:
         return f"random ({min(seeds)[:8]}); set PYTHONHASHSEED to any number to keep it"
     return str(seeds.pop())
-
-
-def _draft_of(speculative: Any) -> object:
-    if speculative is None:
-        return None
-    draft = speculative.draft_model_config
-    return f"{speculative.method} {None if draft is None else draft.model}"
 
 
 def _backend_of(layer: Any) -> str:
