@@ -133,7 +133,7 @@ class LeaseTable:
             if lease is None or lease.state is HandOverState.ENDED:
                 return Refused("there is no such hand-over: it has expired, was taken, or was reset")
             if not compare_digest(lease.prompt, asked.prompt) or lease.num_tokens != asked.num_tokens:
-                return Refused("it is of another prompt")
+                return Refused("it is of another prompt, adapter, image, salt or version of the weights")
             if lease.state is HandOverState.CLAIMED:
                 return Refused("another engine reads it already")
             if self.clock() >= lease.until:

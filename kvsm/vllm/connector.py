@@ -56,6 +56,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
         options = parse(ConnectorOptions, transfer.kv_connector_extra_config)
         refuse_without_prefix_cache(vllm_config)
         refuse_schedulers_of_their_own(vllm_config.parallel_config)
+        self._hands_over = options.hand_over_directory is not None and transfer.is_kv_producer
         self._side: SchedulerSide | WorkerSide
         if role is KVConnectorRole.SCHEDULER:
             warn_of_failing_requests(transfer)
@@ -65,8 +66,13 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """No: what is not stored can be recomputed."""
-        return False
+        """Whether other engines get the blocks of requests that end here.
+
+        A request that is preempted while its last step runs has lost its blocks. If this is true, vLLM drops
+        the output of that step, and computes the request again. Otherwise the request ends with that output
+        and has nothing to hand over.
+        """
+        return self._hands_over
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str:  # noqa: ARG003 (vLLM's signature)

@@ -11,7 +11,7 @@ any order, as a seed decides. A step computes as a kernel of that device: it wri
 match, a load that was not waited for, and a block that was freed too early; so does the race detector.
 Rejected drafts leave garbage.
 
-Not simulated: mamba groups, images, adapters, requests that arrive in parts.
+Not simulated: mamba groups, images, requests that arrive in parts.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 from hanging_copies import Clock, HangingCopyEngine
@@ -44,6 +45,7 @@ from scheduler_shapes import (
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
+from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
@@ -192,14 +194,23 @@ class Engine:
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
         self.ask([*shared[:length], *[VOCABULARY + len(asked)] * own][: MOST_TOKENS - outputs], outputs)
 
-    def ask(self, prompt: list[int], outputs: int, parameters: dict[str, Any] | None = None) -> str:
-        """A request with this prompt arrives. parameters: its `kv_transfer_params`. Returns its name."""
+    def ask(
+        self, prompt: list[int], outputs: int, parameters: dict[str, Any] | None = None, adapter: str = ""
+    ) -> str:
+        """A request with this prompt arrives. Returns its name.
+
+        parameters: its `kv_transfer_params`.
+        adapter: the path of its adapter; none if empty. All have one name, and each has weights of its own.
+        """
         name = f"r{len(self._asked)}"
-        self._truths[name] = KnownTokens(prompt)
+        self._truths[name] = KnownTokens(prompt, crc32(adapter.encode()))
         self.told[name] = []
         extra = None if parameters is None else {"kv_transfer_params": parameters}
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0, extra_args=extra)
-        self._asked[name] = request = Request(name, prompt, sampling, None, block_hasher=hasher())
+        lora = LoRARequest("tenant", 1, adapter) if adapter else None
+        self._asked[name] = request = Request(
+            name, prompt, sampling, None, lora_request=lora, block_hasher=hasher()
+        )
         self.scheduler.add_request(request)
         return name
 
@@ -252,6 +263,20 @@ class Engine:
         while self.schedule():
             pass
         self.deliver()
+
+    def starve(self) -> None:
+        """Let the device have no room once, when a running request asks for it: vLLM preempts another one."""
+        manager, connector = self.scheduler.kv_cache_manager, self.scheduler.connector
+        allocate = manager.allocate_slots
+
+        def allocate_nothing(request: Request, *arguments: Any, **named: Any) -> Any:
+            if request.status is not RequestStatus.RUNNING or connector.has_pending_block_frees():
+                return allocate(request, *arguments, **named)
+            manager.allocate_slots = allocate
+            self.counts["starved"] += 1
+            return None
+
+        manager.allocate_slots = allocate_nothing
 
     def abort(self, number: int) -> None:
         """The client of a request disconnects."""

@@ -49,6 +49,7 @@ class Shape(NamedTuple):
     failing: share of the copies that fail on each rank.
     hanging: share of the copies that hang on each rank (`hanging_copies`).
     disk_blocks: slots of each rank's file; 0: there is no disk tier.
+    role: `kv_producer`, `kv_consumer` or `kv_both`.
     extra: options of the connector.
     """
 
@@ -66,6 +67,7 @@ class Shape(NamedTuple):
     hanging: float = 0.0
     on_failed_load: str = "recompute"
     disk_blocks: int = 0
+    role: str = "kv_both"
     extra: Mapping[str, Any] = {}
 
     @property
@@ -138,7 +140,7 @@ def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
     transfer = KVTransferConfig(
         kv_connector="KvsmConnector",
         kv_connector_module_path="kvsm.vllm",
-        kv_role="kv_both",
+        kv_role=shape.role,
         kv_load_failure_policy=shape.on_failed_load,
         kv_connector_extra_config=extra,
     )

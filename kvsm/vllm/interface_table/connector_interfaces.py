@@ -31,8 +31,8 @@ _CONNECTOR = (
     Method(
         "requires_kv_delivery",
         PROPERTY,
-        "No: what is not stored can be recomputed.",
-        "test_tokens.py::test_requests_were_preempted",
+        "Whether this engine hands blocks over: then a request preempted in its last step is computed again.",
+        "test_disaggregated.py::test_a_request_that_is_preempted_hands_all_of_its_prompt_over",
     ),
     inherited(
         "supports_divergent_local_hybrid_hits",
