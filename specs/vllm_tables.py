@@ -38,7 +38,7 @@ def _options() -> Iterator[str]:
     for one in OPTIONS:
         connector, spec = "yes" if one.connector else "refused", _SPEC[one.spec]
         title = f"`{one.name}`{_since(one.since)}"
-        yield f"| {title} | {one.readers} | {connector} | {spec} | {one.why} | `{one.test}` |\n"
+        yield f"| {title} | {one.readers} | {connector} | {spec} | {one.answer} | `{one.test}` |\n"
 
 
 _SPEC = {"own": "yes", "vLLM": "yes, vLLM reads it", "": "refused"}

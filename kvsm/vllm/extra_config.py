@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from difflib import get_close_matches
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -186,11 +187,24 @@ def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str]
         raise ConfigError(f"kv_connector_extra_config: {error}") from error
 
 
+def described(name: str) -> str:
+    """What the docstrings of the options say of an option of `KvsmConnector`."""
+    for kind in ConnectorOptions.__mro__:
+        lines = (kind.__doc__ or "").splitlines()
+        begins = [number for number, line in enumerate(lines) if line.startswith(f"    {name}: ")]
+        for begin in begins:
+            more = takewhile(lambda line: line.startswith("        "), lines[begin + 1 :])
+            text = " ".join([lines[begin].partition(": ")[2], *map(str.strip, more)])
+            return text.replace("`", "")
+    return ""
+
+
 def _problem(name: str, known: Collection[str]) -> str:
     """What is wrong with an option that is not known."""
     for one in OPTIONS:
         if one.name == name:
-            return f"an option of vLLM's own offload: {one.why}"
+            ours = [f"KvsmConnector has {other!r}: {described(other)}" for other in one.instead]
+            return " ".join(["an option of vLLM's own offload; omit it.", *ours, one.why]).rstrip()
     if name in ConnectorOptions.__struct_fields__:
         return f"an option of KvsmConnector alone. Here there are: {', '.join(known)}"
     near = get_close_matches(name, known, 1)

@@ -17,7 +17,10 @@ class Option(NamedTuple):
     readers: whose option it is in vLLM.
     connector: whether KvsmConnector has it.
     spec: what KvsmSpec does: `own` reads it, `vLLM` leaves it to vLLM; empty if it is refused.
-    why: what it means, or what kvsm has instead. A user who gives a refused option reads this.
+    why: what it means, or why kvsm needs no such option. Not what kvsm has instead: the descriptions of
+        kvsm's own options say that.
+    instead: the options of KvsmConnector that do this. A user who gives a refused option reads their
+        descriptions.
     since: the version that added it; empty if every tested version has it.
     """
 
@@ -25,15 +28,20 @@ class Option(NamedTuple):
     readers: str
     connector: bool
     spec: Literal["own", "vLLM", ""]
-    why: str
+    why: str = ""
     test: str = _OPTIONS
     since: str = ""
+    instead: tuple[str, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """What kvsm says of it in one cell of a table."""
+        use = f"Use {' and '.join(f'`{name}`' for name in self.instead)}." if self.instead else ""
+        return " ".join(filter(None, (use, self.why)))
 
 
 _TIERS = "TieringOffloadingSpec"
 _SIMPLE = "SimpleCPUOffloadConnector"
-_NO_TIERS = "kvsm has host memory and no tiers behind it; omit it."
-_NO_DISK = "kvsm offloads to host memory, not to disk; omit it."
 
 OPTIONS: tuple[Option, ...] = (
     Option(
@@ -52,7 +60,8 @@ OPTIONS: tuple[Option, ...] = (
         "OffloadingConnector",
         False,
         "vLLM",
-        "In tokens. KvsmConnector has `blocks_per_chunk`, in device blocks.",
+        "Theirs is in tokens, and ours in device blocks.",
+        instead=("blocks_per_chunk",),
     ),
     Option(
         "blocks_per_chunk",
@@ -67,8 +76,9 @@ OPTIONS: tuple[Option, ...] = (
         "OffloadingConnector",
         False,
         "vLLM",
-        "KvsmConnector has `prompt_only`, and stores generated tokens by default.",
+        "",
         "test_spec.py::test_options_of_vllms_own_are_vllms",
+        instead=("prompt_only",),
     ),
     Option(
         "self_describing_kv_events",
@@ -103,14 +113,8 @@ OPTIONS: tuple[Option, ...] = (
         "Host memory of all ranks together.",
         "test_spec.py::test_host_memory_is_divided_over_ranks_and_chunks",
     ),
-    Option("eviction_policy", "CPUOffloadingSpec", False, "", "Use `policy`, which has lru and arc too."),
-    Option(
-        "cache_policy_module_path",
-        "CPUOffloadingSpec",
-        False,
-        "",
-        "Name your own policy as `policy`: `package.module:Class`.",
-    ),
+    Option("eviction_policy", "CPUOffloadingSpec", False, "", instead=("policy",)),
+    Option("cache_policy_module_path", "CPUOffloadingSpec", False, "", instead=("policy",)),
     Option(
         "store_threshold",
         "CPUOffloadingSpec",
@@ -124,13 +128,13 @@ OPTIONS: tuple[Option, ...] = (
         "CPUOffloadingSpec",
         False,
         "",
-        "kvsm bounds by itself for how many keys it counts offers; omit it.",
+        "kvsm bounds by itself for how many keys it counts offers.",
     ),
-    Option("secondary_tiers", _TIERS, False, "", _NO_TIERS),
-    Option("backpressure", _TIERS, False, "", _NO_TIERS),
-    Option("tier_poll_interval_s", _TIERS, False, "", _NO_TIERS, since="0.33.0"),
-    Option("enable_telemetry", f"a tier of {_TIERS}", False, "", _NO_TIERS),
-    Option("lazy_offload", _SIMPLE, False, "", 'KvsmConnector has `"store": "lazy"`.'),
+    Option("secondary_tiers", _TIERS, False, "", instead=("disk_dir", "disk_bytes")),
+    Option("backpressure", _TIERS, False, "", "No request waits for a store to the disk tier."),
+    Option("tier_poll_interval_s", _TIERS, False, "", "Copies are polled in each step.", since="0.33.0"),
+    Option("enable_telemetry", f"a tier of {_TIERS}", False, "", "The metrics of all tiers are always on."),
+    Option("lazy_offload", _SIMPLE, False, "", instead=("store",)),
     Option(
         "cpu_bytes_to_use_per_rank",
         _SIMPLE,
@@ -144,14 +148,15 @@ OPTIONS: tuple[Option, ...] = (
         _SIMPLE,
         False,
         "",
-        "kvsm counts bytes; use `cpu_bytes_to_use_per_rank`. All pipeline stages have as many blocks.",
+        "All pipeline stages have as many blocks.",
         since="0.33.0",
+        instead=("cpu_bytes_to_use_per_rank",),
     ),
-    Option("kv_offload_backend", _SIMPLE, False, "", _NO_DISK),
-    Option("disk_path", _SIMPLE, False, "", _NO_DISK),
-    Option("disk_capacity_bytes", _SIMPLE, False, "", _NO_DISK),
-    Option("disk_buffer_slots", _SIMPLE, False, "", _NO_DISK),
-    Option("use_page_cache", _SIMPLE, False, "", _NO_DISK),
+    Option("kv_offload_backend", _SIMPLE, False, "", instead=("disk_dir", "disk_bytes")),
+    Option("disk_path", _SIMPLE, False, "", instead=("disk_dir",)),
+    Option("disk_capacity_bytes", _SIMPLE, False, "", instead=("disk_bytes",)),
+    Option("disk_buffer_slots", _SIMPLE, False, "", "kvsm sizes the buffers of its disk tier by itself."),
+    Option("use_page_cache", _SIMPLE, False, "", "A file system that grants direct I/O is used with it."),
 )
 
 OPTION_READERS = (

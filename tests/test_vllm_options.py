@@ -1,0 +1,38 @@
+"""What a user is told who gives kvsm an option of vLLM's own offload connectors."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvsm.errors import ConfigError
+from kvsm.vllm.extra_config import ConnectorOptions, described, parse
+from kvsm.vllm.vllm_options import OPTIONS, Option
+
+OURS = ConnectorOptions.__struct_fields__
+REFUSED = [one for one in OPTIONS if not one.connector]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_each_option_of_kvsm_is_described(name: str) -> None:
+    assert described(name).endswith(".")
+
+
+@pytest.mark.parametrize("option", REFUSED, ids=[one.name for one in REFUSED])
+def test_a_refused_option_says_what_kvsm_has_instead_in_the_words_of_kvsms_own_option(option: Option) -> None:
+    """So no reason speaks of kvsm as it once was: "not to disk" stood here after the disk tier had come."""
+    with pytest.raises(ConfigError) as refused:
+        parse(ConnectorOptions, {"cpu_bytes_to_use": 1 << 20, option.name: 1})
+    message = str(refused.value)
+    assert f"{option.name!r}, an option of vLLM's own offload; omit it." in message
+    assert set(option.instead) <= set(OURS)
+    assert [name for name in option.instead if f"{name!r}: {described(name)}" not in message] == []
+    assert option.instead or option.why
+    assert [name for name in OURS if "_" in name and name in option.why] == []
+
+
+@pytest.mark.parametrize(
+    "name", ["disk_path", "secondary_tiers", "kv_offload_backend", "disk_capacity_bytes"]
+)
+def test_who_asks_for_a_disk_hears_of_the_disk_tier(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"KvsmConnector has 'disk_(dir|bytes)'"):
+        parse(ConnectorOptions, {"cpu_bytes_to_use": 1 << 20, name: 1})
