@@ -42,6 +42,10 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     """How many tokens a sliding window looks back."""
     drafter: bool = False
     """Its layers draft tokens: while a request decodes, its last block may still be rewritten."""
+    event_kind: str = ""
+    """What KV events call the kind of its layers, in vLLM's words; empty: what `kind` is there."""
+    event_window: int = 0
+    """The window of its layers in KV events, without tokens that are kept for drafts; 0: `window`."""
 
     def __post_init__(self) -> None:
         check_types(self)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from kvsm.kv_events import MEDIUM_CPU, BlockStored
-from kvsm.scheduler.groups import GroupKind, SchedulerConfig
+from kvsm.scheduler.groups import GroupKind, KVCacheGroup, SchedulerConfig
 from kvsm.scheduler.protocols import DescribedRequest
 from kvsm.scheduler.tracked import TrackedRequest
 
@@ -17,7 +17,7 @@ _SPEC_KINDS = {
     GroupKind.SLIDING_WINDOW: "sliding_window",
     GroupKind.MAMBA: "mamba",
 }
-"""How the wire calls them."""
+"""What KV events call them, if the group does not say it."""
 
 
 def describe(
@@ -58,9 +58,13 @@ def _describe(
         lora_name=lora.name if lora else None,
         extra_keys=extra_keys if any(extra_keys) else None,
         group_idx=index,
-        kv_cache_spec_kind=_SPEC_KINDS[group.kind],
-        kv_cache_spec_sliding_window=group.window if group.kind is GroupKind.SLIDING_WINDOW else None,
+        kv_cache_spec_kind=group.event_kind or _SPEC_KINDS[group.kind],
+        kv_cache_spec_sliding_window=_event_window(group),
     )
+
+
+def _event_window(group: KVCacheGroup) -> int | None:
+    return group.event_window or group.window if group.kind is GroupKind.SLIDING_WINDOW else None
 
 
 def _extra_keys(request: DescribedRequest, first: int, last: int) -> ExtraKeys:

@@ -16,6 +16,7 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...
 
     Raises `ConfigError` for layers that kvsm cannot serve: a hit that leaves out a group would be wrong.
     """
+    from vllm.v1 import kv_cache_interface as kv
     from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 
     shards = vllm_config.parallel_config.decode_context_parallel_size
@@ -30,7 +31,9 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...
             )
         kind, window = _kind_of(index, spec)
         tokens = resolve_dcp_kv_block_size(spec, shards)
-        groups.append(KVCacheGroup(tokens, kind, window, drafter=group.is_eagle_group))
+        event_kind = kv.get_kv_cache_spec_kind(group.kv_cache_spec).value
+        event_window = kv.get_kv_cache_spec_sliding_window(group.kv_cache_spec) or 0
+        groups.append(KVCacheGroup(tokens, kind, window, group.is_eagle_group, event_kind, event_window))
     return tuple(groups)
 
 
