@@ -360,7 +360,7 @@ class RestoredWorld:
         self.moments.append(newest)
         last = len(self.moments) - 1
         for chosen in product(range(last + 1), repeat=len(FILES)):
-            if self._is_new(chosen):
+            if last in chosen and self._is_new(chosen):
                 older = [name for name, moment in zip(FILES, chosen) if moment < last]
                 tried = self._try(*(self.moments[moment] for moment in chosen))
                 self.counts[" and ".join(older) or "none", tried.outcome] += 1
