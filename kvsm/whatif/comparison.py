@@ -43,7 +43,7 @@ class Outcome(msgspec.Struct, frozen=True):
 class PoolComparison(msgspec.Struct, frozen=True):
     """The log, and what it would have been.
 
-    lookups: lookups that are counted, the last one of each admission of a request.
+    lookups: lookups that are counted (`counted_lookups`).
     asked: device blocks that they asked for. on_device: of these, blocks that the device had.
     unknown_blocks: looked-up blocks whose key the log does not name. They count as not found.
     logged: what the log itself says. itself: what the simulation gives for the log's own configuration.

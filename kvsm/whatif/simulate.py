@@ -90,26 +90,12 @@ class Served(msgspec.Struct):
 
 
 def counted_lookups(demand: Demand, window: Window = EVERYTHING) -> list[Lookup]:
-    """The lookups that count: of each admission of a request the last one.
+    """The lookups that count: each one that a request was admitted with. Figures of a run leave out a
+    request that resumes (`RequestAdmitted.resumed`); a pool serves it like any other, so it counts here.
 
     window: events outside of it do not count.
     """
-    latest: dict[int, Lookup] = {}
-    counted = []
-    for one in demand.operations:
-        if isinstance(one, Lookup):
-            latest[one.life] = one
-        else:
-            counted += [latest.pop(life) for life in admissions_of(one) if life in latest]
-    counted += latest.values()
-    return [one for one in counted if one.seq in window]
-
-
-def admissions_of(one: Operation) -> Sequence[int]:
-    """The requests that must have been admitted before this."""
-    if isinstance(one, Offers):
-        return [life for life, _ in one.offers]
-    return (one.life,) if isinstance(one, Finished | Preempted) else ()
+    return [one for one in demand.operations if isinstance(one, Lookup) and one.seq in window]
 
 
 def recorded(lookups: Sequence[Lookup]) -> Served:
