@@ -15,7 +15,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from published_events import folded_kv_events, published, readable
 from workloads import CASES, END_DIGEST, case_name, make_rounds
 
-from kvsm.events import HitMatched, LoadPlanned, RequestPreempted
+import kvsm
+from kvsm.analysis.report import make_report
 from kvsm.kv_events import MEDIUM_CPU
 from kvsm.log import LogReader
 from kvsm.metrics import Metrics
@@ -64,30 +65,20 @@ def test_the_log_tells_what_vllm_exported(engines: Any, case: Any) -> None:
 
 
 @each_case
-def test_the_log_tells_how_much_of_each_prompt_was_found(engines: Any, case: Any) -> None:
-    """In blocks of the model. What vLLM took from the host is what the answers before its loads offered. It
-    counts no request that was preempted before."""
+def test_one_run_has_one_truth(engines: Any, case: Any) -> None:
+    """vLLM, the metrics that it exported, those of the log, and `kvsm report` count the same host hits: each
+    request once, when it gets its blocks."""
     served = engines.served(*case)
-    reader = LogReader(served.log)
-    offered: dict[str, int] = {}
-    preempted: set[str] = set()
-    taken = on_device = 0
-    for event in reader.events():
-        if isinstance(event, HitMatched):
-            assert event.asked is not None
-            assert event.on_device is not None
-            assert event.on_host is not None
-            assert event.on_device + event.on_host <= event.asked
-            offered[event.request] = event.on_host
-            on_device += event.on_device
-        elif isinstance(event, LoadPlanned):
-            taken += 0 if event.request in preempted else offered[event.request]
-        elif isinstance(event, RequestPreempted):
-            preempted.add(event.request)
+    reader, metric = LogReader(served.log), served.outcome.metric
+    found = Metrics.of(reader).values()["blocks_asked"]
     tokens = reader.head.config.block_tokens
     assert tokens % BLOCK_TOKENS == 0
-    assert on_device
-    assert taken * tokens == served.outcome.metric("vllm:external_prefix_cache_hits")
+    assert found["on the device"]
+    assert found["on the host"] * tokens == metric("vllm:external_prefix_cache_hits")
+    assert sum(found.values()) == metric("vllm:kvsm_blocks_asked")
+    with kvsm.open(served.log) as log:
+        hits = make_report(log, verify=False).hits
+    assert (hits.on_device, hits.on_host, hits.missed) == tuple(found.values())
 
 
 @each_case
