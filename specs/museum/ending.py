@@ -83,7 +83,7 @@ ENDING = (
         edits=(
             Edit(
                 "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
-                "ended = core.report(report.transfer, report.worker, report.good, report.error).ended",
+                "ended = core.report(*report.arguments()).ended",
                 "ended = core.report(report.transfer, report.worker, True, report.error).ended",
             ),
         ),
@@ -100,9 +100,9 @@ ENDING = (
                 "kvsm.offloader.offloader:Offloader.finish",
                 """
                 if entry is not None and entry.word & STATE_MASK != FINISHED:
-                    self.emit(ev.RequestFinished, request, aborted)
+                    self.emit(ev.RequestFinished, request, aborted, hand_over)
                 """,
-                "self.emit(ev.RequestFinished, request, aborted)",
+                "self.emit(ev.RequestFinished, request, aborted, hand_over)",
             ),
         ),
         stop="has not arrived, or was released",

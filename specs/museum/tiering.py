@@ -56,8 +56,8 @@ TIERING = (
         edits=(
             Edit(
                 f"{_TIER}.report",
-                "self.host.report(copy.host, report.worker, report.good or to_disk, report.error)",
-                "self.host.report(copy.host, report.worker, True, report.error)",
+                "self.host.report(copy.host, report.worker, good, report.error, *times)",
+                "self.host.report(copy.host, report.worker, True, report.error, *times)",
             ),
         ),
     ),

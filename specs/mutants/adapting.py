@@ -74,8 +74,14 @@ ADAPTING = (
         edits=(
             Edit(
                 f"{_WORKER}.poll",
-                "self._live.difference_update(report.transfer for report in reports)",
-                "self._live.difference_update(result.transfer for result in results)",
+                """
+                for report in reports:
+                    del self._live[report.transfer]
+                """,
+                """
+                for result in results:
+                    del self._live[result.transfer]
+                """,
             ),
         ),
     ),
