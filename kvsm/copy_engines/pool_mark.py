@@ -165,6 +165,6 @@ def without_checksums(marks: Sequence[PoolMark]) -> str:
     if tables == len(marks) - tables:
         return ""
     return (
-        f"{len(marks) - tables} kept pools of blocks have {tables} kept pools of checksums: without the "
-        "checksum of each block nobody can tell what a slot holds"
+        f"{len(marks) - tables} kept pools of blocks have {tables} kept pools of checksums, whose rows have "
+        f"{CHECKSUM_BYTES} bytes: without the checksum of each block nobody can tell what a slot holds"
     )
