@@ -31,6 +31,7 @@ from kvsm.hand_over.claims import Claims
 from kvsm.hand_over.imports import PoolImports
 from kvsm.hand_over.leases import LeaseEnd, LeaseTable
 from kvsm.hand_over.messages import (
+    MOST_QUESTION_BYTES,
     Answer,
     GivenBack,
     HandOverClaim,
@@ -108,6 +109,11 @@ class LeaseLife(RuleBasedStateMachine):
         if name in self.held:
             self.table.revoke(name)
             self.owner[self.held[name]] = "somebody else"
+
+    @rule(number=numbers)
+    def newer_ones_need_the_room(self, number: int) -> None:
+        """The engine hears of the end before it uses the slot."""
+        self.table.crowd_out(self.name(number))
 
     @rule(seconds=st.sampled_from([1.0, 9.0, 10.0]))
     def time_passes(self, seconds: float) -> None:
@@ -198,6 +204,11 @@ class OneLease:
             self.table.revoke("a")
             self.written = True
 
+    def crowd_out(self) -> None:
+        lease = self.table._leases.get("a")
+        is_read = lease is not None and lease.reader != 0
+        assert self.table.crowd_out("a") is not is_read, "a reader is not disturbed for newer hand-overs"
+
     def wait(self) -> None:
         self.now = min(self.now + 5.0, 30.0)
 
@@ -220,12 +231,8 @@ class OneLease:
 
     def state(self) -> object:
         lease = self.table._leases.get("a")
-        left = (
-            None
-            if lease is None
-            else (lease.state, lease.offer, lease.reader, lease.end, lease.until - self.now)
-        )
-        return left, self.written, self.is_known, frozenset(self.saw)
+        left = None if lease is None else (lease.state, lease.offer, lease.reader, lease.until - self.now)
+        return left, tuple(self.table._ended), self.written, self.is_known, frozenset(self.saw)
 
 
 CALLS: dict[str, Callable[[OneLease], None]] = {
@@ -234,6 +241,7 @@ CALLS: dict[str, Callable[[OneLease], None]] = {
     "wait": OneLease.wait,
     "step": OneLease.step,
     "decline": lambda one: one.table.decline(claim("a")),
+    "crowd out": OneLease.crowd_out,
     **{f"claim {n}": lambda one, n=n: one.claim(n) for n in (1, 2)},  # type: ignore[misc]
     **{f"read {n}": lambda one, n=n: one.give_back(n, True) for n in (1, 2)},  # type: ignore[misc]
     **{f"drop {n}": lambda one, n=n: one.give_back(n, False) for n in (1, 2)},  # type: ignore[misc]
@@ -280,7 +288,9 @@ def test_a_lease_is_claimed_once_by_who_knows_the_prompt(table: LeaseTable) -> N
     assert table.claim(claim(), 1) == OFFER
     assert table.claim(claim(), 2) == Refused("another engine reads it already")
     assert table.give_back("a", 2, read=True) == GivenBack(held=False)
+    assert [table.has_claimed(reader) for reader in (1, 2)] == [True, False]
     assert table.give_back("a", 1, read=True) == GivenBack(held=True)
+    assert not table.has_claimed(1)
     assert table.take_ended() == [("a", LeaseEnd.TAKEN)]
 
 
@@ -461,7 +471,7 @@ def test_nonsense_closes_its_own_connection_and_no_other(
 
 
 def test_a_message_may_come_in_pieces() -> None:
-    inbox, content = Inbox(), packed(claim()) + packed(claim("b"))
+    inbox, content = Inbox(MOST_QUESTION_BYTES), packed(claim()) + packed(claim("b"))
     found = []
     for place in range(len(content)):
         inbox.add(content[place : place + 1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 
 import msgspec
@@ -18,10 +18,12 @@ from kvsm.checker.walk import walk
 from kvsm.errors import ConfigError
 from kvsm.events import StorePlanned
 from kvsm.hand_over.leases import LeaseEnd, LeaseTable
+from kvsm.hand_over.messages import Inbox
 from kvsm.properties import Property
 from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.scheduler.outgoing import OutgoingHandOvers
-from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
+from kvsm.worlds.hand_over import HandOverWorld
+from kvsm.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.world import Action
 
 Plant = Callable[[pytest.MonkeyPatch], None]
@@ -140,8 +142,8 @@ def confirm_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
 def keep_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
-        OutgoingHandOvers._prepare,
-        "self._core.pin(out.name, here, None, 0, 0, 0)",
+        OutgoingHandOvers._pin,
+        "self._core.pin(out.name, slots, None, 0, 0, 0)",
         "pass",
     )
     plant(monkeypatch, OutgoingHandOvers._hold_or_revoke, "if entry is None or", "if entry is not None and")
@@ -158,7 +160,7 @@ def offer_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         OutgoingHandOvers._prepare,
         "elif len(here) == len(wanted):",
-        "else:",
+        "elif True:",
     )
 
 
@@ -200,6 +202,71 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+def copy_from_slots_that_no_pool_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine believes the numbers of a prefill engine."""
+    plant(monkeypatch, IncomingHandOvers._why_unfit, "if group.slots and not", "if False and not")
+
+
+def believe_the_shape_of_an_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        IncomingHandOvers._why_unfit,
+        "(span.first, span.last - span.first) != (group.first, len(group.slots))",
+        "False",
+    )
+
+
+def take_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine takes the answer to another question."""
+    plant(
+        monkeypatch,
+        Inbox.answer,
+        "if isinstance(answer, GivenBack) is not isinstance(asked, GiveBack):",
+        "if False:",
+    )
+
+
+def serve_who_does_not_know_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, LeaseTable.claim, "if not compare_digest(lease.prompt, asked.prompt) or", "if")
+
+
+def let_anybody_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, LeaseTable.decline, "and compare_digest(lease.prompt, asked.prompt)", "")
+
+
+def pin_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._make_room,
+        "for other in [one for one in self._out if one != lease]:",
+        "return True\n    for other in []:",
+    )
+
+
+def forget_what_others_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that two hand-overs pin counts as free when one of them ends."""
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._unpin,
+        "self._held -= self._new_among(out.slots)",
+        "self._held -= len(out.slots)",
+    )
+
+
+def hand_over_more_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, OutgoingHandOvers._longest_hit, "while end and", "while False and")
+    plant(monkeypatch, OutgoingHandOvers._make_room, "return False", "return True")
+
+
+def miss_the_end_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hand-over that waits for a store is never looked at again."""
+    plant(monkeypatch, OutgoingHandOvers.look, "self._ended_at != ledger.ended_at", "False")
+
+
+def wait_for_the_wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, OutgoingHandOvers._prepare, "ledger.generation[missing]", "max(ledger.transfers)")
+
+
 @pytest.mark.parametrize(
     ("bug", "properties", "seed"),
     [
@@ -207,13 +274,18 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
         (believe_before_it_is_confirmed, "S2", 2),
         (confirm_what_has_ended, "S2", 16),
         (keep_no_pin, "S2", 2),
-        (forget_readers_in_a_reset, "S2", 2),
+        (forget_readers_in_a_reset, "S2 S9", 2),
         (offer_what_is_in_flight, "S2", 2),
         (copy_the_wrong_slots, "S2", 2),
         (keep_a_pin, "S4 S9", 1),
         (decline_in_silence, "S4 S9", 0),
         (had_is_given_up, "S10", 0),
         (count_one_rank, "S2 S9", 23),
+        (pin_without_bound, "S9", 0),
+        (forget_what_others_pin, "S9", 0),
+        (hand_over_more_than_the_share, "S9", 0),
+        (miss_the_end_of_a_store, "S9", 0),
+        (wait_for_the_wrong_store, "S9", 0),
     ],
 )
 def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -222,6 +294,85 @@ def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytes
     failure = walk(drawn_world, seed=seed, operations=60_000).failure
     assert failure is not None
     assert failure.finding.property.id in properties.split(), failure.finding
+
+
+def among_liars(random: Random) -> HandOverWorld:
+    """A world in which most answers are lies."""
+    return HandOverWorld(msgspec.structs.replace(draw_hand_over_options(random), lies=400))
+
+
+@pytest.mark.parametrize(
+    ("bug", "properties"),
+    [
+        (copy_from_slots_that_no_pool_has, "S8"),
+        (believe_the_shape_of_an_offer, "S8"),
+        (take_any_answer, "S9"),
+        (serve_who_does_not_know_the_prompt, "S7"),
+        (let_anybody_decline, "S7"),
+    ],
+)
+def test_a_walk_among_liars_finds(bug: Plant, properties: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    failure = walk(among_liars, seed=1, operations=60_000).failure
+    assert failure is not None
+    assert failure.finding.property.id in properties.split(), failure.finding
+
+
+def test_liars_break_no_promise() -> None:
+    result = walk(among_liars, seed=1, operations=10_000)
+    assert result.failure is None, result.failure
+
+
+LONG = HandOverWorldOptions(prefill_slots=16, decode_slots=16, blocks_per_chunk=2, length=16, lies=1)
+"""So many blocks that events and jobs pack them."""
+
+
+def lie_at_the_end_of(way: Sequence[Action], number: int) -> HandOverWorld:
+    world = HandOverWorld(LONG)
+    for action in (*way, ("lie", 0, number)):
+        assert world.do(action), action
+    return world
+
+
+CLAIMED = (("compute", 0, 0), ("store", 0, 0, 0, 1), ("offer", 0), ("arrive", 0))
+COPIED = (*CLAIMED, ("serve", 0), ("look",), ("copy", 0, 0, 1))
+
+
+@pytest.mark.parametrize(("way", "count"), [(CLAIMED, 260), (COPIED, 110)])
+def test_after_each_lie_of_a_prefill_engine_nothing_is_left_and_nothing_is_believed(
+    way: Sequence[Action], count: int
+) -> None:
+    """A wrong answer to a claim, and to the question if the blocks were held: of every type and size."""
+    for number in range(count):
+        world = lie_at_the_end_of(way, number)
+        while (action := world.wind_down()) is not None:
+            assert world.do(action), (number, action)
+        world.check()
+        assert not world.decode.core.ledger.transfers
+        assert not world.decode.core.ledger.index
+
+
+def test_the_share_of_hand_overs_is_the_oldest_ones_loss() -> None:
+    """What nobody reads goes first, the oldest of it; who reads is not disturbed."""
+    world = HandOverWorld(
+        HandOverWorldOptions(
+            prefill_slots=4, prompts=4, decode_slots=4, hand_overs=4, readers=1, computes=4, share=0.5
+        )
+    )
+    for prompt in range(3):
+        for action in (("compute", 0, prompt), ("store", 0, 0, 0, 1), ("offer", prompt)):
+            assert world.do(action)
+        if prompt == 0:
+            assert world.do(("arrive", 0))
+            assert world.do(("serve", 0))
+    # The first one is read, so the third takes the place of the second.
+    assert list(world.outgoing._out) == ["00000001", "00000003"]
+    ends = [getattr(event, "hand_over", "") for event in world.prefill.log]
+    assert ends.count(LeaseEnd.CROWDED_OUT.value) == 1
+    assert world.do(("compute", 0, 3))
+    assert world.do(("store", 0, 0, 0, 1))
+    assert world.do(("offer", 3))
+    assert list(world.outgoing._out) == ["00000001", "00000004"]
 
 
 # Proved within bounds.

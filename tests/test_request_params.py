@@ -10,6 +10,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvsm.hand_over.messages import HandOverClaim, packed
+from kvsm.offloader.arguments import source_name
 from kvsm.scheduler.request_params import (
     HandOverParams,
     RequestParams,
@@ -28,17 +30,23 @@ NAMES = (
     "remote_hand_over",
     "remote_num_tokens",
 )
-json = st.sampled_from([None, True, False, -1, 0, 3, 1e300, "", "\x1b[2J", "x" * 999, [], [1], {}, {"a": []}])
+json = st.sampled_from(
+    [None, True, False, -1, 0, 3, 2**63, 2**70, 1e300, "", "x", "\x1b[2J", "\ud800", "x" * 999, [], [1], {}]
+)
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(given=json | st.dictionaries(st.sampled_from(NAMES), json))
 def test_nothing_that_a_client_sends_is_an_error(given: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Read in the engine's step, where an exception would end the engine. Each line names its request."""
     caplog.clear()
     params = read_request_params("r", given)
     assert wants_remote_decode(given) == params.remote_decode
-    assert params.max_load_tokens >= 0 <= params.max_offload_tokens
+    assert maxsize >= params.max_load_tokens >= 0 <= params.max_offload_tokens <= maxsize
+    if (found := params.remote_prefill) is not None:
+        # The other engine can be asked, and the log can name it.
+        packed(HandOverClaim(found.hand_over, b"", found.num_tokens, {}))
+        assert source_name("import_blocks", f"engine {found.engine}")
     assert len(caplog.messages) <= len(NAMES)
     assert all(line.startswith("request r: ") and len(line) < 250 for line in caplog.messages)
 
@@ -64,6 +72,12 @@ def test_the_answer_of_a_prefill_engine_is_what_a_decode_engine_reads() -> None:
     [
         ({"remote_engine_id": 7}, "remote_engine_id is 7, not a name of 1 to 256 characters"),
         ({"remote_hand_over": "x" * 257}, "remote_hand_over is 'xxx"),
+        (
+            {"remote_hand_over": "\ud800"},
+            r"remote_hand_over is '\ud800', not a name of 1 to 256 characters in",
+        ),
+        ({"remote_engine_id": "a\udfff"}, r"remote_engine_id is 'a\udfff', not a name"),
+        ({"remote_num_tokens": 2**70}, "remote_num_tokens is 1180591620717411303424, not a number of tokens"),
         ({"remote_num_tokens": "9"}, "remote_num_tokens is '9', not a number of tokens"),
         ({"remote_num_tokens": -1}, "remote_num_tokens is -1, not a number of tokens"),
     ],

@@ -43,7 +43,8 @@ from kvsm.events import OffloadingEvent
 from kvsm.executors.executor import Executor, Heard, unheard
 from kvsm.executors.processes import ForkedProcesses
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
-from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions
+from kvsm.worlds.hand_over import HandOverWorld
+from kvsm.worlds.hand_over_options import HandOverWorldOptions
 from kvsm.worlds.serving import ServingWorld
 from kvsm.worlds.two_tiers import TwoTierWorld
 

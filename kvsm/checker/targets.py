@@ -19,7 +19,8 @@ from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
 from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
 from kvsm.worlds.core_options import CoreOptions, draw_options
 from kvsm.worlds.core_world import CoreWorld
-from kvsm.worlds.hand_over import HandOverWorld, HandOverWorldOptions, draw_hand_over_options
+from kvsm.worlds.hand_over import HandOverWorld
+from kvsm.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import HASH_TOKENS
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld

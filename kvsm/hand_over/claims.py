@@ -3,6 +3,7 @@
 The engine's thread never waits for another process: it says what it wants (`ask`, `give_back`), and looks in
 each step for what has come (`take_answers`). Every question gets one answer in the end, whatever the prefill
 engine does: if it is gone, is silent or speaks nonsense, the answer is a refusal, or that nothing was held.
+An error of one claim ends this claim and no other.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from threading import Thread
 
 import msgspec
 
-from kvsm.errors import ConfigError, described
+from kvsm.errors import described
 from kvsm.hand_over.messages import (
+    MOST_ANSWER_BYTES,
     Answer,
     GiveBack,
     GivenBack,
@@ -43,6 +45,9 @@ LONGEST_SLEEP_S = 60.0
 ANSWER_S = 5.0
 """How long a prefill engine may take for one answer (s). Its thread answers in a millisecond or two."""
 
+MOST_CONNECTIONS = 1024
+"""One claim more is refused: silent prefill engines must not take all descriptors of this process."""
+
 
 class _OpenClaim(msgspec.Struct, eq=False):
     """One hand-over, as this thread knows it.
@@ -62,7 +67,7 @@ class _OpenClaim(msgspec.Struct, eq=False):
     due: float = 0.0
     asked: Question | None = None
     connection: socket.socket | None = None
-    inbox: Inbox = msgspec.field(default_factory=Inbox)
+    inbox: Inbox = msgspec.field(default_factory=lambda: Inbox(MOST_ANSWER_BYTES))
 
 
 class Claims:
@@ -171,7 +176,10 @@ class Claims:
     def _obey(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
         if isinstance(command, _OpenClaim):
             self._open[command.ticket] = command
-            self._say(command)
+            if len(self._open) > MOST_CONNECTIONS:
+                self._finish(command, f"this engine claims {MOST_CONNECTIONS} hand-overs already")
+            else:
+                self._say(command)
             return
         ticket, read, had = command
         one = self._open.get(ticket)
@@ -199,26 +207,36 @@ class Claims:
         if question is None:
             return
         try:
-            if one.connection is None:
-                self._connect(one)
-            if one.connection is not None:
-                one.connection.sendall(packed(question))
-                one.asked, one.next, one.due = question, None, time.monotonic() + ANSWER_S
-        except BlockingIOError:  # its backlog is full
-            self._ask_again(one)
-        except (OSError, ConfigError) as error:
+            content = packed(question)
+            if one.connection is None and not self._connect(one):
+                self._ask_again(one)
+                return
+            assert one.connection is not None
+            one.connection.sendall(content)
+        except BlockingIOError:
+            self._finish(one, "it does not read what it is asked")
+        except OSError as error:
             self._finish(one, f"it is not there: {described(error)}")
+        except Exception as error:
+            self._finish(one, f"it cannot be asked: {described(error)}")
+        else:
+            one.asked, one.next, one.due = question, None, time.monotonic() + ANSWER_S
 
-    def _connect(self, one: _OpenClaim) -> None:
+    def _connect(self, one: _OpenClaim) -> bool:
+        """Connect to its engine. Returns False if too many others are waiting for that."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
             connection.connect(str(socket_path(self._directory, one.engine)))
+            self._selector.register(connection, selectors.EVENT_READ, one)
+        except BlockingIOError:
+            connection.close()
+            return False
         except BaseException:
             connection.close()
             raise
         one.connection = connection
-        self._selector.register(connection, selectors.EVENT_READ, one)
+        return True
 
     def _hear(self, one: _OpenClaim) -> None:
         assert one.connection is not None
@@ -228,31 +246,29 @@ class Claims:
                 self._finish(one, "it has closed the connection")
                 return
             one.inbox.add(received)
-            answer = one.inbox.answer()
+            answer = one.inbox.answer(one.asked)
         except BlockingIOError:
             return
-        except (OSError, ValueError, msgspec.DecodeError) as error:
+        except Exception as error:
             self._finish(one, f"what it says is not understood: {described(error)}")
             return
         if answer is not None:
             self._take(one, answer)
 
     def _take(self, one: _OpenClaim, answer: Answer) -> None:
-        asked = one.asked
-        if isinstance(asked, GiveBack) and isinstance(answer, GivenBack):
+        """Take the answer to what was asked."""
+        if isinstance(answer, GivenBack):
             self._answers.append((one.ticket, answer))
             self._close(one)
-        elif isinstance(asked, HandOverClaim) and isinstance(answer, Pending):
+        elif isinstance(answer, Pending):
             self._ask_again(one)
-        elif isinstance(asked, HandOverClaim) and isinstance(answer, Offered):
+        elif isinstance(answer, Offered):
             self._answers.append((one.ticket, answer))
             one.asked, one.due = None, float("inf")
             if one.next is not None:
                 self._say(one)
-        elif isinstance(asked, HandOverClaim) and isinstance(answer, Refused):
-            self._finish(one, answer.reason)
         else:
-            self._finish(one, f"it answers {type(answer).__name__}, which is no answer to what was asked")
+            self._finish(one, answer.reason)
 
     def _ask_again(self, one: _OpenClaim) -> None:
         now = time.monotonic()

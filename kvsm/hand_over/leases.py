@@ -10,12 +10,16 @@ state      call                        to         when
 -          offer                       PREPARING  a request is over, and its last stores may be in flight
 PREPARING  ready                       READY      its blocks are on the host, and pinned
 READY      claim                       CLAIMED    by one reader, before the time is up
-CLAIMED    give_back, read             ENDED      taken: only now "they were held all along" is true
-CLAIMED    give_back, not read         ENDED      not needed: the reader had the blocks already
-CLAIMED    leave                       ENDED      given up: the reader wants it no more, or is gone
-any        expire                      ENDED      its time is up; for a claimed one, the time of the claim
-any        revoke                      ENDED      the engine needs or loses the blocks
+CLAIMED    give_back, read             -          taken: only now "they were held all along" is true
+CLAIMED    give_back, not read         -          not needed: the reader had the blocks already
+CLAIMED    leave                       -          given up: the reader wants it no more, or is gone
+unclaimed  decline                     -          given up: a decode engine that knows the prompt says no
+unclaimed  crowd_out                   -          newer hand-overs need its blocks
+any        expire                      -          its time is up; for a claimed one, the time of the claim
+any        revoke                      -          the engine needs or loses the blocks
 =========  ==========================  =========  =========================================================
+
+No call walks over leases that do not change: they stand in the order in which their time is up.
 
 The engine gives blocks up only after their lease has ended, and a lease ends once. So a reader that is told
 "held all along" has read blocks that nobody else could write. A reader that was too slow is told no.
@@ -24,6 +28,7 @@ The engine gives blocks up only after their lease has ended, and a lease ends on
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from enum import Enum
 from hmac import compare_digest
@@ -35,12 +40,11 @@ from kvsm.hand_over.messages import Answer, GivenBack, HandOverClaim, Offered, P
 
 
 class HandOverState(Enum):
-    """Where a lease is. ENDED is kept until the engine has heard of it."""
+    """Where a lease is."""
 
     PREPARING = "preparing"
     READY = "ready"
     CLAIMED = "claimed"
-    ENDED = "ended"
 
 
 class LeaseEnd(Enum):
@@ -52,6 +56,7 @@ class LeaseEnd(Enum):
     GIVEN_UP = "given up by the decode engine"
     EXPIRED = "expired"
     REVOKED = "revoked"
+    CROWDED_OUT = "crowded out"
 
 
 class HandOverLease(msgspec.Struct):
@@ -60,6 +65,7 @@ class HandOverLease(msgspec.Struct):
     prompt: the digest of the prompt. Who does not know the prompt gets no blocks.
     num_tokens: the tokens of the prompt that the digest covers.
     until: when its time is up (s, on the table's clock).
+    reader: who has claimed it; 0: nobody.
     """
 
     prompt: bytes
@@ -68,7 +74,6 @@ class HandOverLease(msgspec.Struct):
     state: HandOverState = HandOverState.PREPARING
     offer: Offered | None = None
     reader: int = 0
-    end: LeaseEnd | None = None
 
 
 class LeaseTable:
@@ -81,7 +86,12 @@ class LeaseTable:
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.timeout_s, self.clock = timeout_s, clock
         self._lock = Lock()
-        self._leases: dict[str, HandOverLease] = {}
+        self._leases: OrderedDict[str, HandOverLease] = OrderedDict()
+        """Those that have not ended; first those whose time is up first."""
+        self._claimed: dict[int, dict[str, None]] = {}
+        """Reader -> the leases that it has claimed."""
+        self._ended: list[tuple[str, LeaseEnd]] = []
+        """What the engine has not heard of."""
 
     # The engine's thread.
 
@@ -93,56 +103,63 @@ class LeaseTable:
     def ready(self, name: str, offer: Offered) -> None:
         """Its blocks can be read from now on, until it ends."""
         with self._lock:
-            lease = self._leases[name]
-            if lease.state is HandOverState.PREPARING:
+            lease = self._leases.get(name)
+            if lease is not None and lease.state is HandOverState.PREPARING:
                 lease.state, lease.offer = HandOverState.READY, offer
 
     def revoke(self, name: str) -> None:
         """Its blocks go, even while somebody reads them. From now on no reader is told "held all along"."""
         with self._lock:
-            _end(self._leases[name], LeaseEnd.REVOKED)
+            self._end(name, LeaseEnd.REVOKED)
+
+    def crowd_out(self, name: str) -> bool:
+        """End it for newer hand-overs, unless a decode engine reads it. Returns whether it has ended."""
+        with self._lock:
+            lease = self._leases.get(name)
+            if lease is not None and lease.state is not HandOverState.CLAIMED:
+                self._end(name, LeaseEnd.CROWDED_OUT)
+            return name not in self._leases
 
     def expire(self) -> None:
         """End every lease whose time is up."""
         with self._lock:
-            now = self.clock()
-            for lease in self._leases.values():
-                if now >= lease.until:
-                    _end(lease, LeaseEnd.EXPIRED)
+            while self._first_is_overdue():
+                self._end(next(iter(self._leases)), LeaseEnd.EXPIRED)
 
     def has_ended(self) -> bool:
         """Whether a lease has ended, or its time is up, and the engine has not heard of it."""
         with self._lock:
-            now = self.clock()
-            return any(one.end is not None or now >= one.until for one in self._leases.values())
+            return bool(self._ended) or self._first_is_overdue()
 
     def take_ended(self) -> list[tuple[str, LeaseEnd]]:
-        """The leases that have ended since the last call. The table forgets them, and their blocks may go."""
+        """The leases that have ended since the last call. Their blocks may go."""
         with self._lock:
-            ended = [(name, lease.end) for name, lease in self._leases.items() if lease.end is not None]
-            for name, _ in ended:
-                del self._leases[name]
+            ended, self._ended = self._ended, []
         return ended
 
     # The thread of the socket.
 
     def claim(self, asked: HandOverClaim, reader: int) -> Answer:
-        """What a decode engine hears that asks for a hand-over. reader: its connection."""
+        """What a decode engine hears that asks for a hand-over. reader: its connection, from 1."""
         with self._lock:
             lease = self._leases.get(asked.hand_over)
-            if lease is None or lease.state is HandOverState.ENDED:
-                return Refused("there is no such hand-over: it has expired, was taken, or was reset")
+            if lease is None:
+                return Refused(
+                    "there is no such hand-over: it has expired, was taken or given up, or was reset"
+                )
             if not compare_digest(lease.prompt, asked.prompt) or lease.num_tokens != asked.num_tokens:
                 return Refused("it is of another prompt, adapter, image, salt or version of the weights")
             if lease.state is HandOverState.CLAIMED:
                 return Refused("another engine reads it already")
             if self.clock() >= lease.until:
-                _end(lease, LeaseEnd.EXPIRED)
+                self._end(asked.hand_over, LeaseEnd.EXPIRED)
                 return Refused(f"it was not claimed within {self.timeout_s:g} s")
             if lease.offer is None:
                 return Pending()
             lease.state, lease.reader = HandOverState.CLAIMED, reader
             lease.until = self.clock() + self.timeout_s
+            self._leases.move_to_end(asked.hand_over)
+            self._claimed.setdefault(reader, {})[asked.hand_over] = None
             return lease.offer
 
     def give_back(self, name: str, reader: int, *, read: bool) -> GivenBack:
@@ -152,9 +169,9 @@ class LeaseTable:
             if lease is None or lease.state is not HandOverState.CLAIMED or lease.reader != reader:
                 return GivenBack(held=False)
             if self.clock() >= lease.until:
-                _end(lease, LeaseEnd.EXPIRED)
+                self._end(name, LeaseEnd.EXPIRED)
                 return GivenBack(held=False)
-            _end(lease, LeaseEnd.TAKEN if read else LeaseEnd.NOT_NEEDED)
+            self._end(name, LeaseEnd.TAKEN if read else LeaseEnd.NOT_NEEDED)
             return GivenBack(held=True)
 
     def decline(self, asked: HandOverClaim) -> None:
@@ -162,17 +179,32 @@ class LeaseTable:
         with self._lock:
             lease = self._leases.get(asked.hand_over)
             if lease is not None and lease.reader == 0 and compare_digest(lease.prompt, asked.prompt):
-                _end(lease, LeaseEnd.GIVEN_UP)
+                self._end(asked.hand_over, LeaseEnd.GIVEN_UP)
+
+    def has_claimed(self, reader: int) -> bool:
+        """Whether a lease is out that this reader has claimed."""
+        with self._lock:
+            return reader in self._claimed
 
     def leave(self, reader: int) -> None:
         """The connection of this reader is closed. What it has not given back is given up."""
         with self._lock:
-            for lease in self._leases.values():
-                if lease.reader == reader:
-                    _end(lease, LeaseEnd.GIVEN_UP)
+            for name in list(self._claimed.get(reader, ())):
+                self._end(name, LeaseEnd.GIVEN_UP)
 
+    # Under the lock.
 
-def _end(lease: HandOverLease, how: LeaseEnd) -> None:
-    """End it, unless it has ended. A lease ends once."""
-    if lease.state is not HandOverState.ENDED:
-        lease.state, lease.end = HandOverState.ENDED, how
+    def _first_is_overdue(self) -> bool:
+        return bool(self._leases) and self.clock() >= next(iter(self._leases.values())).until
+
+    def _end(self, name: str, how: LeaseEnd) -> None:
+        """End it, unless it has ended. A lease ends once."""
+        lease = self._leases.pop(name, None)
+        if lease is None:
+            return
+        self._ended.append((name, how))
+        if lease.reader:
+            claimed = self._claimed[lease.reader]
+            del claimed[name]
+            if not claimed:
+                del self._claimed[lease.reader]

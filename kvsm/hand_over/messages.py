@@ -13,19 +13,38 @@ import struct
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.private_files import private_directory
 
-MOST_BYTES = 16 << 20
-"""Of one message: the slots of a prompt of a million blocks."""
+MOST_ANSWER_BYTES = 16 << 20
+"""Of one answer: the slots of a prompt of a million blocks."""
+
+MOST_QUESTION_BYTES = 1 << 18
+"""Of one question: most of it is the layout."""
+
+MOST_NAME = 256
+"""Characters of a name that crosses from one engine to another."""
+
+TOKENS_END = 1 << 48
+"""More tokens than any prompt has."""
+
+IDS_END = 1 << 32
+"""Ids of host blocks are below it, as in `kvsm.ids`."""
 
 MOST_PATH_BYTES = 107
 """Of a unix socket's path: what the system allows."""
 
 _LENGTH = struct.Struct(">I")
+
+# What the other side may say, by type and size: the decoders refuse everything else.
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_NAME)]
+NumTokens = Annotated[int, msgspec.Meta(ge=0, lt=TOKENS_END)]
+Chunk = Annotated[int, msgspec.Meta(ge=0, lt=IDS_END)]
+Slot = Annotated[int, msgspec.Meta(ge=0, lt=IDS_END)]
 
 
 class HandOverClaim(msgspec.Struct, frozen=True, tag="claim"):
@@ -36,9 +55,9 @@ class HandOverClaim(msgspec.Struct, frozen=True, tag="claim"):
     wanted: False: it wants it no more, and nobody else will.
     """
 
-    hand_over: str
+    hand_over: Name
     prompt: bytes
-    num_tokens: int
+    num_tokens: NumTokens
     layout: Mapping[str, str]
     wanted: bool = True
 
@@ -47,21 +66,21 @@ class GiveBack(msgspec.Struct, frozen=True, tag="give back"):
     """The decode engine needs the blocks no more. read: it has copied them, and asks whether they were held
     all along. False: it had them already."""
 
-    hand_over: str
+    hand_over: Name
     read: bool
 
 
 class OfferedGroup(msgspec.Struct, frozen=True):
     """The chunks of one KV cache group, from chunk `first` of the prompt on, by the host slot of each."""
 
-    first: int
-    slots: tuple[int, ...]
+    first: Chunk
+    slots: tuple[Slot, ...]
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offered"):
     """These slots hold the blocks that a hit of `num_tokens` tokens needs, by group."""
 
-    num_tokens: int
+    num_tokens: NumTokens
     groups: tuple[OfferedGroup, ...]
 
 
@@ -95,11 +114,16 @@ def packed(message: Question | Answer) -> bytes:
 
 
 class Inbox:
-    """Bytes that came over one connection, until they are whole messages. Raises `ValueError` for bytes that
-    are none, and for a message that is too long."""
+    """Bytes that came over one connection, until they are whole messages.
 
-    def __init__(self) -> None:
-        self._bytes = bytearray()
+    most_bytes: of one message.
+
+    Who sent the bytes is not trusted. `question` and `answer` raise for what is no such message:
+    `ValueError`, `msgspec.DecodeError`, or `RecursionError` for one that is nested too deep.
+    """
+
+    def __init__(self, most_bytes: int) -> None:
+        self._bytes, self._most_bytes = bytearray(), most_bytes
 
     def add(self, received: bytes) -> None:
         """Take bytes."""
@@ -110,17 +134,26 @@ class Inbox:
         content = self._content()
         return None if content is None else _QUESTIONS.decode(content)
 
-    def answer(self) -> Answer | None:
-        """The next answer; None if it is not whole yet."""
+    def answer(self, asked: Question | None) -> Answer | None:
+        """The answer to this question; None if it is not whole yet. One question has one answer."""
+        if asked is None and self._bytes:
+            raise ValueError("it answers, and nothing was asked")
         content = self._content()
-        return None if content is None else _ANSWERS.decode(content)
+        if content is None:
+            return None
+        if self._bytes:
+            raise ValueError("it answers more than it was asked")
+        answer = _ANSWERS.decode(content)
+        if isinstance(answer, GivenBack) is not isinstance(asked, GiveBack):
+            raise ValueError(f"{type(answer).__name__} is no answer to {type(asked).__name__}")
+        return answer
 
     def _content(self) -> bytes | None:
         if len(self._bytes) < _LENGTH.size:
             return None
         (length,) = _LENGTH.unpack_from(self._bytes)
-        if length > MOST_BYTES:
-            raise ValueError(f"a message of {length:,} bytes")
+        if length > self._most_bytes:
+            raise ValueError(f"a message of {length:,} bytes; the most is {self._most_bytes:,}")
         end = _LENGTH.size + length
         if len(self._bytes) < end:
             return None

@@ -4,6 +4,11 @@ It answers from the lease table, and never waits for the engine: a decode engine
 blocks are still on their way, and asks again. When a connection is closed, what its reader had claimed is
 given up; the kernel closes it if the reader's process dies.
 
+No peer can stop the others. The thread never waits for one: what a connection does not take of its answer
+waits in its outbox, and its next question with it. A connection that is silent, or does not read, is closed
+after `SILENCE_S`, or earlier if another one needs its place or its descriptor. One that has claimed a
+hand-over stays: its lease ends in time.
+
 Only processes of this user are answered: the socket is in a directory that nobody else can write, has mode
 0600, and the kernel says whose process connects.
 """
@@ -15,16 +20,17 @@ import os
 import selectors
 import socket
 import struct
+import time
+from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-import msgspec
-
 from kvsm.errors import ConfigError, described
 from kvsm.hand_over.leases import LeaseTable
 from kvsm.hand_over.messages import (
+    MOST_QUESTION_BYTES,
     Answer,
     GiveBack,
     Inbox,
@@ -38,12 +44,46 @@ from kvsm.hand_over.messages import (
 _LOGGER = logging.getLogger("kvsm")
 
 MOST_CONNECTIONS = 1024
-"""More are closed at once: their decode engines compute the prompts themselves."""
+"""For one more, the connection that has been silent for longest is closed."""
 
-_PATIENCE_S = 0.2
-"""How long an answer may wait for a reader that does not read (s)."""
+MOST_AHEAD = 2
+"""Questions that a connection may ask before it has its first answer: a claim, and that it is not wanted."""
+
+SILENCE_S = 5.0
+"""How long a connection may take for a question, or to read its answer (s). A decode engine that waits asks
+again in milliseconds."""
+
+ACCEPT_PAUSE_S = 0.1
+"""Between two tries to accept a connection while the process has no descriptor left (s)."""
 
 _CREDENTIALS = struct.Struct("3i")
+
+
+class _Connection:
+    """A decode engine's connection.
+
+    reader: its number in the lease table, from 1.
+    outbox: what it has not taken of its answers. Meanwhile nothing is read from it.
+    active_at: when it connected, or had taken its last answer (s).
+    """
+
+    __slots__ = ("active_at", "inbox", "outbox", "reader", "socket")
+
+    def __init__(self, connected: socket.socket, reader: int) -> None:
+        self.socket, self.reader = connected, reader
+        self.inbox, self.outbox = Inbox(MOST_QUESTION_BYTES), bytearray()
+        self.active_at = time.monotonic()
+
+    def send(self) -> None:
+        """Send as much of the outbox as the socket takes."""
+        try:
+            while self.outbox:
+                del self.outbox[: self.socket.send(self.outbox)]
+        except BlockingIOError:
+            return
+        except (BrokenPipeError, ConnectionResetError):
+            # It has closed its end, and may have declined before that: all that it said is read.
+            self.outbox.clear()
 
 
 class HandOverService:
@@ -60,8 +100,11 @@ class HandOverService:
         self._listener = _listen(self._path)
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
-        self._readers: dict[socket.socket, tuple[int, Inbox]] = {}
+        self._readers: OrderedDict[int, _Connection] = OrderedDict()
+        """By reader; first those that have been silent for longest."""
         self._next_reader = 1
+        self._accept_at: float | None = None
+        """When the listener is looked at again; None: it is."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = Thread(target=self._run, name="kvsm-hand-over", daemon=True)
@@ -81,56 +124,121 @@ class HandOverService:
             _LOGGER.error("the hand-over thread has died, so nothing is handed over: %s", described(error))
         finally:
             self._path.unlink(missing_ok=True)
-            for reader in list(self._readers):
-                self._drop(reader)
+            for connection in list(self._readers.values()):
+                self._drop(connection)
             for one in (self._listener, self._wake, self._woken, self._selector):
                 one.close()
 
     def _serve(self) -> bool:
         """Wait for the next events. Returns False at the end."""
-        for key, _ in self._selector.select():
+        for key, _ in self._selector.select(self._time_left()):
             if key.fileobj is self._woken:
                 return False
             if key.fileobj is self._listener:
                 self._accept()
-            elif isinstance(key.fileobj, socket.socket):
-                self._read(key.fileobj)
+            elif key.data.reader in self._readers:
+                self._hear(key.data)
+        self._drop_silent()
+        if self._accept_at is not None and time.monotonic() >= self._accept_at:
+            self._accept_at = None
+            self._selector.register(self._listener, selectors.EVENT_READ)
         return True
+
+    def _time_left(self) -> float | None:
+        """Until something is due without an event (s)."""
+        due = [] if self._accept_at is None else [self._accept_at]
+        if self._readers:
+            due.append(next(iter(self._readers.values())).active_at + SILENCE_S)
+        return max(0.0, min(due) - time.monotonic()) if due else None
 
     def _accept(self) -> None:
         try:
-            connection, _ = self._listener.accept()
-        except OSError:
+            connected, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):  # it has left already
             return
-        if _user_of(connection) != os.geteuid() or len(self._readers) >= MOST_CONNECTIONS:
-            connection.close()
+        except OSError:  # no descriptor is left, or no memory
+            if not self._make_room():
+                self._selector.unregister(self._listener)
+                self._accept_at = time.monotonic() + ACCEPT_PAUSE_S
             return
-        connection.settimeout(_PATIENCE_S)
-        self._readers[connection] = self._next_reader, Inbox()
-        self._next_reader += 1
-        self._selector.register(connection, selectors.EVENT_READ)
-
-    def _read(self, connection: socket.socket) -> None:
-        reader, inbox = self._readers[connection]
+        has_room = len(self._readers) < MOST_CONNECTIONS or self._make_room()
+        if not has_room or _user_of(connected) != os.geteuid():
+            connected.close()
+            return
+        connected.setblocking(False)
+        connection = _Connection(connected, self._next_reader)
         try:
-            received = connection.recv(1 << 16)
-            if not received:
+            self._selector.register(connected, selectors.EVENT_READ, connection)
+        except OSError:  # the system watches no more descriptors
+            connected.close()
+            return
+        self._next_reader += 1
+        self._readers[connection.reader] = connection
+
+    def _make_room(self) -> bool:
+        """Close the connection that has been silent for longest, and has claimed nothing. False: all have."""
+        for connection in self._readers.values():
+            if not self._leases.has_claimed(connection.reader):
                 self._drop(connection)
+                return True
+        return False
+
+    def _drop_silent(self) -> None:
+        """Close the connections that were silent for too long, but for those that read what they claimed."""
+        now = time.monotonic()
+        while self._readers:
+            connection = next(iter(self._readers.values()))
+            if now < connection.active_at + SILENCE_S:
                 return
-            inbox.add(received)
-            while (question := inbox.question()) is not None:
-                answer = packed(answer_to(question, reader, self._leases, self._layout))
-                # One that has closed its end may have declined before that: all that it said is read.
-                with suppress(BrokenPipeError, ConnectionResetError):
-                    connection.sendall(answer)
-        except (OSError, ValueError, msgspec.DecodeError):
+            if self._leases.has_claimed(connection.reader):
+                connection.active_at = now
+                self._readers.move_to_end(connection.reader)
+            else:
+                self._drop(connection)
+
+    def _hear(self, connection: _Connection) -> None:
+        """Take what the connection can give or take now. Its error ends this connection and no other."""
+        try:
+            if connection.outbox:
+                connection.send()
+                self._note_activity(connection)
+            else:
+                received = connection.socket.recv(1 << 16)
+                if not received:
+                    self._drop(connection)
+                    return
+                connection.inbox.add(received)
+            self._answer(connection)
+        except BlockingIOError:
+            return
+        except Exception as error:
+            _LOGGER.debug("the connection of a decode engine is closed: %s", described(error))
             self._drop(connection)
 
-    def _drop(self, connection: socket.socket) -> None:
-        reader, _ = self._readers.pop(connection)
-        self._selector.unregister(connection)
-        connection.close()
-        self._leases.leave(reader)
+    def _answer(self, connection: _Connection) -> None:
+        """Answer its questions, until it does not take an answer."""
+        answered = 0
+        while not connection.outbox and (question := connection.inbox.question()) is not None:
+            answered += 1
+            if answered > MOST_AHEAD:
+                raise ValueError(f"more than {MOST_AHEAD} questions at once")
+            connection.outbox += packed(answer_to(question, connection.reader, self._leases, self._layout))
+            connection.send()
+            self._note_activity(connection)
+        wanted = selectors.EVENT_WRITE if connection.outbox else selectors.EVENT_READ
+        self._selector.modify(connection.socket, wanted, connection)
+
+    def _note_activity(self, connection: _Connection) -> None:
+        """Begin its time again if it has taken all of its answers."""
+        if not connection.outbox:
+            connection.active_at = time.monotonic()
+            self._readers.move_to_end(connection.reader)
+
+    def _drop(self, connection: _Connection) -> None:
+        del self._readers[connection.reader]
+        self._selector.unregister(connection.socket)
+        connection.socket.close()
+        self._leases.leave(connection.reader)
 
 
 def answer_to(question: Question, reader: int, leases: LeaseTable, layout: Mapping[str, str]) -> Answer:

@@ -24,15 +24,19 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvsm.hand_over.messages import Answer, GivenBack, HandOverClaim, Offered, Refused
+from kvsm.hand_over.messages import IDS_END, Answer, GivenBack, HandOverClaim, Offered, Refused
 from kvsm.ids import pack
 from kvsm.kv_events import BlockStored
 from kvsm.offloader import Offloader, PreparedStore
 from kvsm.plan import ImportJob, WorkerReport
+from kvsm.printable import printable
 from kvsm.scheduler.groups import SchedulerConfig
-from kvsm.scheduler.hits import HitSearch, hit_limit
+from kvsm.scheduler.hits import HitSearch, Span, hit_limit
 from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.tracked import TrackedRequest
+
+_MOST_SHOWN = 300
+"""Characters of what a prefill engine says that are logged."""
 
 Digest = Callable[[Any, int], bytes]
 """A digest of the first tokens of a request, and of what else decides their KV."""
@@ -70,11 +74,17 @@ class IncomingState(Enum):
 
 
 class _Incoming(msgspec.Struct):
-    """A hand-over to this engine. transfer: its store. reports: what the ranks said, kept back."""
+    """A hand-over to this engine.
+
+    num_tokens: the most that it may cover.
+    transfer: its store.
+    reports: what the ranks said, kept back.
+    """
 
     ticket: int
     tracked: TrackedRequest
     engine: str
+    num_tokens: int
     state: IncomingState = IncomingState.CLAIMING
     transfer: int = 0
     reports: list[WorkerReport] = msgspec.field(default_factory=list)
@@ -116,7 +126,7 @@ class IncomingHandOvers:
         if params.num_tokens > limit or getattr(request, "prompt_embeds", None) is not None:
             self._refuse(tracked.name, params.engine, "it is of another prompt")
             return
-        one = _Incoming(next(self._tickets), tracked, params.engine)
+        one = _Incoming(next(self._tickets), tracked, params.engine, params.num_tokens)
         self._by_ticket[one.ticket] = self._by_request[tracked.name] = one
         digest = self._digest(request, params.num_tokens)
         claim = HandOverClaim(params.hand_over, digest, params.num_tokens, self._layout)
@@ -161,15 +171,10 @@ class IncomingHandOvers:
         name, tracked, core = one.tracked.name, one.tracked, self._core
         chunk, all_keys = core.config.blocks_per_chunk, tracked.chunk_keys()
         spans = HitSearch(self._config, chunk, all_keys, 0).needed(offer.num_tokens)
-        fits = len(spans) == len(offer.groups) and all(
-            span.first == group.first
-            and span.last - span.first == len(group.slots)
-            and span.last <= len(keys)
-            and all(slot >= 0 for slot in group.slots)
-            for span, group, keys in zip(spans, offer.groups, all_keys)
-        )
-        if not fits or core.ledger.draining():
-            why = "a reset of this engine is under way" if fits else "its blocks are not those of the prompt"
+        why = self._why_unfit(one, offer, spans, all_keys)
+        if why is None and core.ledger.draining():
+            why = "a reset of this engine is under way"
+        if why is not None:
             self._refuse(name, one.engine, why)
             self._give_up(one)
             return []
@@ -187,6 +192,23 @@ class IncomingHandOvers:
         self._describe(tracked, prepared, [places[n] for n in prepared.stored])
         sources = [slots[place] * chunk + part for place in prepared.stored for part in range(chunk)]
         return [ImportJob(job.transfer, one.engine, pack(sources), job.host_blocks)]
+
+    def _why_unfit(
+        self, one: _Incoming, offer: Offered, spans: Sequence[Span], all_keys: Sequence[Sequence[bytes]]
+    ) -> str | None:
+        """Why nothing of an offer can be copied; None if each of its slots is a chunk of the prompt."""
+        if not 0 < offer.num_tokens <= one.num_tokens or len(spans) != len(offer.groups):
+            return "its blocks are not those of the prompt"
+        for span, group, keys in zip(spans, offer.groups, all_keys):
+            if (span.first, span.last - span.first) != (group.first, len(group.slots)) or span.last > len(
+                keys
+            ):
+                return "its blocks are not those of the prompt"
+            # A host block is a part of a slot. Which slots its pool has is known when the pool is mapped.
+            blocks_end = IDS_END // self._core.config.blocks_per_chunk
+            if group.slots and not 0 <= min(group.slots) <= max(group.slots) < blocks_end:
+                return "it names slots that no pool has"
+        return None
 
     def _describe(
         self, tracked: TrackedRequest, prepared: PreparedStore, places: Sequence[tuple[int, int]]
@@ -250,9 +272,9 @@ class IncomingHandOvers:
         self.missed += 1
         self._logger.warning(
             "kvsm: request %s computes its prompt: nothing was handed over by engine %s: %s",
-            request,
-            engine,
-            why,
+            printable(request),
+            printable(engine),
+            printable(why[:_MOST_SHOWN]),
         )
 
     def reset(self) -> None:

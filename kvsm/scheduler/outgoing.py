@@ -11,10 +11,18 @@ that it has anyway:
 The lease table decides who may read. Here its decisions become events, in the engine's thread: `look` is
 called when reports were taken, and before a plan leaves. So no plan that could write a slot leaves while its
 lease can still be confirmed.
+
+Two bounds keep clients that never send a decode engine from stopping others:
+
+- All hand-overs together pin at most a share of the host pool. For a new one the oldest that no engine reads
+  are given up, and a prompt that needs more than the share is handed over in part.
+- `look` costs what has changed: a hand-over waits for one store, and is looked at when that has ended. Only a
+  block that was found bad makes `look` ask all.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from logging import Logger
@@ -22,12 +30,14 @@ from secrets import token_hex
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from kvsm.errors import KvsmError, LimitReached
 from kvsm.hand_over.leases import LeaseEnd, LeaseTable
 from kvsm.hand_over.messages import Offered, OfferedGroup
 from kvsm.ids import listed
 from kvsm.offloader import Offloader
+from kvsm.printable import printable
 from kvsm.scheduler.groups import SchedulerConfig
 from kvsm.scheduler.hits import HitSearch, Span, hit_limit
 from kvsm.scheduler.incoming import Digest
@@ -39,14 +49,18 @@ class _Outgoing(msgspec.Struct):
     """A hand-over that is out.
 
     name: the request that pins its blocks.
-    keys: of the prompt's chunks, by group.
+    keys: of the prompt's chunks, by group; empty when it is ready.
     limit: where a hit of the prompt may end at most (tokens).
+    slots: those that it pins.
+    awaits: the store in flight that it waits for; 0: none.
     """
 
     name: str
     request: str
     keys: Sequence[Sequence[bytes]]
     limit: int
+    slots: Sequence[int] = ()
+    awaits: int = 0
     is_ready: bool = False
 
 
@@ -57,6 +71,7 @@ class OutgoingHandOvers:
     leases: who may read. Somebody else answers the readers from it.
     digest: of a prompt, as the decode engines make it.
     logger: hears what was given up.
+    share: the most of the host pool that all of them pin together, from 0 (not included) to 1.
     new_name: makes a name that nobody can guess.
     """
 
@@ -68,11 +83,23 @@ class OutgoingHandOvers:
         leases: LeaseTable,
         digest: Digest,
         logger: Logger,
+        share: float = 0.5,
         new_name: Callable[[], str] = token_hex,
     ) -> None:
         self._core, self._config, self._engine = core, config, engine
         self.leases, self._digest, self._logger, self._new_name = leases, digest, logger, new_name
+        self.most_slots = max(1, int(share * core.config.host_blocks))
+        """The most host slots that all of them pin together."""
         self._out: dict[str, _Outgoing] = {}
+        """By lease, the oldest first."""
+        self._awaiting: dict[int, dict[str, None]] = {}
+        """Store in flight -> the leases that wait for it."""
+        self._holders = np.zeros(core.config.host_blocks, np.int64)
+        """How many hand-overs pin each slot."""
+        self._held = 0
+        """How many slots are pinned."""
+        self._ended_at = self._voided_at = 0
+        """The last events that ended a transfer, and that voided a block, as far as `look` has seen."""
 
     def offer(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
         """Keep the prompt of a finished request. Returns what its client sends to the decode engine; None if
@@ -88,7 +115,8 @@ class OutgoingHandOvers:
         self._out[lease] = out
         self._core.arrive(out.name)
         self.leases.offer(lease, self._digest(request, limit), limit)
-        self.look()
+        self._prepare(lease, out)
+        self._release_ended()
         if lease not in self._out:
             return None
         return HandOverParams(self._engine, tracked.name, lease, limit).as_answer()
@@ -97,34 +125,106 @@ class OutgoingHandOvers:
         """Pin what has come to the host, and release what no reader holds any more."""
         if not self._out:
             return
-        for lease, out in self._out.items():
-            if out.is_ready:
-                # A reset, or bytes that were found bad, may have taken blocks away.
-                self._hold_or_revoke(lease, out)
-            else:
-                self._prepare(lease, out)
+        ledger = self._core.ledger
+        if self._ended_at != ledger.ended_at:
+            self._ended_at = ledger.ended_at
+            for transfer in [one for one in self._awaiting if one not in ledger.transfers]:
+                for lease in list(self._awaiting.get(transfer, ())):
+                    if lease in self._out:
+                        self._await(lease, self._out[lease], 0)
+                        self._prepare(lease, self._out[lease])
+        if self._voided_at != ledger.voided_at:
+            self._voided_at = ledger.voided_at
+            for lease, out in self._out.items():
+                if out.is_ready:
+                    self._hold_or_revoke(lease, out)
         self._release_ended()
 
     def _prepare(self, lease: str, out: _Outgoing) -> None:
-        index, readable = self._core.ledger.index, self._core.ledger.readable
+        """Pin what is on the host. It is ready if nothing that it wants is on its way."""
+        ledger = self._core.ledger
+        index, readable = ledger.index, ledger.readable
         search = HitSearch(self._config, self._core.config.blocks_per_chunk, out.keys, 0)
-        end = search.longest_hit(out.limit, index.__contains__)
+        end = self._longest_hit(search, out.limit)
         spans = search.needed(end)
         slots = [[index[key] for key in keys[a:b]] for keys, (a, b) in zip(out.keys, spans)] if end else []
         wanted = [slot for group in slots for slot in group]
         here = [slot for slot in wanted if readable(slot)]
+        if not end:
+            self._logger.info(
+                "kvsm: request %s hands nothing over: none of it is on the host", printable(out.request)
+            )
+            self.leases.revoke(lease)
+        elif not self._pin(lease, out, here):
+            return
+        elif len(here) == len(wanted):
+            out.is_ready, out.keys = True, ()
+            self.leases.ready(lease, _offered(end, spans, slots))
+        else:
+            missing = next(slot for slot in wanted if not readable(slot))
+            self._await(lease, out, ledger.generation[missing])
+
+    def _await(self, lease: str, out: _Outgoing, store: int) -> None:
+        """Let it wait for this store, and for no other. 0: for none."""
+        if out.awaits:
+            del self._awaiting[out.awaits][lease]
+            if not self._awaiting[out.awaits]:
+                del self._awaiting[out.awaits]
+        if store:
+            self._awaiting.setdefault(store, {})[lease] = None
+        out.awaits = store
+
+    def _longest_hit(self, search: HitSearch, limit: int) -> int:
+        """Where the longest hit ends that is on the host, or on its way there, and fits into the share."""
+        has, alignment = self._core.ledger.index.__contains__, self._config.alignment
+        end = search.longest_hit(limit, has)
+        while end and _count(search.needed(end)) > self.most_slots:
+            shorter = range(0, end, alignment)
+            fitting = bisect_right(shorter, self.most_slots, key=lambda tokens: _count(search.needed(tokens)))
+            end = search.longest_hit(shorter[fitting - 1], has)
+        return end
+
+    def _pin(self, lease: str, out: _Outgoing, slots: Sequence[int]) -> bool:
+        """Let the hand-over pin these slots. If it cannot, its lease ends."""
+        if not slots:
+            return True
+        self._unpin(out)
+        if not self._make_room(lease, slots):
+            self.leases.crowd_out(lease)
+            return False
+        if lease not in self._out:  # its time was up
+            return False
         try:
-            if here:
-                self._core.pin(out.name, here, None, 0, 0, 0)
+            self._core.pin(out.name, slots, None, 0, 0, 0)
         except LimitReached:
             self.leases.revoke(lease)
-            return
-        if not end:
-            self._logger.info("kvsm: request %s hands nothing over: none of it is on the host", out.request)
-            self.leases.revoke(lease)
-        elif len(here) == len(wanted):
-            out.is_ready = True
-            self.leases.ready(lease, _offered(end, spans, slots))
+            return False
+        out.slots = slots
+        self._held += self._new_among(slots)
+        self._holders[slots] += 1
+        return True
+
+    def _make_room(self, lease: str, slots: Sequence[int]) -> bool:
+        """Give up the oldest hand-overs that no engine reads, until these slots fit into the share."""
+        if self._held + self._new_among(slots) <= self.most_slots:
+            return True
+        for other in [one for one in self._out if one != lease]:
+            if self.leases.crowd_out(other):
+                self._release_ended()
+                if self._held + self._new_among(slots) <= self.most_slots:
+                    return True
+        return False
+
+    def _new_among(self, slots: Sequence[int]) -> int:
+        """How many of these slots no hand-over pins."""
+        return int(np.count_nonzero(self._holders[slots] == 0))
+
+    def _unpin(self, out: _Outgoing) -> None:
+        """Count its slots no more. Its request lets them go."""
+        if out.slots:
+            self._holders[out.slots] -= 1
+            self._held -= self._new_among(out.slots)
+            out.slots = ()
 
     def _hold_or_revoke(self, lease: str, out: _Outgoing) -> None:
         entry = self._core.ledger.requests.get(out.name)
@@ -135,14 +235,23 @@ class OutgoingHandOvers:
         self.leases.expire()
         for lease, end in self.leases.take_ended():
             out = self._out.pop(lease)
+            self._unpin(out)
+            self._await(lease, out, 0)
             given_up = end not in (LeaseEnd.TAKEN, LeaseEnd.NOT_NEEDED)
             self._core.finish(out.name, aborted=given_up, hand_over=end.value)
             if end is LeaseEnd.EXPIRED:
                 self._logger.warning(
                     "kvsm: nobody has taken the blocks of request %s within %g s; they are given up "
                     "(hand_over_timeout_s)",
-                    out.request,
+                    printable(out.request),
                     self.leases.timeout_s,
+                )
+            elif end is LeaseEnd.CROWDED_OUT:
+                self._logger.warning(
+                    "kvsm: the blocks of request %s are given up before an engine has taken them: all "
+                    "hand-overs hold at most %d host slots (hand_over_share)",
+                    printable(out.request),
+                    self.most_slots,
                 )
 
     def has_ended(self) -> bool:
@@ -159,6 +268,10 @@ class OutgoingHandOvers:
         """Release everything. Nobody answers readers any more."""
         with suppress(KvsmError):  # a core that has stopped takes no events
             self.reset()
+
+
+def _count(spans: Sequence[Span]) -> int:
+    return sum([last - first for first, last in spans])
 
 
 def _offered(end: int, spans: Sequence[Span], slots: Sequence[Sequence[int]]) -> Offered:

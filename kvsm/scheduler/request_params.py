@@ -28,10 +28,10 @@ from collections.abc import Mapping
 from sys import maxsize
 from typing import Any, NamedTuple
 
-_LOGGER = logging.getLogger("kvsm")
+from kvsm.hand_over.messages import MOST_NAME, TOKENS_END
+from kvsm.printable import printable
 
-_LONGEST_NAME = 256
-"""Characters of an id that a client sends."""
+_LOGGER = logging.getLogger("kvsm")
 
 
 class HandOverParams(NamedTuple):
@@ -103,7 +103,7 @@ def _tokens(request: str, given: Mapping[str, Any], name: str) -> int:
     if value is None:
         return maxsize
     if type(value) is int and value >= 0:
-        return value
+        return min(value, maxsize)
     _ignored(request, name, value, "a number of tokens")
     return maxsize
 
@@ -115,25 +115,31 @@ def _hand_over(request: str, given: Mapping[str, Any]) -> HandOverParams | None:
     names = ("remote_engine_id", "remote_request_id", "remote_hand_over")
     for name in names:
         value = given.get(name)
-        if not isinstance(value, str) or not 0 < len(value) <= _LONGEST_NAME:
-            _ignored(
-                request,
-                name,
-                value,
-                f"a name of 1 to {_LONGEST_NAME} characters",
-                "its prompt is computed here",
-            )
+        if not _is_name(value):
+            wanted = f"a name of 1 to {MOST_NAME} characters in UTF-8"
+            _ignored(request, name, value, wanted, "its prompt is computed here")
             return None
     tokens = given.get("remote_num_tokens")
-    if type(tokens) is not int or tokens < 0:
+    if type(tokens) is not int or not 0 <= tokens < TOKENS_END:
         _ignored(request, "remote_num_tokens", tokens, "a number of tokens", "its prompt is computed here")
         return None
     engine, other, hand_over = (given[name] for name in names)
     return HandOverParams(engine, other, hand_over, tokens)
 
 
+def _is_name(value: object) -> bool:
+    """Whether it can be sent to another engine, and written to the log."""
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME:
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # A lone surrogate, which JSON can carry.
+        return False
+    return True
+
+
 def _ignored(request: str, name: str, value: object, wanted: str, then: str = "ignored") -> None:
     # What a client meant cannot be known, and the engine must not stop for it.
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
-    _LOGGER.warning("request %s: %s is %s, not %s; %s", request, name, shown, wanted, then)
+    _LOGGER.warning("request %s: %s is %s, not %s; %s", printable(request), name, shown, wanted, then)

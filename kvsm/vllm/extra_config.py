@@ -91,6 +91,8 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         file there, so it should be on tmpfs, below /dev/shm.
     hand_over_timeout_s: how long blocks are kept for an engine that does not come, and how long it may read
         them (seconds).
+    hand_over_share: the most of host memory that blocks which wait for other engines hold together, from 0
+        (not included) to 1. For newer ones the oldest are given up.
     canonical_layout: whether the bytes of a block on the host do not depend on the number of ranks. All ranks
         share one host pool then.
     restart: with `warm` the engine serves what its last process has stored, also after a kill -9. `cold`
@@ -117,6 +119,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     self_describing_kv_events: bool = False
     hand_over_directory: str | None = None
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
+    hand_over_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
     canonical_layout: bool = False
     restart: Literal["cold", "warm"] = "cold"
     pool_dir: str | None = None

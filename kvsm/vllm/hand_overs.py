@@ -44,7 +44,9 @@ def hand_overs(
     if transfer.is_kv_producer:
         leases = LeaseTable(timeout_s)
         service = HandOverService(directory, transfer.engine_id, leases, layout)
-        outgoing = OutgoingHandOvers(core, config, transfer.engine_id, leases, digest, log)
+        outgoing = OutgoingHandOvers(
+            core, config, transfer.engine_id, leases, digest, log, options.hand_over_share
+        )
     if transfer.is_kv_consumer:
         claims = Claims(directory, timeout_s)
         incoming = IncomingHandOvers(core, config, claims, layout, digest, log)

@@ -6,41 +6,62 @@ carries out its share of one copy, the service answers one question, time passes
 connection breaks. So the prefill engine gives blocks up and writes others there at every moment that the real
 one could, and the decode engine copies whatever is there.
 
+Neither engine can trust the other: a prefill engine lies in an answer, with every wrong message that
+`wrong_messages` makes, and a stranger asks wrongly for a hand-over. But no lie says "held all along": that
+one would be believed.
+
 Watched, after each action: what either engine serves holds its own bytes on every rank (publish after commit,
-S2). `check` adds the ledgers' own properties. When no request, copy or question is left, a hand-over that the
-decode engine has heard of pins nothing any more (one release per hold, S4); at rest nothing is left in either
-engine (progress, S9), and both logs fold to the present state (events are state, S10).
+S2); hand-overs pin no more than their share of the pool, each that waits has a block on its way (progress,
+S9), and a stranger changes none of them (a match holds what it counts, S7). `check` adds the ledgers' own
+properties. When no request, copy or question is left, a hand-over that the decode engine has heard of pins
+nothing any more (one release per hold, S4); at rest nothing is left in either engine (progress, S9), and both
+logs fold to the present state (events are state, S10).
 
 Not here: threads and sockets (`ModelChannel` is in their place), and the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import blake2b
 from logging import getLogger
 from random import Random
 from typing import Any
 
-import msgspec
-
-from kvsm.errors import ConfigError, PropertyBroken
-from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.hand_over.leases import LeaseTable
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.hand_over.leases import HandOverState, LeaseTable
+from kvsm.hand_over.messages import (
+    IDS_END,
+    GiveBack,
+    GivenBack,
+    HandOverClaim,
+    Offered,
+)
 from kvsm.ids import to_list
 from kvsm.invariants import check_rest
-from kvsm.plan import ImportJob, WorkerReport
-from kvsm.policies import POLICIES
+from kvsm.plan import WorkerReport
 from kvsm.properties import Property
-from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
 from kvsm.scheduler.groups import KeyLayout
+from kvsm.scheduler.hits import HitSearch
 from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.scheduler.outgoing import OutgoingHandOvers
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.worlds.describing import describe_ledger
-from kvsm.worlds.hand_over_parts import ModelChannel, SmallHost, offers_in_vain
-from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
+from kvsm.worlds.hand_over_options import HandOverWorldOptions
+from kvsm.worlds.hand_over_parts import (
+    Answered,
+    DecodeRequest,
+    ImportCopies,
+    ModelChannel,
+    NotThere,
+    SmallHost,
+    at,
+    offers_in_vain,
+)
+from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.world import Action
+from kvsm.worlds.wrong_messages import STRANGER, WRONG, lies_about, lies_at_the_end, strays_for
 
 TIMEOUT_S = 10.0
 """Of a lease, on the world's clock."""
@@ -59,99 +80,20 @@ _WEIGHTS: dict[str | int, int] = {
 """How often a kind of action is drawn if others can happen too; the others 1. So most hand-overs go on."""
 
 _SIDES = ("prefill", "decode")
-_BUDGETS = ("computes", "decodes", "hand_overs", "waits", "resets", "failures", "cuts", "losses", "loads")
+_BUDGETS = (
+    "computes",
+    "decodes",
+    "hand_overs",
+    "waits",
+    "resets",
+    "failures",
+    "cuts",
+    "losses",
+    "loads",
+    "lies",
+)
 _QUIET = getLogger("kvsm.worlds.hand_over")
 _QUIET.disabled = True
-
-
-class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a world is, and how often each thing may happen. Raises `ConfigError`.
-
-    prefill_slots, decode_slots: sizes of the host pools.
-    prompts: how many different ones there are; they share their first half.
-    length: chunks of a prompt.
-    window: whether a second KV cache group has a sliding window.
-    readers: how many requests of the decode engine may name one hand-over.
-    computes, decodes: how many prompts each engine may compute for itself.
-    hand_overs: how many requests of the prefill engine end with one.
-    waits: how often the time of all leases passes; without limit while nothing else goes on.
-    cuts: how many connections break.
-    losses: how many imports are given up by their deadline.
-    loads: how many prompts either engine loads from its own host for a request of its own.
-    """
-
-    prefill_slots: int = 1
-    decode_slots: int = 1
-    workers: int = 1
-    blocks_per_chunk: int = 1
-    policy: str = "lru"
-    prompts: int = 2
-    length: int = 1
-    window: bool = False
-    readers: int = 1
-    computes: int = 2
-    decodes: int = 0
-    hand_overs: int = 1
-    waits: int = 1
-    resets: int = 1
-    failures: int = 0
-    cuts: int = 0
-    losses: int = 0
-    loads: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("prefill_slots", "decode_slots", "workers", "blocks_per_chunk", "prompts", "length"):
-            if not 1 <= getattr(self, name) <= 16:
-                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to 16")
-        self.core_config(0)
-
-    def core_config(self, side: int) -> OffloadConfig:
-        """The configuration of the core of one side."""
-        groups, blocks = 2 if self.window else 1, self.length * self.blocks_per_chunk
-        return OffloadConfig(
-            host_blocks=(self.prefill_slots, self.decode_slots)[side],
-            # Each prompt has blocks of its own; a load writes to blocks behind them.
-            device_blocks=self.prompts * groups * blocks + (blocks if self.loads else 0),
-            workers=self.workers,
-            blocks_per_chunk=self.blocks_per_chunk,
-            policy=self.policy,
-        )
-
-    def scheduler_config(self) -> SchedulerConfig:
-        """The KV cache groups of both engines."""
-        window = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS)
-        groups = (KVCacheGroup(HASH_TOKENS), *([window] if self.window else []))
-        return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
-
-    def tokens(self, prompt: int) -> list[int]:
-        """The tokens of the prompt of this number. The decode engine computes the last one."""
-        count = self.length * self.blocks_per_chunk * HASH_TOKENS
-        shared = self.length // 2 * self.blocks_per_chunk * HASH_TOKENS
-        return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
-
-
-class _DecodeRequest(msgspec.Struct):
-    """A request of the decode engine that names a hand-over."""
-
-    tracked: TrackedRequest
-    matched: bool = False
-
-
-class _Answered(msgspec.Struct):
-    """What a client passes on. heard: whether the prefill engine is sure to hear of its readers."""
-
-    prompt: int
-    lease: str
-    parameters: dict[str, Any]
-    readers: int = 0
-    heard: bool = True
-
-
-class _RankCopies(msgspec.Struct):
-    """An import under way. waiting: ranks that have not reported."""
-
-    job: ImportJob
-    waiting: list[int]
 
 
 class HandOverWorld:
@@ -168,12 +110,12 @@ class HandOverWorld:
         self.leases = LeaseTable(TIMEOUT_S, lambda: self._now)
         self.channel = ModelChannel(self.leases)
         self.outgoing = OutgoingHandOvers(
-            self.prefill.core, config, "p", self.leases, _digest, _QUIET, self._new_name
+            self.prefill.core, config, "p", self.leases, _digest, _QUIET, options.share, self._new_name
         )
         self.incoming = IncomingHandOvers(self.decode.core, config, self.channel, {}, _digest, _QUIET)
-        self._answered: list[_Answered] = []
-        self._readers: dict[str, _DecodeRequest] = {}
-        self._imports: list[_RankCopies] = []
+        self._answered: list[Answered] = []
+        self._readers: dict[str, DecodeRequest] = {}
+        self._imports: list[ImportCopies] = []
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
         self._keys = [self._tracked("own", prompt, None).all_keys()[0] for prompt in range(options.prompts)]
         """Of each prompt, in the first KV cache group."""
@@ -188,6 +130,8 @@ class HandOverWorld:
         return self.decode.log
 
     # What may happen.
+
+    # There are hundreds of lies: the first of each kind is among the actions, and a walk draws one of all.
 
     def actions(self) -> list[Action]:
         left, found = self._left, list[Action]()
@@ -217,6 +161,8 @@ class HandOverWorld:
         for place, one in enumerate(self.channel.open):
             if one.question is not None:
                 found.append(("serve", place))
+                if left["lies"]:
+                    found.append(("lie", place, 0))
             if left["cuts"]:
                 found.append(("cut", place))
         for place, copies in enumerate(self._imports):
@@ -227,13 +173,15 @@ class HandOverWorld:
             found.append(("end", place))
             if not reader.matched and not self.incoming.awaits(name):
                 found.append(("match", place))
+        if left["lies"]:
+            found += [("stray", place, 0) for place in range(len(self.leases._leases))]
         if self.channel.left:
             found.append(("leave",))
         if self.channel.answers or self._has_lost():
             found.append(("look",))
         if self.outgoing.has_ended():
             found.append(("step",))
-        if self.leases._leases and (left["waits"] or self._next_to_quiet() is None):
+        if self.outgoing._out and (left["waits"] or self._next_to_quiet() is None):
             found.append(("wait",))
         return found
 
@@ -245,7 +193,10 @@ class HandOverWorld:
         weights = [_WEIGHTS.get(kind, 1) for kind in kinds]
         drawn = kinds[random.choices(list(kinds), weights)[0]]
         useful = [action for action in drawn if self._is_useful(action)]
-        return random.choice(useful or drawn)
+        chosen = random.choice(useful or drawn)
+        if chosen[0] in WRONG:
+            return (*chosen[:2], random.randrange(random.choice(WRONG[chosen[0]])))
+        return chosen
 
     def _is_useful(self, action: Action) -> bool:
         """Whether it may bring an import about: a walk of other actions would mostly see refusals."""
@@ -262,11 +213,28 @@ class HandOverWorld:
         try:
             if move is None or not move(*action[1:]):
                 return False
-        except IndexError:  # it names a thing that is not there
+        except NotThere:
             return False
         self.prefill.check_bytes("prefill")
         self.decode.check_bytes("decode")
+        self._check_outgoing()
         return True
+
+    def _check_outgoing(self) -> None:
+        """What the prefill engine keeps is bounded, and each that waits has a store to wait for."""
+        ledger, out = self.prefill.core.ledger, self.outgoing._out
+        records = [ledger.requests[one.name] for one in out.values() if one.name in ledger.requests]
+        pinned = {slot for record in records for slot in to_list(record.pins)}
+        most = max(1, int(self.options.share * self.options.prefill_slots))
+        if len(pinned) > most:
+            message = f"hand-overs pin {len(pinned)} slots, and their share is {most}"
+            raise PropertyBroken(Property.PROGRESS, message)
+        for name, lease in self.leases._leases.items():
+            if lease.state is HandOverState.PREPARING:
+                slots = [ledger.index.get(key) for keys in out[name].keys for key in keys]
+                if all(slot is None or ledger.readable(slot) for slot in slots):
+                    message = f"hand-over {name} waits, and no block of its prompt is on its way"
+                    raise PropertyBroken(Property.PROGRESS, message)
 
     def _spend(self, budget: str) -> None:
         self._left[budget] = max(0, self._left[budget] - 1)
@@ -291,7 +259,7 @@ class HandOverWorld:
     def _do_store(self, side: int, place: int, worker: int, good: int) -> bool:
         """A rank ends its share of a store from its device."""
         host = (self.prefill, self.decode)[side]
-        if worker not in host.stores[place].waiting:
+        if worker not in at(host.stores, place).waiting:
             return False
         if not good:
             self._spend("failures")
@@ -351,7 +319,7 @@ class HandOverWorld:
         tracked = self._tracked(f"p{prompt}", prompt, {"do_remote_decode": True})
         answer = self.outgoing.offer(tracked, tracked.request)
         if answer is not None:
-            self._answered.append(_Answered(prompt, answer["remote_hand_over"], answer))
+            self._answered.append(Answered(prompt, answer["remote_hand_over"], answer))
         return True
 
     def _do_step(self) -> bool:
@@ -367,7 +335,7 @@ class HandOverWorld:
 
     def _do_serve(self, place: int) -> bool:
         """The prefill engine's service answers a question."""
-        one = self.channel.open[place]
+        one = at(self.channel.open, place)
         if one.question is None:
             return False
         self.channel.serve(one)
@@ -375,31 +343,73 @@ class HandOverWorld:
 
     def _do_leave(self) -> bool:
         """The service hears that a connection was closed."""
+        if not self.channel.left:
+            return False
         self.channel.hear_of_leaving()
         return True
 
     def _do_cut(self, place: int) -> bool:
         """A connection breaks."""
-        one = self.channel.open[place]
+        one = at(self.channel.open, place)
         self._spend("cuts")
-        for answered in self._answered:
-            if answered.lease == one.claim.hand_over:
-                answered.heard = False
+        self._may_miss_its_reader(one.claim)
         self.channel.cut(one)
+        return True
+
+    def _may_miss_its_reader(self, claim: HandOverClaim) -> None:
+        for answered in self._answered:
+            if answered.lease == claim.hand_over:
+                answered.heard = False
+
+    # Who cannot be trusted.
+
+    def _do_lie(self, place: int, number: int) -> bool:
+        """A prefill engine answers a question in a wrong way."""
+        one = at(self.channel.open, place)
+        if one.question is None:
+            return False
+        lies = self._lies(one.question)
+        lie = lies[number % len(lies)]
+        self._spend("lies")
+        self._may_miss_its_reader(one.claim)
+        self.channel.lied_to.add(one.ticket)
+        self.channel.take(one, lie)
+        return True
+
+    def _lies(self, question: HandOverClaim | GiveBack) -> Sequence[bytes]:
+        """What a prefill engine may answer to it that is wrong."""
+        if isinstance(question, GiveBack):
+            return lies_at_the_end()
+        tracked = self._tracked("liar", 0, None)
+        search = HitSearch(self._config, self.options.blocks_per_chunk, tracked.chunk_keys(), 0)
+        return lies_about(question.num_tokens, tuple(search.needed(question.num_tokens)))
+
+    def _do_stray(self, place: int, number: int) -> bool:
+        """Who does not know the prompt asks the prefill engine for a hand-over."""
+        name = at(list(self.leases._leases), place)
+        strays = strays_for(name)
+        question = strays[number % len(strays)]
+        self._spend("lies")
+        before = dict(self.leases._leases), list(self.leases._ended)
+        answer = self.channel.answer(question, STRANGER)
+        if isinstance(answer, Offered) or answer == GivenBack(held=True):
+            raise PropertyBroken(Property.MATCH_HOLDS, f"a stranger is answered {answer}")
+        if (self.leases._leases, self.leases._ended) != before:
+            raise PropertyBroken(Property.MATCH_HOLDS, f"a stranger changes hand-over {name}")
         return True
 
     # The decode engine.
 
     def _do_arrive(self, place: int) -> bool:
         """A request arrives with what the prefill engine answered."""
-        answered = self._answered[place]
+        answered = at(self._answered, place)
         if answered.readers >= self.options.readers:
             return False
         name = f"d{place}-{answered.readers}"
         answered.readers += 1
         tracked = self._tracked(name, answered.prompt, answered.parameters)
         self.decode.core.arrive(name)
-        self._readers[name] = _DecodeRequest(tracked)
+        self._readers[name] = DecodeRequest(tracked)
         self.incoming.arrived(tracked, tracked.request)
         return True
 
@@ -408,20 +418,26 @@ class HandOverWorld:
         had = offers_in_vain(self.channel, self.incoming, self.decode.core)
         jobs, reports = self.incoming.look()
         self.channel.check_given_back(had)
+        for job in jobs:
+            if not 0 <= min(to_list(job.source_blocks)) <= max(to_list(job.source_blocks)) < IDS_END:
+                raise PropertyBroken(Property.LEGAL_CALLS, f"ranks are to copy from {job.source_blocks!r}")
         workers = range(self.options.workers)
-        self._imports += [_RankCopies(job, list(workers)) for job in jobs]
+        self._imports += [ImportCopies(job, list(workers)) for job in jobs]
         self._take(reports)
         return True
 
     def _do_copy(self, place: int, worker: int, good: int) -> bool:
-        """A rank copies its share from wherever the slots are now, and reports it."""
-        copies = self._imports[place]
+        """A rank copies its share from wherever the slots are now, and reports it. It cannot if the prefill
+        engine's pool has no such slots."""
+        copies = at(self._imports, place)
         if worker not in copies.waiting:
             return False
         if not good:
             self._spend("failures")
         job, ours, theirs = copies.job, self.decode.cells[worker], self.prefill.cells[worker]
-        for source, target in zip(to_list(job.source_blocks), to_list(job.host_blocks)):
+        sources, targets = to_list(job.source_blocks), to_list(job.host_blocks)
+        good = int(good and max(sources) < len(theirs))
+        for source, target in zip(sources, targets):
             ours[target] = theirs[source] if good else None
         copies.waiting.remove(worker)
         if not copies.waiting:
@@ -436,7 +452,7 @@ class HandOverWorld:
     def _do_lose(self, place: int) -> bool:
         """An import has waited too long for its ranks, and is given up. They may copy later all the same."""
         self._spend("losses")
-        self.decode.core.lose(self._imports[place].job.transfer)
+        self.decode.core.lose(at(self._imports, place).job.transfer)
         return True
 
     def _has_lost(self) -> bool:
@@ -445,7 +461,7 @@ class HandOverWorld:
 
     def _do_match(self, place: int) -> bool:
         """A request whose blocks are not on their way any more asks for them."""
-        name, reader = list(self._readers.items())[place]
+        name, reader = at(list(self._readers.items()), place)
         if reader.matched or self.incoming.awaits(name):
             return False
         reader.matched = True
@@ -454,7 +470,7 @@ class HandOverWorld:
 
     def _do_end(self, place: int) -> bool:
         """A request of the decode engine is over, or its client has left."""
-        name = list(self._readers)[place]
+        name = at(list(self._readers), place)
         del self._readers[name]
         self.decode.core.finish(name)
         self.incoming.finished(name)
@@ -484,7 +500,7 @@ class HandOverWorld:
     def wind_down(self) -> Action | None:
         """Time passes only for a hand-over that nobody has asked for."""
         action = self._next_to_quiet()
-        if action is None and self.leases._leases:
+        if action is None and self.outgoing._out:
             return ("wait",)
         return action
 
@@ -495,13 +511,13 @@ class HandOverWorld:
         if self._next_to_quiet() is not None:
             return
         for one in self._answered:
-            if one.lease in self.leases._leases and one.readers and one.heard:
+            if one.lease in self.outgoing._out and one.readers and one.heard:
                 message = f"hand-over {one.lease} has had its reader, and still pins its blocks"
                 raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
         if self.channel.open or self.incoming._by_ticket:
             message = "the decode engine waits for a hand-over, and nothing is left that could bring it"
             raise PropertyBroken(Property.PROGRESS, message)
-        if not self.leases._leases:
+        if not self.outgoing._out:
             for side, host in zip(_SIDES, (self.prefill, self.decode)):
                 for violation in check_rest(host.core.ledger):
                     raise PropertyBroken(violation.property, f"{side} engine: {violation.message}")
@@ -532,10 +548,11 @@ class HandOverWorld:
         tickets = {ticket: place for place, ticket in enumerate(self.incoming._by_ticket)}
         transfers = self.decode.ranks()
         table = [
-            (one.state, max(0.0, one.until - self._now), one.offer, tickets.get(one.reader, -1), one.end)
+            (one.state, max(0.0, one.until - self._now), one.offer, tickets.get(one.reader, -1))
             for one in self.leases._leases.values()
         ]
-        kept = [(one.is_ready, one.keys) for one in self.outgoing._out.values()]
+        ends = [(list(self.outgoing._out).index(name), end) for name, end in self.leases._ended]
+        kept = self._kept_form(leases)
         asked = [
             (
                 one.state,
@@ -562,36 +579,21 @@ class HandOverWorld:
             self.decode.form(list(self._readers)),
         )
         counts = len(self.channel.open), self._left
-        return hosts, table, kept, asked, channel, answers, imports, answered, readers, counts
+        return hosts, table, ends, kept, asked, channel, answers, imports, answered, readers, counts
+
+    def _kept_form(self, leases: Mapping[str, int]) -> list[object]:
+        """What the prefill engine keeps. Leases are named by their place.
+
+        Up to which event it has looked makes no difference after that: nothing waits for a store that has
+        ended, and each ready one holds its blocks, or has ended.
+        """
+        out, transfers = self.outgoing, self.prefill.ranks()
+        return [
+            (leases.get(name, -1), one.is_ready, one.keys, one.slots, transfers.get(one.awaits, -1))
+            for name, one in out._out.items()
+        ]
 
 
 def _digest(request: Any, num_tokens: int) -> bytes:
     """Of a prompt: both engines make the same."""
     return repr(request.all_token_ids[:num_tokens]).encode()
-
-
-def draw_hand_over_options(random: Random) -> HandOverWorldOptions:
-    """Two engines with small pools, and a few dozen disturbances."""
-    length = random.randint(1, 3)
-    window = random.random() < 0.3
-    per_prompt = length * (2 if window else 1)
-    return HandOverWorldOptions(
-        prefill_slots=random.randint(per_prompt, per_prompt + 2),
-        decode_slots=random.randint(max(1, per_prompt - 1), per_prompt + 1),
-        workers=random.choice((1, 2, 2)),
-        blocks_per_chunk=random.choice((1, 1, 2)),
-        policy=random.choice(tuple(POLICIES)),
-        prompts=random.randint(2, 12),
-        length=length,
-        window=window,
-        readers=random.choice((1, 1, 2)),
-        computes=random.randint(40, 100),
-        decodes=random.choice((0, 0, 10)),
-        hand_overs=random.randint(20, 60),
-        waits=random.choice((5, 20)),
-        resets=random.choice((0, 5)),
-        failures=random.choice((0, 3)),
-        cuts=random.choice((0, 5)),
-        losses=random.choice((0, 1)),
-        loads=random.choice((0, 40)),
-    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence, Set
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,21 +12,36 @@ from kvsm.canonical import Names, compared
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig
 from kvsm.hand_over.leases import LeaseTable
-from kvsm.hand_over.messages import Answer, GiveBack, GivenBack, HandOverClaim, Offered, Pending, Refused
+from kvsm.hand_over.messages import (
+    MOST_ANSWER_BYTES,
+    MOST_QUESTION_BYTES,
+    Answer,
+    GiveBack,
+    GivenBack,
+    HandOverClaim,
+    Inbox,
+    Offered,
+    Pending,
+    Refused,
+    packed,
+)
 from kvsm.hand_over.service import answer_to
 from kvsm.ids import to_list
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
+from kvsm.plan import ImportJob
 from kvsm.properties import Property
 from kvsm.scheduler.incoming import IncomingHandOvers
+from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.snapshot import digest
 from kvsm.worlds import parts as _declarations  # noqa: F401 (what is compared of a ledger)
 
 Piece = tuple[bytes, int]
 """A key, and which block of its chunk."""
 
+Thing = TypeVar("Thing")
 
 LOADER = "own-load"
 """The request that loads."""
@@ -182,6 +198,7 @@ class ModelChannel:
     open: the connections, by age.
     left: what the decode engine said last on connections that it has closed.
     answers: what it has not looked at yet.
+    lied_to: tickets of wrong answers.
     """
 
     def __init__(self, leases: LeaseTable) -> None:
@@ -189,6 +206,7 @@ class ModelChannel:
         self.open: list[ModelClaim] = []
         self.left: deque[ModelClaim] = deque()
         self.answers: deque[tuple[int, Answer]] = deque()
+        self.lied_to: set[int] = set()
 
     # The decode engine's calls (`ClaimsChannel`).
 
@@ -226,17 +244,37 @@ class ModelChannel:
 
     def serve(self, one: ModelClaim) -> None:
         """Answer a question. Who hears that the last blocks are on their way asks again."""
-        question = one.question
-        if question is None:
-            return
-        answer = answer_to(question, one.ticket, self._leases, {})
-        if isinstance(answer, Pending):
-            return
-        one.question = None
-        self.answers.append((one.ticket, answer))
-        if not isinstance(answer, Offered):
-            self.open.remove(one)
-            self._leases.leave(one.ticket)
+        if one.question is not None:
+            answer = self.answer(packed(one.question), one.ticket)
+            assert answer is not None, "what a decode engine asks is understood"
+            self.take(one, packed(answer))
+
+    def answer(self, content: bytes, reader: int) -> Answer | None:
+        """What the prefill engine answers to bytes that came over a connection. None: it closes this one."""
+        inbox = Inbox(MOST_QUESTION_BYTES)
+        inbox.add(content)
+        try:
+            question = inbox.question()
+        except Exception:
+            return None
+        return None if question is None else answer_to(question, reader, self._leases, {})
+
+    def take(self, one: ModelClaim, content: bytes) -> None:
+        """Bytes come in answer to a question. What is no answer ends the claim, as what never becomes one."""
+        inbox = Inbox(MOST_ANSWER_BYTES)
+        inbox.add(content)
+        try:
+            answer = inbox.answer(one.question)
+        except Exception:
+            answer = None
+        if answer is None:
+            self.cut(one)
+        elif not isinstance(answer, Pending):
+            one.question = None
+            self.answers.append((one.ticket, answer))
+            if not isinstance(answer, Offered):
+                self.open.remove(one)
+                self._leases.leave(one.ticket)
 
     def hear_of_leaving(self) -> None:
         """The prefill engine reads the last words of a closed connection, and then its end."""
@@ -259,11 +297,11 @@ class ModelChannel:
         if isinstance(one.question, GiveBack):
             self.answers.append((one.ticket, GivenBack(held=False)))
         elif one.question is not None:
-            self.answers.append((one.ticket, Refused("the connection broke")))
+            self.answers.append((one.ticket, Refused("the connection broke, or what came is no answer")))
 
 
 def offers_in_vain(channel: ModelChannel, incoming: IncomingHandOvers, core: Offloader) -> set[int]:
-    """The tickets of answered offers of whose blocks the decode engine lacks none."""
+    """The tickets of answered offers of whose blocks the decode engine lacks none. A lie is refused."""
     claims = incoming._by_ticket
     offered = [ticket for ticket, answer in channel.answers if isinstance(answer, Offered)]
     tracked = {ticket: claims[ticket].tracked for ticket in offered if ticket in claims}
@@ -273,5 +311,41 @@ def offers_in_vain(channel: ModelChannel, incoming: IncomingHandOvers, core: Off
     return {
         ticket
         for ticket, request in tracked.items()
-        if all(key in index for group in request.all_keys() for key in group)
+        if ticket not in channel.lied_to
+        and all(key in index for group in request.all_keys() for key in group)
     }
+
+
+class NotThere(Exception):
+    """An action names a thing that is not there."""
+
+
+def at(things: Sequence[Thing], place: int) -> Thing:
+    """The thing at this place. Raises `NotThere`."""
+    if not 0 <= place < len(things):
+        raise NotThere
+    return things[place]
+
+
+class DecodeRequest(msgspec.Struct):
+    """A request of the decode engine that names a hand-over."""
+
+    tracked: TrackedRequest
+    matched: bool = False
+
+
+class Answered(msgspec.Struct):
+    """What a client passes on. heard: whether the prefill engine is sure to hear of its readers."""
+
+    prompt: int
+    lease: str
+    parameters: dict[str, Any]
+    readers: int = 0
+    heard: bool = True
+
+
+class ImportCopies(msgspec.Struct):
+    """An import under way. waiting: ranks that have not reported."""
+
+    job: ImportJob
+    waiting: list[int]

@@ -10,7 +10,8 @@ import msgspec
 from kvsm.policies import POLICIES
 from kvsm.worlds.core_options import CoreOptions
 from kvsm.worlds.core_world import CoreWorld
-from kvsm.worlds.hand_over import HandOverWorld, draw_hand_over_options
+from kvsm.worlds.hand_over import HandOverWorld
+from kvsm.worlds.hand_over_options import draw_hand_over_options
 
 
 class WeightedCoreWorld(CoreWorld):
@@ -100,4 +101,6 @@ def loading_hand_over(random: Random) -> HandOverWorld:
     """Two engines that also load for requests of their own, and copies that fail. Nothing else goes wrong, so
     many hand-overs come to their end."""
     drawn = draw_hand_over_options(random)
-    return HandOverWorld(msgspec.structs.replace(drawn, loads=60, failures=40, resets=0, cuts=0, losses=0))
+    return HandOverWorld(
+        msgspec.structs.replace(drawn, loads=60, failures=40, resets=0, cuts=0, losses=0, lies=0)
+    )
