@@ -171,7 +171,7 @@ def test_a_saved_failure_names_built_in_policies_only(tmp_path: Path) -> None:
     directory = saved(tmp_path / "it", policy="kvsm.policies.lru:LRUPolicy")
     with pytest.raises(ConfigError, match="--allow-policy"):
         load(directory)
-    found = load(directory, ["kvsm.policies.lru:LRUPolicy"])
+    found = load(directory, {"policy": ["kvsm.policies.lru:LRUPolicy"]})
     assert isinstance(found, SavedFailure)
     assert found.property is Property.CONSERVATION
     assert kvsm("fuzz", "--replay", directory).exit_code == 2

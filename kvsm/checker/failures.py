@@ -20,12 +20,12 @@ import msgspec
 
 from kvsm.checker.counterexample import render, retell, save_log
 from kvsm.checker.model import Refutation
+from kvsm.checker.option_trust import refuse_named
 from kvsm.checker.reduce import NotRepeated, Reduction, reduce, rerun
 from kvsm.checker.rerun import RerunModel
 from kvsm.checker.targets import WalkCase, case_of, draw_case
 from kvsm.checker.walk import WalkFailure, random_of
 from kvsm.errors import ConfigError, LogError
-from kvsm.policies import refuse_foreign
 from kvsm.properties import Property
 from kvsm.worlds.world import Action, Finding
 
@@ -204,16 +204,14 @@ def read(directory: Path) -> SavedFailure:
         raise ConfigError(f"{path}: {error}") from error
 
 
-def load(directory: Path, allow_policies: Collection[str] = ()) -> SavedFailure:
-    """Read a saved failure of a world of kvsm. Raises `ConfigError`.
+def load(directory: Path, given: Mapping[str, Collection[Any]] | None = None) -> SavedFailure:
+    """Read a saved failure of a world of kvsm. Raises `ConfigError`, also if it names code or a path.
 
-    allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
+    given: values that the user allows, by the name of an option: {"policy": ["package.module:Class"]}.
     """
     failure = read(directory)
     try:
-        policy = getattr(failure.case().options, "policy", None)
-        if policy is not None:
-            refuse_foreign(policy, allow_policies)
+        refuse_named(failure.case().options, given or {})
     except ConfigError as error:
         raise ConfigError(f"{directory / FILE}: {error}") from error
     return failure

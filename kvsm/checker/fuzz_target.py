@@ -19,13 +19,13 @@ from kvsm.checker import failures
 from kvsm.checker.corpus import CorpusEntry
 from kvsm.checker.failures import SavedFailure
 from kvsm.checker.guided import GuidedRuns, Schedule, chance_of, picked, reached_by
+from kvsm.checker.option_trust import refuse_named
 from kvsm.checker.own_code import find_own, is_path, where
 from kvsm.checker.reduce import reduce_pieces, rerun
 from kvsm.checker.targets import TARGETS, WalkCase, case_of, draw_case
 from kvsm.checker.walk import NewlyReached, RunMaker, WalkFailure, WorldRuns, random_of
 from kvsm.checker.watch import watching
 from kvsm.errors import ConfigError
-from kvsm.policies import refuse_foreign
 from kvsm.worlds.world import Action, World
 
 MOST_REDUCING = 30
@@ -124,9 +124,7 @@ class WorldTarget(FuzzTarget):
     def check_entry(self, entry: CorpusEntry) -> None:
         if not entry.actions:
             raise ConfigError("it has no actions")
-        policy = getattr(_case(entry).options, "policy", None)
-        if policy is not None:
-            refuse_foreign(policy, ())
+        refuse_named(_case(entry).options, {})
 
     def runs(self, seed: int) -> RunMaker:
         return WorldRuns(self._make, seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -20,7 +21,14 @@ from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
-from kvsm.cli.fuzz_targets import TargetName, check_name, saved_target, target_of
+from kvsm.cli.fuzz_targets import (
+    ConnectorConfig,
+    TargetName,
+    check_name,
+    replay_command,
+    saved_target,
+    target_of,
+)
 from kvsm.cli.output import Command, complain, in_green, say, say_json
 from kvsm.cli.signals import ends_with_sigterm
 from kvsm.cli.walking import shown_walk
@@ -146,6 +154,17 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     multiple=True,
     help="With --replay: run the code of this eviction policy if the failure names it. Repeatable.",
 )
+@click.option(
+    "--connector",
+    metavar="NAME",
+    help="With --replay: run the code of this connector of vLLM if the failure names it.",
+)
+@click.option(
+    "--config",
+    type=ConnectorConfig(),
+    metavar="JSON",
+    help="With --replay: its kv_connector_extra_config, as the failure has it. It may name code and paths.",
+)
 @ci_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def fuzz(
@@ -154,6 +173,8 @@ def fuzz(
     cluster: str | None,
     as_json: bool,
     allow_policies: tuple[str, ...],
+    connector: str | None,
+    config: dict[str, Any] | None,
     **choices: Any,
 ) -> None:
     """Walk at random through the real code, and reduce a failure.
@@ -195,17 +216,35 @@ def fuzz(
     \b
     Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 Ctrl-C, 143 SIGTERM, and nothing found.
     """
-    if replayed is None:
-        with chosen_executor(cluster, jobs) as executor:
-            _find(_FuzzOptions(**choices), executor, as_json)
+    allowed = {"policy": allow_policies, "connector": _given(connector), "extra": _given(config)}
+    if replayed is not None:
+        _repeat(replayed, allowed, as_json, cluster, **choices)
         return
-    target = choices.pop("target")
+    if any(allowed.values()):
+        raise click.UsageError("--allow-policy, --connector and --config go with --replay alone")
+    with chosen_executor(cluster, jobs) as executor:
+        _find(_FuzzOptions(**choices), executor, as_json)
+
+
+def _given(value: Any) -> tuple[Any, ...]:
+    return () if value is None else (value,)
+
+
+def _repeat(
+    replayed: Path,
+    allowed: Mapping[str, Collection[Any]],
+    as_json: bool,
+    cluster: str | None,
+    target: str | None,
+    **choices: Any,
+) -> None:
     if cluster is not None or any(one not in (None, False) for one in choices.values()):
         raise click.UsageError(
-            "--replay repeats what was saved; only --json, --allow-policy and --target go with it"
+            "--replay repeats what was saved; only --json, and what it allows, go with it: --target, "
+            "--allow-policy, --connector, --config"
         )
     failure = read(replayed)
-    _do_again(saved_target(failure, replayed, target, allow_policies), failure, as_json)
+    _do_again(saved_target(failure, replayed, target, allowed), failure, as_json)
 
 
 class _FuzzOptions(msgspec.Struct, frozen=True):
@@ -389,11 +428,7 @@ def _print(report: FuzzAnswer, target: FuzzTarget, resume: Path | None) -> None:
         say(in_green("no property was broken"))
         return
     say("", *target.told(report.failure).split("\n"), "")
-    say(f"saved in {report.directory}; to repeat it: {_replay(report, target)}")
-
-
-def _replay(report: FuzzAnswer, target: FuzzTarget) -> str:
-    return f"kvsm fuzz --replay {report.directory}{_own(target)}"
+    say(f"saved in {report.directory}; to repeat it: {replay_command(report.failure, report.directory)}")
 
 
 def _own(target: FuzzTarget) -> str:
@@ -407,7 +442,8 @@ def _tell_ci(report: FuzzAnswer, target: FuzzTarget, choices: _FuzzOptions, as_j
     progress, found = report.progress, []
     if report.failure is not None:
         told, directory = target.told(report.failure), Path(str(report.directory))
-        found = [failure_report(report.failure, told, directory, _replay(report, target), target.source)]
+        repeats = replay_command(report.failure, directory)
+        found = [failure_report(report.failure, told, directory, repeats, target.source)]
     shard = "" if progress.shard == str(WHOLE) else f" --shard {progress.shard}"
     corpus = "" if choices.corpus is None else f" --corpus {choices.corpus}"
     walk = f"kvsm fuzz --target {progress.target} --seed {progress.seed}{shard}{corpus}"

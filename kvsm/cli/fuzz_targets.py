@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import TestCase
@@ -11,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from kvsm.checker.failures import FILE, SavedFailure, load
 from kvsm.checker.fuzz_target import FuzzTarget, WorldTarget
+from kvsm.checker.option_trust import allowing
 from kvsm.checker.own_code import KINDS, find_own, is_path, make_own_world
 from kvsm.checker.targets import PATH_FORM, TARGETS
 from kvsm.errors import ConfigError
@@ -71,17 +75,38 @@ def _machine_target(name: str, machine: Any) -> FuzzTarget:
     return MachineTarget(name, machine)
 
 
-def saved_target(
-    failure: SavedFailure, directory: Any, given: str | None, policies: tuple[str, ...]
-) -> FuzzTarget:
-    """The target of a saved failure. given: the own code that the user allows to run.
+class ConnectorConfig(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A connector's options, as a JSON object."""
 
-    Raises `ConfigError`: a file must not choose which code runs.
+    name = "json"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
+        """Refuse what is none."""
+        if isinstance(value, dict):
+            return value
+        try:
+            extra = json.loads(value)
+        except json.JSONDecodeError as error:
+            self.fail(f"not JSON: {error}", param, ctx)
+        if not isinstance(extra, dict):
+            self.fail(f'give an object, as {{"store_threshold": 2}}, and not {value}', param, ctx)
+        return extra
+
+
+def saved_target(
+    failure: SavedFailure, directory: Path, given: str | None, allowed: Mapping[str, Collection[Any]]
+) -> FuzzTarget:
+    """The target of a saved failure.
+
+    given: the own code that the user allows to run.
+    allowed: what the user allows the options to name, by their names.
+
+    Raises `ConfigError`: a file must not choose which code runs, or where it writes.
     """
     if not is_path(failure.target):
         if given is not None:
             raise ConfigError(f"{directory / FILE}: is a failure of {failure.target}; leave out --target")
-        load(directory, policies)
+        load(directory, allowed)
         return WorldTarget(failure.target)
     if given != failure.target:
         raise ConfigError(
@@ -89,3 +114,10 @@ def saved_target(
             f"that: --target {failure.target}"
         )
     return target_of(failure.target)
+
+
+def replay_command(failure: SavedFailure, directory: str | Path | None) -> str:
+    """The command that repeats a saved failure, with what its user has to allow."""
+    if is_path(failure.target):
+        return f"kvsm fuzz --replay {directory} --target {failure.target}"
+    return f"kvsm fuzz --replay {directory}{allowing(failure.case().options)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from kvsm.checker.walk import WalkFailure, WalkResult, random_of
 from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
 from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.fuzz_targets import ConnectorConfig, replay_command
 from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.cli.signals import EndRequest, ends_with_sigterm
 from kvsm.cli.walking import shown_search, shown_walk
@@ -99,16 +99,6 @@ class Choices(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, faults=tuple(faults), mamba=mamba)
 
 
-def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dict[str, Any]:
-    try:
-        extra = json.loads(value)
-    except json.JSONDecodeError as error:
-        raise click.BadParameter(f"not JSON: {error}") from error
-    if not isinstance(extra, dict):
-        raise click.BadParameter(f'give an object, as {{"store_threshold": 2}}, and not {value}')
-    return extra
-
-
 @click.command(cls=Command)
 @click.option(
     "--connector",
@@ -120,7 +110,7 @@ def _extra(_context: click.Context, _option: click.Parameter, value: str) -> dic
     "--config",
     "extra",
     default="{}",
-    callback=_extra,
+    type=ConnectorConfig(),
     metavar="JSON",
     help="Its kv_connector_extra_config. cpu_bytes_to_use is drawn unless it is given.",
 )
@@ -208,8 +198,8 @@ def vllm_fuzz(
     takes seven to twelve times as long.
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
-    is mended. `kvsm fuzz --replay DIR` repeats it. Two failures count as one defect if they break the same
-    property, by an error at the same line.
+    is mended. The command that repeats it, `kvsm fuzz --replay DIR`, is printed, too. Two failures count as
+    one defect if they break the same property, by an error at the same line.
 
     \b
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, 143 SIGTERM, and
@@ -383,7 +373,10 @@ def _ci_report(answer: VllmFuzzAnswer) -> WalkReport:
         made_by=f"kvsm vllm-fuzz --connector {answer.connector} {_limits_of(answer)}",
         failures=[
             failure_report(
-                one.failure, told(one.failure), Path(one.directory), f"kvsm fuzz --replay {one.directory}"
+                one.failure,
+                told(one.failure),
+                Path(one.directory),
+                replay_command(one.failure, one.directory),
             )
             for one in answer.findings
         ],
@@ -409,4 +402,4 @@ def _print_totals(answer: VllmFuzzAnswer) -> None:
     say(f"{totals}; {len(answer.findings)} different defects:")
     for finding in answer.findings:
         say(f"  {finding.times} times: {finding.failure.finding()}")
-        say(f"    kvsm fuzz --replay {finding.directory}")
+        say(f"    {replay_command(finding.failure, finding.directory)}")
