@@ -20,6 +20,7 @@ from kvsm.ledger import Ledger
 from kvsm.log import MemoryLog
 from kvsm.offloader import LookupResult, Offloader, PendingHit
 from kvsm.plan import TransferJob, WorkerReport
+from kvsm.policies import POLICIES
 from kvsm.scheduler import KVCacheGroup, LastStep, OffloadScheduler, SchedulerConfig, StepOutput
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
@@ -40,6 +41,7 @@ class Tiers:
         writes: WritePolicy = WritePolicy.THROUGH,
         places: int = PLACES,
         disk: int = DISK,
+        policy: str = "lru",
     ) -> None:
         config = OffloadConfig(
             host_blocks=host_blocks,
@@ -47,10 +49,11 @@ class Tiers:
             blocks_per_chunk=chunk,
             workers=workers,
             defer_ticks=8,
+            policy=policy,
         )
         config = host_config(config, places)
         self.host = Offloader(config)
-        self.disk = Offloader(disk_config(config, disk))
+        self.disk = Offloader(disk_config(config, disk, policy))
         self.voids: list[str | None] = []
         self.tier = DiskTier(self.host, self.disk, self.voids.append, places, writes=writes)
 
@@ -77,6 +80,16 @@ class Tiers:
         self.store(keys)
         for job in self.tier.plan():
             self.end(job)
+
+    def use(self, name: str, keys: Sequence[bytes]) -> None:
+        """A request loads these from the host."""
+        assert self.host.match(name, keys).hits == len(keys)
+        job = self.host.prepare_load(name, list(range(len(keys))))
+        assert job is not None
+        self.host.submit([job.transfer])
+        for worker in range(self.host.config.workers):
+            self.host.report(job.transfer, worker, True)
+        self.host.finish(name)
 
     def check(self) -> None:
         assert disagreements(self.tier) == []
@@ -358,6 +371,90 @@ def test_a_last_step_waits_for_the_copies_to_the_disk_too() -> None:
     assert scheduler.build_connector_meta(StepOutput()).flush == (tiers.tier.copies[job.transfer].host,)
 
 
+# Uses on the host.
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("writes", WritePolicy)
+def test_a_prompt_that_is_asked_again_and_again_is_on_the_disk(policy: str, writes: WritePolicy) -> None:
+    """The host serves it, and a hundred others that are asked once go to the disk meanwhile."""
+    tiers = Tiers(host_blocks=8, writes=writes, places=8, disk=32, policy=policy)
+    hot = [b"hot 0", b"hot 1"]
+    tiers.write_through(hot)
+    for number in range(100):
+        tiers.write_through([b"cold %d" % number])
+        tiers.use(f"r{number}", hot)
+        for job in tiers.tier.plan():
+            tiers.end(job)
+    assert all(map(tiers.tier.has, hot))
+    assert len(tiers.disk.ledger.index) > 8
+    tiers.check()
+
+
+def test_a_use_without_a_load_counts_on_the_disk() -> None:
+    """The device had the blocks, too."""
+    tiers = Tiers(host_blocks=HOST, disk=4)
+    tiers.write_through(KEYS[:4])
+    tiers.host.touch(KEYS[2:4])
+    assert tiers.disk.next_victims(4) == (KEYS[1], KEYS[0], KEYS[3], KEYS[2])
+
+
+def test_a_block_whose_copy_failed_is_stored_when_it_is_used() -> None:
+    tiers = Tiers()
+    tiers.store(KEYS[:1])
+    (job,) = tiers.tier.plan()
+    tiers.end(job, good=False)
+    assert tiers.tier.plan() == ()
+    tiers.use("r", KEYS[:1])
+    (job,) = tiers.tier.plan()
+    tiers.end(job)
+    assert tiers.tier.has(KEYS[0])
+
+
+def test_a_copy_to_the_disk_is_no_use() -> None:
+    tiers = Tiers()
+    tiers.write_through(KEYS[:1])
+    before = tiers.disk.ledger.seq
+    assert tiers.tier.plan() == ()
+    assert tiers.disk.ledger.seq == before
+
+
+def test_a_smaller_disk_keeps_what_was_used_last() -> None:
+    tiers = Tiers(host_blocks=4, disk=2)
+    tiers.write_through(KEYS[:2])
+    tiers.use("r", KEYS[:1])
+    tiers.write_through(KEYS[2:3])
+    assert [*map(tiers.tier.has, KEYS[:3])] == [True, False, True]
+
+
+def test_a_block_waits_while_copies_hold_all_slots_of_the_disk() -> None:
+    """It is stored as soon as one of them ends."""
+    tiers = Tiers(host_blocks=2, disk=1)
+    tiers.store(KEYS[:1])
+    (first,) = tiers.tier.plan()
+    tiers.store(KEYS[1:2])
+    assert tiers.tier.plan() == ()
+    tiers.end(first)
+    (second,) = tiers.tier.plan()
+    tiers.end(second)
+    assert tiers.tier.has(KEYS[1])
+    assert tiers.tier.counts.not_stored == 0
+
+
+@pytest.mark.parametrize("writes", WritePolicy)
+def test_after_a_restart_the_disk_hears_what_the_host_was_left(writes: WritePolicy) -> None:
+    """With write-through it stores what it lacks. What both have is used there as on the host."""
+    tiers = Tiers(writes=writes)
+    tiers.host.adopt_blocks(KEYS[:3], [0, 1, 2], "an earlier process")
+    tiers.disk.adopt_blocks([*KEYS[1:3], b"another"], [0, 1, 2], "an earlier process")
+    tier = tiers.tier = DiskTier(tiers.host, tiers.disk, tiers.voids.append, PLACES, writes=writes)
+    assert tiers.disk.next_victims(3) == (b"another", KEYS[2], KEYS[1])
+    for job in tier.plan():
+        tiers.end(job)
+    assert tier.has(KEYS[0]) is (writes is WritePolicy.THROUGH)
+    tiers.check()
+
+
 # Write-back.
 
 
@@ -381,6 +478,8 @@ def test_write_back_stores_what_the_host_evicts_next_and_nothing_else() -> None:
         tiers.end(job)
     victims = tiers.host.next_victims(1)
     assert on_disk(tiers) == [*victims]
+    assert tiers.tier.has_work(), "the copy may have changed what leaves next"
+    assert tiers.tier.plan() == ()
     assert not tiers.tier.has_work()
     tiers.check()
 

@@ -21,7 +21,7 @@ from kvsm.checker.model import Verdict
 from kvsm.checker.models import MODELS, ExplorationLimits
 from kvsm.checker.tiers import SCOPES, TierScope, TiersModel
 from kvsm.properties import Property
-from kvsm.tiers import DiskTier
+from kvsm.tiers import DiskTier, disk_tier
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.worlds.world import Action
 
@@ -118,6 +118,20 @@ def test_the_shortest_way_to_what_is_planted_is_found(
     assert found.refutation is not None
     assert found.refutation.finding.property is broken, found.refutation.finding
     assert len(found.refutation.path) == steps
+
+
+def test_a_block_that_the_host_has_and_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Full offload (S16) at rest: as many slots on both tiers, and three keys that displace each other."""
+    bounds = {"host_slots": 2, "disk_slots": 2, "prompts": 4, "failures": 0, "losses": 0}
+    sound = {"resets": 0, "crashes": 0, "damages": 0}
+    scope = TierScope("hot", msgspec.structs.replace(SCOPES["small"].options, **bounds, **sound))
+    monkeypatch.setattr(disk_tier, "spared", lambda *_: ())
+    found = MODELS["tiers"].explore(scope, ExplorationLimits())
+    assert found.refutation is not None
+    assert found.refutation.finding.property is Property.FULL_OFFLOAD
+    assert len(found.refutation.path) == 14
+    monkeypatch.undo()
+    assert explored(scope, max_states=2500) is Verdict.UNDETERMINED
 
 
 @pytest.mark.slow

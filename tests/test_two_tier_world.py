@@ -21,7 +21,7 @@ from kvsm.disk import recovery
 from kvsm.errors import ConfigError
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
-from kvsm.tiers import DiskTier
+from kvsm.tiers import DiskTier, disk_tier
 from kvsm.tiers.fetches import Fetches
 from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.worlds.world import Action, World
@@ -100,9 +100,26 @@ def a_turn_comes_after_a_copy_that_is_over(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Fetches, "turn", lambda fetches: fetches._host.ledger.seq)
 
 
+def uses_are_not_heard(patch: pytest.MonkeyPatch) -> None:
+    """A prompt that is served by the host again and again is never stored on the disk."""
+    patch.setattr(DiskTier, "used", lambda *_: None)
+
+
+def what_the_host_has_gives_way(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(disk_tier, "spared", lambda *_: ())
+
+
+def the_oldest_that_wait_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    """The host may have these, and have lost younger ones."""
+    plant(patch, DiskTier.stored, "self._queue(keys)", "self._queue(list(keys)[1:])")
+
+
 @pytest.mark.parametrize(
     ("bug", "broken"),
     [
+        (uses_are_not_heard, Property.FULL_OFFLOAD),
+        (what_the_host_has_gives_way, Property.FULL_OFFLOAD),
+        (the_oldest_that_wait_are_dropped, Property.FULL_OFFLOAD),
         (a_reset_begins_no_era, Property.NO_STALE_DATA),
         (places_are_kept, Property.CONSERVATION),
         (a_failed_load_is_good_for_the_host, Property.FAILURE_IS_NOT_SUCCESS),

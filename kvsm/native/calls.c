@@ -213,6 +213,14 @@ static Verdict plan_load(Call *call, PyObject *request, PyObject *slots, PyObjec
     return call->result == NULL ? FAILED : FOLDED;
 }
 
+/* Whether a tier below hears of uses. Python tells it. */
+static bool uses_are_heard(Call *call)
+{
+    PyObject *hearer = of_core(call, N_using);
+    Py_XDECREF(hearer); /* the core has it */
+    return hearer != Py_None;
+}
+
 static Verdict prepare_load(Call *call)
 {
     PyObject *const *given = call->arguments;
@@ -223,7 +231,7 @@ static Verdict prepare_load(Call *call)
         field(&call->look, N_kept) != Py_None || /* then the job names what its host blocks hold */
         !configured(call, N_blocks_per_chunk, &chunk) || chunk != 1 ||
         !configured(call, N_max_live_transfers, &most) ||
-        PyDict_Size(field(&call->look, N_transfers)) >= most)
+        PyDict_Size(field(&call->look, N_transfers)) >= most || uses_are_heard(call))
         return REFERENCE;
     PyObject *blocks = checked_device_blocks(call, given[1], &wanted);
     PyObject *slots = blocks == NULL || wanted == 0 ? NULL : pins_of(call, given[0], wanted);

@@ -14,7 +14,7 @@ from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread, described
 from kvsm.events import OffloadConfig, OffloadingEvent, recorded_ns
 from kvsm.identity import KeptPools
-from kvsm.ids import SMALL, IdArray, listed
+from kvsm.ids import SMALL, IdArray, listed, pack, unpack
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, TransferRecord
 from kvsm.offloader.arguments import a, ids_of
@@ -93,6 +93,9 @@ class EventEmitter:
         self.step = 0
         self.evicting: Callable[[Sequence[bytes]], None] | None = None
         """Hears the keys that are evicted for others. It must not call the core."""
+        self.using: Callable[[Sequence[bytes]], None] | None = None
+        """Hears the keys that a request loads, or that are used without a load, in prefix order. It must not
+        call the core."""
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_seq = 0
@@ -219,6 +222,14 @@ class EventEmitter:
             self._stop(described(error))
             raise
         self._may_change = thread
+
+
+def touch_slots(core: EventEmitter, slots: Sequence[int]) -> None:
+    """These blocks, at least one, are used without a load."""
+    packed = pack(slots)
+    core.emit(ev.BlocksTouched, packed)
+    if core.using is not None:
+        core.using(core.ledger.keys_of(unpack(packed)))
 
 
 def checked_device_blocks(core: EventEmitter, call: str, device_blocks: Sequence[int]) -> IdArray:

@@ -15,14 +15,13 @@ from kvsm import native
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, described
 from kvsm.events import OffloadConfig, recorded_ns
 from kvsm.frozen import freeze
-from kvsm.ids import pack
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, NativeLedger, readable_keys
 from kvsm.log import Durability, EndedLog, LogBinding, LogWriter, MemoryLog, OnFailure, StateCopy
 from kvsm.log.flush_mark import UNBOUND
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, keys_of, request_name, weights_version
-from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
+from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush, touch_slots
 from kvsm.plan import TransferJob
 from kvsm.states import machines_digest
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
@@ -260,7 +259,7 @@ class Offloader(EventEmitter):
         found = ledger.index.find(keys_of("touch", keys))
         slots = [slot for slot in found if slot is not None and ledger.readable(slot)]
         if slots:
-            self.emit(ev.BlocksTouched, pack(list(dict.fromkeys(slots))))
+            touch_slots(self, list(dict.fromkeys(slots)))
 
     def tick(self) -> None:
         """Time passes; call it once a step. No event if nothing waits for a bound."""

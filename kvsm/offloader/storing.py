@@ -30,6 +30,7 @@ from kvsm.offloader.emitter import (
     checked_device_blocks,
     checked_ids,
     has_room_for_transfer,
+    touch_slots,
 )
 from kvsm.offloader.transfers import host_blocks, planned_job
 from kvsm.plan import TransferJob
@@ -87,16 +88,20 @@ def store(
     keys: Sequence[bytes],
     device_blocks: Sequence[int],
     again: Collection[int] = (),
+    spared: Collection[int] = (),
 ) -> PreparedStore:
     """`prepare_store` for several requests at once, as one transfer.
 
     owners: (request, how many of the keys it has), in the order of the keys; empty if no request has them.
     again: places in the offer that were offered before. That they still wait is not recorded once more.
+    spared: slots that are not evicted for this offer.
     """
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
         again = integers("store", "again", cast(Sequence[int], again))
-    return _store(core, "store", owners_of("store", owners, len(keys)), keys, device_blocks, again)
+    if type(spared) not in (tuple, set, frozenset):
+        spared = integers("store", "spared", cast(Sequence[int], spared))
+    return _store(core, "store", owners_of("store", owners, len(keys)), keys, device_blocks, again, spared)
 
 
 def _store(
@@ -106,6 +111,7 @@ def _store(
     keys: tuple[bytes, ...],
     device_blocks: Sequence[int],
     again: Collection[int],
+    spared: Collection[int] = (),
 ) -> PreparedStore:
     sources, chunk = checked_device_blocks(core, call, device_blocks), core.config.blocks_per_chunk
     if len(sources) != len(keys) * chunk:
@@ -120,11 +126,11 @@ def _store(
     if found.count(None) < len(found) or not _all_new(core, keys, sources):
         new, deferred, resident = _partition(core, owners, keys, listed(sources), found, again)
         if resident:
-            core.emit(ev.BlocksTouched, pack(resident))
+            touch_slots(core, resident)
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
     wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
-    room, choice = _room_for(core, wanted, resident)
+    room, choice = _room_for(core, wanted, [*resident, *spared])
     lacks_room = room < len(new) and has_room_for_transfer(core)
     if room < len(new):
         reason = SkipReason.POOL_FULL if lacks_room else SkipReason.TOO_MANY_TRANSFERS
@@ -159,7 +165,7 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     )
     new.sort()
     if resident:
-        core.emit(ev.BlocksTouched, pack(resident))
+        touch_slots(core, resident)
     if not new:
         return PreparedStore(None, (), (), len(resident))
     wanted = tuple([keys[place] for place in new])
@@ -355,14 +361,18 @@ def _admit(
     return Admission.STORE
 
 
-def next_victims(core: EventEmitter, most: int, after: int = 0) -> Sequence[bytes]:
+def next_victims(
+    core: EventEmitter, most: int, after: int = 0, spared: Collection[int] = ()
+) -> Sequence[bytes]:
     """The keys that would be evicted next, in this order: at most this number of them. Changes nothing.
 
     after: how many of them are left out, from the first one on.
+    spared: slots that are not evicted.
     """
     ledger = core.ledger
-    count = min(most, ledger.evictable())
-    choice = ledger.policy.choose(count, frozenset(ledger.copied_out)) if count > 0 else None
+    barred = frozenset(spared).union(ledger.copied_out)
+    count = min(most, _evictable(core, barred))
+    choice = ledger.policy.choose(count, barred) if count > 0 else None
     if choice is None:
         return ()
     return ledger.keys_of(ids_of("policy.choose", "victims", choice.victims[after:]))
@@ -373,7 +383,7 @@ def _room_for(
 ) -> tuple[int, Choice | None]:
     """(how many of these keys there is room for, what must be evicted first).
 
-    protected: slots that are not evicted: what the offer itself found resident.
+    protected: slots that are not evicted: what the offer itself found resident, and what it spares.
     """
     ledger = core.ledger
     if not has_room_for_transfer(core):
@@ -382,8 +392,7 @@ def _room_for(
     barred: frozenset[int] = frozenset()
     if len(keys) > free:
         barred = frozenset(protected).union(ledger.copied_out)
-        evictable = len(policy) - sum([slot in policy for slot in barred])
-        keys = keys[: free + evictable]
+        keys = keys[: free + _evictable(core, barred)]
     recalled = policy.recall(keys)
     if recalled:
         core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
@@ -395,6 +404,12 @@ def _room_for(
         return free, None
     victims = ids_of("policy.choose", "victims", choice.victims)
     return len(keys), Choice(victims, ids_of("policy.choose", "moved", choice.moved))
+
+
+def _evictable(core: EventEmitter, barred: Collection[int]) -> int:
+    """How many blocks of the eviction order are not barred."""
+    policy = core.ledger.policy
+    return len(policy) - sum([slot in policy for slot in barred])
 
 
 def _evict(core: EventEmitter, choice: Choice) -> Sequence[bytes]:

@@ -109,6 +109,8 @@ def prepare_load(
     blocks = pack(targets)
     core.emit(ev.LoadPlanned, request, slots, blocks, False, pack(parts), target)
     transfer = core.ledger.transfers[core.ledger.seq]
+    if core.using is not None and not target:
+        core.using(core.ledger.keys_of(transfer.slots))
     hosts = slots if chunk == 1 else host_blocks(core, transfer.slots, parts)
     return planned_job(core, LOAD, blocks, hosts)
 

@@ -213,8 +213,7 @@ class RunDisk:
             (stores if job.direction is Direction.STORE else loads).append(job)
         if loads or stores:
             self._in_flight.start(TransferPlan(tuple(loads), tuple(stores)), step)
-        if self.tier.copies:
-            self._core.end_step()
+        self._core.end_step()
 
     def flush(self, transfers: Sequence[int], step: int) -> None:
         """Copies to and from the disk among these transfers of the host's ledger end with this step."""

@@ -30,7 +30,12 @@ from the disk   bad      bad: the key is not on the host              bad: the d
 ==============  =======  ===========================================  =======================================
 
 `WritePolicy` says when a block goes to the disk: as soon as the host has it, or before the host evicts it.
-The host's eviction never waits for a copy. A block that has to leave before its copy is lost, and counted.
+With both, a block that the disk lacks is written when a request uses it. The host's eviction never waits
+for a copy. A block that has to leave before its copy is lost, and counted.
+
+The host serves a block again and again without a read from the disk. So uses on the host are reported to
+the disk's ledger, as one `BlocksTouched` for each load, and its policy counts them (`used`). A block that
+the host has too gives way last (`sparing`).
 
 A block's way: `stored` queues it, or `plan` with write-back. `plan` begins its copy, and `report` ends it.
 When a prompt comes again and the host has lost it, `fetch` begins the copy back, in the request's turn
@@ -43,7 +48,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum
-from itertools import islice
 from typing import NamedTuple
 
 import msgspec
@@ -56,6 +60,7 @@ from kvsm.offloader import Offloader, PendingHit
 from kvsm.offloader.matching import may_defer
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.tiers.fetches import Fetches
+from kvsm.tiers.sparing import spared
 
 HOST, DISK = "host", "disk"
 """The tiers, for people. The host's log names the disk as the other end of these copies:
@@ -74,7 +79,7 @@ LOOKS = 8
 """How often write-back looks at all of them until the host has stored as many other blocks."""
 
 PIECE = 16_384
-"""How many of them one step looks at."""
+"""How many of them one step looks at, and how many blocks one event touches at the start."""
 
 
 class WritePolicy(Enum):
@@ -83,7 +88,8 @@ class WritePolicy(Enum):
     THROUGH = "through"
     """At once. Each block is written, and the disk has nearly all that the host has."""
     BACK = "back"
-    """Before the host evicts it. Blocks that a reset overtakes first are never written."""
+    """Before the host evicts it, or when it is used again. Blocks that a reset overtakes first are never
+    written."""
 
 
 class TierCopy(NamedTuple):
@@ -104,9 +110,9 @@ class TierCopy(NamedTuple):
 class TierCounts(msgspec.Struct):
     """How many blocks went which way since the start.
 
-    not_stored: blocks that did not reach the disk. With write-through their copy failed, found no room, or
-        was overtaken by a reset or by their eviction, and it is not tried again. With write-back the host had
-        to evict them before, or a reset overtook them while they waited.
+    not_stored: blocks that did not reach the disk. With write-through their copy failed, or was overtaken by
+        a reset or by their eviction. It is made again if the block is used while the host has it. With
+        write-back the host had to evict them before, or a reset overtook them while they waited.
     """
 
     to_disk: int = 0
@@ -192,8 +198,6 @@ class DiskTier:
         """How many of them that look has seen."""
         self._looked_at = (0, 0)
         """The last events of host and disk when some of them were."""
-        if writes is WritePolicy.BACK:
-            host.evicting = self.evicted
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)
@@ -206,6 +210,12 @@ class DiskTier:
         """Whether `void` has returned since the last reset."""
         self._reset_weights: str | None = None
         """What it is given then."""
+        self._report_what_was_left()
+        self.listen()
+
+    def listen(self) -> None:
+        """Hear from here on what the host uses and evicts."""
+        self.host.using, self.host.evicting = self.used, self.evicted
 
     # What comes back.
 
@@ -280,12 +290,31 @@ class DiskTier:
         if self._writes is WritePolicy.THROUGH:
             self._queue(keys)
 
-    def evicted(self, keys: Sequence[bytes]) -> None:
-        """The host evicts these keys, and write-back should have stored them before."""
+    def used(self, keys: Sequence[bytes]) -> None:
+        """A request uses these keys of the host, in prefix order. Those that the disk lacks are queued."""
+        self.disk.touch(keys)
         below = self.disk.ledger.index
-        self.counts.not_stored += sum([key not in below for key in keys])
-        for key in keys:
-            self._waiting.pop(key, None)  # or a reset would count it again
+        self._queue([key for key in keys if key not in below])
+
+    def _report_what_was_left(self) -> None:
+        """Report in which order the host would evict what an earlier process has left there. With
+        write-through the disk stores what it lacks of it."""
+        left, below = self.host.next_victims(self.host.config.host_blocks), self.disk.ledger.index
+        for first in range(0, len(left), PIECE):
+            self.disk.touch(left[first : first + PIECE][::-1])
+        if self._writes is WritePolicy.THROUGH:
+            self._queue([key for key in left if key not in below])
+
+    def evicted(self, keys: Sequence[bytes]) -> None:
+        """The host evicts these keys, so none of them waits any longer. Write-back should have stored them
+        before."""
+        below, waiting = self.disk.ledger.index, self._waiting
+        left = [key for key in keys if key in waiting]
+        for key in left:
+            del waiting[key]
+        if self._writes is WritePolicy.BACK:
+            left = [key for key in keys if key not in below]
+        self.counts.not_stored += len(left)
 
     def _queue_next_victims(self) -> None:
         """Queue what the host evicts next and the disk lacks.
@@ -293,12 +322,11 @@ class DiskTier:
         To look at all of it takes long in a large pool: so a step looks at a piece, and the next piece is for
         the next step. Each step looks at the first blocks, too, because uses move the order.
         """
-        now = self.host.ledger.seq, self.disk.ledger.seq
+        if not self._has_to_look():
+            return
         if self._since_look >= self._look_after:
             self._since_look = self._seen_ahead = 0
-        elif now == self._looked_at and not self._is_looking():
-            return
-        self._looked_at = now
+        self._looked_at = self._now()
         below, free = self.disk.ledger.index, len(self.host.ledger.free)
         first = min(self._ahead, PLACES)
         seen, self._seen_ahead = self._seen_ahead, min(self._ahead, self._seen_ahead + PIECE)
@@ -307,18 +335,21 @@ class DiskTier:
             keys += self.host.next_victims(self._seen_ahead - free, max(0, max(seen, first) - free))
         self._queue([key for key in keys if key not in below])
 
-    def _is_looking(self) -> bool:
-        """Whether a look at all blocks that leave next has begun, and some of them were not seen yet."""
-        return self._seen_ahead < self._ahead
+    def _has_to_look(self) -> bool:
+        """Whether an event came since write-back looked at the blocks that leave next, or some of these were
+        not seen yet."""
+        return (
+            self._seen_ahead < self._ahead
+            or self._since_look >= self._look_after
+            or self._now() != self._looked_at
+        )
+
+    def _now(self) -> tuple[int, int]:
+        """The last events of host and disk."""
+        return self.host.ledger.seq, self.disk.ledger.seq
 
     def _queue(self, keys: Iterable[bytes]) -> None:
-        waiting = self._waiting
-        waiting.update(dict.fromkeys(keys))
-        # As long as the disk takes no stores, more come than the host can hold.
-        too_many = list(islice(waiting, max(0, len(waiting) - self.host.config.host_blocks)))
-        for key in too_many:
-            del waiting[key]
-        self.counts.not_stored += len(too_many)
+        self._waiting.update(dict.fromkeys(keys))
 
     def plan(self) -> tuple[TransferJob, ...]:
         """What leaves for the disk's workers now. All of it is submitted in both ledgers.
@@ -337,10 +368,13 @@ class DiskTier:
 
     def has_work(self) -> bool:
         """Whether a copy is planned or in flight, or one may begin for a block that waits."""
-        to_look = self._since_look >= self._look_after or self._is_looking()
-        waits = self._waiting or (self._writes is WritePolicy.BACK and to_look)
-        may_begin = waits and self._places and self._health.read().takes_stores
+        waits = self._waiting or (self._writes is WritePolicy.BACK and self._has_to_look())
+        may_begin = waits and self._places and self._room_below() and self._health.read().takes_stores
         return bool(self.copies or may_begin)
+
+    def _room_below(self) -> int:
+        """How many blocks the disk can take: all others are being copied, or retired."""
+        return len(self.disk.ledger.free) + self.disk.ledger.evictable()
 
     def _store_some(self) -> bool:
         """Plan one copy to the disk. Returns whether another one may follow at once."""
@@ -348,15 +382,15 @@ class DiskTier:
         blocked = not self._places or not _has_room(host) or not _has_room(disk)
         if blocked or host.ledger.draining() or self._health.refusal() or not self._is_durable_now():
             return False
-        keys = self._take_waiting(min(BATCH, len(self._places)))
+        keys = self._take_waiting(min(BATCH, len(self._places), self._room_below()))
         if not keys:
             return False
         slots = [host.ledger.index[key] for key in keys]
         # The disk's core has not seen that the host has stored other content into these slots.
         disk.rewrite(slots)
-        prepared = disk.store((), keys, slots)
+        prepared = disk.store((), keys, slots, spared=spared(host, disk, len(keys)))
         job = prepared.job
-        self._note_not_stored(len(keys) - len(prepared.keys))  # no room, because all of it is in use
+        self._note_not_stored(len(keys) - len(prepared.keys))
         if job is None:
             return False
         record = disk.ledger.transfers[job.transfer]

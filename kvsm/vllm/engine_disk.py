@@ -81,8 +81,7 @@ class EngineDisk:
         self._give_up_overdue()
         jobs = self.tier.plan()
         self.deadlines.submitted(jobs)
-        if self.tier.copies:
-            self.tier.disk.end_step()
+        self.tier.disk.end_step()
         return jobs
 
     def copies_of(self, transfers: Sequence[int]) -> tuple[int, ...]:

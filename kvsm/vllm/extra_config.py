@@ -105,7 +105,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     disk_bytes: the size of the disk tier, for all ranks of one engine together (bytes). It is allocated at
         the first start.
     disk_write: when a block goes to the disk: `through`, as soon as host memory has it; or `back`, before
-        host memory evicts it.
+        host memory evicts it, or when it is used again.
     disk_flush: when stores to the disk are flushed: `none`, `interval` (each second), or `every` store before
         it counts. What was flushed survives a power loss.
     weights_are_versioned: whether each change of the weights is told by vLLM's `set_weight_version`. What is

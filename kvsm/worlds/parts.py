@@ -203,6 +203,7 @@ declare(
     log=PART,
     step=_PEOPLE,
     evicting=Fixed("a world that is loaded puts in its own"),
+    using=Fixed("the same"),
     _clock_ns=FIXED,
     _poisoned=Dropped("whatever poisons a core ends the exploration"),
     _drivers=Fixed("one thread explores"),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from kvsm.disk.formats import SlotGeneration
@@ -38,6 +39,14 @@ class DiskSlot(NamedTuple):
 
 
 EMPTY = DiskSlot()
+
+
+class CopyInFlight(msgspec.Struct):
+    """A copy that has left, and not ended. waits: ranks that have not ended it."""
+
+    job: TransferJob
+    waits: list[int]
+    failed: bool = False
 
 
 class RankMemory:

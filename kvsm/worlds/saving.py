@@ -49,11 +49,10 @@ from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.words import StateWords
 from kvsm.tiers.disk_tier import TierCopy, TierCounts
 from kvsm.worlds.crash import Left
-from kvsm.worlds.rank_memory import DiskSlot, RankMemory
+from kvsm.worlds.rank_memory import CopyInFlight, DiskSlot, RankMemory
 from kvsm.worlds.serving import Budgets, ServingOptions, ServingWorld
 from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.small_workers import ComputedRange, SmallCopy
-from kvsm.worlds.two_tiers import CopyInFlight
 
 
 class Saved(Protocol):

@@ -33,10 +33,10 @@ from kvsm.tiers.fetches import Fetches
 from kvsm.worlds.describing import describe_ledger
 from kvsm.worlds.fingerprint import slots_in_order
 from kvsm.worlds.parts import lru_order
-from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory, Value
+from kvsm.worlds.rank_memory import EMPTY, CopyInFlight, DiskSlot, RankMemory, Value
 
 if TYPE_CHECKING:
-    from kvsm.worlds.two_tiers import CopyInFlight, TwoTierWorld
+    from kvsm.worlds.two_tiers import TwoTierWorld
 
 COMPARED = Dropped("`canonical_tiers` compares it")
 TOLD = Dropped("data for people")
@@ -54,7 +54,7 @@ declare(
     _look_after=FIXED,
     _since_look=COMPARED,
     _seen_ahead=COMPARED,
-    _looked_at=Dropped("to look again when nothing has happened finds nothing else"),
+    _looked_at=COMPARED,
     _places=COMPARED,
     _health=PART,
     _fetches=PART,
@@ -134,7 +134,8 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
         _fetches(tier._fetches, host),
         [(prompt, *_hit(hit, host)) for prompt, hit in world.requests.hits.items()],
         list(tier._waiting),
-        tier._writes is WritePolicy.BACK and (tier._since_look >= tier._look_after, tier._seen_ahead),
+        world.rest.state(),
+        tier._writes is WritePolicy.BACK and (tier._has_to_look(), tier._seen_ahead),
         [(disk.transfers[job.transfer], job.keys) for job in tier._planned],
         len(tier._places),
         _health(tier._health, world._ticks),

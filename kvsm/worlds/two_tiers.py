@@ -18,7 +18,7 @@ Watched, besides all that a ledger shows:
   either: no stale data (S14);
 - what was sealed and flushed is there after a crash, and the ledger holds what the scan has found: full
   offload (S16) and conservation (S1);
-- at rest nothing is in flight, and nobody waits: progress (S9).
+- at rest nothing is in flight, nobody waits, and idle blocks of the host are on the disk (`TierRest`).
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ from kvsm.offloader import Offloader
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.properties import Property
 from kvsm.tiers import DiskTier, WritePolicy, disagreements, disk_config, host_config
-from kvsm.worlds.rank_memory import EMPTY, DiskSlot, RankMemory
+from kvsm.worlds.rank_memory import EMPTY, CopyInFlight, DiskSlot, RankMemory
 from kvsm.worlds.run_figures import COPIED_OUT, IMPORTED, LOADED, STORED
 from kvsm.worlds.tier_requests import TierRequests
+from kvsm.worlds.tier_rest import TierRest
 from kvsm.worlds.tier_states import COMPARED, canonical_tiers, describe_tiers
 from kvsm.worlds.world import Action
 
@@ -101,14 +102,6 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
             raise ConfigError(f"writes is {self.writes!r}; choose one of {', '.join(policies)}")
 
 
-class CopyInFlight(msgspec.Struct):
-    """A copy that has left, and not ended. waits: ranks that have not ended it."""
-
-    job: TransferJob
-    waits: list[int]
-    failed: bool = False
-
-
 class TwoTierWorld:
     """A `World`."""
 
@@ -148,6 +141,7 @@ class TwoTierWorld:
         writes = WritePolicy(options.writes)
         self.tier = DiskTier(self.host, self.disk, self._begin_era, options.places, writes=writes)
         self.requests = TierRequests(self.host, self.tier, options.waiting)
+        self.rest = TierRest(self.host, self.disk, self.tier)
         self.bind()
         self._host_copies: list[CopyInFlight] = []
         self._disk_copies: list[CopyInFlight] = []
@@ -160,15 +154,14 @@ class TwoTierWorld:
         """All objects that it is made of, in a fixed order."""
         host, disk, tier = self.host, self.disk, self.tier
         below = [disk, disk.ledger, tier, tier._health, tier._fetches]
-        return [self, self.requests, host, host.ledger, self.log, *below]
+        return [self, self.requests, self.rest, host, host.ledger, self.log, *below]
 
     def bind(self) -> None:
         """Let the tier ask this world, and no other. To be called after it was loaded."""
         world = proxy(self)  # so that a world that is dropped is gone at once
         self.tier._void = lambda weights: world._begin_era(weights)
         self.tier._health._clock = lambda: float(world._ticks)
-        if self.tier._writes is WritePolicy.BACK:
-            self.host.evicting = self.tier.evicted
+        self.tier.listen()
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
@@ -283,7 +276,8 @@ class TwoTierWorld:
         keys = PROMPTS[number][: self.options.length]
         job = self.requests.ask(number, keys, self._free_blocks(self.options.length))
         if job is not None:
-            self._loads[job.transfer] = list(keys[: len(listed(job.pairs()[0]))])
+            loaded = self._loads[job.transfer] = list(keys[: len(listed(job.pairs()[0]))])
+            self.rest.loaded(loaded)
             self._leave(job)
         return self.host.ledger.seq != before
 
@@ -299,13 +293,14 @@ class TwoTierWorld:
 
     def _plan(self) -> bool:
         tier = self.tier
-        before = tier.has_work(), tier._since_look, [*tier._waiting]
+        before = self.disk.ledger.seq, tier.has_work(), tier._since_look, [*tier._waiting]
         jobs = self.tier.plan()
         for job in jobs:
             for rank in self.ranks:
                 rank.begin(job)
             self._disk_copies.append(CopyInFlight(job, list(range(self.options.ranks))))
-        return bool(jobs) or before != (tier.has_work(), tier._since_look, [*tier._waiting])
+        after = self.disk.ledger.seq, tier.has_work(), tier._since_look, [*tier._waiting]
+        return bool(jobs) or before != after
 
     def _check_unused(self, slots: set[int], what: str) -> None:
         used = {slot for one in self._disk_copies for slot in listed(one.job.pairs()[0])}
@@ -325,6 +320,7 @@ class TwoTierWorld:
         weights = f"v{self._epoch + 2}" if new_weights else None
         self.host.reset(weights)
         self.tier.reset(weights)
+        self.rest.reset()
         self._epoch += 1
         return True
 
@@ -349,6 +345,7 @@ class TwoTierWorld:
             self._note_copy(STORED if job.direction is Direction.STORE else LOADED, job)
         if ended.good and job.direction is Direction.STORE:
             self.tier.stored(ended.keys)
+            self.rest.stored(ended.keys)
         elif ended.good:
             for block, key in zip(listed(ended.device_blocks), keys):
                 self._check_bytes("device block", block, key)
@@ -382,6 +379,8 @@ class TwoTierWorld:
     def _check_failed(self, job: TransferJob) -> None:
         """A failed copy leaves its keys nowhere: the disk has not got them, or is not trusted any more."""
         is_load = job.direction is Direction.LOAD
+        if not is_load:
+            self.rest.not_stored(job.keys)
         for key in job.keys:
             if self.tier.has(key) or (is_load and key in self.host.ledger.index):
                 message = f"copy {job.transfer} of the disk has failed, and {key!r} can still be found"
@@ -408,7 +407,9 @@ class TwoTierWorld:
         job = self._disk_copies.pop(number).job
         blocks, slots = map(listed, job.pairs())
         to_disk = job.direction is Direction.STORE
-        self._retired_places += len(blocks) if to_disk else 0
+        if to_disk:
+            self._retired_places += len(blocks)
+            self.rest.not_stored(job.keys)
         self._late.append(("disk" if to_disk else "host", list(slots if to_disk else blocks)))
         self.tier.lose(job.transfer)
         return True
@@ -529,12 +530,8 @@ class TwoTierWorld:
             for violation in check_ledger(core.ledger):
                 raise PropertyBroken(violation.property, str(violation))
         self._watch()
-        if self.wind_down() is None and (self.host.ledger.transfers or self.disk.ledger.transfers):
-            raise PropertyBroken(Property.PROGRESS, "a transfer is in flight that no copy will ever end")
-        if self.wind_down() is None and self.host.ledger.requests:
-            left = next(iter(self.host.ledger.requests))
-            raise PropertyBroken(Property.PROGRESS, f"request {left} is left, and nobody will end it")
         if self.wind_down() is None:
+            self.rest.check()
             self.requests.notes.check(self.host.config, self.log)
 
     def wind_down(self) -> Action | None:
@@ -568,6 +565,7 @@ declare(
     _epoch=COMPARED,
     _meaning=COMPARED,
     requests=PART,
+    rest=PART,
     _ticks=COMPARED,
     era=COMPARED,
     ranks=COMPARED,
