@@ -83,7 +83,7 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     store: `eager` stores a block once it is computed, `lazy` when it is about to be evicted from the device.
     prompt_only: whether only blocks of prompts are stored, and none of generated tokens.
     lazy_target_blocks: how many blocks at the head of the device's free queue a lazy store keeps stored; 0
-        means twice what one step can take.
+        means twice what one step can take to compute its tokens.
     blocks_per_chunk: device blocks that are stored and found together, under one key.
     self_describing_kv_events: whether KV events include the tokens of each block.
     hand_over_directory: a directory in which this engine hands the blocks of prompts to other engines of this

@@ -482,7 +482,7 @@ def _core_config(
 
 def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> SchedulerConfig:
     groups = groups_of(vllm_config, kv_cache_config)
-    batched = vllm_config.scheduler_config.max_num_batched_tokens
+    step = 2 * sum(_step_blocks(group, vllm_config) for group in groups)
     return SchedulerConfig(
         groups=groups,
         hash_tokens=hash_tokens_of(vllm_config, kv_cache_config),
@@ -490,17 +490,24 @@ def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_conf
         # vLLM keeps stepping while `has_pending_push_work`.
         last_step=LastStep(options.last_step.replace("_", " ")),
         prompt_only=options.prompt_only,
-        lazy_target_blocks=options.lazy_target_blocks
-        or 2 * sum(_step_blocks(group, batched) for group in groups),
+        lazy_target_blocks=options.lazy_target_blocks or min(step, kv_cache_config.num_blocks),
         null_block=NULL_BLOCK,
     )
 
 
-def _step_blocks(group: KVCacheGroup, tokens: int) -> int:
-    """Most blocks of a group that a step with `tokens` tokens takes from the free queue."""
+def _step_blocks(group: KVCacheGroup, vllm_config: Any) -> int:
+    """The most blocks of a group that a step takes from the free queue to compute its tokens.
+
+    Each request may begin a block of its own with a single token. Blocks for a load are not counted: no
+    number of tokens bounds how many requests are admitted with a hit.
+    """
+    tokens = vllm_config.scheduler_config.max_num_batched_tokens
+    requests = min(vllm_config.scheduler_config.max_num_seqs, tokens)
+    speculative = vllm_config.speculative_config
+    drafted = speculative.num_speculative_tokens if speculative is not None else 0
     if group.kind is GroupKind.MAMBA:
-        return 2
-    return -(-tokens // group.block_tokens) + 1
+        return requests * (2 + drafted)
+    return (tokens + requests * (drafted + group.block_tokens - 1)) // group.block_tokens
 
 
 def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
