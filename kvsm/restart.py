@@ -23,7 +23,7 @@ run
 anything else                                warm    what was stored is there
 ===========================================  ======  =====================================================
 
-A cold start begins a new log. The old one is moved aside, beside it, and kept.
+A cold start begins a new log. The old one is moved aside, beside it. Such past logs have a limit together.
 
 A pool that is older than its log is no reason for a cold start. Its slots say what they hold: a load of a
 block that is not there is refused (`kvsm/copy_engines/checksums.py`), and its request computes.
@@ -34,6 +34,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,7 +46,7 @@ from kvsm.copy_engines.pool_mark import (
     why_unbound,
     without_checksums,
 )
-from kvsm.errors import KvsmError, LogError
+from kvsm.errors import ConfigError, KvsmError, LogError
 from kvsm.events import OffloadConfig
 from kvsm.frozen import freeze
 from kvsm.identity import KeptPools
@@ -53,6 +54,7 @@ from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, readable_keys, why_not_alike
 from kvsm.log import EndedLog, LogBinding, LogDirectory, LogEnd, LogWriter, find_end
 from kvsm.log.frames import RUN_BYTES
+from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
 from kvsm.offloader import Offloader
 from kvsm.replay.fold import Rebuilt, rebuild
 
@@ -71,7 +73,7 @@ class Start(NamedTuple):
     offloader: its core. `offloader.writer` is its log, which `offloader.close` closes.
     kept: blocks that were stored by earlier processes, and can be read.
     why_cold: why nothing is kept, a line for each reason; empty if the start is warm.
-    moved: where the log of the last process is now, if it was moved aside.
+    moved: where the log of the last process was moved. It may have been deleted there at once.
     """
 
     offloader: Offloader
@@ -92,6 +94,7 @@ def start(
     clock_ns: Callable[[], int] = time.time_ns,
     flush_within_ms: int = 0,
     log: Mapping[str, Any] | None = None,
+    past_logs_max_bytes: int = PAST_LOGS_BYTES,
 ) -> Start:
     """Start a core on kept pools: warm if that is safe, else cold.
 
@@ -99,10 +102,9 @@ def start(
     pools: the pools that this process, or its workers, have opened: of blocks, and as many of checksums.
         They must be this engine's alone.
     marks: of these pools, in any order; None: this process has the pools open, as `HostPool`s.
-    weights: version of the model's weights.
-    why_cold: what the caller knows against a warm start, a line each.
-    publisher, clock_ns, flush_within_ms: as `Offloader` takes them.
-    log: options of the `LogWriter`, but its clock.
+    weights: version of the model's weights. why_cold: what speaks against a warm start, a line each.
+    publisher, clock_ns, flush_within_ms: as `Offloader` takes them. log: as `LogWriter`, without its clock.
+    past_logs_max_bytes: the most that the past logs beside this one may have together (`delete_past_logs`).
 
     Raises `LogError` if another process has the log, or if no log can be written.
     """
@@ -121,7 +123,7 @@ def start(
             return Start(core, len(readable_keys(core.ledger)))
         moved = None
         if end is None or end.seq:
-            claimed, moved = _move_aside(claimed)
+            claimed, moved = _move_aside(claimed, past_logs_max_bytes)
             end = find_end(claimed)
         end = end._replace(run=options.get("run") or os.urandom(RUN_BYTES))
         options["binding"] = _begin_life(marks, [None] * len(marks), end)
@@ -245,8 +247,9 @@ def _how_it_ended(left: Rebuilt) -> str:
     return "" if condition.end is LogEnd.CLOSED else KILLED
 
 
-def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
-    """Give the log of the last process another name. Returns a new directory, locked, and that name."""
+def _move_aside(claimed: LogDirectory, past_logs_max_bytes: int) -> tuple[LogDirectory, Path]:
+    """Give the log of the last process another name, and delete the oldest of such logs. Returns a new
+    directory, locked, and that name."""
     path = claimed.path
     moved = path.with_name(f"{path.name}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
     for number in count(2):
@@ -262,4 +265,6 @@ def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
     # Its lock is held until the new directory is locked: nobody comes in between.
     made = LogDirectory(path)
     claimed.close()
+    with suppress(ConfigError):  # Nothing depends on it.
+        delete_past_logs(path.parent, past_logs_max_bytes)
     return made, moved

@@ -42,6 +42,7 @@ ANSWERS: Mapping[str, Sequence[str]] = {
         "run --json --requests 60 --block-bytes 64 --copies simulated --log NEW",
         "run --json --requests 9 --block-bytes 64 --disk-blocks 99 --disk-dir DISK --log TIERS",
     ),
+    "kvsm.logs/1": ("logs LOGS --json", "logs LOGS --json --max-bytes 0"),
     "kvsm.pools/1": ("pools POOLS --json", "pools POOLS --json --remove"),
     "kvsm.report/1": (
         "report LOG --json",
@@ -146,6 +147,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     HostPool(4, 64, path=place / "pools" / "engine0-rank0", keep=kept).close()
     return {
         "LOG": str(place / "log"),
+        "LOGS": str(place),
         "POOLS": str(place / "pools"),
         "BROKEN": str(broken),
         "SERVED": str(served(place / "served", requests=30)),

@@ -54,6 +54,7 @@ COMMANDS = {
     "top": Listed("top", LOOK, "Show what an engine does now, from the LOG that it writes."),
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
     "pools": Listed("pools", RUN, "List the host pools that DIR keeps, and who uses them."),
+    "logs": Listed("logs", RUN, "List the event logs in DIR, and delete old ones on request."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
     "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),
     "fuzz": Listed("fuzz", CHECK, "Walk at random through the real code, and reduce a failure."),

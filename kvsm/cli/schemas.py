@@ -17,6 +17,7 @@ from kvsm.cli.export import ExportAnswer
 from kvsm.cli.find import FindAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
+from kvsm.cli.logs import LogsAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
 from kvsm.cli.pools import PoolsAnswer
 from kvsm.cli.query import QueryAnswer
@@ -35,6 +36,7 @@ from kvsm.vllm.bench import Comparison
 
 SCHEMAS: dict[str, type] = {
     "kvsm.run/1": RunResult,
+    "kvsm.logs/1": LogsAnswer,
     "kvsm.pools/1": PoolsAnswer,
     "kvsm.report/1": Report,
     "kvsm.replay/1": ReplayAnswer,

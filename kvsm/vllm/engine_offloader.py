@@ -20,6 +20,7 @@ from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
 from kvsm.log import LogWriter, OnFailure, StateCopy
+from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.restart import start
@@ -117,6 +118,7 @@ def _start_on_pools(
         publisher=publisher,
         flush_within_ms=_flush_within_ms(options),
         log=_writer_options(options, options.log_max_bytes or POOL_LOG_BYTES, options.log_on_failure),
+        past_logs_max_bytes=_past_logs_max_bytes(options),
     )
     writer = started.offloader.writer
     assert writer is not None
@@ -128,6 +130,11 @@ def _start_on_pools(
     if not started.why_cold:
         log.info("kvsm: warm start: %d blocks are kept from the last process", started.kept)
     return _watched(started.offloader, writer)
+
+
+def _past_logs_max_bytes(options: LogOptions) -> int:
+    """The limit beside a kept pool, which lies in memory."""
+    return PAST_LOGS_BYTES if options.past_logs_max_bytes is None else options.past_logs_max_bytes
 
 
 def _flush_within_ms(options: LogOptions) -> int:
@@ -154,6 +161,9 @@ def open_event_log(
     more = _writer_options(options, options.log_max_bytes, on_failure)
     writer = LogWriter(_new_directory(Path(parent), engine), config=config, snapshot=snapshot, **more)
     log.info("kvsm: the event log of engine %s is %s", engine, writer.directory)
+    if options.past_logs_max_bytes is not None:
+        for path in delete_past_logs(parent, options.past_logs_max_bytes):
+            log.info("kvsm: deleted the event log %s (past_logs_max_bytes)", path)
     return writer
 
 

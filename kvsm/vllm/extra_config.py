@@ -26,10 +26,13 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
         start.
     log_max_bytes: the most that all files of a log may have together (bytes). The oldest segments are
         deleted.
+    past_logs_max_bytes: the most that the logs of earlier starts may have together in their directory
+        (bytes). The oldest are deleted at a start. `null`: 1 GiB beside a kept pool, and no limit elsewhere.
     """
 
     log_durability: Durability = "interval"
     log_max_bytes: int | None = None
+    past_logs_max_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
 class CommonOptions(LogOptions, frozen=True, kw_only=True):
