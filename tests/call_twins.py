@@ -277,7 +277,13 @@ class CallMaker:
     def _report(self, core: Offloader) -> Arguments:
         good = self._or_wrong(self._random.random() < 0.8, [1, None, np.True_, "yes"])
         error = self._random.choice(((), (), ("",), ("it broke",), (None,), (Name(""),)))
+        if self._random.random() < 0.4:
+            error = (*(error or ("",)), *[self._duration() for _ in range(self._random.randrange(3))])
         return (self._transfer(core), self._worker(), good, *error), {}
+
+    def _duration(self) -> Any:
+        right = self._random.choice((None, 0, 1, 70_000, (1 << 63) - 1))
+        return self._or_wrong(right, [-1, 1 << 63, True, 1.5, "1", np.int64(3)])
 
     def _match(self, core: Offloader) -> Arguments:
         return (self._name(), self._keys(core)), {}
@@ -292,6 +298,8 @@ class CallMaker:
 
     def _finish(self, _: Offloader) -> Arguments:
         named: list[dict[str, Any]] = [{}, {}, {"aborted": False}, {"aborted": True}, {"aborted": 1}]
+        named += [{"hand_over": "taken"}, {"aborted": True, "hand_over": "expired"}]
+        named += [{"hand_over": 5}, {"hand_over": "\ud800"}]
         return (self._name(),), self._random.choice(named)
 
     def _emit(self, core: Offloader) -> Arguments:

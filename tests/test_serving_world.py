@@ -114,7 +114,7 @@ def forget_the_failure(patch: Patch) -> None:
     """A bad report is taken for a good one."""
     real = Offloader.report
 
-    def report(self: Offloader, transfer: int, worker: int, _good: bool, _error: str) -> ReportResult:
+    def report(self: Offloader, transfer: int, worker: int, *_: object) -> ReportResult:
         return real(self, transfer, worker, True)
 
     patch.setattr(Offloader, "report", report)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from kvsm import events as ev
 from kvsm import native
-from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, described
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, described
 from kvsm.events import OffloadConfig, recorded_ns
 from kvsm.frozen import freeze
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
@@ -248,6 +248,8 @@ class Offloader(EventEmitter):
             request = request_name("finish", request)
         if type(aborted) is not bool:
             aborted = flag("finish", "aborted", aborted)
+        if type(hand_over) is not str or not hand_over.isascii():
+            raise WrongArgument("finish", "hand_over", f"is {hand_over!r}; it must be ASCII text")
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.word & STATE_MASK != FINISHED:
             self.emit(ev.RequestFinished, request, aborted, hand_over)
