@@ -1,8 +1,8 @@
 """Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
 pictures.
 
-Also the parts of README.md, docs/verification.md, docs/vllm.md and specs/mutants/README.md between `<!-- written: ... -->` and
-`<!-- end -->`.
+Also the parts of README.md, docs/verification.md, docs/vllm.md and specs/mutants/README.md between
+`<!-- written: ... -->` and `<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 

@@ -1,5 +1,6 @@
-"""The parts of README.md and docs/verification.md that a program writes: what the museum found, and what commands
-print.
+"""The parts of README.md and docs/verification.md that a program writes.
+
+They show what the museum found, and what commands print:
 
 <!-- written: bugs -->              a few of the museum's exhibits
 <!-- end -->
