@@ -23,7 +23,7 @@ from kvsm.private_files import private_directory
 MOST_ANSWER_BYTES = 16 << 20
 """Of one answer: the slots of a prompt of a million blocks."""
 
-MOST_QUESTION_BYTES = 1 << 18
+MOST_QUESTION_BYTES = 1 << 20
 """Of one question: most of it is the layout."""
 
 MOST_NAME = 256
