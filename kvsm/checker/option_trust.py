@@ -18,6 +18,7 @@ from msgspec import inspect
 from kvsm.checker.targets import OwnWorldOptions
 from kvsm.errors import ConfigError
 from kvsm.policies import POLICIES
+from kvsm.scheduler import KVCacheGroup
 from kvsm.vllm_fuzz.shape import EngineShape
 from kvsm.worlds.core_options import CoreOptions
 from kvsm.worlds.hand_over_options import HandOverWorldOptions
@@ -47,6 +48,8 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     ServingOptions: {"policy": _POLICY},
     # What a client sends with a request: read as data, and no hand-over has a partner there.
     RequestSpec: {"parameters": None},
+    # A word in KV events.
+    KVCacheGroup: {"event_kind": None},
     HandOverWorldOptions: {"policy": _POLICY},
     TwoTierOptions: {"writes": None},
     EngineShape: {
