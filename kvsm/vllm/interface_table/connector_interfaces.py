@@ -162,7 +162,7 @@ _CONNECTOR = (
         "on_new_request",
         "request",
         "Makes the request known.",
-        "test_event_log.py::test_the_log_tells_how_much_of_each_prompt_was_found",
+        "test_event_log.py::test_one_run_has_one_truth",
     ),
     Method(
         "update_connector_output",
