@@ -205,11 +205,11 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     },
     "how copies are made, watched and logged": {
         "verify_copies": True,
-        "pool_checksums": False,
         "event_log": "/a",
         "log_on_failure": "stop",
         "log_durability": "none",
         "log_max_bytes": 1 << 20,
+        "past_logs_max_bytes": 1 << 20,
         "transfer_timeout_s": 1.0,
         "last_step": "flush",
         "self_describing_kv_events": True,
@@ -217,6 +217,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "other engines and other lives": {
         "hand_over_directory": "/dev/shm/a",
         "hand_over_timeout_s": 1.0,
+        "hand_over_share": 0.25,
         "restart": "warm",
         "weights_version": "v2",
         "weights_are_versioned": True,
