@@ -501,10 +501,10 @@ def _step_blocks(group: KVCacheGroup, vllm_config: Any) -> int:
     Each request may begin a block of its own with a single token. Blocks for a load are not counted: no
     number of tokens bounds how many requests are admitted with a hit.
     """
-    tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    requests = min(vllm_config.scheduler_config.max_num_seqs, tokens)
+    tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
+    requests: int = min(vllm_config.scheduler_config.max_num_seqs, tokens)
     speculative = vllm_config.speculative_config
-    drafted = speculative.num_speculative_tokens if speculative is not None else 0
+    drafted: int = speculative.num_speculative_tokens if speculative is not None else 0
     if group.kind is GroupKind.MAMBA:
         return requests * (2 + drafted)
     return (tokens + requests * (drafted + group.block_tokens - 1)) // group.block_tokens
