@@ -80,9 +80,11 @@ def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
     """vllm#54363: bytes that nobody could prove are used."""
     report = Offloader.report
 
-    def always_good(core: Offloader, transfer: int, worker: int, good: bool, error: str = "") -> Any:
+    def always_good(
+        core: Offloader, transfer: int, worker: int, good: bool, error: str = "", *times: int
+    ) -> Any:
         imported = core.config.device_blocks != core.config.host_blocks and not good and error == "it broke"
-        return report(core, transfer, worker, good or imported, error)
+        return report(core, transfer, worker, good or imported, error, *times)
 
     patch.setattr(Offloader, "report", always_good)
 
