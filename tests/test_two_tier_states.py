@@ -86,8 +86,8 @@ def a_bad_store_is_good_for_the_disk(patch: pytest.MonkeyPatch) -> None:
     plant(
         patch,
         DiskTier.report,
-        "report.worker, report.good, report.error)\n    if copy is None",
-        "report.worker, True, report.error)\n    if copy is None",
+        "self.disk.report(*report.arguments())",
+        "self.disk.report(report.transfer, report.worker, True)",
     )
 
 
