@@ -29,7 +29,7 @@ from kvsm.gauges import gauges
 from kvsm.hand_over.leases import LeaseEnd
 from kvsm.ids import count
 from kvsm.ledger import Ledger, TransferRecord
-from kvsm.log import LogReader, LogWriter
+from kvsm.log import LateLog, LogReader, LogWriter
 from kvsm.offloader import EventSink, Offloader
 from kvsm.replay.fold import walk
 from kvsm.replay.trust import Trust
@@ -405,7 +405,7 @@ class Metrics:
 
     def log_health(self) -> tuple[int, int]:
         """(events that the log lacks, 1 if it cannot be written now, else 0)."""
-        if isinstance(self._log, LogWriter):
+        if isinstance(self._log, (LogWriter, LateLog)):
             return self._log.dropped, int(self._log.failure is not None)
         return self._events_in_gaps, 0
 

@@ -18,6 +18,11 @@ a file with a second name      the other name may be somebody's important file
 `open_private` does not judge the directory. Another user who can write in it can take the name away, or put
 something there that is refused. Then kvsm does not start. That user reads and changes none of its bytes.
 `private_directory` does judge: it is for files by which processes of one user find each other.
+
+Processes that run one after another under different user ids, as pods with random ids do, can share these
+files by a group: `share_with_group` lets the members of one group read and write them, for the life of this
+process. A file of another user is then private if that group has it, and no other user can touch it. So each
+member of the group is trusted as this user is.
 """
 
 from __future__ import annotations
@@ -35,8 +40,62 @@ _MODE, _DIRECTORY_MODE = 0o600, 0o700
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
 _EXISTING = os.O_NONBLOCK | os.O_NOCTTY  # a pipe does not block, and a terminal stays nobody's
 
+HOW_TO_SHARE = "run as that user, or share the files by a group (file_group, docs/security.md)"
+
 _TRIES = 100
 """How often a file may go between two calls. Each time somebody else has just removed it."""
+
+
+_shared_group: int | None = None
+"""The group whose members share the files of this process, as `umask` is one of the process."""
+
+
+def share_with_group(group: int | None) -> None:
+    """Let the members of this group (gid) share all files that this process makes or takes from now on; None:
+    nobody. Raises `ConfigError` if this process is not a member."""
+    global _shared_group
+    if group is not None and group not in (os.getegid(), *os.getgroups()):
+        raise ConfigError(
+            f"file_group is {group}, and this process is not in that group; name one of "
+            f"{sorted({os.getegid(), *os.getgroups()})}, or add it (in a pod: fsGroup or supplementalGroups)"
+        )
+    _shared_group = group
+
+
+def give_to_group(descriptor: int) -> None:
+    """Share an open file or directory, which this process has just made, if `share_with_group` was called.
+    Raises `OSError`."""
+    if _shared_group is not None:
+        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
+        os.fchown(descriptor, -1, _shared_group)
+        os.fchmod(descriptor, 0o770 if is_directory else 0o660)
+
+
+def give_own_to_group(descriptor: int) -> None:
+    """The same for an open file that was there before, if this user made it. Raises `OSError`."""
+    if os.fstat(descriptor).st_uid == os.geteuid():
+        give_to_group(descriptor)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, mode 0700, or for the group that shares it. Raises `OSError`."""
+    path.mkdir(mode=_DIRECTORY_MODE)
+    if _shared_group is not None:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            give_to_group(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def _is_own(found: os.stat_result) -> bool:
+    """Whether this user has it, or the group that shares the files."""
+    return found.st_uid == os.geteuid() or found.st_gid == _shared_group
+
+
+def _of_others(found: os.stat_result, rights: int) -> int:
+    """Which of these rights of group and others somebody has who shares no files with this process."""
+    return found.st_mode & (rights & 0o007 if found.st_gid == _shared_group else rights)
 
 
 def open_private(path: Path, purpose: str) -> tuple[int, bool]:
@@ -49,11 +108,11 @@ def open_private(path: Path, purpose: str) -> tuple[int, bool]:
     try:
         for _ in range(_TRIES):
             with suppress(FileExistsError):
-                return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, _MODE), True
+                return _make_private(path), True
             with suppress(FileNotFoundError):  # it went between the two calls
                 return _open_existing(path, purpose), False
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be opened for {purpose}: {error.strerror}") from error
+        raise _cannot_open(path, purpose, error) from error
     raise ConfigError(f"{path}: comes and goes while it is opened for {purpose}; give another path")
 
 
@@ -62,7 +121,30 @@ def open_private_to_read(path: Path, purpose: str) -> int:
     try:
         return _open_existing(path, purpose, os.O_RDONLY)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be opened for {purpose}: {error.strerror}") from error
+        raise _cannot_open(path, purpose, error) from error
+
+
+def _make_private(path: Path) -> int:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | _FLAGS, _MODE)
+    try:
+        give_to_group(descriptor)
+    except BaseException:
+        remove_own(path, descriptor)
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _cannot_open(path: Path, purpose: str, error: OSError) -> ConfigError:
+    advice = ""
+    if isinstance(error, PermissionError):
+        advice = f"; make its directory writable for user {os.geteuid()}, or give another path"
+        with suppress(OSError):
+            owner = path.lstat().st_uid
+            if owner != os.geteuid():
+                advice = f"; it belongs to user {owner}, and this process runs as user {os.geteuid()}: give "
+                advice += f"another path, {HOW_TO_SHARE}"
+    return ConfigError(f"{path}: cannot be opened for {purpose}: {error.strerror}{advice}")
 
 
 def private_directory(path: Path) -> None:
@@ -72,18 +154,21 @@ def private_directory(path: Path) -> None:
     """
     try:
         with suppress(FileExistsError):
-            path.mkdir(mode=_DIRECTORY_MODE)
+            make_directory(path)
         found = path.lstat()
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be used as a directory: {error.strerror}") from error
+        raise ConfigError(
+            f"{path}: cannot be used as a directory: {error.strerror}; give another directory, or make its "
+            f"parent one that user {os.geteuid()} can write in"
+        ) from error
     if not stat.S_ISDIR(found.st_mode):
         raise ConfigError(f"{path}: is no directory (links are not followed); give another path")
-    if found.st_uid != os.geteuid():
+    if not _is_own(found):
         raise ConfigError(
             f"{path}: belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}; give "
-            "another directory"
+            f"another directory, {HOW_TO_SHARE}"
         )
-    if found.st_mode & 0o022:
+    if _of_others(found, 0o022):
         raise ConfigError(
             f"{path}: can be written by other users (its mode is {stat.S_IMODE(found.st_mode):04o}); give "
             "another directory, or take these rights away"
@@ -94,22 +179,33 @@ def _open_existing(path: Path, purpose: str, access: int = os.O_RDWR) -> int:
     if path.is_symlink():
         raise ConfigError(f"{path}: is a symbolic link, and kvsm follows none; give the path of the file")
     descriptor = os.open(path, access | _FLAGS | _EXISTING)
-    reason = why_not_private(os.fstat(descriptor))
+    found = os.fstat(descriptor)
+    reason = why_not_private(found)
     if reason is not None:
         os.close(descriptor)
         raise ConfigError(
-            f"{path}: {reason}, so it cannot be {purpose}; give another path, or remove the file"
+            f"{path}: {reason}, so it cannot be {purpose}; give another path, {_what_to_do(found)}"
         )
+    if access == os.O_RDWR:
+        give_own_to_group(descriptor)
     return descriptor
+
+
+def _what_to_do(found: os.stat_result) -> str:
+    if not _is_own(found):
+        return f"remove the file, {HOW_TO_SHARE}"
+    if found.st_mode & 0o077 and not found.st_mode & 0o007:
+        return f"remove the file, or share it with its group {found.st_gid} (file_group, docs/security.md)"
+    return "or remove the file"
 
 
 def why_not_private(found: os.stat_result) -> str | None:
     """Why this is no private file of this user; None if it is one."""
     if not stat.S_ISREG(found.st_mode):
         return "is no regular file"
-    if found.st_uid != os.geteuid():
+    if not _is_own(found):
         return f"belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}"
-    if found.st_mode & 0o077:
+    if _of_others(found, 0o077):
         return f"can be touched by other users (its mode is {stat.S_IMODE(found.st_mode):04o})"
     if found.st_nlink > 1:
         return f"has {found.st_nlink} names (hard links)"
@@ -126,7 +222,7 @@ def read_trusted(path: Path, most_bytes: int) -> bytes:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
             raise ConfigError(f"{path}: is no regular file")
-        if found.st_uid not in (os.geteuid(), 0) or found.st_mode & 0o022:
+        if not (_is_own(found) or found.st_uid == 0) or _of_others(found, 0o022):
             raise ConfigError(f"{path}: can be written by other users")
         if found.st_size >= most_bytes:
             raise ConfigError(f"{path}: has {found.st_size:,} bytes; it must have less than {most_bytes:,}")
@@ -155,6 +251,7 @@ def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
         with open(descriptor, "wb") as file:
+            give_to_group(descriptor)
             file.write(content)
             if durable:
                 file.flush()

@@ -10,7 +10,7 @@ The first row that fits says how an engine starts:
 what is found                                start   because
 ===========================================  ======  =====================================================
 another process writes the log               none    `LogError` names it: two engines never share a pool
-no log, or one without events                cold    nobody has stored anything
+no log, or one without events                cold    no log says what the pools hold
 the caller says that a pool is cold          cold    its bytes are gone, or it is another pool
 a log that no writer can go on with          cold    it may lack what was done: events were lost, or damaged
 a log that keeps no pools, or others         cold    it speaks of other bytes
@@ -24,6 +24,11 @@ anything else                                warm    what was stored is there
 ===========================================  ======  =====================================================
 
 A cold start begins a new log. The old one is moved aside, beside it. Such past logs have a limit together.
+
+The system may refuse to write the log: the disk is full or read-only, or the directory belongs to another
+user. With `on_failure="stop"` the engine then refuses to start. With `on_failure="continue"` it starts without
+a log, warm where that is safe, and begins one as soon as that is possible (`LateLog`). Until then the marks of
+the pools name no log, so a process that starts meanwhile is cold.
 
 A pool that is older than its log is no reason for a cold start. Its slots say what they hold: a load of a
 block that is not there is refused (`kvsm/copy_engines/checksums.py`), and its request computes.
@@ -52,7 +57,16 @@ from kvsm.frozen import freeze
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
 from kvsm.ledger import Ledger, readable_keys, why_not_alike
-from kvsm.log import EndedLog, LogBinding, LogDirectory, LogEnd, LogWriter, find_end
+from kvsm.log import (
+    EndedLog,
+    LateLog,
+    LogBinding,
+    LogDirectory,
+    LogEnd,
+    LogWriter,
+    find_end,
+    is_refused_by_system,
+)
 from kvsm.log.frames import RUN_BYTES
 from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
 from kvsm.offloader import Offloader
@@ -64,7 +78,7 @@ KILLED = "the process was killed"
 MOST_SLOTS = 1 << 32
 """More than any pool of a host and its device have together."""
 
-FIRST = "no process has stored anything here yet"
+FIRST = "there is no event log of an earlier process"
 
 
 class Start(NamedTuple):
@@ -106,41 +120,141 @@ def start(
     publisher, clock_ns, flush_within_ms: as `Offloader` takes them. log: as `LogWriter`, without its clock.
     past_logs_max_bytes: the most that the past logs beside this one may have together (`delete_past_logs`).
 
-    Raises `LogError` if another process has the log, or if no log can be written.
+    Raises `LogError` if another process has the log, or if no log can be written and `on_failure` is `stop`.
+    The old log is then where it was, or the text says where it is.
     """
     options = dict(log or {})
     if marks is None:
         marks = [OPEN_MARKS[pool] for pool in pools.ids if pool in OPEN_MARKS]
-    claimed = LogDirectory(directory)
+    more = {"publisher": publisher, "clock_ns": clock_ns, "flush_within_ms": flush_within_ms}
+    engine = _Engine(Path(directory), config, pools, weights, tuple(marks), options, past_logs_max_bytes, more)
     try:
-        end, left, reasons = _what_is_left(claimed, config, pools, weights)
-        follows: list[LogPlace | None] = []
-        if end is not None and left is not None and not reasons:
-            follows, reasons = _places(marks, pools, end)
+        return _start(engine, why_cold)
+    except LogError as error:
+        if options.get("on_failure") != "continue" or not is_refused_by_system(error):
+            raise
+        return _start_without_log(engine, why_cold, error)
+
+
+class _Engine(NamedTuple):
+    """What a core is started with.
+
+    log: options of its `LogWriter`.
+    more: what else `Offloader` takes.
+    """
+
+    directory: Path
+    config: OffloadConfig
+    pools: KeptPools
+    weights: str
+    marks: tuple[PoolMark, ...]
+    log: Mapping[str, Any]
+    past_logs_max_bytes: int
+    more: dict[str, Any]
+
+
+class _Found(NamedTuple):
+    """What the last process has left.
+
+    end: the end of its log; None if it cannot be continued.
+    left: its state; None without events.
+    follows: the place of each mark that the log reaches.
+    why_cold: what speaks against a warm start, a line each.
+    """
+
+    end: EndedLog | None
+    left: Rebuilt | None
+    follows: Sequence[LogPlace | None]
+    why_cold: Sequence[str]
+
+
+def _start(engine: _Engine, why_cold: Sequence[str]) -> Start:
+    claimed = LogDirectory(engine.directory)
+    moved = None
+    try:
+        end, left, follows, reasons = _find(claimed, engine)
         if left is not None and not (why_cold or reasons):
-            options["binding"] = _begin_life(marks, follows, end)
-            core = _go_on(end, left, config, publisher, clock_ns, flush_within_ms, options)
+            core = _go_on(end, left, engine, _begin_life(engine.marks, follows, end))
             return Start(core, len(readable_keys(core.ledger)))
-        moved = None
         if end is None or end.seq:
-            claimed, moved = _move_aside(claimed, past_logs_max_bytes)
-            end = find_end(claimed)
-        end = end._replace(run=options.get("run") or os.urandom(RUN_BYTES))
-        options["binding"] = _begin_life(marks, [None] * len(marks), end)
+            claimed, moved = _move_aside(claimed)
+            end = EndedLog(claimed)
+        end, binding = _begin_log(engine, end)
         core = Offloader.open(
-            config,
+            engine.config,
             end,
-            publisher=publisher,
-            clock_ns=clock_ns,
-            flush_within_ms=flush_within_ms,
-            kept=pools,
-            weights=weights,
-            **options,
+            kept=engine.pools,
+            weights=engine.weights,
+            binding=binding,
+            **engine.more,
+            **engine.log,
         )
-        return Start(core, 0, (*why_cold, *reasons), moved)
+    except BaseException as error:
+        claimed.close()
+        if moved is not None:
+            _move_back(moved, engine.directory, error)
+        raise
+    if moved is not None:
+        with suppress(ConfigError):  # Nothing depends on it.
+            delete_past_logs(engine.directory.parent, engine.past_logs_max_bytes)
+    return Start(core, 0, (*why_cold, *reasons), moved)
+
+
+def _start_without_log(engine: _Engine, why_cold: Sequence[str], failure: LogError) -> Start:
+    """Start a core whose log cannot begin yet, warm if that is safe. No log fits the pools until it begins."""
+    found = _Found(None, None, (), [str(failure)])
+    try:
+        claimed = LogDirectory(engine.directory, durable=False)
+    except LogError as error:
+        if not is_refused_by_system(error):
+            raise
+    else:
+        found = _find(claimed, engine)
+        claimed.close()
+    for mark in engine.marks:
+        mark.void()
+    cores: list[Offloader] = []
+    log = LateLog(engine.directory, str(failure), lambda first: _begin_late(engine, cores[0], first))
+    if found.left is not None and not (why_cold or found.why_cold):
+        ended, ledger = _how_it_ended(found.left), found.left.ledger
+        core = Offloader.restarted(ledger, engine.config, log, ended=ended, **engine.more)
+        start = Start(core, len(readable_keys(core.ledger)))
+    else:
+        core = Offloader(engine.config, log, kept=engine.pools, weights=engine.weights, **engine.more)
+        start = Start(core, 0, (*why_cold, *found.why_cold))
+    core.writer = log
+    cores.append(core)
+    return start
+
+
+def _begin_late(engine: _Engine, core: Offloader, first: int) -> LogWriter:
+    """Begin the log of a running core with the event `first`. Raises `LogError`."""
+    claimed = LogDirectory(engine.directory)
+    try:
+        end = _find(claimed, engine).end
+        if end is None or end.seq or end.replaces:
+            claimed, _ = _move_aside(claimed)
+        end, binding = _begin_log(engine, EndedLog(claimed, life=core.ledger.life))
+        return LogWriter(
+            end,
+            config=core.config,
+            snapshot=core.state_for_log,
+            clock=engine.more["clock_ns"],
+            first=first,
+            binding=binding,
+            **engine.log,
+        )
     except BaseException:
+        for mark in engine.marks:
+            mark.void()
         claimed.close()
         raise
+
+
+def _begin_log(engine: _Engine, end: EndedLog) -> tuple[EndedLog, LogBinding]:
+    """Bind the pools to a new log. Returns where it begins, too."""
+    end = end._replace(run=engine.log.get("run") or os.urandom(RUN_BYTES))
+    return end, _begin_life(engine.marks, [None] * len(engine.marks), end)
 
 
 def _places(
@@ -172,20 +286,24 @@ def _begin_life(
     return LogBinding(place.life_id, tuple(marks))
 
 
-def _what_is_left(
-    claimed: LogDirectory, config: OffloadConfig, pools: KeptPools, weights: str
-) -> tuple[EndedLog | None, Rebuilt | None, list[str]]:
-    """(the end of the log, None if it cannot be continued; its state, None without events; why it is cold)"""
+def _find(claimed: LogDirectory, engine: _Engine) -> _Found:
+    """What the last process has left in this directory. It changes nothing."""
     end = None
     try:
         end = find_end(claimed)
         if not end.seq:
-            return end, None, [FIRST]
+            return _Found(end, None, (), [FIRST])
         # It is this user's own log: another number of device blocks, or an own policy, is no attack.
-        left = rebuild(claimed.path, since=end.seq, allow_policies=(config.policy,), max_slots=MOST_SLOTS)
+        policies = (engine.config.policy,)
+        left = rebuild(claimed.path, since=end.seq, allow_policies=policies, max_slots=MOST_SLOTS)
     except KvsmError as error:
-        return end, None, [str(error)]
-    return end, left, _differences(left, config, pools, weights)
+        return _Found(end, None, (), [str(error)])
+    except OSError as error:
+        return _Found(end, None, (), [f"{claimed.path}: the log of the last process cannot be read: {error}"])
+    reasons = _differences(left, engine.config, engine.pools, engine.weights)
+    if reasons:
+        return _Found(end, left, (), reasons)
+    return _Found(end, left, *_places(engine.marks, engine.pools, end))
 
 
 def _differences(left: Rebuilt, config: OffloadConfig, pools: KeptPools, weights: str) -> list[str]:
@@ -203,15 +321,7 @@ def _differences(left: Rebuilt, config: OffloadConfig, pools: KeptPools, weights
     return lines + why_not_alike(ledger.config, config)
 
 
-def _go_on(
-    end: EndedLog | None,
-    left: Rebuilt,
-    config: OffloadConfig,
-    publisher: Publisher | None,
-    clock_ns: Callable[[], int],
-    flush_within_ms: int,
-    options: Mapping[str, Any],
-) -> Offloader:
+def _go_on(end: EndedLog | None, left: Rebuilt, engine: _Engine, binding: LogBinding) -> Offloader:
     """Begin the next life of a log."""
     assert end is not None
     ledger: Ledger = left.ledger
@@ -220,20 +330,19 @@ def _go_on(
         end,
         config=ledger.config,
         snapshot=lambda: cores[0].state_for_log() if cores else freeze(ledger),
-        clock=clock_ns,
-        **options,
+        clock=engine.more["clock_ns"],
+        binding=binding,
+        **engine.log,
     )
-    writer.use_config(config)
-    core = Offloader.restarted(
-        ledger,
-        config,
-        writer,
-        life=end.life,
-        ended=_how_it_ended(left),
-        publisher=publisher,
-        clock_ns=clock_ns,
-        flush_within_ms=flush_within_ms,
-    )
+    try:
+        writer.use_config(engine.config)
+        core = Offloader.restarted(
+            ledger, engine.config, writer, life=end.life, ended=_how_it_ended(left), **engine.more
+        )
+    except BaseException as error:
+        with suppress(LogError):
+            writer.close(error)
+        raise
     core.writer = writer
     cores.append(core)
     return core
@@ -247,24 +356,36 @@ def _how_it_ended(left: Rebuilt) -> str:
     return "" if condition.end is LogEnd.CLOSED else KILLED
 
 
-def _move_aside(claimed: LogDirectory, past_logs_max_bytes: int) -> tuple[LogDirectory, Path]:
-    """Give the log of the last process another name, and delete the oldest of such logs. Returns a new
-    directory, locked, and that name."""
+def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
+    """Give the log of the last process another name. Returns a new directory, locked, and that name."""
     path = claimed.path
     moved = path.with_name(f"{path.name}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
     for number in count(2):
-        if not moved.exists():
+        if not os.path.lexists(moved):
             break
         moved = moved.with_name(f"{moved.name.partition('.')[0]}.{number}")
     try:
         path.rename(moved)
     except OSError as error:
         raise LogError(
-            f"{path}: the log of the last process cannot be moved aside: {error.strerror}"
+            f"{path}: the log of the last process cannot be moved aside: {error}; make its parent writable, "
+            "name another directory, or remove it"
         ) from error
     # Its lock is held until the new directory is locked: nobody comes in between.
-    made = LogDirectory(path)
+    try:
+        made = LogDirectory(path)
+    except BaseException as error:
+        _move_back(moved, path, error)
+        raise
     claimed.close()
-    with suppress(ConfigError):  # Nothing depends on it.
-        delete_past_logs(path.parent, past_logs_max_bytes)
     return made, moved
+
+
+def _move_back(moved: Path, path: Path, cause: BaseException) -> None:
+    """Undo a move, because no log could begin in its place."""
+    try:
+        with suppress(FileNotFoundError):
+            path.rmdir()
+        moved.rename(path)
+    except OSError as error:
+        raise LogError(f"{cause}. The log of the last process is now {moved}") from error

@@ -13,7 +13,8 @@ from kvsm.log.continued import EndedLog, find_end
 from kvsm.log.flush_mark import LogBinding
 from kvsm.log.follower import LogFollower, News
 from kvsm.log.frames import RUN_BYTES, SegmentHead, SegmentTail, Torn
-from kvsm.log.log_directory import LogDirectory
+from kvsm.log.late import LateLog, is_refused_by_system
+from kvsm.log.log_directory import WHAT_TO_DO, LogDirectory
 from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
 from kvsm.log.reader import EventsTakenBack, LogEnd, LogGap, LogLife, LogReader, Segment
@@ -22,9 +23,11 @@ from kvsm.log.writer import LogWriter
 
 __all__ = [
     "RUN_BYTES",
+    "WHAT_TO_DO",
     "Durability",
     "EndedLog",
     "EventsTakenBack",
+    "LateLog",
     "LogDirectory",
     "LogEnd",
     "LogFollower",
@@ -43,4 +46,5 @@ __all__ = [
     "Torn",
     "WholeState",
     "find_end",
+    "is_refused_by_system",
 ]

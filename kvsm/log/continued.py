@@ -53,7 +53,7 @@ from typing import Any, NamedTuple
 
 from kvsm.errors import LogError, LogWriteFailed
 from kvsm.log.frames import SegmentHead, SegmentTail, Torn, first_event, segment_paths
-from kvsm.log.log_directory import LogDirectory
+from kvsm.log.log_directory import WHAT_TO_DO, LogDirectory
 from kvsm.log.reader import LogEnd, LogReader, Segment
 from kvsm.log.retention import Retention
 from kvsm.log.segment_file import SegmentFile
@@ -185,8 +185,9 @@ def begin_life(
             segment.discard()
         if isinstance(error, FileExistsError):
             raise LogError(f"{directory}: another writer has just started a log here") from error
-        if isinstance(error, OSError):
-            raise LogWriteFailed(f"{directory}: no log can be started: {error}") from error
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError):
+            raise LogWriteFailed(f"{directory}: no log can be started: {error}; {WHAT_TO_DO}") from cause
         raise
     if end.replaces:
         retention.replace_newest(segment)

@@ -194,8 +194,8 @@ def segment_paths(directory: Path) -> list[Path]:
     """The segments of a directory, in order; other files are ignored. Raises `LogError`."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.suffix == ".kvsm")
-    except FileNotFoundError:
-        raise LogError(f"{directory}: no such directory; a log is a directory of .kvsm segments") from None
+    except FileNotFoundError as error:
+        raise LogError(f"{directory}: no such directory; a log is a directory of .kvsm segments") from error
     except NotADirectoryError:
         raise LogError(f"{directory}: not a directory; give the directory that holds the segments") from None
     except OSError as error:

@@ -12,10 +12,14 @@ from pathlib import Path
 
 from kvsm.errors import LogError
 from kvsm.file_locks import DirectoryLock
-from kvsm.private_files import sync_directory
+from kvsm.private_files import make_directory, sync_directory
 
 _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
 """How a file system says that it cannot lock a directory."""
+
+
+WHAT_TO_DO = "make room there or make it writable, or name another directory"
+"""If the system refuses what a log needs."""
 
 
 class LogDirectory:
@@ -47,10 +51,12 @@ class LogDirectory:
                 f"directory"
             ) from error
         except (FileExistsError, NotADirectoryError) as error:
-            raise LogError(f"{self.path}: a log is a directory, and a file stands here: {error}") from error
+            raise LogError(
+                f"{self.path}: a log is a directory, and a file stands here: {error}; {WHAT_TO_DO}"
+            ) from error
         except OSError as error:
             self.close()
-            raise LogError(f"{self.path}: no log can be started: {error}") from error
+            raise LogError(f"{self.path}: no log can be started: {error}; {WHAT_TO_DO}") from error
         if mode & stat.S_IWOTH:
             self.close()
             raise LogError(
@@ -67,7 +73,7 @@ class LogDirectory:
             expected = self.leftovers() if leftovers else []
             found = next((one for one in sorted(self.path.iterdir()) if one not in expected), None)
         except OSError as error:
-            raise LogError(f"{self.path}: no log can be started: {error}") from error
+            raise LogError(f"{self.path}: no log can be started: {error}; {WHAT_TO_DO}") from error
         if found is not None:
             is_log = found.suffix == ".kvsm"
             what = "holds a log already" if is_log else f"is not empty (it holds {found.name})"
@@ -104,7 +110,8 @@ def make_private(directory: Path) -> list[Path]:
     path = directory.absolute()
     missing = list(takewhile(lambda one: not one.exists(), (path, *path.parents)))
     for one in reversed(missing):
-        one.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileExistsError):
+            make_directory(one)
     return missing
 
 

@@ -11,7 +11,6 @@ import os
 import time
 from _thread import start_new_thread
 from contextlib import suppress
-from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -20,12 +19,20 @@ import msgspec
 
 from kvsm.events import OffloadingEvent
 from kvsm.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, encode_mark, segment_path
-from kvsm.private_files import sync_directory
+from kvsm.private_files import give_own_to_group, give_to_group, sync_directory
 
 _AGAIN_BYTES = 1 << 20
 """How much is written again at a time."""
 
-_open_private = partial(os.open, mode=0o600)
+
+def _open_private(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags, 0o600)
+    try:
+        give_to_group(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
 
 
 def _open_existing(path: str, flags: int) -> int:
@@ -96,6 +103,7 @@ class SegmentFile:
         """Open the file that another writer has left."""
         self._file = FileIO(self.path, "r+", opener=_open_existing)
         self._descriptor = self._file.fileno()
+        give_own_to_group(self._descriptor)
         self.size = os.fstat(self._descriptor).st_size
 
     def remove_leftover(self) -> None:

@@ -43,6 +43,7 @@ from kvsm.log import forks
 from kvsm.log.continued import EndedLog, begin_life, new_log
 from kvsm.log.flush_mark import UNBOUND, LogBinding, set_marks
 from kvsm.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
+from kvsm.log.log_directory import WHAT_TO_DO
 from kvsm.log.log_thread import LogThread
 from kvsm.log.next_frame import FRAME_EVENTS, FrameMaker
 from kvsm.log.opening import Opening
@@ -223,14 +224,10 @@ class LogWriter:
 
     def _refuse_call(self) -> NoReturn:
         if self._forks != forks.times:
-            raise LogError(
-                f"{self.directory}: this is process {os.getpid()}, forked from the one that made this log; "
-                f"only that one may write it, so make another log here"
-            )
-        raise LogError(
-            f"{self.directory}: another call of this writer has not returned; let one thread use it, and no "
-            f"signal handler"
-        )
+            problem = f"this is process {os.getpid()}, forked from the one that made this log; only that one"
+            raise LogError(f"{self.directory}: {problem} may write it, so make another log here")
+        problem = "another call of this writer has not returned"
+        raise LogError(f"{self.directory}: {problem}; let one thread use it, and no signal handler")
 
     def _flush(self, closing: bool = False) -> None:
         if self._refusal is not None:
@@ -588,7 +585,8 @@ class LogWriter:
             self.failure = f"{newest.path}: {failure}: {error}"
 
     def _stop(self, failure: str, cause: Exception) -> NoReturn:
-        error = LogWriteFailed(f"{self._place.segment.path}: {failure}: {cause}")
+        advice = f"; {WHAT_TO_DO}" if isinstance(cause, OSError) else ""
+        error = LogWriteFailed(f"{self._place.segment.path}: {failure}: {cause}{advice}")
         self.failure = str(error)
         self._refuse(error)
         raise error from cause

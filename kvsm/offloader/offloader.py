@@ -17,7 +17,7 @@ from kvsm.events import OffloadConfig, recorded_ns
 from kvsm.frozen import freeze
 from kvsm.kv_events import KeysChanged, KVCacheEvent, Publisher
 from kvsm.ledger import Ledger, NativeLedger, readable_keys
-from kvsm.log import Durability, EndedLog, LogBinding, LogWriter, MemoryLog, OnFailure, StateCopy
+from kvsm.log import Durability, EndedLog, LateLog, LogBinding, LogWriter, MemoryLog, OnFailure, StateCopy
 from kvsm.log.flush_mark import UNBOUND
 from kvsm.offloader import matching, storing, transfers
 from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, keys_of, request_name, weights_version
@@ -38,8 +38,8 @@ class Offloader(EventEmitter):
     that log. `Offloader(config, log)` takes a log that somebody else closes.
     """
 
-    writer: LogWriter | None = None
-    """The log that `open` made, to see what was written."""
+    writer: LogWriter | LateLog | None = None
+    """The log that `open` or `kvsm.restart.start` made, to see what was written."""
 
     def __new__(cls, *_: object, **__: object) -> Offloader:
         """A core with the body that runs (`kvsm.native`)."""

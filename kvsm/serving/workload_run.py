@@ -22,7 +22,7 @@ from kvsm.copy_engines.available_memory import available_memory_bytes
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, OffloadConfig
 from kvsm.invariants import PROPERTIES, Violation
-from kvsm.log import RUN_BYTES, Durability
+from kvsm.log import RUN_BYTES, Durability, LogWriter
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
 from kvsm.properties import Property
@@ -203,7 +203,7 @@ class WorkloadRun:
             self.offloader = self._open_core(options.offload_config(), Path(directory), "host")
             self.disk = None if files is None else self._make_disk(files)
             undo.pop_all()
-        assert self.offloader.writer is not None
+        assert isinstance(self.offloader.writer, LogWriter)
         self._writer = self.offloader.writer
         self.offloader.log = notes = SkipNotes(self._writer)
         self.metrics = Metrics.attached_to(self.offloader)

@@ -17,6 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvsm.private_files import share_with_group
 from kvsm.vllm.connector_stats import KvsmPromMetrics, KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.scheduler_side import SchedulerSide
@@ -54,6 +55,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
         warn_if_untested()
         transfer = vllm_config.kv_transfer_config
         options = parse(ConnectorOptions, transfer.kv_connector_extra_config)
+        share_with_group(options.file_group)
         refuse_without_prefix_cache(vllm_config)
         refuse_schedulers_of_their_own(vllm_config.parallel_config)
         self._hands_over = options.hand_over_directory is not None and transfer.is_kv_producer

@@ -146,7 +146,8 @@ def _tell_last_log(place: DiskPlace, decided: Decided, note: LogNote | str, poli
 
 def _note_log(place: DiskPlace, found: Recovered, core: EngineOffloader, flush: str) -> None:
     """Raises `ConfigError`."""
-    directory = None if core.event_log is None else str(core.event_log.directory)
+    written = core.event_log is not None and core.event_log.failure is None
+    directory = str(core.event_log.directory) if core.event_log is not None and written else None
     try:
         note_log(place, found.life, directory, flush)
     except OSError as error:

@@ -19,10 +19,11 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
-from kvsm.log import LogWriter, OnFailure, StateCopy
+from kvsm.log import WHAT_TO_DO, LateLog, LogWriter, OnFailure, StateCopy, is_refused_by_system
 from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
+from kvsm.private_files import make_directory
 from kvsm.restart import start
 from kvsm.vllm.extra_config import CommonOptions, LogOptions
 from kvsm.vllm.log_watch import LogWatch
@@ -82,20 +83,32 @@ def open_engine_offloader(
 
     warm: the pools of an engine that restarts warm; None: it does not.
 
-    Raises `LogError` if a log is wanted but cannot be created, or if another engine writes it.
+    Raises `LogError` if a log is wanted that cannot be created, and `log_on_failure` is `stop`; or if another
+    engine writes it.
     """
     if warm is not None:
         return _start_on_pools(config, options, engine, publisher, warm)
-    event_log = None
-    if options.event_log is not None:
-        event_log = open_event_log(
+
+    def begin(first: int) -> LogWriter:
+        assert options.event_log is not None
+        return open_event_log(
             options.event_log,
             engine,
             options,
             config,
             lambda: offloader.state_for_log(),
             on_failure=options.log_on_failure,
+            first=first,
         )
+
+    event_log: LogWriter | LateLog | None = None
+    if options.event_log is not None:
+        try:
+            event_log = begin(1)
+        except LogError as error:
+            if options.log_on_failure == "stop" or not is_refused_by_system(error):
+                raise
+            event_log = LateLog(Path(options.event_log), str(error), begin)
     offloader = Offloader(config, event_log, publisher=publisher, flush_within_ms=_flush_within_ms(options))
     return _watched(offloader, event_log)
 
@@ -141,7 +154,7 @@ def _flush_within_ms(options: LogOptions) -> int:
     return 0 if options.log_durability == "every" else FLUSH_WITHIN_MS
 
 
-def _watched(offloader: Offloader, writer: LogWriter | None) -> EngineOffloader:
+def _watched(offloader: Offloader, writer: LogWriter | LateLog | None) -> EngineOffloader:
     metrics = Metrics.attached_to(offloader)
     if writer is None:
         return EngineOffloader(offloader, metrics, None)
@@ -156,10 +169,17 @@ def open_event_log(
     config: OffloadConfig,
     snapshot: Callable[[], StateCopy],
     on_failure: OnFailure = "continue",
+    first: int = 1,
 ) -> LogWriter:
-    """A log in a new directory below `parent`. Raises `LogError`."""
+    """A log in a new directory below `parent`, from event `first` on. Raises `LogError`."""
     more = _writer_options(options, options.log_max_bytes, on_failure)
-    writer = LogWriter(_new_directory(Path(parent), engine), config=config, snapshot=snapshot, **more)
+    directory = _new_directory(Path(parent), engine)
+    try:
+        writer = LogWriter(directory, config=config, snapshot=snapshot, first=first, **more)
+    except BaseException:
+        with suppress(OSError):
+            directory.rmdir()
+        raise
     log.info("kvsm: the event log of engine %s is %s", engine, writer.directory)
     if options.past_logs_max_bytes is not None:
         for path in delete_past_logs(parent, options.past_logs_max_bytes):
@@ -184,11 +204,11 @@ def _new_directory(parent: Path, engine: int | str) -> Path:
     try:
         parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
-            (parent / name).mkdir(mode=0o700)
+            make_directory(parent / name)
             return parent / name
         # One process may start two engines in the same second.
         other = parent / f"{name}-{time.monotonic_ns()}"
-        other.mkdir(mode=0o700)
+        make_directory(other)
         return other
     except OSError as error:
-        raise LogError(f"event_log: no directory can be made in {parent}: {error.strerror}") from error
+        raise LogError(f"event_log: no directory can be made in {parent}: {error}; {WHAT_TO_DO}") from error

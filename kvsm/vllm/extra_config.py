@@ -55,6 +55,8 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
         disk, which begin when their blocks are on the host.
     shared_pool_directory: where ranks that hold the same KV cache share one host pool, a directory in memory.
         `null`: each of them keeps its own copy.
+    file_group: a group (gid) whose members share all files of this engine: pools, disk tier and logs. So an
+        engine finds what another user id has left, as pods with random ids do. `null`: only this user can.
     """
 
     cpu_bytes_to_use: Bytes | None = None
@@ -67,6 +69,7 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
     shared_pool_directory: str | None = "/dev/shm"
+    file_group: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
         if (self.cpu_bytes_to_use is None) == (self.cpu_bytes_to_use_per_rank is None):

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 
 from kvsm.errors import LogError
 from kvsm.ledger import Ledger
-from kvsm.log import LogWriter
+from kvsm.log import LateLog, LogWriter
 from kvsm.offloader import EventSink
 
 log = init_logger("vllm.kvsm")
@@ -32,13 +32,13 @@ class LogWatch:
     clock: monotonic time (s); public, so that a test can choose it.
     """
 
-    def __init__(self, sink: EventSink, writer: LogWriter, ledger: Ledger) -> None:
+    def __init__(self, sink: EventSink, writer: LogWriter | LateLog, ledger: Ledger) -> None:
         self.append = sink.append
         self.clock: Callable[[], float] = time.monotonic
         self._writer, self._ledger = writer, ledger
         self._said_at: float | None = None
         """When a warning was given last. None while the log is whole."""
-        self._dropped_before = writer.dropped
+        self._dropped_before = 0
         """How many events were missing before this failure."""
         self._first = 0
         """The first event that is missing because of this failure."""
@@ -47,6 +47,11 @@ class LogWatch:
     def directory(self) -> Path:
         """Of the log."""
         return self._writer.directory
+
+    @property
+    def failure(self) -> str | None:
+        """Why the log cannot be written now; None while it is written."""
+        return self._writer.failure
 
     def flush(self) -> None:
         """Flush the log."""

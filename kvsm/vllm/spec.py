@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, Offloadin
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.kv_events import Publisher
+from kvsm.private_files import share_with_group
 from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_spec
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse
@@ -88,6 +89,7 @@ class KvsmSpec(OffloadingSpec):
         warn_if_untested()
         must_have(OffloadingManager, _CALLED_BY_VLLM)
         self._options = parse(SpecOptions, config.extra_config, vllms_own())
+        share_with_group(self._options.file_group)
         self._is_told = bool(_TOLD.get())
         if not self._is_told:
             self._check_for_vllms_connector()

@@ -193,6 +193,7 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "pool_dir": "/dev/shm/a",
         "disk_dir": "/a",
         "disk_bytes": 1 << 20,
+        "file_group": 0,
     },
     "which blocks are stored, and when": {
         "policy": "arc",

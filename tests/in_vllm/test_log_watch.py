@@ -17,8 +17,9 @@ from hanging_copies import Clock
 from log_life import Disk, disk
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
-from kvsm.log import LogReader, LogWriter, WholeState, writer
+from kvsm.log import LateLog, LogReader, LogWriter, WholeState, writer
 from kvsm.log.writer import FRAME_EVENTS
 from kvsm.metrics import Metrics
 from kvsm.offloader import LogFlush
@@ -243,3 +244,39 @@ def test_a_log_keeps_a_limit_that_is_far_below_a_segment(tmp_path: Path) -> None
     assert limit // 2 < max(sizes) <= limit
     reader = LogReader(log)
     assert reader.head.seq > 1, "the limit was never reached"
+
+
+@pytest.mark.parametrize("given", [{}, {"log_on_failure": "stop"}])
+def test_an_engine_starts_where_no_log_can_be_written(tmp_path: Path, given: dict[str, str]) -> None:
+    """A file stands where the directory should be made, which stops root too. `stop` refuses the start."""
+    place = tmp_path / "file"
+    place.touch()
+    options = SpecOptions(cpu_bytes_to_use=1, event_log=str(place / "logs"), log_durability="none", **given)
+    if given:
+        with pytest.raises(LogError, match=r"no directory can be made in .*; make room there or"):
+            open_engine_offloader(CONFIG, options, 0, None)
+        return
+    engine = open_engine_offloader(CONFIG, options, 0, None)
+    core, watch = engine.offloader, engine.event_log
+    assert watch is not None
+    late, clock = core.writer or watch._writer, Clock()
+    assert isinstance(late, LateLog)
+    late.clock = clock.read
+    with heard() as lines:
+        core.arrive("r")
+        core.end_step()
+        assert len(lines) == 1
+        assert "cannot be written" in lines[0]
+        assert "Events 1 to 3 are missing" in lines[0]
+        assert engine.metrics.log_health() == (3, 1)
+        place.unlink()
+        clock.now += 1e6
+        core.end_step()
+        assert "and goes on" in lines[1]
+    core.finish("r")
+    dropped = late.dropped
+    engine.close()
+    (log,) = (place / "logs").iterdir()
+    reader = LogReader(log)
+    assert [event.seq for event in reader.events()] == list(range(dropped + 1, core.ledger.seq + 1))
+    assert reader.head.seq == dropped

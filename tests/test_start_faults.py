@@ -1,0 +1,160 @@
+"""File operations of a start that fail: the engine starts or refuses with a complete message, and the next
+start is warm or says truthfully why not."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+from start_faults import Plan, StartWorld, failing, try_start
+
+from kvsm.log import LateLog, LogReader
+from kvsm.log.late import AGAIN_S
+from kvsm.replay import verify_log
+
+ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO)
+TAKES_ROOM = ("create", "pwrite", "mkdir")
+WRITES = ("create", "pwrite", "ftruncate", "rename", "replace", "mkdir", "rmdir", "unlink")
+ADVICE = ("make room", "name another directory", "remove it", "is now")
+"""One of them is in each refusal."""
+
+
+@pytest.fixture(autouse=True)
+def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No power is lost here, and a busy disk takes long to sync."""
+    for name in ("fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, lambda _: None)
+
+
+def nothing(_: int, __: str) -> None:
+    """No operation fails."""
+
+
+def one(number: int, error: int) -> Plan:
+    """One operation fails, and no other."""
+    return lambda n, _: error if n == number else None
+
+
+def all_from(number: int, error: int) -> Plan:
+    """Operations that write fail from this one on; on a full disk those that take room."""
+    which = TAKES_ROOM if error == errno.ENOSPC else WRITES
+    return lambda n, name: error if n >= number and name in which else None
+
+
+LAST_ENDS = ("none", "killed", "closed", "other pool")
+"""How the last life before the faulty start ended; `other pool`: its log is moved aside by a cold start."""
+
+
+def new_world(directory: Path, on_failure: str, last_end: str) -> StartWorld:
+    """A world in which a life has ended like this."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    world = StartWorld(directory, on_failure)
+    if last_end != "none":
+        first = world.start()
+        world.live(first)
+        world.end(first, killed=last_end == "killed")
+    if last_end == "other pool":
+        world.ids = (b"pool 1", b"checksums 1")
+    return world
+
+
+def lives(tmp_path: Path, on_failure: str, last_end: str) -> Iterator[tuple[StartWorld, Plan, str]]:
+    """A new world for each fault of its next start."""
+    _, _, tried = try_start(new_world(tmp_path / "world", on_failure, last_end), nothing)
+    assert len(tried) > 10
+    single = cycle(ERRORS)
+    for number, operation in enumerate(tried, 1):
+        plans = [(one, next(single))]
+        if operation in WRITES:
+            plans += [(all_from, errno.ENOSPC), (all_from, errno.EROFS)]
+        for plan, error in plans:
+            name = f"{plan.__name__} {number} ({operation}): {errno.errorcode[error]}"
+            yield new_world(tmp_path / "world", on_failure, last_end), plan(number, error), name
+
+
+@pytest.mark.parametrize("last_end", LAST_ENDS)
+@pytest.mark.parametrize("on_failure", ["continue", "stop"])
+def test_each_fault_of_a_start_is_survived_or_told(tmp_path: Path, on_failure: str, last_end: str) -> None:
+    """Liveness and no stale data (S14): `check` compares what each start serves with what the slots hold."""
+    outcomes = Counter(
+        outcome_of(world, plan, name, 4 if last_end in ("killed", "closed") else 0)
+        for world, plan, name in lives(tmp_path, on_failure, last_end)
+    )
+    assert (outcomes["without a log"] > 0) == (on_failure == "continue")
+    assert (outcomes["refused"] > 0) == (on_failure == "stop")
+
+
+def outcome_of(world: StartWorld, plan: Plan, name: str, expected: int) -> str:
+    """How a start with this fault ends. expected: how many blocks a start without it would keep."""
+    started, refusal, _ = try_start(world, plan)
+    outcome = "refused"
+    if started is None:
+        assert world.on_failure == "stop", f"{name}: it may continue without a log: {refusal}"
+        assert str(world.directory) in refusal, name
+        assert any(advice in refusal for advice in ADVICE), f"{name}: {refusal}"
+    else:
+        outcome = "without a log" if isinstance(started.offloader.writer, LateLog) else "with a log"
+        world.live(started)
+        world.end(started, killed=True)
+    following = world.start()
+    if started is None and "is now" not in refusal:
+        assert following.kept == expected, f"{name}: the refused start has changed what the next one finds"
+    world.live(following)
+    world.end(following, killed=False)
+    last = world.start()
+    assert last.kept > 0, f"{name}: {last.why_cold}"
+    world.end(last, killed=False)
+    return outcome
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EROFS])
+@pytest.mark.parametrize("last_end", LAST_ENDS)
+def test_a_log_begins_once_there_is_room(tmp_path: Path, last_end: str, error: int) -> None:
+    """The start after it is warm: the log begins with a snapshot of all that is stored."""
+    world = new_world(tmp_path / "world", "continue", last_end)
+    with failing(world.directory, all_from(1, error)):
+        started = world.start()
+        assert started.kept == (4 if last_end in ("killed", "closed") else 0)
+        late = started.offloader.writer
+        assert isinstance(late, LateLog)
+        late.clock = lambda: 0.0
+        world.live(started)
+        assert late.failure is not None
+    now = late._again_at + 1
+    late.clock = lambda: now
+    dropped, last = late.dropped, started.offloader.ledger.seq
+    world.live(started)
+    assert (late.failure, late.dropped > dropped) == (None, True)
+    world.end(started, killed=True)
+    assert verify_log(world.log).good
+    assert LogReader(world.log).head.seq >= last
+    again = world.start()
+    assert (again.why_cold, again.kept) == ((), min(6, world.stored))
+    world.end(again, killed=False)
+
+
+def test_a_log_that_cannot_begin_is_tried_again_in_a_while(tmp_path: Path) -> None:
+    world = new_world(tmp_path / "world", "continue", "killed")
+    times = [100.0]
+    with failing(world.directory, all_from(1, errno.ENOSPC)) as tried:
+        started = world.start()
+        assert started.kept == 4
+        late = started.offloader.writer
+        assert isinstance(late, LateLog)
+        late.clock = lambda: times[0]
+        late._again_at = times[0]
+        attempts = []
+        for _ in range(40):
+            before = len(tried)
+            world.live(started, 1)
+            attempts.append(len(tried) > before)
+            times[0] += 1
+    assert attempts.count(True) == 40 / AGAIN_S
+    world.end(started, killed=True)
