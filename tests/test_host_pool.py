@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import logging
+import multiprocessing
 import os
 import resource
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,13 +24,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsm import file_locks
-from kvsm.copy_engines import host_pool, pool_sizes
-from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.copy_engines import host_pool, pool_sizes, reservations
+from kvsm.copy_engines.available_memory import Promised, available_memory_bytes
 from kvsm.copy_engines.borrowed_pool import BorrowedPool
 from kvsm.copy_engines.host_pool import HostPool, PageLocking
 from kvsm.copy_engines.layout import rows_of
 from kvsm.copy_engines.pool_file import remove_dead_pools
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES
+from kvsm.copy_engines.reservations import LEAST_BYTES, reserved
 from kvsm.errors import ConfigError
 from kvsm.file_locks import lock_holder
 
@@ -217,6 +220,79 @@ def test_available_memory_is_the_least_of_machine_and_control_groups(tmp_path: P
     files, available = MACHINES[machine]
     write_tree(tmp_path, files)
     assert available_memory_bytes(tmp_path) == available
+
+
+PROMISED = [Promised(7, 300), Promised(8, 500)]
+"""To a process in the group a/b, and to one outside it."""
+
+SHARING: dict[str, tuple[dict[str, str], int]] = {
+    "the machine": (MEMINFO | V2, 5000 * 1024 - 800),
+    "their own group": (MEMINFO | V2 | memory_group("sys/fs/cgroup/a/b", "1000", 400), 300),
+    "a group above": (MEMINFO | V2 | memory_group("sys/fs/cgroup/a", "1000", 400), 300),
+    "version 1": (MEMINFO | V1 | memory_group("sys/fs/cgroup/memory/a/b", "1000", 400), 300),
+    "more is promised than there is": (MEMINFO | V2 | memory_group("sys/fs/cgroup/a/b", "600", 400), 0),
+}
+
+
+@pytest.mark.parametrize("machine", SHARING)
+def test_what_other_pools_are_promised_counts_where_they_are(tmp_path: Path, machine: str) -> None:
+    files, available = SHARING[machine]
+    own = files["proc/self/cgroup"]
+    write_tree(tmp_path, files | {"proc/7/cgroup": own, "proc/8/cgroup": own.replace("/a/b", "/other")})
+    assert available_memory_bytes(tmp_path, PROMISED) == available
+
+
+def pool_of(share: float, tell: Any, stay: Any) -> None:
+    """A rank that takes this share of what is available, and says how it went."""
+    size = int((available_memory_bytes() or 0) * share)
+    try:
+        pool = HostPool(size >> 20, 1 << 20)
+    except ConfigError as error:
+        tell.put(str(error))
+        return
+    tell.put("")
+    stay.wait(60)
+    pool.close()
+
+
+def test_ranks_of_one_host_share_its_memory() -> None:
+    """Each sees the same memory, because no page is touched yet. One of four at 60 % fits, and the memory
+    of a rank that is killed or has closed its pool is free again."""
+    context = multiprocessing.get_context("fork")
+    tell, stay = context.Queue(), context.Event()
+    ranks = [context.Process(target=pool_of, args=(0.6, tell, stay)) for _ in range(4)]
+    for rank in ranks:
+        rank.start()
+    answers = sorted(tell.get(timeout=60) for _ in ranks)
+    assert [bool(answer) for answer in answers] == [False, True, True, True]
+    assert all("1 other pools here will take" in answer for answer in answers[1:]), answers
+    alive = [rank for rank in ranks if rank.is_alive()]
+    for rank in ranks:
+        rank.kill()
+        rank.join()
+    assert alive
+    for _ in range(2):
+        HostPool(int((available_memory_bytes() or 0) * 0.6) >> 20, 1 << 20).close()
+
+
+def test_memory_that_a_pool_has_touched_counts_once() -> None:
+    """The system counts it as used."""
+    with HostPool(64, 1 << 20) as pool:
+        with reserved(LEAST_BYTES) as others:
+            before = sum(one.size for one in others.promised if one.pid == os.getpid())
+        pool.blocks[:32] = 1
+        with reserved(LEAST_BYTES) as others:
+            after = sum(one.size for one in others.promised if one.pid == os.getpid())
+    assert before - after >= 32 << 20
+    with reserved(LEAST_BYTES) as others:
+        assert sum(one.size for one in others.promised if one.pid == os.getpid()) <= before - (64 << 20)
+
+
+def test_pools_that_cannot_be_noted_are_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Without a directory each rank is checked by itself, as on a machine without /dev/shm."""
+    monkeypatch.setattr(reservations, "DIRECTORY", tmp_path / "absent")
+    with HostPool(LEAST_BYTES, 1) as pool:
+        pool.blocks[:] = 1
 
 
 # Page-locking and large pages.
@@ -458,7 +534,7 @@ def test_what_a_dead_run_left_goes_before_there_must_be_room(
     """Progress (S9): a file in /dev/shm is memory, so a pool of more than half of it could not be started
     again."""
 
-    def room(*_: int) -> int:
+    def room(*_: int, **__: object) -> int:
         return 64 * PAGE_BYTES - path.stat().st_blocks * 512
 
     monkeypatch.setattr(pool_sizes, "available_memory_bytes", room)

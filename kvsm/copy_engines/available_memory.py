@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 
-def available_memory_bytes(root: Path = Path("/")) -> int | None:
+class Promised(NamedTuple):
+    """Memory that a process has been promised, and that the system does not count as used yet (bytes)."""
+
+    pid: int
+    size: int
+
+
+def available_memory_bytes(root: Path = Path("/"), promised: Sequence[Promised] = ()) -> int | None:
     """Memory that this process may still take. None if the system does not tell.
 
     root: of the file system in which the system tells it.
+    promised: to this process and others. It counts against the machine, and against a control group if the
+        process is in that group.
     """
-    limits = [*_left_in_machine(root), *_left_in_cgroups(root)]
+    limits = [left - sum(one.size for one in promised) for left in _left_in_machine(root)]
+    for left, files, group in _left_in_cgroups(root):
+        inside = [one.size for one in promised if _is_in(root, one.pid, files, group)]
+        limits.append(left - sum(inside))
     return max(0, min(limits)) if limits else None
 
 
@@ -39,11 +51,21 @@ def _left_in_machine(root: Path) -> Iterator[int]:
                 yield int(line.split()[1]) * 1024
 
 
-def _left_in_cgroups(root: Path) -> Iterator[int]:
+def _left_in_cgroups(root: Path) -> Iterator[tuple[int, _CgroupFiles, Path]]:
     """What each control group above this process leaves. A container may mount the groups without the path
     that they have outside; then the group at the mount counts."""
+    for files, group in _groups_of(root, "self"):
+        mount = root / files.folder
+        for directory in (group, *group.parents):
+            if directory.is_relative_to(mount):
+                with suppress(OSError, ValueError):  # a group without a limit has "max", or no such file
+                    yield _left_in_cgroup(directory, files), files, directory
+
+
+def _groups_of(root: Path, pid: int | str) -> Iterator[tuple[_CgroupFiles, Path]]:
+    """The control groups of memory in which a process is, as directories."""
     try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
+        lines = (root / "proc" / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
@@ -51,12 +73,14 @@ def _left_in_cgroups(root: Path) -> Iterator[int]:
         if controllers and "memory" not in controllers.split(","):
             continue
         files = _V1 if controllers else _V2
-        mount = root / files.folder
-        group = mount / path.lstrip("/")
-        for directory in (group, *group.parents):
-            if directory.is_relative_to(mount):
-                with suppress(OSError, ValueError):  # a group without a limit has "max", or no such file
-                    yield _left_in_cgroup(directory, files)
+        yield files, root / files.folder / path.lstrip("/")
+
+
+def _is_in(root: Path, pid: int, files: _CgroupFiles, directory: Path) -> bool:
+    """Whether a process is in this control group."""
+    return any(
+        version is files and group.is_relative_to(directory) for version, group in _groups_of(root, pid)
+    )
 
 
 def _left_in_cgroup(directory: Path, files: _CgroupFiles) -> int:

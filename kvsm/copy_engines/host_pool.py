@@ -1,7 +1,8 @@
 """The memory behind a host pool: exactly as large as asked, page-locked if the system allows it, shared
 between the ranks of one host if asked.
 
-A pool that does not fit is refused before any of it is allocated. Large pages and page-locking are asked for.
+A pool that does not fit is refused before any of it is allocated; all pools of a host share its memory
+(`reservations.py`). Large pages and page-locking are asked for.
 If the system refuses them, the pool works, slower, and says what it got.
 
 Ranks of one host may keep their blocks in one file, for example in /dev/shm: see `pool_file.py`. Ranks that
@@ -28,6 +29,7 @@ from kvsm.copy_engines.kept_record import KeptPool
 from kvsm.copy_engines.pool_file import SharedPoolFile
 from kvsm.copy_engines.pool_mark import OPEN_MARKS
 from kvsm.copy_engines.pool_sizes import MOST_RANKS, PoolSizes, check_memory
+from kvsm.copy_engines.reservations import reserved
 from kvsm.errors import ConfigError, described
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
@@ -183,14 +185,18 @@ def _forget_earlier_rank(file: SharedPoolFile, rows: NDArray[np.uint8]) -> None:
 
 
 def _anonymous(sizes: PoolSizes) -> mmap.mmap:
-    check_memory(sizes)
-    try:
-        # Private: large pages of shared memory are a separate setting of the system, and mostly off.
-        return mmap.mmap(-1, sizes.mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise ConfigError(
-            f"the system refuses {sizes.mapped_bytes:,} bytes for a host pool: {error}"
-        ) from error
+    """Memory of this process, noted for other ranks until it is freed."""
+    with reserved(sizes.mapped_bytes) as others:
+        check_memory(sizes, others.promised)
+        try:
+            # Private: large pages of shared memory are a separate setting of the system, and mostly off.
+            mapping = mmap.mmap(-1, sizes.mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except OSError as error:
+            raise ConfigError(
+                f"the system refuses {sizes.mapped_bytes:,} bytes for a host pool: {error}; make it smaller"
+            ) from error
+        others.note(mapping)
+        return mapping
 
 
 def _advise(mapping: mmap.mmap, is_private: bool) -> None:

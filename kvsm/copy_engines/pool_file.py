@@ -44,6 +44,7 @@ from typing import NamedTuple
 
 from kvsm.copy_engines.pool_locks import is_free, lock, wait_for_lock
 from kvsm.copy_engines.pool_sizes import MOST_RANKS, PAGE_BYTES, PoolSizes, check_memory
+from kvsm.copy_engines.reservations import reserved
 from kvsm.errors import ConfigError
 from kvsm.private_files import names, open_private, open_private_to_read, remove_own, why_not_private
 
@@ -217,7 +218,8 @@ class SharedPoolFile:
             raise
 
     def _check_room(self, need: int) -> None:
-        check_memory(self._sizes)
+        with reserved(need) as others:
+            check_memory(self._sizes, others.promised)
         system = os.fstatvfs(self._descriptor)
         have = system.f_bavail * system.f_frsize
         if need > have:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.copy_engines.available_memory import Promised, available_memory_bytes
 from kvsm.errors import ConfigError
 
 PAGE_BYTES = mmap.PAGESIZE
@@ -45,11 +46,16 @@ class PoolSizes(NamedTuple):
         return f"{self.num_blocks:,} blocks for {self.ranks} ranks{together}, {self.block_bytes:,} bytes each"
 
 
-def check_memory(sizes: PoolSizes) -> None:
-    """Raises `ConfigError` if the machine, or a control group of this process, has no memory for the pool."""
-    available = available_memory_bytes()
+def check_memory(sizes: PoolSizes, promised: Sequence[Promised] = ()) -> None:
+    """Raises `ConfigError` if the machine, or a control group of this process, has no memory for the pool.
+
+    promised: to other pools.
+    """
+    available = available_memory_bytes(promised=promised)
     if available is not None and sizes.mapped_bytes > available:
+        others = f"; {len(promised)} other pools here will take {sum(one.size for one in promised):,} more"
         raise ConfigError(
             f"a host pool of {sizes} needs {sizes.mapped_bytes:,} bytes of memory, and {available:,} are "
-            "available to this process, its control groups counted; make the pool smaller"
+            f"available to this process, its control groups counted{others if promised else ''}; make the "
+            "pool smaller (all ranks of a host share its memory)"
         )
