@@ -2,7 +2,11 @@
 
     python examples/vllm_offload.py [MODEL]
 
-On the command line the short way is `KVSM_OFFLOAD=1 vllm serve MODEL --kv-offloading-size 16` (docs/vllm.md).
+On the command line the short way is
+
+    KVSM_OFFLOAD=1 vllm serve MODEL --shutdown-timeout 30 --kv-offloading-size 16
+
+(docs/vllm.md).
 
 Without MODEL, the engine serves a tiny model with random weights. Nothing is downloaded then. Needs vLLM and
 kvsm.

@@ -26,9 +26,9 @@ anything else                                warm    what was stored is there
 A cold start begins a new log. The old one is moved aside, beside it. Such past logs have a limit together.
 
 The system may refuse to write the log: the disk is full or read-only, or the directory belongs to another
-user. With `on_failure="stop"` the engine then refuses to start. With `on_failure="continue"` it starts without
-a log, warm where that is safe, and begins one as soon as that is possible (`LateLog`). Until then the marks of
-the pools name no log, so a process that starts meanwhile is cold.
+user. With `on_failure="stop"` the engine then refuses to start. With `continue` it starts without a log, warm
+where that is safe, and begins one as soon as that is possible (`LateLog`). Until then the marks of the pools
+name no log, so a process that starts meanwhile is cold.
 
 A pool that is older than its log is no reason for a cold start. Its slots say what they hold: a load of a
 block that is not there is refused (`kvsm/copy_engines/checksums.py`), and its request computes.
@@ -66,6 +66,7 @@ from kvsm.log import (
     LogWriter,
     find_end,
     is_refused_by_system,
+    told_stop,
 )
 from kvsm.log.frames import RUN_BYTES
 from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
@@ -127,7 +128,9 @@ def start(
     if marks is None:
         marks = [OPEN_MARKS[pool] for pool in pools.ids if pool in OPEN_MARKS]
     more = {"publisher": publisher, "clock_ns": clock_ns, "flush_within_ms": flush_within_ms}
-    engine = _Engine(Path(directory), config, pools, weights, tuple(marks), options, past_logs_max_bytes, more)
+    engine = _Engine(
+        Path(directory), config, pools, weights, tuple(marks), options, past_logs_max_bytes, more
+    )
     try:
         return _start(engine, why_cold)
     except LogError as error:
@@ -153,7 +156,7 @@ class _Engine(NamedTuple):
     more: dict[str, Any]
 
 
-class _Found(NamedTuple):
+class _Remains(NamedTuple):
     """What the last process has left.
 
     end: the end of its log; None if it cannot be continued.
@@ -201,8 +204,8 @@ def _start(engine: _Engine, why_cold: Sequence[str]) -> Start:
 
 
 def _start_without_log(engine: _Engine, why_cold: Sequence[str], failure: LogError) -> Start:
-    """Start a core whose log cannot begin yet, warm if that is safe. No log fits the pools until it begins."""
-    found = _Found(None, None, (), [str(failure)])
+    """Start a core whose log cannot begin yet, warm if that is safe. Until then no log fits the pools."""
+    found = _Remains(None, None, (), [str(failure)])
     try:
         claimed = LogDirectory(engine.directory, durable=False)
     except LogError as error:
@@ -286,24 +289,26 @@ def _begin_life(
     return LogBinding(place.life_id, tuple(marks))
 
 
-def _find(claimed: LogDirectory, engine: _Engine) -> _Found:
+def _find(claimed: LogDirectory, engine: _Engine) -> _Remains:
     """What the last process has left in this directory. It changes nothing."""
     end = None
     try:
         end = find_end(claimed)
         if not end.seq:
-            return _Found(end, None, (), [FIRST])
+            return _Remains(end, None, (), [FIRST])
         # It is this user's own log: another number of device blocks, or an own policy, is no attack.
         policies = (engine.config.policy,)
         left = rebuild(claimed.path, since=end.seq, allow_policies=policies, max_slots=MOST_SLOTS)
     except KvsmError as error:
-        return _Found(end, None, (), [str(error)])
+        return _Remains(end, None, (), [str(error)])
     except OSError as error:
-        return _Found(end, None, (), [f"{claimed.path}: the log of the last process cannot be read: {error}"])
+        return _Remains(
+            end, None, (), [f"{claimed.path}: the log of the last process cannot be read: {error}"]
+        )
     reasons = _differences(left, engine.config, engine.pools, engine.weights)
     if reasons:
-        return _Found(end, left, (), reasons)
-    return _Found(end, left, *_places(engine.marks, engine.pools, end))
+        return _Remains(end, left, (), reasons)
+    return _Remains(end, left, *_places(engine.marks, engine.pools, end))
 
 
 def _differences(left: Rebuilt, config: OffloadConfig, pools: KeptPools, weights: str) -> list[str]:
@@ -353,7 +358,9 @@ def _how_it_ended(left: Rebuilt) -> str:
     condition = left.condition
     if condition.end is LogEnd.STOPPED:
         return condition.error or "it stopped with an error"
-    return "" if condition.end is LogEnd.CLOSED else KILLED
+    if condition.end is LogEnd.CLOSED:
+        return ""
+    return told_stop(condition.stopped_by) if condition.stopped_by else KILLED
 
 
 def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:

@@ -252,7 +252,7 @@ def stops(why: Gone, lookups: int) -> tuple[StopFigures, ...]:
 
 def restarts(killed: int) -> RestartFigures:
     ended = (("the process was killed", killed),) if killed else ()
-    return RestartFigures(restarts=1, killed=killed, ended=ended, kept=9, lost=1, transfers=1)
+    return RestartFigures(restarts=1, killed=killed, stopped=0, ended=ended, kept=9, lost=1, transfers=1)
 
 
 def burst(until_ns: int) -> BurstFigures:

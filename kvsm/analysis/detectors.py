@@ -139,12 +139,22 @@ def engine_stopped(figures: LogFigures, _limit: Limit) -> Noticed | None:
     return Noticed(1.0, text, _left_behind(figures), (_command(figures, "verify"),))
 
 
+GIVE_TIME = "Give it time to end: `vllm serve --shutdown-timeout 30`"
+"""What helps if a stop kills an engine."""
+
+
 def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
     """Nobody closed the log, and nobody writes it."""
     end = figures.end
     if end.engine != LogEnd.OPEN.value or end.silent_ns is None or end.silent_ns < STILL_WRITTEN_NS:
         return None
     busy = figures.requests.open or any(one.waiting + one.missing for one in figures.copies.ranks)
+    if end.stopped_by:
+        text = (
+            f"The engine was stopped by {end.stopped_by}, and killed before it closed the log. Its last "
+            f"event came {duration(end.silent_ns)} ago. {GIVE_TIME}"
+        )
+        return Noticed(1.0, text, _left_behind(figures), (_command(figures, "verify"),))
     text = (
         f"The engine was killed, or {'hangs' if busy else 'is idle'}: it did not close the log, and its last "
         f"event came at {utc(figures.ended_ns)}, {duration(end.silent_ns)} ago"

@@ -282,7 +282,8 @@ class ResetFigures(msgspec.Struct, frozen=True):
 class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Processes that went on with the log of another one.
 
-    restarts: how many. killed: how many of the processes before them did not close the log.
+    restarts: how many. killed: how many of the processes before them did not close the log, and no signal is
+        known that asked them to end. stopped: how many did not close it after such a signal.
     ended: how these ended, with counts, the most frequent first.
     kept: blocks that could be read at a restart and still can. lost: blocks that were being stored, or were
         planned to be.
@@ -291,6 +292,7 @@ class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     restarts: int
     killed: int
+    stopped: int
     ended: tuple[tuple[str, int], ...]
     kept: int
     lost: int
@@ -421,6 +423,7 @@ class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
     complete: whether no event is missing before the end.
     notes: what a person must know of the log itself.
     silent_ns: how long ago its last event was, if the log was not closed.
+    stopped_by: the signal that asked the engine to end, if it did not close the log; empty if none is known.
     """
 
     engine: str
@@ -428,6 +431,7 @@ class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
     complete: bool
     notes: tuple[str, ...]
     silent_ns: int | None
+    stopped_by: str = ""
 
 
 class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -41,6 +41,7 @@ from kvsm.analysis.opened import OpenedLog
 from kvsm.analysis.rows import Gone
 from kvsm.hand_over.leases import LeaseEnd
 from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.log import is_stop
 from kvsm.replay.window import Window
 
 BINS = 48
@@ -516,7 +517,7 @@ def reset_figures(tables: Tables) -> ResetFigures:
 
 def restart_figures(tables: Tables) -> RestartFigures:
     """How often another process went on, and what it kept."""
-    restarts, kept, lost, transfers = tables.one(
+    sums = tables.one(
         "SELECT count(*), coalesce(sum(kept), 0), coalesce(sum(storing + planned), 0),"
         f" coalesce(sum(transfers_cut_off), 0) FROM restarts WHERE {tables.within('event')}"
     )
@@ -525,13 +526,12 @@ def restart_figures(tables: Tables) -> RestartFigures:
         f" WHERE last_end IS NOT NULL AND {tables.within('event')}"
         " GROUP BY last_end ORDER BY times DESC, last_end"
     )
+    stopped = sum(times for how, times in ended if is_stop(how))
     return RestartFigures(
-        restarts=restarts,
-        killed=sum(times for _, times in ended),
+        killed=sum(times for _, times in ended) - stopped,
+        stopped=stopped,
         ended=tuple([(how, times) for how, times in ended[:SHOWN]]),
-        kept=kept,
-        lost=lost,
-        transfers=transfers,
+        **dict(zip(("restarts", "kept", "lost", "transfers"), sums, strict=True)),
     )
 
 

@@ -33,6 +33,7 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.log import LogReader
 from kvsm.replay import Trust
+from kvsm.replay.fold import with_stop
 from kvsm.replay.names import matching
 
 
@@ -52,7 +53,8 @@ class OpenedLog:
 
     def __init__(self, reader: LogReader, tables: KeptTables) -> None:
         self.directory, self.config = reader.directory, reader.head.config
-        self.condition, self.stopped, self.note = tables.condition, tables.stopped, tables.note
+        self.condition = with_stop(tables.condition, reader.directory)
+        self.stopped, self.note = tables.stopped, tables.note
         self._tables = tables
         self.connection = tables.connection
         self.connection.execute("PRAGMA query_only = ON")

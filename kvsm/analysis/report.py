@@ -105,7 +105,7 @@ def make_report(
     return Report(**named, troubles=found, tiers=tiers_figures(host, disk, why_not))
 
 
-_MEMO = "figures 4"
+_MEMO = "figures 5"
 """The figures of a whole log, in its index. Count up when a figure changes its meaning."""
 
 
@@ -223,6 +223,7 @@ def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
         complete=condition.complete,
         notes=tuple(condition.notes()),
         silent_ns=max(0, now_ns - log.ended_ns) if open_end else None,
+        stopped_by=condition.stopped_by if open_end else "",
     )
 
 

@@ -319,7 +319,7 @@ def _lives(found: LogFigures) -> Iterator[str]:
     restarts = found.restarts
     if not restarts.restarts:
         return
-    closed = restarts.restarts - restarts.killed
+    closed = restarts.restarts - restarts.killed - restarts.stopped
     before = [f"{times:,} before: {how}" for how, times in restarts.ended]
     before += [f"{closed:,} before: the log was closed"] if closed else []
     yield f"{number(restarts.restarts, 'restart')} ({'; '.join(before)})"

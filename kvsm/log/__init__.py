@@ -19,6 +19,7 @@ from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
 from kvsm.log.reader import EventsTakenBack, LogEnd, LogGap, LogLife, LogReader, Segment
 from kvsm.log.state_copy import StateCopy, WholeState
+from kvsm.log.stop_mark import StopMark, is_stop, stopped_by, told_stop
 from kvsm.log.writer import LogWriter
 
 __all__ = [
@@ -43,8 +44,12 @@ __all__ = [
     "SegmentHead",
     "SegmentTail",
     "StateCopy",
+    "StopMark",
     "Torn",
     "WholeState",
     "find_end",
     "is_refused_by_system",
+    "is_stop",
+    "stopped_by",
+    "told_stop",
 ]

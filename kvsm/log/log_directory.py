@@ -12,6 +12,7 @@ from pathlib import Path
 
 from kvsm.errors import LogError
 from kvsm.file_locks import DirectoryLock
+from kvsm.log.stop_mark import NAME
 from kvsm.private_files import make_directory, sync_directory
 
 _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
@@ -67,7 +68,7 @@ class LogDirectory:
     def require_empty(self, leftovers: bool = False) -> None:
         """Raises `LogError` if anything is in the directory: a new log shares it with nothing.
 
-        leftovers: unpublished segments of a dead writer may be there.
+        leftovers: what a dead writer has left may be there.
         """
         try:
             expected = self.leftovers() if leftovers else []
@@ -80,8 +81,10 @@ class LogDirectory:
             raise LogError(f"{self.path}: {what}; each run writes to a new directory of its own")
 
     def leftovers(self) -> list[Path]:
-        """The segments that a writer was making when it died: no reader sees them. Raises `OSError`."""
-        return [path for path in sorted(self.path.iterdir()) if re.fullmatch("[0-9]{20}[.]new", path.name)]
+        """What a writer that died leaves beside its segments, and the next one deletes: segments that it was
+        making, and its mark of signals. Raises `OSError`."""
+        pattern = f"[0-9]{{20}}[.]new|{NAME}"
+        return [path for path in sorted(self.path.iterdir()) if re.fullmatch(pattern, path.name)]
 
     def hold(self) -> None:
         """Make and lock the directory again if somebody has deleted or moved it. Raises `OSError`."""

@@ -11,6 +11,7 @@ import os
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
 from typing import NamedTuple, get_type_hints
 
 import msgspec
@@ -20,7 +21,7 @@ from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ids import Ids, MalformedIds, count, unpack
 from kvsm.invariants import check_ledger
 from kvsm.ledger import Ledger
-from kvsm.log import LogEnd, LogGap, LogReader, Segment, Torn
+from kvsm.log import LogEnd, LogGap, LogReader, Segment, Torn, stopped_by, told_stop
 from kvsm.replay.trust import Trust
 from kvsm.snapshot import is_saved_as, restore_foreign, saved_step
 from kvsm.states import machines_digest
@@ -47,6 +48,7 @@ class LogCondition(msgspec.Struct, frozen=True):
     end: how it ends.
     error: the error with which it was closed, or None.
     missing: (first, last) of the events in the oldest segments, if these were deleted but not by retention.
+    stopped_by: the signal that asked the process to end, if it did not close the log; empty if none is known.
     """
 
     torn: Torn | None
@@ -56,6 +58,7 @@ class LogCondition(msgspec.Struct, frozen=True):
     end: LogEnd = LogEnd.NOT_REACHED
     error: str | None = None
     missing: tuple[int, int] | None = None
+    stopped_by: str = ""
 
     @property
     def complete(self) -> bool:
@@ -90,6 +93,8 @@ class LogCondition(msgspec.Struct, frozen=True):
             return ["the last events are not in the log either: a write failed"]
         if self.end is LogEnd.BROKEN:
             return [f"the log is broken from event {self.broken_from} on: a write failed"]
+        if self.end is LogEnd.OPEN and self.stopped_by:
+            return [f"the log was not closed: {told_stop(self.stopped_by)}"]
         if self.end is LogEnd.OPEN and self.torn is None:
             why = "the engine was killed or still runs, or the end of the log is missing"
             return [f"the log was not closed: {why}"]
@@ -98,7 +103,7 @@ class LogCondition(msgspec.Struct, frozen=True):
 
 def condition_of(reader: LogReader) -> LogCondition:
     """The condition of the part of a log that was read."""
-    return LogCondition(
+    condition = LogCondition(
         reader.torn,
         reader.broken_from,
         tuple(reader.gaps),
@@ -107,6 +112,13 @@ def condition_of(reader: LogReader) -> LogCondition:
         reader.error,
         reader.missing,
     )
+    return with_stop(condition, reader.directory)
+
+
+def with_stop(condition: LogCondition, directory: Path) -> LogCondition:
+    """The same, with the signal that asked the process to end: it may come after the last event was read."""
+    name = stopped_by(directory) if condition.end is LogEnd.OPEN else ""
+    return msgspec.structs.replace(condition, stopped_by=name)
 
 
 def entries(events: Iterable[OffloadingEvent]) -> int:

@@ -25,6 +25,7 @@ from kvsm.vllm.startup_checks import (
     refuse_schedulers_of_their_own,
     refuse_without_prefix_cache,
     warn_of_failing_requests,
+    warn_of_immediate_kill,
 )
 from kvsm.vllm.versions import warn_if_untested
 from kvsm.vllm.worker_side import WorkerSide
@@ -62,6 +63,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
         self._side: SchedulerSide | WorkerSide
         if role is KVConnectorRole.SCHEDULER:
             warn_of_failing_requests(transfer)
+            warn_of_immediate_kill(vllm_config)
             self._side = SchedulerSide(options, vllm_config, kv_cache_config)
         else:
             self._side = WorkerSide(options, vllm_config, kv_cache_config)

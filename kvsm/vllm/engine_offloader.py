@@ -19,7 +19,15 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 from kvsm.kv_events import Publisher
-from kvsm.log import WHAT_TO_DO, LateLog, LogWriter, OnFailure, StateCopy, is_refused_by_system
+from kvsm.log import (
+    WHAT_TO_DO,
+    LateLog,
+    LogWriter,
+    OnFailure,
+    StateCopy,
+    StopMark,
+    is_refused_by_system,
+)
 from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
 from kvsm.metrics import Metrics
 from kvsm.offloader import Offloader
@@ -70,6 +78,12 @@ class EngineOffloader(NamedTuple):
         """Close the event log. All that was decided is on disk then, if the log is not broken."""
         if self.event_log is not None:
             self.event_log.close()
+
+    def mark_stops(self) -> None:
+        """Note the signals that ask this process to end beside the log, for `kvsm report` and the next start.
+        Only one log of a process can have this."""
+        if self.event_log is not None and self.event_log.failure is None:
+            self.event_log.stop_mark = StopMark(self.event_log.directory)
 
 
 def open_engine_offloader(

@@ -15,7 +15,7 @@ from vllm.logger import init_logger
 
 from kvsm.errors import LogError
 from kvsm.ledger import Ledger
-from kvsm.log import LateLog, LogWriter
+from kvsm.log import LateLog, LogWriter, StopMark
 from kvsm.offloader import EventSink
 
 log = init_logger("vllm.kvsm")
@@ -34,6 +34,7 @@ class LogWatch:
 
     def __init__(self, sink: EventSink, writer: LogWriter | LateLog, ledger: Ledger) -> None:
         self.append = sink.append
+        self.stop_mark: StopMark | None = None
         self.clock: Callable[[], float] = time.monotonic
         self._writer, self._ledger = writer, ledger
         self._said_at: float | None = None
@@ -63,6 +64,8 @@ class LogWatch:
 
     def close(self) -> None:
         """Close the log. Nothing that a broken log raises reaches vLLM, which is shutting down."""
+        if self.stop_mark is not None:
+            self.stop_mark.close()
         try:
             self._writer.close()
         except LogError as error:

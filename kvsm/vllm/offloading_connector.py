@@ -57,6 +57,7 @@ from kvsm.vllm.startup_checks import (
     refuse_schedulers_of_their_own,
     refuse_without_prefix_cache,
     warn_of_failing_requests,
+    warn_of_immediate_kill,
 )
 from kvsm.vllm.versions import must_have
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
@@ -122,6 +123,7 @@ class KvsmOffloadingConnector(OffloadingConnector):
         """Requests whose failed load the workers must report: in the next step, or a worker in this one."""
         if role is KVConnectorRole.SCHEDULER:
             warn_of_failing_requests(vllm_config.kv_transfer_config)
+            warn_of_immediate_kill(vllm_config)
             self._start_scheduler_side(vllm_config.parallel_config.world_size)
         else:
             self._rank = vllm_config.parallel_config.rank

@@ -83,6 +83,7 @@ class SchedulerSide:
             publisher = Publisher(self_describing=options.self_describing_kv_events)
         warm = warm_pools(options, vllm_config, kv_cache_config)
         self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher, warm)
+        self._core.mark_stops()
         self._weights_are_versioned = options.weights_are_versioned
         self._weights_after_reset = None if warm is None and place is None else UNNAMED_WEIGHTS
         hear_of_new_weights(must=options.weights_are_versioned)

@@ -128,6 +128,7 @@ class KvsmSpec(OffloadingSpec):
             publisher = Publisher() if self.kv_events_config.enable_kv_cache_events else None
             config, engine = self._core_config(), self.config.parallel.data_parallel_index
             core = open_engine_offloader(config, self._options, engine, publisher)
+            core.mark_stops()
             # Each pipeline stage has a step, and asynchronous scheduling has one more.
             most_steps = self.config.parallel.pp_size + 1
             info = config_info(self.config, self._num_slots)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from multiprocessing import parent_process
 from typing import Any
 
 from vllm.logger import init_logger
@@ -41,4 +42,24 @@ def warn_of_failing_requests(transfer_config: Any) -> None:
             "with 'recompute' it is computed instead (in a MultiConnector, only the MultiConnector's "
             "own policy counts)",
             transfer_config.kv_load_failure_policy,
+        )
+
+
+def warn_of_immediate_kill(vllm_config: Any) -> None:
+    """Warn if vLLM kills this engine as soon as it is asked to end, and something is lost by that.
+
+    An engine in its caller's process is not killed.
+    """
+    if getattr(vllm_config, "shutdown_timeout", None) != 0 or parent_process() is None:
+        return
+    given, lost = vllm_config.kv_transfer_config.kv_connector_extra_config, []
+    if given.get("event_log") or given.get("pool_dir"):
+        lost.append("its event log is not closed")
+    if given.get("disk_write") == "back":
+        lost.append('blocks that only host memory has do not reach the disk ("disk_write": "back")')
+    if lost:
+        log.warning(
+            "kvsm: --shutdown-timeout is 0, so a stop (SIGTERM) kills this engine within a second: %s. Give "
+            "vLLM --shutdown-timeout 30, and the pod or service a longer time to end than that",
+            ", and ".join(lost),
         )

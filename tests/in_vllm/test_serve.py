@@ -27,9 +27,9 @@ from scenes import HOST_BYTES, MAX_TOKENS, PROMPTS, expected
 from tiny_tokenizer import text_of, write_tokenizer
 
 from kvsm.events import CacheReset, LoadPlanned
-from kvsm.log import LogReader
+from kvsm.log import LogEnd, LogReader
 from kvsm.metrics import Metrics
-from kvsm.replay import verify_log
+from kvsm.replay import rebuild, verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
 from kvsm.vllm.trial import OFFLOADS, environment
 
@@ -314,3 +314,42 @@ def test_two_data_parallel_engines(tmp_path: Path, part: str) -> None:
         # `cpu_bytes_to_use` is for each engine, not for both together.
         config = LogReader(log).head.config
         assert HOST_BYTES - config.block_bytes < config.host_blocks * config.block_bytes <= HOST_BYTES
+
+
+GRACE_S = 30
+"""Kubernetes' `terminationGracePeriodSeconds`."""
+
+
+@pytest.mark.parametrize("given", [{}, {"shutdown-timeout": 20}], ids=["as it is", "with time to end"])
+def test_a_server_that_kubernetes_stops(tmp_path: Path, given: Mapping[str, object]) -> None:
+    """SIGTERM, a grace period, SIGKILL. By default vLLM kills its engine at once: kvsm warns of that, and the
+    log tells the stop from a kill. With time to end the log is closed."""
+    logs, output = tmp_path / "logs", tmp_path / "server.txt"
+    with server(logs, output, **given) as (address, process):
+        asyncio.run(ask_together(address, NUMBERS))
+        asked = asyncio.run(stop_under_load(address, process))
+        try:
+            process.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+        assert asked
+    (log,) = logs.iterdir()
+    assert verify_log(log).good
+    condition = rebuild(log).condition
+    said = output.read_text()
+    assert ("--shutdown-timeout is 0" in said) == (not given)
+    if given:
+        assert condition.end is LogEnd.CLOSED, said[-4000:]
+    else:
+        # An engine that is quick, or a machine that is slow, may close the log before the kill.
+        assert condition.end is LogEnd.CLOSED or condition.stopped_by == "SIGTERM", (condition, said[-4000:])
+
+
+async def stop_under_load(address: str, process: subprocess.Popen[bytes]) -> int:
+    """Send SIGTERM while requests run. Returns how many were asked."""
+    async with AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        asked = [asyncio.create_task(ask(client, number)) for number in NUMBERS]
+        await asyncio.wait(asked, return_when=asyncio.FIRST_COMPLETED)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.gather(*asked, return_exceptions=True)
+        return len(asked)
