@@ -7,7 +7,7 @@ from kvsm.testing import OffloadMachine
 class OnlyLoadsCount(LRUPolicy):
     """Least recently *loaded*: a use in passing does not keep a block."""
 
-    def touched(self, slots):
+    def touched(self, slots, parent=None):
         pass
 
 

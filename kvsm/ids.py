@@ -73,6 +73,12 @@ def use_native(pack: Callable[[Numbers], bytes | None], unpack: Callable[[bytes]
     _packed_natively, _unpacked_natively = pack, unpack
 
 
+def cut(ids: IdArray, begin: int, end: int) -> IdArray:
+    """A part of a batch, in the form for its length."""
+    part = ids[begin:end]
+    return tuple(part.tolist()) if isinstance(part, np.ndarray) and len(part) <= SMALL else part
+
+
 def pack(ids: Numbers) -> Ids:
     """The form that an event carries. Raises `OverflowError` for an id that is negative, or 2**32 or more."""
     if len(ids) <= SMALL:

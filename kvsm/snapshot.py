@@ -16,7 +16,7 @@ from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from kvsm.errors import described
-from kvsm.events import Direction, OffloadConfig, Owners
+from kvsm.events import Direction, OffloadConfig, Owners, Parents
 from kvsm.identity import KeptPools
 from kvsm.ids import IdArray, Ids, pack, unpack
 from kvsm.ledger import Ledger, RequestRecord, TransferRecord, indexed_slots
@@ -25,7 +25,7 @@ from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import TRANSFER_WORDS
 
-_SavedTransfer = tuple[int, Direction, Owners, Ids, Ids, tuple[bytes, ...], int, int, int, int, bool]
+_SavedTransfer = tuple[int, Direction, Owners, Ids, Ids, tuple[bytes, ...], int, int, int, int, bool, Parents]
 _SavedRequest = tuple[str, int, Ids, int, int, int, int, tuple[int, ...], tuple[int, ...], str]
 """The fields of a `TransferRecord` and a `RequestRecord`, with packed ids."""
 _IDS = frozenset({"slots", "device_blocks", "pins"})
@@ -182,6 +182,9 @@ def _check_transfer(one: TransferRecord, state: SavedLedger, config: OffloadConf
     _refuse(not 0 <= one.reported < 1 << config.workers, f"a transfer {one.id} with unknown workers")
     _refuse(not (0 <= one.epoch <= state.epoch and 0 <= one.since <= state.tick), "a transfer of the future")
     _refuse(_beyond(one.slots, config.host_blocks), "a slot that the pool does not have")
+    places, parents = [place for place, _ in one.parents], [slot or 0 for _, slot in one.parents]
+    _refuse(places != sorted(set(places)) or _beyond(tuple(places), len(one.slots)), "a wrong place of a run")
+    _refuse(_beyond(tuple(parents), config.host_blocks), "a slot that the pool does not have")
     _refuse(_beyond(one.device_blocks, config.device_blocks), "a device block that the pool does not have")
 
 

@@ -40,6 +40,11 @@ EXAMPLES = [pytest.param(120, id="fast"), pytest.param(3_000, id="slow", marks=p
 NAMES = sorted(POLICIES)
 
 
+def put(queue: list[int], slot: int, parent: int | None) -> None:
+    """Right before its parent, or at the end."""
+    queue.insert(queue.index(parent) if parent in queue else len(queue), slot)
+
+
 class LRUModel:
     """One list, oldest first. Every method takes one block; the driver feeds a batch from its end.
 
@@ -51,8 +56,8 @@ class LRUModel:
         self.most_passed = most_passed
         self.order: list[int] = []
 
-    def admitted(self, slot: int, key: bytes) -> None:
-        self.order.append(slot)
+    def admitted(self, slot: int, key: bytes, parent: int | None) -> None:
+        put(self.order, slot, parent)
 
     def busy(self, slot: int) -> None:
         self.order.remove(slot)
@@ -60,9 +65,9 @@ class LRUModel:
     def idle(self, slot: int) -> None:
         self.order.append(slot)
 
-    def touched(self, slot: int) -> None:
+    def touched(self, slot: int, parent: int | None) -> None:
         self.busy(slot)
-        self.idle(slot)
+        put(self.order, slot, parent)
 
     def removed(self, slot: int) -> None:
         if slot in self.order:
@@ -93,7 +98,14 @@ class SLRUModel(LRUModel):
         (self.order if slot in self.order else self.protected_segment).remove(slot)
 
     def idle(self, slot: int) -> None:
-        self.protected_segment.append(slot)
+        self.protect(slot, None)
+
+    def touched(self, slot: int, parent: int | None) -> None:
+        self.busy(slot)
+        self.protect(slot, parent)
+
+    def protect(self, slot: int, parent: int | None) -> None:
+        put(self.protected_segment, slot, parent)
         if len(self.protected_segment) > self.capacity * 80 // 100:
             self.order.append(self.protected_segment.pop(0))
 
@@ -117,13 +129,17 @@ class ARCModel(LRUModel):
         self.returning: list[bytes] = []
         self.p = 0
 
-    def admitted(self, slot: int, key: bytes) -> None:
+    def admitted(self, slot: int, key: bytes, parent: int | None) -> None:
         if key in self.returning:
             self.returning.remove(key)
-            self.t2.append(slot)
+            put(self.t2, slot, parent)
         else:
-            self.t1.append(slot)
+            put(self.t1, slot, parent)
             self.bound()
+
+    def touched(self, slot: int, parent: int | None) -> None:
+        self.busy(slot)
+        put(self.t2, slot, parent)
 
     def bound(self) -> None:
         while len(self.t1) + len(self.b1) > self.capacity:
@@ -185,8 +201,10 @@ class S3FIFOModel(LRUModel):
         self.ghosts: list[bytes] = []
         self.returning: list[bytes] = []
 
-    def admitted(self, slot: int, key: bytes) -> None:
-        (self.main if key in self.returning else self.small).append(slot)
+    def admitted(self, slot: int, key: bytes, parent: int | None) -> None:
+        if parent in self.in_use or self.uses.get(parent):
+            parent = None
+        put(self.main if key in self.returning else self.small, slot, parent)
         self.returning = [one for one in self.returning if one != key]
         self.uses[slot] = 0
 
@@ -196,6 +214,9 @@ class S3FIFOModel(LRUModel):
     def idle(self, slot: int) -> None:
         self.in_use.discard(slot)
         self.uses[slot] = min(3, self.uses[slot] + 1)
+
+    def touched(self, slot: int, parent: int | None) -> None:
+        self.idle(slot)
 
     def removed(self, slot: int) -> None:
         (self.small if slot in self.small else self.main).remove(slot)
@@ -289,12 +310,20 @@ class SIEVEModel(LRUModel):
         self.in_use: set[int] = set()
         self.hand: int | None = None
 
+    def admitted(self, slot: int, key: bytes, parent: int | None) -> None:
+        put(self.order, slot, parent)
+        if parent is not None and parent == self.hand:
+            self.hand = slot
+
     def busy(self, slot: int) -> None:
         self.in_use.add(slot)
 
     def idle(self, slot: int) -> None:
         self.in_use.discard(slot)
         self.used.add(slot)
+
+    def touched(self, slot: int, parent: int | None) -> None:
+        self.idle(slot)
 
     def removed(self, slot: int) -> None:
         if slot == self.hand:
@@ -392,10 +421,15 @@ class World:
         assert list(self.policy.recall(self.gone)) == self.model.recall(self.gone)
         assert self.policy.snapshot().count(b"key ") <= 2 * self.capacity
 
-    def feed(self, name: str, batch: list[int]) -> None:
-        getattr(self.policy, name)(self.form(batch))
+    def feed(self, name: str, batch: list[int], *parent: int | None) -> None:
+        getattr(self.policy, name)(self.form(batch), *parent)
         for slot in reversed(batch):
-            getattr(self.model, name)(slot)
+            getattr(self.model, name)(slot, *parent)
+
+    def parent(self, batch: list[int], random: Random) -> int | None:
+        """What a batch continues: another slot, whatever is in it, or nothing."""
+        others = [slot for slot in range(self.capacity) if slot not in batch]
+        return random.choice(others) if others and random.random() < 0.6 else None
 
     def take(self, source: list[int], size: int, random: Random) -> list[int]:
         batch = random.sample(source, min(size, len(source)))
@@ -415,10 +449,11 @@ class World:
         for key in self.model.recall(keys):
             self.model.recalled(key)
         self.gone = [key for key in self.gone if key not in keys]
-        self.policy.admitted(self.form(slots), keys)
+        parent = self.parent(slots, random)
+        self.policy.admitted(self.form(slots), keys, parent)
         for slot, key in reversed(list(zip(slots, keys, strict=True))):
             self.keys[slot] = key
-            self.model.admitted(slot, key)
+            self.model.admitted(slot, key, parent)
         self.idle += slots
 
     def fail(self, size: int, random: Random) -> None:
@@ -439,7 +474,8 @@ class World:
         self.idle += batch
 
     def touch(self, size: int, random: Random) -> None:
-        self.feed("touched", random.sample(self.idle, min(size, len(self.idle))))
+        batch = random.sample(self.idle, min(size, len(self.idle)))
+        self.feed("touched", batch, self.parent(batch, random))
 
     def remove(self, size: int, random: Random) -> None:
         batch = self.take(random.choice([self.idle, self.in_use]), min(size, 3), random)
@@ -724,6 +760,18 @@ def test_stores_that_fail_do_not_leak_memory(name: str) -> None:
         policy.recalled(policy.recall([key]))
         assert policy.recall([key]) == ()
     assert policy.snapshot().count(b"key ") <= 10
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_continues_a_block_goes_before_it(name: str) -> None:
+    """A prompt that is stored in pieces goes as one that is stored at once, whatever is stored between
+    them."""
+    policy = make_policy(name, 20)
+    policy.admitted((3,), [b"first"])
+    policy.admitted((7,), [b"another prompt"])
+    policy.admitted((1, 2), [b"second", b"third"], 3)
+    policy.admitted((0,), [b"fourth"], 2)
+    assert victims(policy, 5) == [0, 2, 1, 3, 7]
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -1066,6 +1114,19 @@ def test_a_policy_plugs_in_by_import_path(tmp_path: Path, monkeypatch: pytest.Mo
     policy = make_policy("my_policy:MostRecentlyUsed", 4)
     policy.admitted((0, 1, 2), [b"a", b"b", b"c"])
     assert policy.choose(1, ()) == Choice((0,), ())
+
+
+@pytest.mark.parametrize("method", ["admitted(self, slots, keys)", "touched(self, slots)"])
+def test_a_policy_that_takes_no_parent_is_refused(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would fail in the fold, at the first prompt that is stored in pieces."""
+    module = f"deaf_{method[:5]}"
+    text = f"from kvsm.policies.lru import LRUPolicy\n\nclass Deaf(LRUPolicy):\n    def {method}: pass\n"
+    (tmp_path / f"{module}.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigError, match=r"parent.*EvictionPolicy"):
+        make_policy(f"{module}:Deaf", 4)
 
 
 def test_a_snapshot_of_its_own_is_copied_whole() -> None:

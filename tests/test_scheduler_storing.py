@@ -1040,9 +1040,9 @@ def test_store_policy_pool_full_is_not_offered_again_until_something_has_changed
     offers = []
     store = Offloader.store
 
-    def counted(*arguments: Any) -> Any:
+    def counted(*arguments: Any, **named: Any) -> Any:
         offers.append(arguments)
-        return store(*arguments)
+        return store(*arguments, **named)
 
     monkeypatch.setattr(Offloader, "store", counted)
     hand.step()

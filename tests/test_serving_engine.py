@@ -204,7 +204,7 @@ def test_a_block_of_remote_decode_that_is_not_offered_is_seen(
     run = start([request([1, 2, 3], 2)], remote_decode=1.0)
     store = run.offloader.store
 
-    def careless(owners: Any, keys: Any, blocks: Any, _: Any) -> Any:
+    def careless(owners: Any, keys: Any, blocks: Any, *_: Any, **__: Any) -> Any:
         [(name, count)] = owners
         return store(((name, count - 1),), keys[:-1], blocks[:-1])
 

@@ -28,7 +28,9 @@ forms: st.SearchStrategy[Callable[[list[int]], IdArray]] = st.sampled_from(
     [tuple, lambda one: np.array(one, dtype=np.int64)]
 )
 operations = st.lists(
-    st.tuples(st.sampled_from(["append", "remove", "append", "remove", "refill"]), batches, forms),
+    st.tuples(
+        st.sampled_from(["append", "remove", "insert", "insert", "refill"]), batches, forms, slots | st.none()
+    ),
     max_size=60,
 )
 
@@ -39,15 +41,21 @@ def check_property(examples: int, strategy: st.SearchStrategy[Any], body: Callab
     limits(given(strategy)(body))()
 
 
-def apply(queue: SlotQueue, model: list[int], name: str, batch: list[int], form: Any) -> None:
+def apply(
+    queue: SlotQueue, model: list[int], name: str, batch: list[int], form: Any, before: int | None
+) -> None:
     if name == "refill":
         queue.refill(form(sorted(batch)))
         model[:] = sorted(batch)
         return
-    getattr(queue, name)(form(batch))
+    if name == "insert":
+        queue.insert(form(batch), before)
+    else:
+        getattr(queue, name)(form(batch))
     model[:] = [slot for slot in model if slot not in batch]
-    if name == "append":
-        model.extend(batch)
+    if name != "remove":
+        place = model.index(before) if name == "insert" and before in model else len(model)
+        model[place:place] = batch
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)
@@ -56,8 +64,8 @@ def test_follows_a_plain_list(examples: int) -> None:
 
     def body(steps: list[Any]) -> None:
         queue, model = SlotQueue(CAPACITY), list[int]()
-        for name, batch, form in steps:
-            apply(queue, model, name, batch, form)
+        for name, batch, form, before in steps:
+            apply(queue, model, name, batch, form, before)
             assert len(queue) == len(model)
             assert queue.order().tolist() == model
             assert list(queue) == model
@@ -74,8 +82,8 @@ def test_first_is_the_oldest_that_are_not_protected(examples: int) -> None:
     def body(case: Any) -> None:
         steps, count, protected = case
         queue, model = SlotQueue(CAPACITY), list[int]()
-        for name, batch, form in steps:
-            apply(queue, model, name, batch, form)
+        for name, batch, form, before in steps:
+            apply(queue, model, name, batch, form, before)
         expected = [slot for slot in model if slot not in protected][:count]
         for _ in range(2):
             found = queue.first(count, protected)

@@ -159,12 +159,11 @@ def plain_lru(prompts: list[tuple[int, ...]], size: int) -> int:
     for prompt in prompts:
         lacking = [place for place, key in enumerate(prompt) if key not in pool]
         hits += lacking[0] if lacking else len(prompt)
-        resident = [key for key in reversed(prompt) if key in pool]
-        for key in resident:
-            pool.move_to_end(key)
-        while len(pool) + len(lacking) > size:
+        for key in prompt:
+            pool.pop(key, None)
+        while len(pool) + len(prompt) > size:
             pool.popitem(last=False)
-        pool.update(dict.fromkeys(prompt[place] for place in reversed(lacking)))
+        pool.update(dict.fromkeys(reversed(prompt)))
     return hits
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from operator import itemgetter
 from pathlib import Path
@@ -174,8 +174,9 @@ class _Future:
         """The fork's transfer for a transfer of the log that was planned after the fork."""
         self._unknown = {*choices.fail, *choices.lose, *choices.late}
         """Transfers that a choice names and that were not met yet."""
-        self.touching: list[bytes] = []
-        """Keys that were touched last; a store that follows at once may have found them resident."""
+        self.touching: dict[bytes, bytes | None] = {}
+        """Keys that were touched last, and what those continue that begin a run. A store that follows at once
+        may have found them resident."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
         """Reports that come later, each with the event after which it comes."""
         self._log_events: deque[OffloadingEvent] = deque()
@@ -299,8 +300,8 @@ class _Future:
 
     def _touch(self) -> None:
         """Touch what was touched by a call of its own."""
-        keys, self.touching = self.touching, []
-        self.core.touch(keys)
+        touched, self.touching = self.touching, {}
+        self.core.touch(list(touched), _begins(touched))
 
     def _hand_on(self, event: ev.WorkerReported) -> None:
         transfer = self.transfer(event.transfer)
@@ -415,10 +416,10 @@ def _load_planned(future: _Future, _recorded: Ledger, event: ev.LoadPlanned) -> 
     future.planned(event.seq, core.prepare_load(event.request, blocks, parts, event.target))
 
 
-def _store_planned(future: _Future, _recorded: Ledger, event: ev.StorePlanned) -> None:
+def _store_planned(future: _Future, recorded: Ledger, event: ev.StorePlanned) -> None:
     """Offer what was stored, behind what the same offer found resident: that is touched and not evicted."""
     core, ledger = future.core, future.core.ledger
-    touched, future.touching = future.touching, []
+    touched, future.touching = future.touching, {}
     if event.source:
         future.planned(event.seq, core.import_blocks(event.owners, event.keys, event.source).job)
         return
@@ -426,7 +427,10 @@ def _store_planned(future: _Future, _recorded: Ledger, event: ev.StorePlanned) -
     # Where the resident ones lie on the device is not known, and no matter: they are not copied.
     unknown = [*range(core.config.blocks_per_chunk)] * len(found)
     owners = ((event.owners[0][0], len(found)), *event.owners) if found and event.owners else event.owners
-    job = core.store(owners, (*found, *event.keys), [*unknown, *to_list(event.device_blocks)]).job
+    planned = dict.fromkeys(event.keys) | {event.keys[0]: b""} | _parents(recorded, event, event.keys)
+    parents = _begins({key: touched[key] for key in found} | planned)
+    keys, blocks = (*found, *event.keys), [*unknown, *to_list(event.device_blocks)]
+    job = core.store(owners, keys, blocks, parents=parents).job
     future.planned(event.seq, job)
 
 
@@ -471,10 +475,31 @@ def _rejected(future: _Future, _recorded: Ledger, event: ev.ReportRejected) -> N
 
 def _touched(future: _Future, recorded: Ledger, event: ev.BlocksTouched) -> None:
     """Wait for the next event: it tells whether an offer touched them."""
-    future.touching = [recorded.key_of[slot] for slot in to_list(event.slots)]
+    keys = [recorded.key_of[slot] for slot in to_list(event.slots)]
+    future.touching = dict.fromkeys(keys) | _parents(recorded, event, keys)
 
 
-def _may_have_touched(moment: Moment, keys: list[bytes]) -> bool:
+def _parents(
+    recorded: Ledger, event: ev.StorePlanned | ev.BlocksTouched, keys: Sequence[bytes]
+) -> dict[bytes, bytes]:
+    """Of these keys of an event, those that begin a run -> what it continues."""
+    slots, found = to_list(event.slots), dict[bytes, bytes]()
+    for place, slot in event.parents:
+        begins = slot == slots[place]
+        found[keys[place]] = b"" if begins else _GONE if slot is None else recorded.key_of[slot]
+    return found
+
+
+def _begins(keys: Mapping[bytes, bytes | None]) -> dict[int, bytes]:
+    """Place in an offer of these keys -> the key that the block there continues, of those that begin a
+    run."""
+    return {place: parent for place, parent in enumerate(keys.values()) if parent is not None}
+
+
+_GONE = b"a block that the host does not have"
+
+
+def _may_have_touched(moment: Moment, keys: Iterable[bytes]) -> bool:
     """Whether this event comes from the offer that touched these keys. An offer never evicts such a key."""
     ledger, event = moment.ledger, moment.event
     if isinstance(event, ev.BlocksEvicted):

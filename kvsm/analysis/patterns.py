@@ -197,7 +197,7 @@ FIELD_TYPES: dict[str, FieldType] = {
     **dict.fromkeys(("slots", "moved", "device_blocks", "parts", "transfers"), FieldType.IDS),
     "keys": FieldType.KEYS,
     **dict.fromkeys(("owners", "offers"), FieldType.NAMES),
-    **dict.fromkeys(("config", "kept"), FieldType.OPAQUE),
+    **dict.fromkeys(("config", "kept", "parents"), FieldType.OPAQUE),
 }
 """The type of each field, whatever the kind of event. `event` is its number."""
 

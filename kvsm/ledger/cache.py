@@ -15,8 +15,9 @@ from kvsm.states.transfer import TRANSFER_WORDS
 def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
     """Used without a load. The idle ones move in the eviction order."""
     slots = unpack(event.slots)
+    order.check_parents(ledger, event.seq, slots, event.parents)
     new = ledger.blocks.check(slots, block_machine.TOUCH, event.seq)
-    order.touch(ledger, slots, new)
+    order.touch(ledger, slots, new, event.parents)
 
 
 def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:

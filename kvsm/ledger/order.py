@@ -1,5 +1,9 @@
 """Who stands in the eviction order: every readable block that no request uses.
 
+Blocks enter the order, or move in it, in runs: each block continues the one before it. Of a run that
+continues a block outside of it, the policy hears which slot this parent has, so that a prompt that is stored
+over several steps is evicted as one that is stored at once, its last block first.
+
 A copy to another tier is no use of its block. A block keeps its place in the order while only such copies
 hold it. It must not be evicted before they end: the code that asks the policy for victims protects
 `copied_out`.
@@ -7,10 +11,14 @@ hold it. It must not be evicted before they end: the code that asks the policy f
 
 from __future__ import annotations
 
-from kvsm.ids import IdArray, listed, pack, unpack
+from collections.abc import Iterator, Sequence
+
+from kvsm.errors import InvalidEvent
+from kvsm.events import Parents
+from kvsm.ids import IdArray, cut, listed, pack, unpack
 from kvsm.ledger.state import LedgerState
-from kvsm.states.block import IDLE, PINNED_ONCE, holders
-from kvsm.states.words import Words, pick
+from kvsm.states.block import FIRST_INDEXED, IDLE, LAST_INDEXED, PINNED_ONCE, holders
+from kvsm.states.words import STATE_MASK, Words, pick
 
 
 def leave(ledger: LedgerState, slots: IdArray, pinned: Words, target: str) -> None:
@@ -45,9 +53,61 @@ def come_back(ledger: LedgerState, slots: IdArray, released: Words, target: str)
     return len(idle)
 
 
-def touch(ledger: LedgerState, slots: IdArray, words: Words) -> None:
+def admit(
+    ledger: LedgerState, slots: IdArray, keys: Sequence[bytes], parents: Parents, planned_at: int
+) -> None:
+    """The blocks of a store can be read from now on. planned_at: the event that planned it."""
+    for begin, end, parent in _runs(ledger, slots, parents, planned_at):
+        ledger.policy.admitted(cut(slots, begin, end), keys[begin:end], parent)
+
+
+def touch(ledger: LedgerState, slots: IdArray, words: Words, parents: Parents) -> None:
     """These slots were used in passing. Those that stand in the order move there."""
-    ledger.policy.touched(_unused(ledger, slots, pick(slots, words, IDLE)))
+    idle = pick(slots, words, IDLE)
+    if not parents:
+        ledger.policy.touched(_unused(ledger, slots, idle))
+        return
+    all_idle = set(listed(idle))
+    for begin, end, parent in _runs(ledger, slots, parents, ledger.seq):
+        run = cut(slots, begin, end)
+        idle = unpack(pack([slot for slot in listed(run) if slot in all_idle]))
+        ledger.policy.touched(_unused(ledger, run, idle), parent)
+
+
+def check_parents(ledger: LedgerState, seq: int, slots: IdArray, parents: Parents) -> None:
+    """Refuse parents whose places do not ascend or are not of the batch, or whose slots do not exist."""
+    before = -1
+    for place, slot in parents:
+        if not before < place < len(slots) or not (slot is None or slot < ledger.config.host_blocks):
+            raise InvalidEvent(seq, "parents name places of the batch, ascending, and slots of the pool")
+        before = place
+
+
+def _runs(
+    ledger: LedgerState, slots: IdArray, parents: Parents, planned_at: int
+) -> Iterator[tuple[int, int, int | None]]:
+    """The runs of a batch, the last one first: where it begins and ends, and the parent to tell the policy.
+
+    planned_at: the event that named the parents. What was stored in such a slot since then is another block.
+    """
+    end = len(slots)
+    for place, slot in reversed(parents):
+        yield place, end, None if slot == slots[place] else _place_of(ledger, slot, planned_at)
+        end = place
+    if end:
+        yield 0, end, None
+
+
+def _place_of(ledger: LedgerState, parent: int | None, planned_at: int) -> int | None:
+    """The parent, if it holds the same block as then. Otherwise the slot that would be evicted next."""
+    if (
+        parent is not None
+        and ledger.generation[parent] <= planned_at
+        and FIRST_INDEXED <= ledger.blocks.words[parent] & STATE_MASK <= LAST_INDEXED
+    ):
+        return parent
+    choice = ledger.policy.choose(1, ())
+    return None if choice is None else int(choice.victims[0])
 
 
 def _end_copies_out(ledger: LedgerState, slots: IdArray) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from kvsm.events import Direction, Owners
+from kvsm.events import Direction, Owners, Parents
 from kvsm.ids import NO_IDS, IdArray, listed
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
@@ -35,6 +35,8 @@ class TransferRecord(msgspec.Struct, gc=False, eq=False):
     """Bit w is set when worker w has reported."""
     flush: bool = False
     """Whether the engine waits for it."""
+    parents: Parents = ()
+    """Of a store: which blocks its own continue (`StorePlanned`)."""
 
     @property
     def state(self) -> TransferState:

@@ -8,7 +8,7 @@ from kvsm import events as ev
 from kvsm.errors import InvalidEvent
 from kvsm.events import STORE
 from kvsm.ids import listed, unpack
-from kvsm.ledger import index, requests, transfers
+from kvsm.ledger import index, order, requests, transfers
 from kvsm.ledger.state import LedgerState
 from kvsm.policies import Choice
 from kvsm.states import block as block_machine
@@ -68,6 +68,7 @@ def store_planned(ledger: LedgerState, event: ev.StorePlanned) -> None:
         transfers.check_pairs(ledger, seq, slots, device_blocks)
     elif len(device_blocks) or not len(slots):
         raise InvalidEvent(seq, "a store from elsewhere names slots, at least one, and no device blocks")
+    order.check_parents(ledger, seq, slots, event.parents)
     new = ledger.blocks.check(slots, block_machine.ALLOCATE, seq)
     leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_READ, seq)
     index.enter(ledger, seq, keys, slots)
@@ -80,4 +81,4 @@ def store_planned(ledger: LedgerState, event: ev.StorePlanned) -> None:
     else:
         ledger.generation_view[slots] = seq
     ledger.provenance.rewritten(device_blocks)
-    transfers.plan(ledger, seq, STORE, event.owners, slots, device_blocks, keys)
+    transfers.plan(ledger, seq, STORE, event.owners, slots, device_blocks, keys, event.parents)

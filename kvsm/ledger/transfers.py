@@ -7,7 +7,7 @@ from operator import gt
 
 from kvsm import events as ev
 from kvsm.errors import InvalidEvent
-from kvsm.events import LOAD, STORE, Direction, Owners
+from kvsm.events import LOAD, STORE, Direction, Owners, Parents
 from kvsm.ids import NO_IDS, IdArray, listed
 from kvsm.ledger import index, order, requests
 from kvsm.ledger.records import TransferRecord
@@ -32,10 +32,13 @@ def plan(
     slots: IdArray,
     device_blocks: IdArray,
     keys: tuple[bytes, ...],
+    parents: Parents = (),
 ) -> None:
     """Keep the record of a transfer that event `seq` planned."""
     word, epoch = ledger.planned_word, ledger.epoch
-    ledger.transfers[seq] = TransferRecord(seq, direction, owners, slots, device_blocks, keys, word, epoch)
+    ledger.transfers[seq] = TransferRecord(
+        seq, direction, owners, slots, device_blocks, keys, word, epoch, parents=parents
+    )
 
 
 def check_pairs(
@@ -135,7 +138,7 @@ def end_copies(ledger: LedgerState, transfer: TransferRecord, good: bool, seq: i
         if order.come_back(ledger, slots, new, target) == len(slots):
             return
     elif good:
-        ledger.policy.admitted(slots, transfer.keys)
+        order.admit(ledger, slots, transfer.keys, transfer.parents, transfer.id)
         # Not before: a store that fails is made again, and needs no further offers.
         ledger.offers.forget(transfer.keys)
         if ledger.listener is not None:

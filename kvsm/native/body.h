@@ -101,6 +101,9 @@ typedef struct {
 } SlotQueue;
 
 void queue_append(SlotQueue *queue, int32_t slot);
+int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, the tail: it is not in the queue */
+void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* right before the place, which is not its own */
+int64_t queue_first(const SlotQueue *queue);                      /* -1: it is empty */
 void queue_remove(SlotQueue *queue, int32_t slot);
 bool queue_holds(const SlotQueue *queue, int32_t slot);
 void queue_clear(SlotQueue *queue);
@@ -158,7 +161,8 @@ typedef struct {
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
     X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
-    X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted) X(max_live_transfers) X(kept) X(using)
+    X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
+    X(max_live_transfers) X(kept) X(using)
 
 typedef enum {
 #define X(name) N_##name,
@@ -172,7 +176,7 @@ typedef enum {
 /* What the module has of Python. Never freed: it lives as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
-    PyObject *array_of, *lru, *transfer_record, *request_record, *store, *load, *encode;
+    PyObject *array_of, *lru, *admit_runs, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
     Name fields[NUM_KINDS][MOST_FIELDS]; /* of the kinds. NUM_NAMES: none, or one that is not read here */
@@ -235,7 +239,8 @@ bool may_reorder(Folding *folding, PyObject *request);
 Verdict leave_order(Folding *folding, const Batch *slots, const int32_t *pinned);
 Verdict come_back(Folding *folding, const Batch *slots, const int32_t *released, Py_ssize_t *idle);
 Verdict touch(Folding *folding, const Batch *slots, const int32_t *words);
-Verdict admit(Folding *folding, const Batch *slots, PyObject *keys);
+Verdict admit(Folding *folding, const Batch *slots, PyObject *keys, PyObject *parents, int64_t planned_at);
+bool parents_fit(Folding *folding, PyObject *parents, Py_ssize_t count);
 SlotQueue *lru_queue(PyObject *policy); /* borrowed; NULL: another policy */
 SlotQueue *free_queue(Folding *folding);
 
@@ -268,7 +273,7 @@ Verdict transfer_cancelled(Folding *);
 Verdict worker_reported(Folding *);
 Verdict flush_requested(Folding *);
 Verdict plan(Folding *folding, PyObject *direction, PyObject *owners, const Batch *slots, const Batch *device_blocks,
-             PyObject *keys);
+             PyObject *keys, PyObject *parents); /* parents: NULL for a load */
 bool pairs_fit(Folding *folding, const Batch *slots, const Batch *device_blocks);
 
 /* cache.c */

@@ -2,19 +2,22 @@
 
 #include "body.h"
 
+/* Those that continue other blocks are left to Python. */
 Verdict blocks_touched(Folding *folding)
 {
-    PyObject *ids = value_of(folding, N_slots);
+    PyObject *ids = value_of(folding, N_slots), *parents = value_of(folding, N_parents);
     const Words *blocks = &folding->fold->blocks;
     Batch slots;
     Verdict verdict = REFERENCE;
-    if (may_reorder(folding, NULL) && batch_of(&slots, ids)) {
+    if (may_reorder(folding, NULL) && parents != NULL && PyTuple_CheckExact(parents) && is_empty(parents) &&
+        batch_of(&slots, ids)) {
         const int32_t *new_words = next_words(folding, blocks, &BLOCK, BLOCK_TOUCH, &slots);
         if (new_words != NULL && are_distinct(folding, &slots, blocks->size))
             verdict = touch(folding, &slots, new_words);
         batch_clear(&slots);
     }
     Py_XDECREF(ids);
+    Py_XDECREF(parents);
     return verdict;
 }
 

@@ -74,7 +74,7 @@ static Verdict begin(Folding *folding, Load *load, int32_t word)
     PyObject *owners = owners_of(load->name, slots->count);
     if (owners == NULL)
         return FAILED;
-    const Verdict verdict = plan(folding, python.load, owners, slots, device_blocks, python.no_ids);
+    const Verdict verdict = plan(folding, python.load, owners, slots, device_blocks, python.no_ids, NULL);
     Py_DECREF(owners);
     return verdict;
 }

@@ -92,6 +92,7 @@ static PyObject *connect(PyObject *module, PyObject *nothing)
     const bool taken = take_kinds() && take_reference() && (python.lru = take("kvsm.policies.lru", "LRUPolicy")) != NULL &&
                        (python.transfer_record = take("kvsm.ledger.records", "TransferRecord")) != NULL &&
                        (python.request_record = take("kvsm.ledger.records", "RequestRecord")) != NULL &&
+                       (python.admit_runs = take("kvsm.ledger.order", "admit")) != NULL &&
                        (python.store = take("kvsm.events", "STORE")) != NULL &&
                        (python.load = take("kvsm.events", "LOAD")) != NULL;
     if (!taken)

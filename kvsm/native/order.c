@@ -110,17 +110,72 @@ Verdict touch(Folding *folding, const Batch *slots, const int32_t *words)
     return FOLDED;
 }
 
-/* These blocks are stored now. */
-Verdict admit(Folding *folding, const Batch *slots, PyObject *keys)
+/* Whether these are parents of a batch: (place, slot or None), by place. */
+bool parents_fit(Folding *folding, PyObject *parents, Py_ssize_t count)
 {
-    PyObject *policy = field(folding, N_policy);
-    SlotQueue *queue = lru_queue(policy);
-    if (queue != NULL) {
-        for (Py_ssize_t one = slots->count - 1; one >= 0; one--)
-            queue_append(queue, (int32_t)slots->ids[one]);
-        return FOLDED;
+    int64_t before = -1, place, slot;
+    if (parents == NULL || !PyTuple_CheckExact(parents))
+        return false;
+    for (Py_ssize_t one = 0; one < PyTuple_Size(parents); one++) {
+        PyObject *pair = PyTuple_GetItem(parents, one);
+        if (!PyTuple_CheckExact(pair) || PyTuple_Size(pair) != 2 ||
+            !read_number(PyTuple_GetItem(pair, 0), &place) || place <= before || place >= count ||
+            (PyTuple_GetItem(pair, 1) != Py_None &&
+             (!read_number(PyTuple_GetItem(pair, 1), &slot) || slot >= folding->fold->blocks.size)))
+            return false;
+        before = place;
     }
-    PyObject *done = PyObject_CallMethodObjArgs(policy, name_of(N_admitted), slots->object, keys, NULL);
+    return true;
+}
+
+/* Where a run enters the queue that continues the block in this slot (`_place_of`). */
+static int32_t place_of(Folding *folding, SlotQueue *queue, PyObject *parent, int64_t planned_at)
+{
+    const Fold *fold = folding->fold;
+    int64_t slot = -1;
+    if (parent == Py_None || !read_number(parent, &slot) || fold->generation[slot] > planned_at ||
+        state_of(fold->blocks.words[slot]) < FIRST_INDEXED || state_of(fold->blocks.words[slot]) > LAST_INDEXED)
+        slot = queue_first(queue);
+    return queue_place(queue, slot);
+}
+
+/* Under LRU: the runs of a batch enter its queue, the last one first (`_runs`). */
+static Verdict enter_queue(Folding *folding, SlotQueue *queue, const Batch *slots, PyObject *parents,
+                           int64_t planned_at)
+{
+    Py_ssize_t end = slots->count;
+    for (Py_ssize_t run = PyTuple_Size(parents); run >= 0 && end > 0; run--) {
+        int64_t begin = 0, own = -1;
+        int32_t place = 0;
+        if (run > 0) {
+            PyObject *pair = PyTuple_GetItem(parents, run - 1), *parent = PyTuple_GetItem(pair, 1);
+            if (!read_number(PyTuple_GetItem(pair, 0), &begin) || begin >= end)
+                return FAILED;
+            if (parent == Py_None || !read_number(parent, &own) || own != slots->ids[begin])
+                place = place_of(folding, queue, parent, planned_at);
+        }
+        while (end > begin)
+            queue_insert(queue, (int32_t)slots->ids[--end], place);
+    }
+    return FOLDED;
+}
+
+/* These blocks are stored now. */
+Verdict admit(Folding *folding, const Batch *slots, PyObject *keys, PyObject *parents, int64_t planned_at)
+{
+    PyObject *policy = field(folding, N_policy), *done;
+    SlotQueue *queue = lru_queue(policy);
+    if (queue != NULL)
+        return enter_queue(folding, queue, slots, parents, planned_at);
+    if (is_empty(parents)) {
+        done = PyObject_CallMethodObjArgs(policy, name_of(N_admitted), slots->object, keys, NULL);
+    } else {
+        PyObject *planned = PyLong_FromLongLong(planned_at);
+        done = planned == NULL ? NULL
+                               : PyObject_CallFunctionObjArgs(python.admit_runs, (PyObject *)folding->fold,
+                                                              slots->object, keys, parents, planned, NULL);
+        Py_XDECREF(planned);
+    }
     Py_XDECREF(done);
     return done == NULL ? FAILED : FOLDED;
 }

@@ -39,19 +39,52 @@ static bool take_out(SlotQueue *queue, int32_t slot)
     return true;
 }
 
-/* Slot s is node s + 1. Node 0 is the head and the tail. */
+/* Link a slot that stands nowhere before a node. Slot s is node s + 1. Node 0 is the head and the tail. */
+static void link_before(SlotQueue *queue, int32_t slot, int32_t behind)
+{
+    const int32_t node = slot + 1, last = queue->before[behind];
+    if (queue->frozen != NULL)
+        keep_link(queue, node);
+    if (behind != 0 && queue->frozen != NULL) /* it may have been dropped just now */
+        keep_link(queue, last);
+    set_bit(queue->listed, slot);
+    link_to(queue, last, node);
+    link_to(queue, node, behind);
+    queue->before[node] = last;
+    queue->before[behind] = node;
+}
+
 void queue_append(SlotQueue *queue, int32_t slot)
 {
     queue->size += !take_out(queue, slot);
-    const int32_t node = slot + 1, last = queue->before[0];
-    if (queue->frozen != NULL)
-        keep_link(queue, node);
-    set_bit(queue->listed, slot);
-    link_to(queue, last, node);
-    link_to(queue, node, 0);
-    queue->before[node] = last;
-    queue->before[0] = node;
+    link_before(queue, slot, 0);
 }
+
+/* Let the slots of the row stand in the list, before all others. */
+static void list_row(SlotQueue *queue)
+{
+    int32_t first = queue->next[0];
+    for (int32_t group = queue->row_from; group < queue->groups; group++)
+        for (uint64_t *left = &queue->row[group]; *left != 0; *left &= *left - 1)
+            link_before(queue, group * GROUP + __builtin_ctzll(*left), first);
+    queue->row_from = queue->groups;
+}
+
+int32_t queue_place(SlotQueue *queue, int64_t slot)
+{
+    if (slot < 0 || slot >= queue->capacity || !queue_holds(queue, (int32_t)slot))
+        return 0;
+    if (is_set(queue->row, (int32_t)slot))
+        list_row(queue);
+    return (int32_t)slot + 1;
+}
+
+void queue_insert(SlotQueue *queue, int32_t slot, int32_t place)
+{
+    queue->size += !take_out(queue, slot);
+    link_before(queue, slot, place);
+}
+
 
 void queue_remove(SlotQueue *queue, int32_t slot) { queue->size -= take_out(queue, slot); }
 
@@ -91,6 +124,8 @@ static int32_t slot_behind(const SlotQueue *queue, int32_t slot)
             return group * GROUP + __builtin_ctzll(queue->row[group] & left);
     return queue->next[0] - 1;
 }
+
+int64_t queue_first(const SlotQueue *queue) { return slot_behind(queue, -1); }
 
 /* --------------------------------------------------------------------------------------- for Python */
 
@@ -222,6 +257,21 @@ static bool visit_append(SlotQueue *queue, int32_t slot, void *more)
     return true;
 }
 
+static bool visit_insert(SlotQueue *queue, int32_t slot, void *more)
+{
+    queue_insert(queue, slot, *(const int32_t *)more);
+    return true;
+}
+
+static bool visit_differs(SlotQueue *queue, int32_t slot, void *more)
+{
+    (void)queue;
+    int32_t *before = more;
+    if (slot + 1 == *before)
+        *before = 0;
+    return true;
+}
+
 static bool visit_remove(SlotQueue *queue, int32_t slot, void *more)
 {
     (void)more;
@@ -251,6 +301,27 @@ static bool visit_which(SlotQueue *queue, int32_t slot, void *more)
 static PyObject *py_append(PyObject *self, PyObject *slots)
 {
     if (!each_slot((SlotQueue *)self, slots, visit_append, NULL))
+        return NULL;
+    Py_RETURN_NONE;
+}
+
+/* insert(slots, before): a place of 0 is the tail. */
+static PyObject *py_insert(PyObject *self, PyObject *arguments)
+{
+    SlotQueue *queue = (SlotQueue *)self;
+    PyObject *slots, *before;
+    int32_t place = 0;
+    if (!PyArg_ParseTuple(arguments, "OO", &slots, &before))
+        return NULL;
+    if (before != Py_None) {
+        const int32_t slot = slot_in(queue, before);
+        if (slot < 0)
+            return NULL;
+        place = queue_place(queue, slot);
+        if (place != 0 && !each_slot(queue, slots, visit_differs, &place))
+            return NULL;
+    }
+    if (!each_slot(queue, slots, visit_insert, &place))
         return NULL;
     Py_RETURN_NONE;
 }
@@ -370,6 +441,7 @@ static PyObject *py_capacity(PyObject *self, void *closure)
 
 static PyMethodDef methods[] = {
     {"append", py_append, METH_O, "Put distinct slots at the tail, in the order given."},
+    {"insert", py_insert, METH_VARARGS, "Put distinct slots right before another one, in the order given."},
     {"remove", py_remove, METH_O, "Take out all of `slots` that are in the queue."},
     {"refill", py_refill, METH_O, "Hold these slots alone, which are in the order of their numbers."},
     {"which", py_which, METH_O, "For each of `slots`, whether it is in the queue."},

@@ -97,7 +97,7 @@ static bool owners_fit(PyObject *owners, Py_ssize_t keys)
 }
 
 /* Allocate the slots, lease the device blocks, and keep the plan. Everything was checked but the keys. */
-static Verdict allocate(Folding *folding, PyObject *owners, PyObject *keys, const Batch *slots,
+static Verdict allocate(Folding *folding, PyObject *owners, PyObject *keys, PyObject *parents, const Batch *slots,
                         const Batch *device_blocks, const int32_t *allocated)
 {
     Fold *fold = folding->fold;
@@ -123,14 +123,14 @@ static Verdict allocate(Folding *folding, PyObject *owners, PyObject *keys, cons
         Py_XDECREF(done);
     }
     Py_DECREF(stale);
-    return verdict == FOLDED ? plan(folding, python.store, owners, slots, device_blocks, keys) : verdict;
+    return verdict == FOLDED ? plan(folding, python.store, owners, slots, device_blocks, keys, parents) : verdict;
 }
 
 Verdict store_planned(Folding *folding)
 {
     PyObject *owners = value_of(folding, N_owners), *keys = value_of(folding, N_keys);
     PyObject *source = value_of(folding, N_source), *ids = value_of(folding, N_slots);
-    PyObject *blocks = value_of(folding, N_device_blocks);
+    PyObject *blocks = value_of(folding, N_device_blocks), *parents = value_of(folding, N_parents);
     Fold *fold = folding->fold;
     Batch slots = {0}, device_blocks = {0};
     Verdict verdict = REFERENCE;
@@ -140,14 +140,14 @@ Verdict store_planned(Folding *folding)
         !batch_of(&device_blocks, blocks))
         goto end;
     if (PyTuple_Size(keys) != slots.count || !owners_fit(owners, slots.count) ||
-        !pairs_fit(folding, &slots, &device_blocks))
+        !pairs_fit(folding, &slots, &device_blocks) || !parents_fit(folding, parents, slots.count))
         goto end;
     if (next_words(folding, &fold->leases, &LEASE, LEASE_BEGIN_READ, &device_blocks) == NULL ||
         !are_distinct(folding, &device_blocks, fold->leases.size) ||
         (allocated = next_words(folding, &fold->blocks, &BLOCK, BLOCK_ALLOCATE, &slots)) == NULL ||
         !are_distinct(folding, &slots, fold->blocks.size))
         goto end;
-    verdict = allocate(folding, owners, keys, &slots, &device_blocks, allocated);
+    verdict = allocate(folding, owners, keys, parents, &slots, &device_blocks, allocated);
 end:
     batch_clear(&slots);
     batch_clear(&device_blocks);
@@ -156,5 +156,6 @@ end:
     Py_XDECREF(source);
     Py_XDECREF(ids);
     Py_XDECREF(blocks);
+    Py_XDECREF(parents);
     return verdict;
 }

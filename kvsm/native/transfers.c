@@ -56,13 +56,15 @@ static bool find_with_batches(Folding *folding, PyObject *id, Transfer *transfer
 }
 
 Verdict plan(Folding *folding, PyObject *direction, PyObject *owners, const Batch *slots, const Batch *device_blocks,
-             PyObject *keys)
+             PyObject *keys, PyObject *parents)
 {
     PyObject *record = PyObject_CallFunctionObjArgs(
         python.transfer_record, folding->seq_object, direction, owners, slots->object, device_blocks->object, keys,
         field(folding, N_planned_word), field(folding, N_epoch), NULL);
-    const bool done =
-        record != NULL && PyDict_SetItem(field(folding, N_transfers), folding->seq_object, record) == 0;
+    const bool done = record != NULL &&
+                      (parents == NULL || is_empty(parents) ||
+                       PyObject_SetAttr(record, name_of(N_parents), parents) == 0) &&
+                      PyDict_SetItem(field(folding, N_transfers), folding->seq_object, record) == 0;
     Py_XDECREF(record);
     return done ? FOLDED : FAILED;
 }
@@ -169,7 +171,11 @@ static void give_back(Folding *folding, const Batch *slots, const int32_t *words
 static Verdict publish(Folding *folding, const Transfer *transfer)
 {
     PyObject *offers = field(folding, N_offers), *listener = field(folding, N_listener), *done;
-    if (admit(folding, &transfer->slots, transfer->keys) != FOLDED)
+    PyObject *parents = PyObject_GetAttr(transfer->record, name_of(N_parents));
+    const bool admitted =
+        parents != NULL && admit(folding, &transfer->slots, transfer->keys, parents, transfer->id) == FOLDED;
+    Py_XDECREF(parents);
+    if (!admitted)
         return FAILED;
     PyObject *times = attribute_of(offers, N_times);
     if (times == NULL)

@@ -110,6 +110,13 @@ def keys_of(call: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
     return tuple([one_key(call, f"keys[{n}]", key) for n, key in enumerate(items(call, "keys", keys))])
 
 
+def parents_of(call: str, parents: Mapping[int, bytes]) -> Mapping[int, bytes]:
+    """Keys of other blocks, by place in an offer. An entry for another place says nothing."""
+    if not isinstance(parents, Mapping):
+        raise WrongArgument(call, "parents", f"is {a(parents)}; it maps places in the offer to keys")
+    return {integer(call, "parents", n): one_key(call, f"parents[{n}]", key) for n, key in parents.items()}
+
+
 def integers(call: str, argument: str, values: Sequence[int]) -> tuple[int, ...]:
     """A short sequence of integers."""
     if type(values) is list or type(values) is tuple:

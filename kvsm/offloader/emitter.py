@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread, described
-from kvsm.events import OffloadConfig, OffloadingEvent, recorded_ns
+from kvsm.events import OffloadConfig, OffloadingEvent, Parents, recorded_ns
 from kvsm.identity import KeptPools
 from kvsm.ids import SMALL, IdArray, listed, pack, unpack
 from kvsm.kv_events import Publisher
@@ -96,6 +96,9 @@ class EventEmitter:
         self.using: Callable[[Sequence[bytes]], None] | None = None
         """Hears the keys that a request loads, or that are used without a load, in prefix order. It must not
         call the core."""
+        self.last_keys: dict[str, bytes] = {}
+        """Request -> the last key that it has matched, or offered with `prepare_store`: what it offers next
+        continues this block."""
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_seq = 0
@@ -224,10 +227,10 @@ class EventEmitter:
         self._may_change = thread
 
 
-def touch_slots(core: EventEmitter, slots: Sequence[int]) -> None:
-    """These blocks, at least one, are used without a load."""
+def touch_slots(core: EventEmitter, slots: Sequence[int], parents: Parents = ()) -> None:
+    """These blocks, at least one, are used without a load. parents: which blocks they continue."""
     packed = pack(slots)
-    core.emit(ev.BlocksTouched, packed)
+    core.emit(ev.BlocksTouched, packed, parents)
     if core.using is not None:
         core.using(core.ledger.keys_of(unpack(packed)))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from threading import get_ident
 from types import TracebackType
@@ -20,8 +20,8 @@ from kvsm.ledger import Ledger, NativeLedger, readable_keys
 from kvsm.log import Durability, EndedLog, LateLog, LogBinding, LogWriter, MemoryLog, OnFailure, StateCopy
 from kvsm.log.flush_mark import UNBOUND
 from kvsm.offloader import matching, storing, transfers
-from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, keys_of, request_name, weights_version
-from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush, touch_slots
+from kvsm.offloader.arguments import KEY_BYTES_MAX, flag, request_name, weights_version
+from kvsm.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
 from kvsm.plan import TransferJob
 from kvsm.states import machines_digest
 from kvsm.states.request import FINISHED, NEW, PREEMPTED
@@ -201,6 +201,7 @@ class Offloader(EventEmitter):
     count_offers = storing.count_offers
     offered_enough = storing.offered_enough
     rewrite = storing.rewrite
+    touch = storing.touch
     import_blocks = storing.import_blocks
     adopt_blocks = storing.adopt_blocks
     next_victims = storing.next_victims
@@ -233,6 +234,7 @@ class Offloader(EventEmitter):
         """The engine took the request's device blocks. Copies in flight keep what they touch."""
         if type(request) is not str or not request.isascii():
             request = request_name("preempt", request)
+        self.last_keys.pop(request, None)
         entry = self.ledger.requests.get(request)
         if entry is None or entry.word & STATE_MASK == FINISHED:
             return
@@ -253,15 +255,8 @@ class Offloader(EventEmitter):
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.word & STATE_MASK != FINISHED:
             self.emit(ev.RequestFinished, request, aborted, hand_over)
+        self.last_keys.pop(request, None)
         return request not in self.ledger.requests
-
-    def touch(self, keys: Sequence[bytes]) -> None:
-        """These keys were used without a load: the device had them too. Unknown keys are ignored."""
-        ledger = self.ledger
-        found = ledger.index.find(keys_of("touch", keys))
-        slots = [slot for slot in found if slot is not None and ledger.readable(slot)]
-        if slots:
-            touch_slots(self, list(dict.fromkeys(slots)))
 
     def tick(self) -> None:
         """Time passes; call it once a step. No event if nothing waits for a bound."""

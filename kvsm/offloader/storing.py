@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from itertools import accumulate, chain
 from typing import cast
@@ -12,8 +13,8 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.errors import WrongArgument
-from kvsm.events import STORE, Offer, Owners, SkipReason
-from kvsm.ids import NO_IDS, IdArray, listed, pack, unpack
+from kvsm.events import STORE, Offer, Owners, Parents, SkipReason
+from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack, unpack
 from kvsm.offloader.arguments import (
     ids_of,
     integers,
@@ -21,6 +22,7 @@ from kvsm.offloader.arguments import (
     offers_of,
     one_key,
     owners_of,
+    parents_of,
     request_name,
     source_name,
 )
@@ -37,6 +39,8 @@ from kvsm.plan import TransferJob
 from kvsm.policies import Choice
 from kvsm.states.block import STORED
 from kvsm.states.words import STATE_MASK
+
+_NONE: Mapping[int, bytes] = {}
 
 
 class PreparedStore(msgspec.Struct, frozen=True, gc=False):
@@ -68,18 +72,33 @@ class Admission(Enum):
 
 
 def prepare_store(
-    core: EventEmitter, request: str, keys: Sequence[bytes], device_blocks: Sequence[int]
+    core: EventEmitter,
+    request: str,
+    keys: Sequence[bytes],
+    device_blocks: Sequence[int],
+    parent: bytes | None = None,
 ) -> PreparedStore:
     """Offer computed blocks: the i-th chunk of device_blocks holds the content of keys[i].
 
     The new ones are stored, from the first on, while there is room. A resident key is touched. A key in
     flight from another block, or on a device block with another copy in flight, is deferred (S13). What is
     not stored is recorded (`StoreSkipped`).
+
+    parent: the key of the block that keys[0] continues; b"": it begins a prompt. None: it continues the last
+        block that the request has matched or offered here. The policy evicts a block before its parent.
     """
     if type(request) is not str or not request.isascii():
         request = request_name("prepare_store", request)
     keys = keys_of("prepare_store", keys)
-    return _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, ())
+    if parent is None:
+        parent = core.last_keys.get(request, b"")
+        if parent in keys:  # It offers again what it has offered.
+            parent = b""
+    parents = {0: one_key("prepare_store", "parent", parent)}
+    prepared = _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, (), parents)
+    if keys:
+        core.last_keys[request] = keys[-1]
+    return prepared
 
 
 def store(
@@ -89,19 +108,24 @@ def store(
     device_blocks: Sequence[int],
     again: Collection[int] = (),
     spared: Collection[int] = (),
+    parents: Mapping[int, bytes] = _NONE,
 ) -> PreparedStore:
     """`prepare_store` for several requests at once, as one transfer.
 
     owners: (request, how many of the keys it has), in the order of the keys; empty if no request has them.
     again: places in the offer that were offered before. That they still wait is not recorded once more.
     spared: slots that are not evicted for this offer.
+    parents: place in the offer -> the key of the block that this one continues; b"": it begins a prompt.
+        Without an entry, a block continues the one before it in the offer, and the first one of a request
+        begins a prompt.
     """
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
         again = integers("store", "again", cast(Sequence[int], again))
     if type(spared) not in (tuple, set, frozenset):
         spared = integers("store", "spared", cast(Sequence[int], spared))
-    return _store(core, "store", owners_of("store", owners, len(keys)), keys, device_blocks, again, spared)
+    owners, parents = owners_of("store", owners, len(keys)), parents_of("store", parents)
+    return _store(core, "store", owners, keys, device_blocks, again, parents, spared)
 
 
 def _store(
@@ -111,6 +135,7 @@ def _store(
     keys: tuple[bytes, ...],
     device_blocks: Sequence[int],
     again: Collection[int],
+    parents: Mapping[int, bytes],
     spared: Collection[int] = (),
 ) -> PreparedStore:
     sources, chunk = checked_device_blocks(core, call, device_blocks), core.config.blocks_per_chunk
@@ -122,11 +147,12 @@ def _store(
     found = core.ledger.index.find(keys)
     new: Sequence[int] = range(len(keys))
     deferred: Sequence[int] = ()
-    resident: Sequence[int] = ()
+    resident: Mapping[int, int] = {}
     if found.count(None) < len(found) or not _all_new(core, keys, sources):
         new, deferred, resident = _partition(core, owners, keys, listed(sources), found, again)
         if resident:
-            touch_slots(core, resident)
+            runs = _runs(core, owners, parents, found, list(resident.values()), list(resident))
+            touch_slots(core, list(resident), runs)
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
     wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
@@ -137,12 +163,30 @@ def _store(
         _skip_places(core, owners, keys, new[room:], reason, again)
         deferred = sorted([*deferred, *new[room:]])
         new, wanted = new[:room], wanted[:room]
-    if len(new) < len(keys):
-        owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
     # What is skipped was told before: the plan must be the next event after the eviction.
     evicted = () if choice is None else _evict(core, choice)
-    job = _plan_store(core, owners, wanted, sources) if room else None
+    job = None
+    if room:
+        slots = pack(core.ledger.free.first(room))
+        runs = _runs(core, owners, parents, found, new, listed(unpack(slots)))
+        if len(new) < len(keys):
+            owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
+        job = _plan_store(core, owners, wanted, slots, sources, runs)
     return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new, lacks_room)
+
+
+def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes] = _NONE) -> None:
+    """These keys were used without a load: the device had them too. Unknown keys are ignored.
+
+    parents: as `store` takes them.
+    """
+    found = core.ledger.index.find(keys_of("touch", keys))
+    parents = parents_of("touch", parents)
+    resident = _first_places(found, [slot is not None and core.ledger.readable(slot) for slot in found])
+    if resident:
+        slots = list(resident)
+        runs = _runs(core, (), parents, found, list(resident.values()), slots) if parents else ()
+        touch_slots(core, slots, runs)
 
 
 def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], source: str) -> PreparedStore:
@@ -159,17 +203,17 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     source = source_name("import_blocks", source)
     ledger = core.ledger
     found = ledger.index.find(keys)
-    resident = list(dict.fromkeys([slot for slot in found if slot is not None and ledger.readable(slot)]))
+    resident = _first_places(found, [slot is not None and ledger.readable(slot) for slot in found])
     new = list(
         {key: place for place, key in reversed(list(enumerate(keys))) if found[place] is None}.values()
     )
     new.sort()
     if resident:
-        touch_slots(core, resident)
+        touch_slots(core, list(resident))
     if not new:
         return PreparedStore(None, (), (), len(resident))
     wanted = tuple([keys[place] for place in new])
-    room, choice = _room_for(core, wanted, resident)
+    room, choice = _room_for(core, wanted, list(resident))
     if room < len(new):
         reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
         _skip_places(core, owners, keys, new[room:], reason, ())
@@ -215,14 +259,53 @@ def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:
             raise WrongArgument(call, argument, "names a block twice in one chunk")
 
 
-def _plan_store(core: EventEmitter, owners: Owners, keys: tuple[bytes, ...], sources: IdArray) -> TransferJob:
-    packed = pack(core.ledger.free.first(len(keys)))
+def _plan_store(
+    core: EventEmitter,
+    owners: Owners,
+    keys: tuple[bytes, ...],
+    slots: Ids,
+    sources: IdArray,
+    parents: Parents,
+) -> TransferJob:
     blocks = pack(sources)
-    core.emit(ev.StorePlanned, owners, keys, packed, blocks)
-    hosts = packed
+    core.emit(ev.StorePlanned, owners, keys, slots, blocks, "", parents)
+    hosts = slots
     if core.config.blocks_per_chunk > 1:
         hosts = host_blocks(core, core.ledger.transfers[core.ledger.seq].slots)
     return planned_job(core, STORE, blocks, hosts)
+
+
+def _runs(
+    core: EventEmitter,
+    owners: Owners,
+    parents: Mapping[int, bytes],
+    found: Sequence[int | None],
+    places: Sequence[int],
+    slots: Sequence[int],
+) -> Parents:
+    """The parents of the blocks at these places of an offer, which ascend. They lie, or will lie, in `slots`.
+
+    found: the slot of each key of the offer; None if it had none.
+    """
+    firsts = {end - count: b"" for (_, count), end in zip(owners, accumulate(count for _, count in owners))}
+    parent_keys = {**firsts, **parents}
+    begins = sorted(place for place in parent_keys if 0 <= place < len(found))
+    runs, before = list[tuple[int, int | None]](), -1
+    for n in begins if len(places) == len(found) else range(len(places)):
+        place, own = places[n], slots[n]
+        if place in parent_keys:
+            key = parent_keys[place]
+            parent = core.ledger.index.get(key) if key else own
+        else:
+            parent = found[place - 1] if place else own
+            in_one_run = bisect_right(begins, before) == bisect_right(begins, place)
+            if in_one_run and (parent is None or before == place - 1):
+                before = place
+                continue
+        if n or parent != own:
+            runs.append((n, parent))
+        before = place
+    return tuple(runs) if any(parent != slots[n] for n, parent in runs) else ()
 
 
 def skip(core: EventEmitter, owners: Owners, keys: Sequence[bytes], reason: SkipReason) -> None:
@@ -304,13 +387,14 @@ def _partition(
     blocks: Sequence[int],
     found: Sequence[int | None],
     again: Collection[int],
-) -> tuple[list[int], list[int], list[int]]:
-    """Split an offer: (places to store, places to offer again, slots of the resident keys)."""
+) -> tuple[list[int], list[int], dict[int, int]]:
+    """Split an offer: (places to store, places to offer again, slot of each resident key -> its first
+    place)."""
     chunk, words = core.config.blocks_per_chunk, core.ledger.blocks.words
     # The index names ALLOCATED to LOADING blocks; those from STORED on can be read. Mostly all can.
     lacking = [place for place, slot in enumerate(found) if slot is None or words[slot] & STATE_MASK < STORED]
     left = set(lacking)
-    resident = dict.fromkeys([slot for n, slot in enumerate(found) if slot is not None and n not in left])
+    resident = _first_places(found, [place not in left for place in range(len(found))])
     new: dict[bytes, int] = {}
     taken: set[int] = set()
     skipped: dict[SkipReason, list[int]] = {}
@@ -325,7 +409,16 @@ def _partition(
     for reason, places in skipped.items():
         _skip_places(core, owners, keys, places, reason, again)
     skipped.pop(SkipReason.OLDER_EPOCH, None)
-    return list(new.values()), sorted(chain.from_iterable(skipped.values())), list(resident)
+    return list(new.values()), sorted(chain.from_iterable(skipped.values())), resident
+
+
+def _first_places(found: Sequence[int | None], wanted: Sequence[bool]) -> dict[int, int]:
+    """Slot -> its first place in an offer, of the places that are wanted."""
+    places: dict[int, int] = {}
+    for place, slot in enumerate(found):
+        if slot is not None and wanted[place]:
+            places.setdefault(slot, place)
+    return places
 
 
 def _admit(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from importlib import import_module
+from inspect import signature
 
 from kvsm.errors import ConfigError, described
 from kvsm.policies.base import Choice, EvictionPolicy
@@ -38,7 +39,20 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
     missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
     if missing:
         raise ConfigError(f"policy {name!r} lacks {', '.join(missing)}; see kvsm.policies.EvictionPolicy")
+    for method, others in (("admitted", 2), ("touched", 1)):
+        _check_takes_parent(name, policy, method, others)
     return policy  # type: ignore[no-any-return]
+
+
+def _check_takes_parent(name: str, policy: object, method: str, others: int) -> None:
+    """Raises `ConfigError` if this method takes no `parent` besides its other arguments."""
+    try:
+        signature(getattr(policy, method)).bind(*[None] * others, parent=None)
+    except TypeError as error:
+        message = (
+            f"policy {name!r}: {method} does not take a parent ({error}); see kvsm.policies.EvictionPolicy"
+        )
+        raise ConfigError(message) from error
 
 
 def refuse_foreign(name: str, allowed: Collection[str]) -> None:

@@ -66,12 +66,12 @@ class ARCPolicy(EvictionPolicy):
     def __contains__(self, slot: int) -> bool:
         return slot in self._t1 or slot in self._t2
 
-    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+    def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
         if self._b1.holds_any(keys) or self._b2.holds_any(keys):
             self.recalled(keys)
         back, fresh = self._returning.part(slots, keys)
-        self._t1.append(fresh[::-1])
-        self._t2.append(back[::-1])
+        self._t1.insert(fresh[::-1], parent)
+        self._t2.insert(back[::-1], parent)
         self._b1.trim(self._capacity - len(self._t1))
 
     def busy(self, slots: IdArray) -> None:
@@ -81,9 +81,9 @@ class ARCPolicy(EvictionPolicy):
     def idle(self, slots: IdArray) -> None:
         self._t2.append(slots[::-1])
 
-    def touched(self, slots: IdArray) -> None:
+    def touched(self, slots: IdArray, parent: int | None = None) -> None:
         self._t1.remove(slots)
-        self._t2.append(slots[::-1])
+        self._t2.insert(slots[::-1], parent)
 
     def removed(self, slots: IdArray) -> None:
         self.busy(slots)

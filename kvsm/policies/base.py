@@ -17,6 +17,11 @@ the block meanwhile.
 Slots arrive as the ledger's `IdArray`: a tuple up to sixteen, a numpy array above. They are in prefix order:
 slots[0] holds the block nearest to the start of a prompt. A policy should evict the *last* one first, because
 a prefix without its beginning is useless.
+
+A prompt is often stored over several steps: prefill in chunks, then decode. So `admitted` and `touched` may
+name a `parent`, the slot of another block, which slots[0] continues. A policy should evict the slots before
+their parent, and the block that it would evict next after them should be the parent: then the order is the
+one of a prompt that was stored at once. `SlotQueue.insert` does so in a queue.
 """
 
 from __future__ import annotations
@@ -69,8 +74,13 @@ class EvictionPolicy(Protocol):
         """Whether the slot holds an idle block."""
 
     @abstractmethod
-    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
-        """Newly stored blocks enter the order; keys[i] is in slots[i]."""
+    def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
+        """Newly stored blocks enter the order; keys[i] is in slots[i].
+
+        parent: the slot of the block that slots[0] continues. It may be in use, or hold no block any more. If
+            the block that slots[0] continues is not on the host, it is the slot that would be evicted next:
+            without that block the new ones cannot be hit. None: slots[0] begins a prompt, or it is not known.
+        """
 
     @abstractmethod
     def busy(self, slots: IdArray) -> None:
@@ -81,8 +91,8 @@ class EvictionPolicy(Protocol):
         """Used blocks come back to the order."""
 
     @abstractmethod
-    def touched(self, slots: IdArray) -> None:
-        """Idle blocks were used in passing, without leaving the order."""
+    def touched(self, slots: IdArray, parent: int | None = None) -> None:
+        """Idle blocks were used in passing, without leaving the order. parent: as in `admitted`."""
 
     @abstractmethod
     def removed(self, slots: IdArray) -> None:

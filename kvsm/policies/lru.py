@@ -24,8 +24,8 @@ class LRUPolicy(EvictionPolicy):
     def __contains__(self, slot: int) -> bool:
         return slot in self._queue
 
-    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
-        self._queue.append(slots[::-1])
+    def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
+        self._queue.insert(slots[::-1], parent)
 
     def busy(self, slots: IdArray) -> None:
         self._queue.remove(slots)
@@ -33,8 +33,8 @@ class LRUPolicy(EvictionPolicy):
     def idle(self, slots: IdArray) -> None:
         self._queue.append(slots[::-1])
 
-    def touched(self, slots: IdArray) -> None:
-        self._queue.append(slots[::-1])
+    def touched(self, slots: IdArray, parent: int | None = None) -> None:
+        self._queue.insert(slots[::-1], parent)
 
     def removed(self, slots: IdArray) -> None:
         self._queue.remove(slots)

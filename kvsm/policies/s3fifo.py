@@ -22,6 +22,8 @@ What differs from the paper:
   victims come from the whole of `small`, those used more than once last, and nothing moves there.
 - The search passes over `most_passed` blocks of each queue at most. Then it takes the next ones that it may,
   however often they were used. If all were used, the paper goes through all of `small`, and around `main`.
+- A block enters before its parent only if the parent was not used. A use does not move the parent: what
+  enters before a used one would be weighed at once, and the parent stays.
 - A ghost leaves when its store is planned (`recalled`). Until the store is done the key is *returning*: a
   store that fails costs nothing, and a key that is offered again still enters `main`.
 
@@ -84,12 +86,14 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._ghosts = KeyQueue(self._ghost_limit)
         self._returning = KeyQueue(capacity)
 
-    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
+    def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
         if self._ghosts.holds_any(keys):
             self.recalled(keys)
+        if parent is not None and not self._uses.is_unused(parent):
+            parent = None
         back, fresh = self._returning.part(slots, keys)
-        self._small.append(fresh[::-1])
-        self._main.append(back[::-1])
+        self._small.insert(fresh[::-1], parent)
+        self._main.insert(back[::-1], parent)
         self._uses.admit(slots)
 
     def removed(self, slots: IdArray) -> None:

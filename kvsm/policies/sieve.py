@@ -54,8 +54,9 @@ class SIEVEPolicy(UseCountingPolicy):
         self._ahead = SlotQueue(capacity)
         self._uses = UseCounts(capacity, most=1)
 
-    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
-        self._ahead.append(slots[::-1])
+    def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
+        is_passed = parent is not None and parent in self._behind
+        (self._behind if is_passed else self._ahead).insert(slots[::-1], parent)
         self._uses.admit(slots)
 
     def removed(self, slots: IdArray) -> None:

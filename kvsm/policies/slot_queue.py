@@ -27,6 +27,8 @@ from kvsm.policies.copies import QueueCopy
 
 _ABSENT = -1
 _LEAST_ENTRIES = 64
+_GAP = 64
+"""Dead entries that an insertion leaves for those that follow."""
 
 
 def join(first: IdArray, second: IdArray) -> IdArray:
@@ -109,6 +111,25 @@ class SlotQueue:
             self._tail = tail + len(slots)
             self._ring_view[tail : self._tail] = slots
             self._place_view[slots] = np.arange(tail, self._tail)
+
+    def insert(self, slots: IdArray, before: int | None) -> None:
+        """Put distinct slots right before another one, in the order given. A slot in the queue moves there.
+
+        before: that slot. If it is not in the queue, or one of `slots`, or None, they are appended.
+        """
+        if before is None or self._place[before] == _ABSENT or before in slots:
+            self.append(slots)
+            return
+        self.remove(slots)
+        count, end = len(slots), self._place[before]
+        if count > end or len(self._live(end - count, end)):
+            self._open_gap(before, count + _GAP)
+            end = self._place[before]
+        start = end - count
+        self._size += count
+        self._head = min(self._head, start)
+        self._ring_view[start:end] = slots
+        self._place_view[np.asarray(slots, dtype=np.int64)] = np.arange(start, end)
 
     def remove(self, slots: IdArray) -> None:
         """Take out all of `slots` that are in the queue."""
@@ -211,6 +232,18 @@ class SlotQueue:
         while place[ring[head]] != head:
             head += 1
         self._head = head
+
+    def _open_gap(self, slot: int, count: int) -> None:
+        """Move this slot and all entries behind it up, gaps included, by `count` dead entries."""
+        if self._tail + count > len(self._ring):
+            self._make_room(count)
+        start, stop = self._place[slot], self._tail
+        moved = self._ring_view[start:stop].copy()
+        live = self._live(start, stop)
+        self._ring_view[start : start + count] = slot
+        self._ring_view[start + count : stop + count] = moved
+        self._place_view[live] += count
+        self._tail += count
 
     def _make_room(self, count: int) -> None:
         """Sweep out dead entries. If that frees less than half of the log, make one four times the size."""

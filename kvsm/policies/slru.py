@@ -42,8 +42,8 @@ class SLRUPolicy(EvictionPolicy):
     def __contains__(self, slot: int) -> bool:
         return slot in self._probation or slot in self._protected
 
-    def admitted(self, slots: IdArray, keys: Sequence[bytes]) -> None:
-        self._probation.append(slots[::-1])
+    def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
+        self._probation.insert(slots[::-1], parent)
 
     def busy(self, slots: IdArray) -> None:
         self._probation.remove(slots)
@@ -53,9 +53,10 @@ class SLRUPolicy(EvictionPolicy):
         self._protected.append(slots[::-1])
         self._demote()
 
-    def touched(self, slots: IdArray) -> None:
+    def touched(self, slots: IdArray, parent: int | None = None) -> None:
         self._probation.remove(slots)
-        self.idle(slots)
+        self._protected.insert(slots[::-1], parent)
+        self._demote()
 
     def removed(self, slots: IdArray) -> None:
         self.busy(slots)

@@ -107,6 +107,10 @@ class UseCounts:
         """All blocks are gone."""
         self._view[:], self._idle = _ABSENT, 0
 
+    def is_unused(self, slot: int) -> bool:
+        """Whether the slot holds an idle block that was not used."""
+        return self._bytes[slot] == 0
+
     def highest(self, slots: IdArray) -> int:
         """The highest count of these idle blocks; 0 for none."""
         if type(slots) is tuple:
@@ -231,5 +235,5 @@ class UseCountingPolicy(EvictionPolicy):
     def idle(self, slots: IdArray) -> None:
         self._uses.end_use(slots)
 
-    def touched(self, slots: IdArray) -> None:
+    def touched(self, slots: IdArray, parent: int | None = None) -> None:  # noqa: ARG002 (it moves nothing)
         self._uses.end_use(slots)

@@ -68,7 +68,18 @@ NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = 
         ("parts", "until", "worker", "epoch", "tick", "error", "source", "target", "queued_us", "copied_us")
     ),
     **dict.fromkeys(
-        ("asked", "on_device", "on_host", "kept", "weights", "life", "ended", "resumed", "hand_over")
+        (
+            "asked",
+            "on_device",
+            "on_host",
+            "kept",
+            "weights",
+            "life",
+            "ended",
+            "resumed",
+            "hand_over",
+            "parents",
+        )
     ),
 }
 """Which sort of thing a field names, whatever the kind of event, and how to read it. None: nothing."""

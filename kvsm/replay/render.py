@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvsm.events import Offer, OffloadingEvent, Owners
+from kvsm.events import Offer, OffloadingEvent, Owners, Parents
 from kvsm.ids import IdArray, Ids, MalformedIds, to_list
 from kvsm.replay.times import after_start, utc
 
@@ -105,6 +105,12 @@ def _some_of(names: Sequence[str], between: str = ", ") -> str:
     return f"{between.join(names[:MOST_NAMES])}{between}... ({len(names)})"
 
 
+def render_parents(parents: Parents) -> str:
+    """The blocks that those of an event continue."""
+    slots = [slot for _, slot in parents if slot is not None]
+    return f"behind {render_ids('slot', tuple(slots))}" if slots else ""
+
+
 FIELDS: dict[str, Callable[[Any], str]] = {
     "request": lambda name: f"request {name}",
     "owners": render_owners,
@@ -120,6 +126,7 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "asked": lambda blocks: f"asked {blocks}",
     "on_device": lambda blocks: f"on device {blocks}",
     "on_host": lambda blocks: f"on host {blocks}",
+    "parents": render_parents,
     "source": lambda source: f"from {source}" if source else "",
     "target": lambda target: f"to {target}" if target else "",
     "error": lambda text: f"({text})" if text else "",

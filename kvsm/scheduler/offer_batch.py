@@ -71,6 +71,8 @@ class OfferBatch:
         self.blocks: list[int] = []
         self._runs: list[OfferedChunks] = []
         self._starts: list[int] = []
+        self._parents: dict[int, bytes] = {}
+        """Place of the first key of a run -> the key that it continues."""
         self._offered_before: set[int] = set()
         """Places that waited in an earlier step: why they wait is not recorded again."""
         self._reached: dict[str, ReachedCursors] = {}
@@ -144,8 +146,17 @@ class OfferBatch:
             self.keys += [keys[n - first] for n in kept]
             self.blocks += [block for n in kept for block in found[n]]
         self._open(tracked, group, kept, start)
+        if kept:
+            self._parents[start] = self._key_before(tracked, group, kept[0])
         if first < told:
             self._offered_before.update(range(start, start + bisect_left(kept, told)))
+
+    def _key_before(self, tracked: TrackedRequest, group: int, chunk: int) -> bytes:
+        """The key that this chunk continues; empty: none. Behind a window, a chunk is of use without those
+        before."""
+        if not chunk or self._config.groups[group].kind is not GroupKind.FULL:
+            return b""
+        return tracked.make_keys(group, chunk - 1, chunk)[0]
 
     def _counts_offers(self, tracked: TrackedRequest) -> bool:
         return self._has_threshold and not tracked.remote_decode
@@ -203,6 +214,7 @@ class OfferBatch:
         key = tracked.key_at(group, tokens, self._config.tokens_per_hash)
         if key is not None and block != self._config.null_block and tokens <= tracked.store_limit():
             self._open(tracked, group, (tokens,), len(self.keys))
+            self._parents[len(self.keys)] = b""
             self.keys.append(key)
             self.blocks.append(block)
 
@@ -210,7 +222,9 @@ class OfferBatch:
         """Offer the batch. `advance` comes next."""
         if not self.keys:
             return _NOTHING
-        return self._offloader.store(self._owners(), self.keys, self.blocks, self._offered_before)
+        return self._offloader.store(
+            self._owners(), self.keys, self.blocks, self._offered_before, parents=self._parents
+        )
 
     def advance(self, prepared: PreparedStore) -> None:
         """Move the cursors of the requests. prepared: what became of the batch."""

@@ -6,6 +6,9 @@ interface does not say:
 - **Which transfer has ended.** (request, direction, keys) identifies it: a request has at most one load in
   flight, and a key is in one store at a time.
 - **The order of a set.** Sets are sorted by group, position in the prompt and key. Lists keep their order.
+- **Which block an offer continues.** For each request and group the manager remembers the last key that was
+  used or offered. When a load ends, what the device had before it is touched again: it must not be evicted
+  first.
 - **That a hit is not wanted.** A hit is promised until `on_schedule_end`. Before anything is evicted, all
   promises are pinned; otherwise a promise is no event.
 - **That a load must wait.** A hit that cannot be promised is HIT_PENDING: vLLM asks again.
@@ -117,6 +120,11 @@ class KvsmManager(OffloadingManager):
         """What identifies a transfer in this interface -> its id."""
         self._refused: set[str] = set()
         """Requests whose offer found no room. When they offer it again, that is no event."""
+        self._last_keys: dict[str, dict[bytes, bytes]] = {}
+        """Request -> group -> the last key that it used or offered: the next one that it offers continues
+        it."""
+        self._touched: dict[str, list[bytes]] = {}
+        """Request -> the keys that it has touched and not loaded, while a load may follow."""
         self._steps_to_flush = 0
         self._not_stored: list[bytes] = []
         """Keys whose store has failed or was lost since the last `take_events`."""
@@ -185,6 +193,9 @@ class KvsmManager(OffloadingManager):
         job = core.prepare_load(request, blocks)
         assert job is not None, "the match was pinned just now"
         self._submit(request, Direction.LOAD, wanted, job.transfer)
+        self._note_last(request, wanted)
+        loaded = set(wanted)
+        self._touched[request] = [key for key in self._touched.get(request, ()) if key not in loaded]
         return HostSlots(slots, self._num_slots, job.transfer)
 
     def _admit(self, request: str) -> None:
@@ -197,10 +208,17 @@ class KvsmManager(OffloadingManager):
     def complete_load(self, keys: Collection[Any], req_context: Any) -> None:
         """The load of these keys has ended on all ranks."""
         self._complete(req_context.req_id, Direction.LOAD, keys, good=True)
+        # The device had the beginning. It was touched when the load began, and is older than what was loaded.
+        head = self._touched.pop(req_context.req_id, ())
+        if head:
+            self._core.touch(head)
 
     def touch(self, keys: Collection[Any], req_context: Any) -> None:
         """The request used these keys."""
-        self._core.touch(in_order(keys, req_context))
+        used = in_order(keys, req_context)
+        self._core.touch(used)
+        self._note_last(req_context.req_id, used)
+        self._touched[req_context.req_id] = used
 
     # Stores.
 
@@ -228,7 +246,10 @@ class KvsmManager(OffloadingManager):
             core.skip(((request, len(seldom)),), seldom, SkipReason.BELOW_THRESHOLD)
         # A load may have written these placeholders before; its content is gone.
         core.rewrite(blocks)
-        prepared = core.prepare_store(request, wanted, blocks)
+        parents = self._parents(request, wanted)
+        self._note_last(request, wanted)
+        self._touched.pop(request, None)
+        prepared = core.store(((request, len(wanted)),), wanted, blocks, parents=parents)
         if prepared.job is None:
             self._placeholders.give_back(blocks)
             return PrepareStoreOutput([], HostSlots((), self._num_slots), [])
@@ -239,6 +260,15 @@ class KvsmManager(OffloadingManager):
         self._submit(request, Direction.STORE, prepared.keys, transfer.id)
         slots = HostSlots(transfer.slots, self._num_slots, transfer.id)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
+
+    def _parents(self, request: str, keys: Sequence[bytes]) -> dict[int, bytes]:
+        """Place of the first key of each group -> the key that it continues; empty if that is not known."""
+        last = self._last_keys.get(request, {})
+        groups = [key[-GROUP_INDEX_BYTES:] for key in keys]
+        return {n: last.get(group, b"") for n, group in enumerate(groups) if not n or group != groups[n - 1]}
+
+    def _note_last(self, request: str, keys: Sequence[bytes]) -> None:
+        self._last_keys.setdefault(request, {}).update({key[-GROUP_INDEX_BYTES:]: key for key in keys})
 
     def _offered_too_seldom(self, keys: Sequence[bytes]) -> list[bytes]:
         """The keys that stay below `store_threshold` with this offer, which counts only if there is room."""
@@ -349,6 +379,8 @@ class KvsmManager(OffloadingManager):
         self._answers.pop(request, None)
         self._admitted.discard(request)
         self._refused.discard(request)
+        self._last_keys.pop(request, None)
+        self._touched.pop(request, None)
         self._core.finish(request)
 
     def on_schedule_end(self, context: Any) -> None:
@@ -366,6 +398,7 @@ class KvsmManager(OffloadingManager):
         self._missed.clear()
         self._promises = _Promises()
         for request in sorted(context.preempted_req_ids):
+            self._last_keys.pop(request, None)
             core.preempt(request)
         if self._steps_to_flush and not features().tells_of_flushed_resets:
             self._steps_to_flush -= 1

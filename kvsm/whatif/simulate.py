@@ -23,7 +23,7 @@ a log with many resets is predicted up to 1.4 points too well.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Any, NamedTuple
 
@@ -141,6 +141,11 @@ class _Cursor:
         self.settled = self.offered = self.admitted_at = 0
 
 
+_Runs = Sequence[tuple[int, int]]
+"""(place, key): in a batch of blocks, the one at this place continues the block of this key; -1: it begins a
+prompt."""
+
+
 class _Copy(NamedTuple):
     """A copy under way. number: decides between copies that end in the same step."""
 
@@ -149,6 +154,7 @@ class _Copy(NamedTuple):
     is_store: bool
     slots: Numbers
     epoch: int
+    runs: _Runs = ()
 
 
 class _Pool:
@@ -259,10 +265,10 @@ class _Pool:
 
     # Copies and holds.
 
-    def _begin(self, slots: Numbers, *, is_store: bool) -> None:
+    def _begin(self, slots: Numbers, runs: _Runs = (), *, is_store: bool) -> None:
         steps = self._demand.store_steps if is_store else self._demand.load_steps
         self._started += 1
-        heappush(self._copies, _Copy(self._step + steps, self._started, is_store, slots, self._epoch))
+        heappush(self._copies, _Copy(self._step + steps, self._started, is_store, slots, self._epoch, runs))
 
     def _end(self, copy: _Copy) -> None:
         self._changed = True
@@ -270,7 +276,8 @@ class _Pool:
             return
         if copy.is_store:
             self._readable[copy.slots] = True
-            self._policy.admitted(_ids(copy.slots), self._keys_in(copy.slots))
+            for run, parent in self._each_run(copy.slots, copy.runs):
+                self._policy.admitted(_ids(run), self._keys_in(run), parent)
             self._offers.forget(self._key_in[copy.slots].tolist())
         else:
             self._let_go(copy.slots)
@@ -297,13 +304,17 @@ class _Pool:
 
     def _offer(self, offers: Sequence[tuple[int, _Cursor, int]]) -> None:
         parts: list[Numbers] = []
+        begins: dict[int, int] = {}
         for _, cursor, upto in offers:
             upto = max(upto, cursor.offered)
             part = cursor.chain[cursor.settled : upto]
             part = part[part >= 0]
+            if len(part):
+                before = int(cursor.chain[cursor.settled - 1]) if cursor.settled else -1
+                begins.setdefault(int(part[0]), before)
             parts.append(self._often_enough(part, cursor, upto))
             cursor.offered = upto
-        left = self._store(_distinct(np.concatenate(parts) if len(parts) > 1 else parts[0]))
+        left = self._store(_distinct(np.concatenate(parts) if len(parts) > 1 else parts[0]), begins)
         for life, cursor, _ in offers:
             cursor.settled = cursor.offered
             self._waiting.pop(life, None)
@@ -326,24 +337,57 @@ class _Pool:
         kept: Numbers = part[np.array(enough, dtype=np.bool_) | (self._slot_of[part] >= 0)]
         return kept
 
-    def _store(self, keys: Numbers) -> Numbers:
-        """Touch the keys that the pool has and store the others. Returns those without room."""
+    def _store(self, keys: Numbers, begins: Mapping[int, int]) -> Numbers:
+        """Touch the keys that the pool has and store the others. Returns those without room.
+
+        begins: of the keys, those with which a request's part of the offer begins -> the key before them, or
+        -1.
+        """
         slots = self._slot_of[keys]
-        known = slots[slots >= 0]
-        resident = known[self._readable[known]]
-        if len(resident):
-            idle = resident[self._holds[resident] == 0]
+        places = np.flatnonzero(slots >= 0)
+        places = places[self._readable[slots[places]]]
+        resident = slots[places]
+        for run, parent in self._each_run(resident, self._runs(keys, places, begins)):
+            idle = run[self._holds[run] == 0]
             if len(idle):
-                self._policy.touched(_ids(idle))
-        new = keys[slots < 0]
-        if not len(new):
-            return new
-        room = self._make_room(new, resident)
-        wanted = new[:room]
+                self._policy.touched(_ids(idle), parent)
+        places = np.flatnonzero(slots < 0)
+        if not len(places):
+            return keys[places]
+        room = self._make_room(keys[places], resident)
+        wanted, left = places[:room], places[room:]
         if room:
             self.stored += room
-            self._begin(self._take(wanted), is_store=True)
-        return new[room:]
+            runs = self._runs(keys, wanted, begins)
+            self._begin(self._take(keys[wanted]), runs, is_store=True)
+        return keys[left]
+
+    def _runs(self, keys: Numbers, places: Numbers, begins: Mapping[int, int]) -> _Runs:
+        """What the blocks at these places of an offer continue, where it is not the block at the place
+        before."""
+        first = np.isin(keys, list(begins))
+        runs, number = list[tuple[int, int]](), np.cumsum(first)
+        for n in np.flatnonzero((np.diff(places, prepend=-2) != 1) | first[places]).tolist():
+            place = int(places[n])
+            key = begins[int(keys[place])] if first[place] else int(keys[place - 1])
+            in_one_run = n and number[places[n - 1]] == number[place]
+            if not in_one_run or self._slot_of[key] >= 0:
+                runs.append((n, key))
+        return runs
+
+    def _each_run(self, slots: Numbers, runs: _Runs) -> Iterator[tuple[Numbers, int | None]]:
+        """The runs of a batch, the last one first, and the slot of what each of them continues. If the pool
+        does not have that, it is the slot that would be evicted next."""
+        end = len(slots)
+        for place, key in reversed(runs):
+            parent = None if key < 0 else int(self._slot_of[key])
+            if parent is not None and parent < 0:
+                choice = self._policy.choose(1, ())
+                parent = None if choice is None else int(choice.victims[0])
+            yield slots[place:end], parent
+            end = place
+        if end:
+            yield slots[:end], None
 
     def _take(self, keys: Numbers) -> Numbers:
         """Free slots for these keys. They cannot be read yet."""

@@ -80,6 +80,15 @@ def _pins(one: RequestRecord, names: Names) -> list[int]:
     return [names.slots[slot] if slot in live else NOBODY for slot in listed(one.pins)]
 
 
+def _parents(one: TransferRecord, names: Names) -> list[tuple[int, int]]:
+    """A parent whose block has gone is nobody."""
+    ledger = names.ledger
+    return [
+        (place, NOBODY if slot is None or ledger.generation[slot] > one.id else names.slots[slot])
+        for place, slot in one.parents
+    ]
+
+
 def _awaits(one: RequestRecord, names: Names) -> int:
     """It is asked of a DEFERRED request alone."""
     deferred = one.word & STATE_MASK == RequestState.DEFERRED
@@ -106,6 +115,7 @@ declare(
     since=Seen(_ticks_waited),
     reported=Seen(lambda one, names: names.of_each_worker(one.reported)),
     flush=_PEOPLE,
+    parents=Seen(_parents),
 )
 declare(
     RequestRecord,
@@ -211,6 +221,7 @@ declare(
     _flushed_seq=Dropped("it decides when the log is flushed, and nothing else"),
     _flush_within_ns=Dropped("an option of the same"),
     _flush_by_ns=Dropped("the same"),
+    last_keys=Dropped("`prepare_store` alone reads it, and no world stores with that"),
     until_look=Dropped(_WARNS),
     looked_at=Dropped(_WARNS),
     warned_of=Dropped(_WARNS),

@@ -95,9 +95,9 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.offloader.storing:_plan_store",
-                "packed = pack(core.ledger.free.first(len(keys)))",
-                "packed = pack(tuple(range(len(keys))))",
+                "kvsm.offloader.storing:_store",
+                "slots = pack(core.ledger.free.first(room))",
+                "slots = pack(tuple(range(room)))",
             ),
         ),
         stop="ALLOCATE is illegal in",

@@ -78,8 +78,8 @@ STORING = (
         edits=(
             Edit(
                 "kvsm.offloader.storing:_partition",
-                "return list(new.values()), sorted(chain.from_iterable(skipped.values())), list(resident)",
-                "return list(new.values()), sorted(chain.from_iterable(skipped.values())), []",
+                "return list(new.values()), sorted(chain.from_iterable(skipped.values())), resident",
+                "return list(new.values()), sorted(chain.from_iterable(skipped.values())), {}",
             ),
         ),
     ),
