@@ -9,7 +9,7 @@ It shares no code with the ledger, the extractor or the fates, so the two reach 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
@@ -294,6 +294,7 @@ class OutsideBooks:
         keys: Sequence[bytes],
         device_blocks: Sequence[int],
         again: Sequence[int] = (),
+        parents: Mapping[int, bytes] | None = None,
     ) -> None:
         """Blocks were offered."""
         self._book_skips(span, result, keys, device_blocks, again)

@@ -465,12 +465,12 @@ def test_only_written_blocks_are_offered(start: Callable[..., WorkloadRun], grou
     content, store = run.engine._content, run.offloader.store
     offered = 0
 
-    def checked(owners: Any, keys: Sequence[bytes], blocks: Sequence[int], *rest: Any) -> Any:
+    def checked(owners: Any, keys: Sequence[bytes], blocks: Sequence[int], *rest: Any, **named: Any) -> Any:
         nonlocal offered
         offered += len(keys)
         content.check(blocks, keys, ["the offer"] * len(keys))
         assert content.mismatches() == []
-        return store(owners, keys, blocks, *rest)
+        return store(owners, keys, blocks, *rest, **named)
 
     run.offloader.store = checked  # type: ignore[method-assign]
     run.serve()

@@ -402,10 +402,10 @@ def test_connector_that_holds_no_blocks_under_copies_is_caught() -> None:
 def test_late_report_that_changes_something_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     report = Offloader.report
 
-    def careless(self: Offloader, transfer: int, worker: int, good: bool, error: str) -> Any:
+    def careless(self: Offloader, transfer: int, *rest: Any) -> Any:
         if transfer not in self.ledger.transfers:
             self.preempt("r1")
-        return report(self, transfer, worker, good, error)
+        return report(self, transfer, *rest)
 
     monkeypatch.setattr(Offloader, "report", careless)  # Before a core is made: a native one has its own.
     machine = opened(OffloadMachine())

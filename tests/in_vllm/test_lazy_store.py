@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("vllm", reason="vLLM is not installed")
+
 from kvsm.vllm_fuzz.shape import EngineShape
 from kvsm.vllm_fuzz.world import VllmWorld
 
