@@ -131,6 +131,37 @@ def test_a_preempted_request_counts_once() -> None:
     assert [row["resumed"] for row in rows["lookups"]] == [0, 1]
 
 
+def test_a_request_counts_for_itself_while_an_earlier_one_of_its_name_still_loads() -> None:
+    """The core hears of the later ones only that they are admitted."""
+    hand = Hand()
+    hand.store(SmallRequest("a", range(17)), [0, 1, 2, 3])
+    first = SmallRequest("r", range(17))
+    hand.admit(first, [*range(20, 25)])
+    plan = hand.step()
+    hand.scheduler.request_finished(first, ([*range(20, 25)],), aborted=True)
+    for length in (9, 5):
+        later = SmallRequest("r", range(50, 50 + length))
+        hand.admit(later, [*range(30, 33)])
+        if length == 9:
+            hand.scheduler.request_finished(later, ([*range(30, 33)],))
+    hand.scheduler.get_num_new_matched_tokens(later, 0)
+    hand.scheduler.update_state_after_alloc(later, ([*range(40, 42)],), 0)
+    hand.end(plan)
+    hand.scheduler.get_num_new_matched_tokens(later, 0)
+    hand.scheduler.update_state_after_alloc(later, ([*range(40, 42)],), 0)
+    rows, _ = extracted(hand.core.config, hand.log)
+    requests = [row for row in rows["requests"] if row["request"] == "r"]
+    lookups = [row for row in rows["lookups"] if row["request"] == "r"]
+    assert [(row["asked"], row["on_host"], row["loaded"], row["lookups"]) for row in requests] == [
+        (4, 4, 4, 1),
+        (2, 0, 0, 1),
+        (1, 0, 0, 1),
+        (None, None, 0, 1),
+    ]
+    assert [row["finished"] is None for row in requests] == [False, False, False, True]
+    assert [(row["asked"], row["resumed"]) for row in lookups] == [(4, 0), (2, 0), (1, 0), (1, 1), (1, 1)]
+
+
 @settings(max_examples=30, deadline=None)
 @given(ACTS)
 def test_a_copy_that_failed_says_why_in_the_log(acts: list[int]) -> None:

@@ -265,8 +265,19 @@ class Extractor:
 
     def _admitted(self, event: ev.RequestAdmitted, _ended: TransferRecord | None) -> None:
         request = self._request(event)
+        is_later = request.state == RequestState.FINISHED
+        if is_later:
+            # The core still loads for an earlier request of this name: of the later one it hears only this.
+            at = _at(event)
+            request = RequestInProgress(event.request, at, int(RequestState.RELEASED), at, finished=at)
         if not event.resumed:
             request.asked, request.on_device, request.on_host = event.asked, event.on_device, event.on_host
+        self._use_answer(request, event)
+        if is_later and not event.resumed:
+            self._tables.add("requests", request.row(0))
+
+    def _use_answer(self, request: RequestInProgress, event: ev.RequestAdmitted) -> None:
+        """The request is admitted with its last answer, or with one that was not logged."""
         slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
         answer, request.answer = request.answer, None
         missed = None if event.missed is None else event.missed.hex()

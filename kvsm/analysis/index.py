@@ -58,7 +58,7 @@ WAIT_SECONDS = 30.0
 """How long to wait for another process that brings the index up to date."""
 
 _APPLICATION = 0x6B76736D
-_VERSION = 3
+_VERSION = 4
 """Raise it when the tables or what is saved change their meaning; other columns are noticed by themselves."""
 
 _FLUSH_EVENTS = 4096

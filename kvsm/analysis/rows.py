@@ -50,6 +50,10 @@ class EventRow(msgspec.Struct, frozen=True):
 class RequestRow(msgspec.Struct, frozen=True):
     """A request, from its arrival to its end. A name that is used again has a row for each life.
 
+    While the load of a finished request is in flight, the log says of later requests of its name only that
+    they are admitted. Each of them has a row that begins and ends with its first admission. One that is still
+    there when the load has ended has another row from then on, with `asked` None.
+
     arrived, arrived_step, arrived_ns: the event with which the core heard of it.
     finished, finished_step, finished_ns: the event with which it finished, was aborted or cut off; None: none
         did that.
