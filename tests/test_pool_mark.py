@@ -8,6 +8,7 @@ import pytest
 from log_life import disk
 
 from kvsm.copy_engines import HostPool, KeptPool, open_mark
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.pool_mark import LogPlace, PoolMark, why_unbound, without_checksums
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
@@ -164,3 +165,21 @@ def test_a_pool_shares_its_mark_with_the_process_that_writes_the_log(tmp_path: P
             with pytest.raises(ConfigError, match="is not a host pool that is kept"):
                 open_mark(tmp_path / name)
     assert not (tmp_path / "absent").exists()
+
+
+def test_a_log_that_begins_clears_the_checksums_of_the_one_before(tmp_path: Path) -> None:
+    """Correct bytes (S15): its events have the same numbers again. A log that goes on keeps them."""
+    keep = KeptPool(PoolIdentity.of({"model": "m"}))
+    with (
+        HostPool(4, 4096, path=tmp_path / "pool", keep=keep) as pool,
+        HostPool(4, CHECKSUM_BYTES, path=tmp_path / "sums", keep=keep) as sums,
+    ):
+        pool.blocks[:], sums.blocks[:] = 1, 2
+        marks = [open_mark(tmp_path / name) for name in ("pool", "sums")]
+        for mark in marks:
+            mark.begin(SECOND, FIRST)
+        assert (sums.blocks == 2).all()
+        for mark in marks:
+            mark.begin(FIRST, None)
+        assert not sums.blocks.any()
+        assert (pool.blocks == 1).all()

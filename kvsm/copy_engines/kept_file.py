@@ -56,7 +56,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import numpy as np
 
+from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.kept_record import (
     KEPT_BYTES,
     KeptPool,
@@ -157,7 +159,10 @@ def open_mark(path: Path) -> PoolMark:
 
 
 def _map_mark(descriptor: int, sizes: PoolSizes) -> PoolMark:
-    return PoolMark(mmap.mmap(descriptor, MARK_BYTES, offset=sizes.mapped_bytes), sizes)
+    rows = None
+    if sizes.block_bytes == CHECKSUM_BYTES:
+        rows = np.frombuffer(mmap.mmap(descriptor, sizes.mapped_bytes), np.uint8)
+    return PoolMark(mmap.mmap(descriptor, MARK_BYTES, offset=sizes.mapped_bytes), sizes, rows)
 
 
 def remove_kept_pool(path: Path) -> bool:

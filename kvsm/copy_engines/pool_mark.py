@@ -32,6 +32,9 @@ before the log's new segment is there    both; the log ends with the old life
 before the first flush                   both; the log ends with the new life, which has no event
 later                                    the new one; the log ends with the new life
 =======================================  ====================================================================
+
+A log that begins numbers its events from 1 again, so its stores may have the numbers of older ones. Before
+the mark names such a log, the rows of a pool of checksums are cleared: no seal of another log fits then.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ import mmap
 from collections.abc import Sequence
 from struct import Struct
 from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES, PoolSizes
@@ -76,10 +82,13 @@ class PoolMark:
 
     memory: `MARK_BYTES` bytes, zeros at first.
     sizes: of the pool.
+    rows: of a pool of checksums, uint8; None for a pool of blocks.
     """
 
-    def __init__(self, memory: mmap.mmap | bytearray, sizes: PoolSizes) -> None:
-        self.sizes = sizes
+    def __init__(
+        self, memory: mmap.mmap | bytearray, sizes: PoolSizes, rows: NDArray[np.uint8] | None = None
+    ) -> None:
+        self.sizes, self._rows = sizes, rows
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
         self._own, self._other = 0, 1
@@ -101,13 +110,15 @@ class PoolMark:
 
         place: where it begins.
         follows: the place that fits the log which it continues. It counts until the first `advance`. None:
-            the life begins a log, and no older place counts.
+            the life begins a log, and no older place or checksum counts.
         """
         self._other = 0 if follows is not None and self._read(0) == follows else 1
         self._own, self._other_counts = 1 - self._other, follows is not None
         self._words[self._own * _WORDS] = _VOID
         if follows is None:
             self._words[self._other * _WORDS] = _VOID
+            if self._rows is not None:
+                self._rows[:] = 0
         at = self._own * _WORDS * _SEQ.size + _SEQ.size
         _REST.pack_into(self._memory, at, place.life, place.run, place.life_id)
         self._words[self._own * _WORDS] = place.seq

@@ -188,7 +188,8 @@ class Process:
             memory = bytearray(mark)
             sizes = PoolSizes(SLOTS, 1, row_bytes)
             held = np.frombuffer(bytearray(rows), np.uint8).reshape(SLOTS, row_bytes)
-            self._files.append((held, memory, PoolMark(memory, sizes)))
+            rows = held if row_bytes == CHECKSUM_BYTES else None
+            self._files.append((held, memory, PoolMark(memory, sizes, rows)))
         (self.host, _, _), (table, _, _) = self._files
         self.device = np.zeros((KEYS, BLOCK_BYTES), np.uint8)
         self.copies = _Copies(self.device, self.host)
