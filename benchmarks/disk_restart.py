@@ -77,9 +77,10 @@ def make(place: TierDirectory, geometry: DiskGeometry, log: Path) -> None:
     core = Offloader.open(disk_config(host, geometry.num_slots), log, weights=WEIGHTS)
     pages = aligned_memory(SCAN_HEADERS * HEADER_STEP).reshape(-1, HEADER_STEP)
     with closing(core), closing(SlotFile(place.slots(0), geometry, IDENTITY)) as file:
-        DiskEra(WEIGHTS).write(place.era)
+        era = DiskEra(WEIGHTS)
+        era.write(place.era)
         note_log(place, file.life, str(log), FlushPolicy.NONE.value)
-        ours = file.file_id, file.digest
+        ours = file.file_id, file.digest, era.id
         for first in range(0, geometry.num_slots, SCAN_HEADERS):
             last = min(first + SCAN_HEADERS, geometry.num_slots)
             for slot in range(first, last):
@@ -141,13 +142,13 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
             scanned = scan(file)
         with span("decide which slots count"):
             era = era_at_start(place.era, WEIGHTS, file.life)
-            found = decide([scanned], era.after)
+            found = decide([scanned], era.id)
             take(file, found)
         with span("rebuild the core"):
             log = directory / f"log-{life}"
             disk = Offloader.open(disk_config(host.config, geometry.num_slots), log, weights=WEIGHTS)
             kept = adopt_found(disk, found)
-            open_era = OpenEra(place.era, WEIGHTS, found.life)
+            open_era = OpenEra(place.era, era, found.life)
             tier = DiskTier(host, disk, lambda weights: open_era.begin(weights, disk.ledger.seq))
         if kept != geometry.num_slots or not tier.has(key_of(kept - 1)):
             raise click.ClickException(f"{kept:,} of {geometry.num_slots:,} slots came back")

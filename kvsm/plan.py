@@ -19,6 +19,7 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     generations: which block of its key each host block of the host pool holds: generations[i] is the number
         of the event that planned the store of keys[i] there. Empty unless the host pool outlives its
         process. A job between the host pool and a disk names the blocks of the host pool.
+    era: the id of the disk's era in which the job was planned (`DiskEra.id`). Empty for other jobs.
     """
 
     transfer: Id
@@ -27,6 +28,7 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
     host_blocks: Ids
     keys: tuple[bytes, ...] = ()
     generations: tuple[Id, ...] = ()
+    era: bytes = b""
 
     def pairs(self) -> tuple[IdArray, IdArray]:
         """(device blocks, host blocks), unpacked."""

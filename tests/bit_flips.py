@@ -122,14 +122,17 @@ class Process:
         )
         stack.enter_context(closing(self.disk))
         self.cold += file.cold_reason
-        self.found = recover([file], era_at_start(where / "era", "v1", file.life).after)
+        self.era = era_at_start(where / "era", "v1", file.life).id
+        self.found = recover([file], self.era)
 
     def copy(
         self, engine: CopyEngine, direction: Direction, block: int, to: int, key: bytes, generation: int
     ) -> str:
         """Copy one block. generation: of the host's row. Returns the error, empty if it is good."""
         number = next(self._numbers)
-        engine.submit(TransferJob(number, direction, pack([block]), pack([to]), (key,), (generation,)))
+        engine.submit(
+            TransferJob(number, direction, pack([block]), pack([to]), (key,), (generation,), self.era)
+        )
         engine.wait([number])
         (result,) = engine.poll()
         assert result.good != bool(result.error)

@@ -58,6 +58,7 @@ def read_header(page: bytes) -> SlotHeader | None:
         HeaderState(says["state"]),
         says["file"].tobytes(),
         says["identity"].tobytes(),
+        says["era"].tobytes(),
         int(says["slot"]),
         SlotGeneration(int(says["life"]), int(says["number"])),
         int(says["length"]),
@@ -67,13 +68,20 @@ def read_header(page: bytes) -> SlotHeader | None:
 
 
 def job(
-    transfer: int, direction: Direction, blocks: Sequence[int], slots: Sequence[int], keys: Sequence[int]
+    transfer: int,
+    direction: Direction,
+    blocks: Sequence[int],
+    slots: Sequence[int],
+    keys: Sequence[int],
+    era: bytes = b"",
 ) -> TransferJob:
-    return TransferJob(transfer, direction, pack(blocks), pack(slots), tuple(map(name, keys)))
+    return TransferJob(transfer, direction, pack(blocks), pack(slots), tuple(map(name, keys)), era=era)
 
 
 class Tier:
-    """A tier of one rank: an engine, its host pool, and its file."""
+    """A tier of one rank: an engine, its host pool, and its file. era: of all jobs from now on."""
+
+    era = b""
 
     def __init__(
         self,
@@ -97,7 +105,7 @@ class Tier:
         for block, key in zip(blocks, keys):
             self.host[block] = content(key)
         self._transfers += 1
-        self.engine.submit(job(self._transfers, Direction.STORE, blocks, slots, keys))
+        self.engine.submit(job(self._transfers, Direction.STORE, blocks, slots, keys, self.era))
         return self._transfers
 
     def store(self, slots: Sequence[int], keys: Sequence[int]) -> CopyResult:
@@ -107,7 +115,7 @@ class Tier:
         """Load slots to the first blocks of the host pool, which are cleared before."""
         self.host[: len(slots)] = 0
         self._transfers += 1
-        self.engine.submit(job(self._transfers, Direction.LOAD, range(len(slots)), slots, keys))
+        self.engine.submit(job(self._transfers, Direction.LOAD, range(len(slots)), slots, keys, self.era))
         return self._ended(self._transfers)
 
     def holds(self, slot: int, key: int) -> bool:

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import pytest
 from disk_rig import DISK_IDENTITY, PAYLOAD, SLOTS, Tier, directory, name
 
-from kvsm.disk import BEFORE_ALL, DiskGeometry, FlushPolicy, SlotFile, SlotGeneration, recover
+from kvsm.disk import DiskGeometry, FlushPolicy, SlotFile, recover
+from kvsm.disk.formats import ERA_ID_BYTES
 
 SECTOR = 512
 PAGE = 4096
@@ -30,14 +31,14 @@ Versions = dict[int, list[bytes]]
 
 class Moment(NamedTuple):
     """A file behind a call. promised: slot -> key, of stores that were good before, and that no store has
-    begun to overwrite. begun: all stores that had begun since the last reset, (slot, key). after: the last
-    generation that this reset has given up."""
+    begun to overwrite. begun: all stores that had begun since the last reset, (slot, key). era: how many
+    resets there were."""
 
     durable: bytes
     versions: Versions
     promised: dict[int, int]
     begun: set[tuple[int, int]]
-    after: SlotGeneration
+    era: int
 
 
 class DiskRecorder:
@@ -48,7 +49,7 @@ class DiskRecorder:
         self.moments: list[Moment] = []
         self.promised: dict[int, int] = {}
         self.begun: set[tuple[int, int]] = set()
-        self.after = BEFORE_ALL
+        self.era = 0
         self._durable, self._now = bytearray(size), bytearray(size)
         self._versions: Versions = {}
 
@@ -68,13 +69,17 @@ class DiskRecorder:
     def note(self) -> None:
         versions = {at: list(some) for at, some in self._versions.items()}
         self.moments.append(
-            Moment(bytes(self._durable), versions, dict(self.promised), set(self.begun), self.after)
+            Moment(bytes(self._durable), versions, dict(self.promised), set(self.begun), self.era)
         )
 
-    def reset(self, after: SlotGeneration) -> None:
+    def reset(self) -> None:
         """A reset is answered: the era says so, durably. Nothing is written to the slots."""
-        self.promised, self.begun, self.after = {}, set(), after
+        self.promised, self.begun, self.era = {}, set(), self.era + 1
         self.note()
+
+
+def era_id(number: int) -> bytes:
+    return number.to_bytes(ERA_ID_BYTES, "little")
 
 
 @contextmanager
@@ -117,11 +122,11 @@ def record(
     with recording(dict(zip(paths, recorders))):
         for _ in range(lives):
             tiers = [Tier(path, flush, shape) for path, shape in zip(paths, shapes)]
-            recover([tier.file for tier in tiers], recorders[0].after)
-            for number in range(stores):
+            recover([tier.file for tier in tiers], era_id(recorders[0].era))
+            for _ in range(stores):
                 if chance.random() < 0.1:
                     for one in recorders:
-                        one.reset(SlotGeneration(tiers[0].file.life, number))
+                        one.reset()
                 slots = chance.sample(range(SLOTS), chance.choice([1, 2]))
                 keys = chance.sample(range(6), len(slots))  # A core stores a key once.
                 for one in recorders:
@@ -133,6 +138,7 @@ def record(
                     }
                     one.begun.update(zip(slots, keys))
                 for tier in tiers:
+                    tier.era = era_id(recorders[0].era)
                     assert tier.store(slots, keys).good
                 for one in recorders:
                     if flush is FlushPolicy.EVERY:
@@ -175,9 +181,11 @@ def check(contents: list[bytes], moments: list[Moment]) -> int:
             path.write_bytes(data)
             path.chmod(0o600)
             tiers.append(Tier(path, geometry=DiskGeometry(PAYLOAD, SLOTS, rank, ranks)))
-        after = max(one.after for one in moments)
-        found = recover([tier.file for tier in tiers], after)
-        begun = set.union(*(one.begun for one in moments if one.after == after))
+        era = max(one.era for one in moments)
+        found = recover([tier.file for tier in tiers], era_id(era))
+        begun = set.union(*(one.begun for one in moments if one.era == era))
+        for tier in tiers:
+            tier.era = era_id(era)
         for told in found.told:
             assert sum(told.values()) == SLOTS, "each slot is in one row"
             assert told["kept"] == len(found.slots)

@@ -47,6 +47,7 @@ HEADERS = st.builds(
     st.sampled_from(HeaderState),
     ID,
     ID,
+    ID,
     NUMBER,
     st.builds(SlotGeneration, NUMBER, NUMBER),
     NUMBER,

@@ -44,7 +44,7 @@ def killed(seed: int, **options: Any) -> tuple[LoggedBlocks, Recovered, SlotGene
     for _ in range(STEPS):
         world.do(world.draw(random))
     logged = LoggedBlocks(world.disk.ledger, world.life)
-    found = decide([rank.scan(world.life + 1) for rank in world.ranks], world.era.after)
+    found = decide([rank.scan(world.life + 1) for rank in world.ranks], world.era.id)
     return logged, found, world.era.after
 
 

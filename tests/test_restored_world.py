@@ -14,6 +14,7 @@ from planted_bugs import plant
 from restored_files import counts, table
 
 from kvsm.copy_engines import checksums, pool_mark
+from kvsm.disk import recovery
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
@@ -99,22 +100,40 @@ def test_without_one_of_the_guards_a_wrong_byte_is_served(
 
 def test_no_set_of_restored_files_of_two_tiers_serves_or_seals_a_wrong_byte() -> None:
     """Correct bytes (S15), events are state (S10)."""
-    tiers = RestoredTiers(1)
+    tiers = RestoredTiers(2)
     tiers.live(6)
     outcomes = {outcome for _, outcome in +tiers.counts}
     assert outcomes == {"host cold", "host warm", "refused", "disk cold", "disk serves"}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 8))
+@pytest.mark.parametrize("seed", range(3, 9))
 def test_random_lives_of_two_tiers_serve_no_wrong_byte(seed: int) -> None:
     """Correct bytes (S15)."""
     RestoredTiers(seed).live(12)
 
 
-def test_two_tiers_need_slots_that_say_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Correct bytes (S15): a wrong block of the host would be served, and sealed on the disk."""
-    ignore_names(monkeypatch)
+def ignore_eras(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot of any era counts."""
+    plant(
+        monkeypatch,
+        recovery.decide,
+        "counts = first.eras == np.void(era)",
+        "counts = np.ones(len(first.eras), np.bool_)",
+    )
+
+
+def keep_old_seals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that begins leaves the checksums of the one before."""
+    plant(monkeypatch, pool_mark.PoolMark.begin, "self._rows[:] = 0", "pass")
+
+
+@pytest.mark.parametrize(("bug", "seed"), [(ignore_names, 4), (ignore_eras, 2), (keep_old_seals, 5)])
+def test_two_tiers_need_slots_that_say_what_they_hold_and_since_when(
+    bug: Bug, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Correct bytes (S15): a wrong block would be served, or sealed on the disk."""
+    bug(monkeypatch)
     with pytest.raises(PropertyBroken) as caught:
-        RestoredTiers(2).live(6)
+        RestoredTiers(seed).live(6)
     assert caught.value.property is Property.CORRECT_BYTES

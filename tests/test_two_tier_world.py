@@ -62,10 +62,10 @@ def a_reset_begins_no_era(patch: pytest.MonkeyPatch) -> None:
 def other_meanings_are_believed(patch: pytest.MonkeyPatch) -> None:
     decide = recovery.decide
 
-    def believing(scans: Any, after: Any) -> Any:
+    def believing(scans: Any, era: Any) -> Any:
         for one in scans:
             one.found[:, recovery.CONDITIONS.index("same identity")] = True
-        return decide(scans, after)
+        return decide(scans, era)
 
     patch.setattr("kvsm.worlds.two_tiers.decide", believing)
 
@@ -193,7 +193,7 @@ def test_a_block_that_one_rank_of_two_has_stored_does_not_come_back(monkeypatch:
 
     assert not crashed().disk.ledger.index
     decide = recovery.decide
-    monkeypatch.setattr("kvsm.worlds.two_tiers.decide", lambda scans, after: decide(scans[:1], after))
+    monkeypatch.setattr("kvsm.worlds.two_tiers.decide", lambda scans, era: decide(scans[:1], era))
     with pytest.raises(Exception, match="was not sealed with it"):
         crashed()
 

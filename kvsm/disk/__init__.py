@@ -13,11 +13,10 @@ from kvsm.disk.era import DiskEra, OpenEra, era_at_start, read_era
 from kvsm.disk.formats import DiskGeometry, SlotGeneration
 from kvsm.disk.health import TierHealth
 from kvsm.disk.log_note import LogNote, read_log_note
-from kvsm.disk.recovery import BEFORE_ALL, RankScan, Recovered, decide, recover, scan, take
+from kvsm.disk.recovery import RankScan, Recovered, decide, recover, scan, take
 from kvsm.disk.slot_file import SlotFile
 
 __all__ = [
-    "BEFORE_ALL",
     "DiskCopyEngine",
     "DiskEra",
     "DiskGeometry",

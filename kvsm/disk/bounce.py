@@ -66,13 +66,14 @@ class BounceBuffer:
         slots: Sequence[int],
         keys: Sequence[bytes],
         generation: SlotGeneration,
+        era: bytes,
         proof: HostProof | None,
         names: Sequence[RowName],
     ) -> None:
         """Write these blocks to these slots, which are sorted, if they hold what they must. Raises `OSError`
         and `TransferFailed`; no slot is sealed then.
 
-        generation: of the slots on disk. names: of the blocks in the host pool, for `proof`.
+        generation, era: of the slots on disk. names: of the blocks in the host pool, for `proof`.
         """
         payloads = self._to_write(blocks)
         checksums = [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
@@ -80,12 +81,12 @@ class BounceBuffer:
             self._prove_host(proof, blocks, payloads, checksums, names)
         self._file.check_there()
         headers = [
-            self._header(HeaderState.SEALED, slot, generation, checksum, key).encode()
+            self._header(HeaderState.SEALED, slot, generation, era, checksum, key).encode()
             for slot, checksum, key in zip(slots, checksums, keys)
         ]
         self._table.begin(slots, generation)
         try:
-            self._write_headers(slots, [self._dropped(slot, generation) for slot in slots])
+            self._write_headers(slots, [self._dropped(slot, generation, era) for slot in slots])
             for first, last in _runs(slots):
                 parts = self._parts(payloads, first, last)
                 self._file.write(parts, self._file.geometry.payload_at(slots[first]))
@@ -100,13 +101,14 @@ class BounceBuffer:
         blocks: NDArray[np.int64],
         slots: Sequence[int],
         keys: Sequence[bytes],
+        era: bytes,
         proof: HostProof | None,
         names: Sequence[RowName],
     ) -> None:
         """Read these slots, which are sorted, prove all of them, and then copy them to these blocks. Raises
         `OSError` and `TransferFailed`; no block was changed then.
 
-        keys: what they must hold; empty: whatever was stored there last.
+        keys, era: what they must hold, and of which era; no keys: whatever was stored there last.
         names: of the blocks in the host pool, for `proof`.
         """
         found: list[NDArray[np.uint64]] = []
@@ -120,10 +122,10 @@ class BounceBuffer:
                     f"{self._file.path}: disk slot {slot} does not hold what was stored in it: its payload "
                     "is damaged"
                 )
-            if keys and not self._is_key(keys[place], slot, expected):
+            if keys and not self._is_key(keys[place], era, slot, expected):
                 raise TransferFailed(
                     f"{self._file.path}: disk slot {slot} holds another key than {keys[place].hex()}, which "
-                    "is asked for"
+                    "is asked for, or is of another era"
                 )
             if proof is not None:
                 found.append(proof.of_blocks(self._payloads[place], expected.payload))
@@ -165,24 +167,25 @@ class BounceBuffer:
         for first, last in _runs(slots):
             self._file.write([self._headers[first:last]], self._file.geometry.header_at(slots[first]))
 
-    def _dropped(self, slot: int, generation: SlotGeneration) -> bytes:
+    def _dropped(self, slot: int, generation: SlotGeneration, era: bytes) -> bytes:
         """The header of a slot whose payload is about to be written."""
-        return self._header(HeaderState.DROPPED, slot, generation, 0, b"").encode()
+        return self._header(HeaderState.DROPPED, slot, generation, era, 0, b"").encode()
 
     def _is_payload(self, place: int, expected: SlotProof) -> bool:
         return xxhash.xxh3_64_intdigest(self._payloads[place]) == expected.payload
 
-    def _is_key(self, key: bytes, slot: int, expected: SlotProof) -> bool:
-        """Whether the header of this slot names this key: then a header with it has the same checksum."""
-        header = self._header(HeaderState.SEALED, slot, expected.generation, expected.payload, key)
+    def _is_key(self, key: bytes, era: bytes, slot: int, expected: SlotProof) -> bool:
+        """Whether the header of this slot names this key and era: then a header with them has the same
+        checksum."""
+        header = self._header(HeaderState.SEALED, slot, expected.generation, era, expected.payload, key)
         return header_checksum(header.encode()) == expected.header
 
     def _header(
-        self, state: HeaderState, slot: int, generation: SlotGeneration, checksum: int, key: bytes
+        self, state: HeaderState, slot: int, generation: SlotGeneration, era: bytes, checksum: int, key: bytes
     ) -> SlotHeader:
         file = self._file
         length = file.geometry.payload_bytes
-        return SlotHeader(state, file.file_id, file.digest, slot, generation, length, checksum, key)
+        return SlotHeader(state, file.file_id, file.digest, era, slot, generation, length, checksum, key)
 
 
 def _rows(count: int, row_bytes: int) -> NDArray[np.uint8]:

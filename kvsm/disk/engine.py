@@ -7,11 +7,11 @@ between the two makes the slot unreadable, and not wrong. For each slot a store 
 
 1. a header that says DROPPED;
 2. the payload. Whatever comes between, its checksum decides;
-3. the header that says SEALED, with key, generation and checksum.
+3. the header that says SEALED, with key, era, generation and checksum.
 
 Each of them is one call for neighbouring slots. A load reads payloads into a buffer, in one call for
 neighbouring slots. What they must be is known from the store, or from the headers that recovery has read. The
-load compares the checksum of each payload. If the job has keys, it also makes the headers again, of key,
+load compares the checksum of each payload. If the job has keys, it also makes the headers again, of key, era,
 generation, place and checksum, and compares their checksums. Only then are bytes copied. So a failed load has
 changed nothing of the blocks whose proof failed, although the engine's promises would allow it. The copy
 costs a tenth of what the disk takes.
@@ -55,7 +55,7 @@ from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.copy_engines.layout import MemoryLayout, MemoryRows, block_bytes_of, tensors_of
 from kvsm.copy_engines.threaded import ThreadedCopyEngine, ThreadedTransfer
 from kvsm.disk.bounce import BOUNCE_BYTES, BounceBuffer
-from kvsm.disk.formats import MOST_KEY_BYTES, SlotGeneration
+from kvsm.disk.formats import ERA_ID_BYTES, MOST_KEY_BYTES, NO_ERA, SlotGeneration
 from kvsm.disk.health import HealthWatch, TierHealth
 from kvsm.disk.host_proof import HostProof, RowName
 from kvsm.disk.slot_file import SlotFile
@@ -87,7 +87,8 @@ class DiskCopyEngine(ThreadedCopyEngine):
     checksums: what the blocks of the host pool must hold; None: nobody knows. A slot holds one block or
         several. With them a store of a damaged block fails, and a load records what it brought.
 
-    A store needs `keys`; a load that has them is checked against them. Raises `ConfigError`.
+    A store needs `keys`; a load that has them is checked against them. A job names the era in which it was
+    planned (`TransferJob.era`), and a slot has the era of its store. Raises `ConfigError`.
     """
 
     def __init__(
@@ -153,6 +154,8 @@ class DiskCopyEngine(ThreadedCopyEngine):
             raise TransferFailed(
                 f"{what}: {len(job.keys)} keys for {count} disk slots; a disk slot needs the key of its block"
             )
+        if job.era and len(job.era) != ERA_ID_BYTES:
+            raise TransferFailed(f"{what}: the id of its era has {len(job.era)} bytes, not {ERA_ID_BYTES}")
         needs_names = self._proof is not None and self._proof.needs_names
         if needs_names and not len(job.generations) == len(job.keys) == count:
             raise TransferFailed(
@@ -179,7 +182,7 @@ class DiskCopyEngine(ThreadedCopyEngine):
         names: list[RowName] = [None] * len(slots)
         if job.generations:
             names = list(zip(keys, job.generations[first : first + len(slots)]))
-        buffer, proof = self._buffers.get(), self._proof
+        buffer, proof, era = self._buffers.get(), self._proof, job.era or NO_ERA
         try:
             for start in range(0, len(order), buffer.num_slots):
                 some = order[start : start + buffer.num_slots]
@@ -187,9 +190,9 @@ class DiskCopyEngine(ThreadedCopyEngine):
                 rows = [names[one] for one in some.tolist()]
                 if job.direction is Direction.STORE:
                     generation = SlotGeneration(self.file.life, job.transfer)
-                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, proof, rows)
+                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, era, proof, rows)
                 else:
-                    buffer.load(devices[some], slots[some].tolist(), of_them, proof, rows)
+                    buffer.load(devices[some], slots[some].tolist(), of_them, era, proof, rows)
         except OSError as error:
             text = f"{self.file.path}: {error.strerror or error}"
             if job.direction is Direction.STORE:

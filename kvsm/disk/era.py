@@ -2,9 +2,14 @@
 ranks.
 
 A reset of the cache begins an era: nothing that was stored before may be served afterwards, by this process
-or by a later one. But the slots stay as they are on disk until they are used again. So the era says after
-which generation slots count, and which weights have computed them. It is written and flushed before the reset
-is answered. The scheduler writes it, because it alone knows of resets; the workers write the slots.
+or by a later one. But the slots stay as they are on disk until they are used again. So an era has a random
+id, and each slot names the era in which its store was planned: only slots of the era that the file names
+count. The file also says which weights have computed them. It is written and flushed before the reset is
+answered. The scheduler writes it, because it alone knows of resets, and gives its jobs the id; the workers
+write the slots.
+
+An older file, which was put back, names an older era. So what was stored since does not count, whatever
+weights have computed it, and however old the files of slots are.
 
 A power loss leaves the old file or the new one. A process that starts goes on with the era that it finds, or
 begins one of its own, before which nothing counts:
@@ -24,27 +29,38 @@ anything else                            goes on
 from __future__ import annotations
 
 import logging
+import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
 
-from kvsm.disk.formats import SlotGeneration
+from kvsm.disk.formats import ERA_ID_BYTES, SlotGeneration
 from kvsm.disk.sealed_file import read_sealed, write_sealed
+from kvsm.plan import TransferJob
 
 _LOGGER = logging.getLogger("kvsm.disk")
 
 _MAGIC = b"kvsm-era"
 
 
+def new_era_id() -> bytes:
+    """An id that no other era has, `ERA_ID_BYTES` bytes."""
+    return os.urandom(ERA_ID_BYTES)
+
+
 class DiskEra(msgspec.Struct, frozen=True):
     """What counts.
 
     weights: the version of the weights that have computed what counts.
-    after: slots of this generation and of older ones do not count.
+    after: the generation with which it began: all that is stored in it is newer. The log of the disk is
+        compared by it (`compare_with_last_log`).
+    id: random, `ERA_ID_BYTES` bytes. Only slots that name it count.
     """
 
     weights: str
     after: SlotGeneration = SlotGeneration(0, 0)
+    id: bytes = msgspec.field(default_factory=new_era_id)
 
     def write(self, path: Path) -> None:
         """Put it under this name, durably: it holds when this returns. Raises `OSError`."""
@@ -55,12 +71,17 @@ class OpenEra:
     """The era of the process that has the files of slots open.
 
     path: of its file.
-    weights: with which the process computes.
+    era: with which the process starts (`era_at_start`).
     life: of the files, which all ranks go on with.
     """
 
-    def __init__(self, path: Path, weights: str, life: int) -> None:
-        self._path, self._weights, self._life = path, weights, life
+    def __init__(self, path: Path, era: DiskEra, life: int) -> None:
+        self._path, self._era, self._life = path, era, life
+
+    def named(self, jobs: Iterable[TransferJob]) -> tuple[TransferJob, ...]:
+        """These jobs with the id of the era, in which they were all planned: the disk's jobs of a step
+        (`DiskTier.plan`)."""
+        return tuple([msgspec.structs.replace(job, era=self._era.id) for job in jobs])
 
     def begin(self, weights: str | None, last: int) -> None:
         """Begin another era: nothing that was stored before may come back, after a crash either.
@@ -69,8 +90,10 @@ class OpenEra:
         last: the last event of the disk's core.
         Raises `OSError`.
         """
-        self._weights = self._weights if weights is None else weights
-        DiskEra(self._weights, SlotGeneration(self._life, last)).write(self._path)
+        weights = self._era.weights if weights is None else weights
+        begun = DiskEra(weights, SlotGeneration(self._life, last))
+        begun.write(self._path)
+        self._era = begun
 
 
 def read_era(path: Path) -> DiskEra | str:

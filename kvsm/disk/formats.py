@@ -7,8 +7,8 @@ what its bytes mean, its sizes, its rank, and its *life*, which is raised each t
 kept twice, and the copies are written one after the other with a flush between. So a power loss, or a bad
 sector, leaves one of them.
 
-A header says what its payload is: key, generation (life and number), length, checksum. It names the file
-and its own slot too, so bytes that come from elsewhere are not believed. It is one sector of 512 bytes,
+A header says what its payload is: key, era, generation (life and number), length, checksum. It names the
+file and its own slot too, so bytes that come from elsewhere are not believed. It is one sector of 512 bytes,
 because a disk writes such a sector whole or not at all. Each header begins a page of its own: many disks
 write 4 KiB again for each sector in them, and some lose all of it if the power fails meanwhile. So a header
 that is written endangers no other slot.
@@ -38,7 +38,7 @@ from kvsm.identity import DIGEST_BYTES, PoolIdentity
 ALIGNMENT = 4096
 """Of every call of direct I/O, in the file and in memory (bytes)."""
 
-FORMAT = 2
+FORMAT = 3
 """Of this module. A file of another format is replaced."""
 
 SUPERBLOCK_BYTES = 16 << 10
@@ -54,11 +54,16 @@ HEADER_STEP = ALIGNMENT
 
 FILE_ID_BYTES = 16
 
+ERA_ID_BYTES = 16
+
+NO_ERA = bytes(ERA_ID_BYTES)
+"""What a header names if its store was of no era: no era has this id."""
+
 _MAGIC, _SLOT_MAGIC = b"kvsmdisk", b"kvsmslot"
 _SUPERBLOCK = struct.Struct("<8sQII")
 """Magic, checksum of all behind it, format, length of the body."""
 
-_HEADER = struct.Struct("<Q8sII16s16sQQQQQI")
+_HEADER = struct.Struct("<Q8sII16s16s16sQQQQQI")
 _CHECKSUM_BYTES = 8
 MOST_KEY_BYTES = HEADER_BYTES - _HEADER.size
 """Of a key."""
@@ -71,6 +76,7 @@ HEADER_COLUMNS = np.dtype(
         ("state", "<u4"),
         ("file", "V16"),
         ("identity", "V16"),
+        ("era", f"V{ERA_ID_BYTES}"),
         ("slot", "<u8"),
         ("life", "<u8"),
         ("number", "<u8"),
@@ -190,11 +196,16 @@ class SlotGeneration(NamedTuple):
 
 
 class SlotHeader(NamedTuple):
-    """What a slot says of itself. file_id, identity: as in the superblock; identity is the digest."""
+    """What a slot says of itself.
+
+    file_id, identity: as in the superblock; identity is the digest.
+    era: the id of the era in which the store was planned, `ERA_ID_BYTES` bytes.
+    """
 
     state: HeaderState
     file_id: bytes
     identity: bytes
+    era: bytes
     slot: int
     generation: SlotGeneration
     length: int
@@ -210,6 +221,7 @@ class SlotHeader(NamedTuple):
             self.state,
             self.file_id,
             self.identity,
+            self.era,
             self.slot,
             *self.generation,
             self.length,
@@ -250,4 +262,4 @@ def header_keys(
 
 
 assert HEADER_COLUMNS.itemsize == HEADER_STEP
-assert DIGEST_BYTES == FILE_ID_BYTES == 16
+assert DIGEST_BYTES == FILE_ID_BYTES == ERA_ID_BYTES == 16

@@ -16,8 +16,8 @@ other meaning  a whole header of another identity                               
 misplaced      of another file or slot, or of another length                               no
 too late       a generation of a life that this file has not had when it was opened        no
 dropped        it says so: a store had begun and was cut off                               no
-not on all     sealed here, and on another rank not, or with another key or generation     no
-older era      sealed everywhere, and a reset came after it (`era.py`)                     no
+not on all     sealed here; not on another rank, or with another key, era or generation    no
+other era      sealed everywhere, in another era than the one that counts (`era.py`)       no
 older          sealed everywhere, and the same key is too, with a newer generation         no
 kept           sealed everywhere, and the newest of its key                                yes
 =============  ==========================================================================  ======
@@ -47,9 +47,11 @@ from numpy.typing import NDArray
 
 from kvsm.disk.aligned import aligned_memory
 from kvsm.disk.formats import (
+    ERA_ID_BYTES,
     HEADER_BYTES,
     HEADER_COLUMNS,
     HEADER_STEP,
+    NO_ERA,
     HeaderState,
     SlotGeneration,
     header_keys,
@@ -61,9 +63,6 @@ from kvsm.errors import ConfigError
 SCAN_THREADS = 4
 SCAN_HEADERS = 2048
 """How many headers a call reads: 8 MiB."""
-
-BEFORE_ALL = SlotGeneration(0, 0)
-"""Before each generation that a slot may have."""
 
 CONDITIONS = ("readable", "used", "whole", "same identity", "in place", "of its past", "sealed")
 """What is asked of a slot of one rank, in this order."""
@@ -91,7 +90,7 @@ def _rows() -> tuple[RecoveryRow, ...]:
         "too late",
         "dropped",
         "not on all",
-        "older era",
+        "other era",
         "older",
     )
     rows = [
@@ -109,12 +108,14 @@ KEPT = ROWS[-1].name
 class RankScan:
     """What the headers of one rank's file say. found: for each slot and each of `CONDITIONS`.
 
+    eras: of each slot, the id of the era that its header names.
     keys: of slots for which all conditions hold; empty for others.
     """
 
     found: NDArray[np.bool_]
     lives: NDArray[np.int64]
     numbers: NDArray[np.int64]
+    eras: NDArray[np.void]
     keys: list[bytes] = field(repr=False)
     life: int = 0
     """Of the file, since it is open."""
@@ -139,10 +140,10 @@ class Recovered(msgspec.Struct, frozen=True):
         return SlotGeneration(*np.frombuffer(self.generations, np.int64, 2, 16 * place).tolist())
 
 
-def recover(files: Sequence[SlotFile], after: SlotGeneration = BEFORE_ALL) -> Recovered:
+def recover(files: Sequence[SlotFile], era: bytes = NO_ERA) -> Recovered:
     """Find what these files hold, one of each rank in their order, and let the files know it.
 
-    after: slots of this generation and of older ones do not count (`DiskEra.after`).
+    era: the id of the era that counts (`DiskEra.id`); slots of others do not.
 
     Raises `ConfigError` if they do not belong together or were used already, and `OSError` if a life cannot
     be written.
@@ -151,7 +152,7 @@ def recover(files: Sequence[SlotFile], after: SlotGeneration = BEFORE_ALL) -> Re
     wanted = [(shapes[0][0], rank, len(files), shapes[0][3]) for rank in range(len(files))]
     if shapes != wanted:
         raise ConfigError("the files of a disk tier must be of all ranks, in order, with equal slots")
-    recovered = decide([scan(one) for one in files], after)
+    recovered = decide([scan(one) for one in files], era)
     for file in files:
         take(file, recovered)
     return recovered
@@ -173,6 +174,7 @@ def scan(file: SlotFile) -> RankScan:
         np.zeros((count, len(CONDITIONS)), np.bool_),
         np.zeros(count, np.int64),
         np.zeros(count, np.int64),
+        np.zeros(count, f"V{ERA_ID_BYTES}"),
         [b""] * count,
         file.life,
     )
@@ -185,14 +187,15 @@ def scan(file: SlotFile) -> RankScan:
     return made
 
 
-def decide(scans: Sequence[RankScan], after: SlotGeneration = BEFORE_ALL) -> Recovered:
-    """Which slots serve which keys, from the scans of all ranks. after: as `recover` takes it."""
+def decide(scans: Sequence[RankScan], era: bytes = NO_ERA) -> Recovered:
+    """Which slots serve which keys, from the scans of all ranks. era: as `recover` takes it."""
     first = scans[0]
     everywhere = np.logical_and.reduce([one.found.all(axis=1) for one in scans])
     for one in scans[1:]:
+        everywhere &= one.eras == first.eras
         everywhere &= (one.lives == first.lives) & (one.numbers == first.numbers)
         everywhere &= np.fromiter(map(bytes.__eq__, one.keys, first.keys), np.bool_, len(first.keys))
-    counts = (first.lives > after.life) | ((first.lives == after.life) & (first.numbers > after.number))
+    counts = first.eras == np.void(era)
     places = np.flatnonzero(everywhere & counts)
     order = places[np.lexsort((places, first.numbers[places], first.lives[places]))].tolist()
     newest = dict(zip(map(first.keys.__getitem__, order), order))  # Of equal keys the last one stays.
@@ -246,7 +249,7 @@ def _note(file: SlotFile, made: RankScan, pages: NDArray[np.uint8], first: int) 
     here = slice(first, first + len(columns))
     file.table.scanned(first, columns)
     lives, numbers, found = made.lives[here], made.numbers[here], made.found[here]
-    lives[:], numbers[:] = columns["life"], columns["number"]
+    lives[:], numbers[:], made.eras[here] = columns["life"], columns["number"], columns["era"]
     whole = whole_headers(pages)
     # A whole header is not empty, and most are whole.
     found[:, 1] = whole

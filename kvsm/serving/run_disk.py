@@ -106,6 +106,7 @@ class DiskResult(msgspec.Struct, frozen=True, kw_only=True):
 class RunFiles:
     """The files of slots of all ranks, open, and what earlier runs have left in them.
 
+    era: with which the run starts.
     found: which slots serve which keys.
     last_log: how that agrees with the log of the last run.
 
@@ -123,8 +124,8 @@ class RunFiles:
             self.why_cold = tuple(dict.fromkeys(why for one in self.files for why in one.cold_reason))
             try:
                 life = max(one.life for one in self.files)
-                era = era_at_start(self.place.era, WEIGHTS, life)
-                self.found = recover(self.files, era.after)
+                self.era = era_at_start(self.place.era, WEIGHTS, life)
+                self.found = recover(self.files, self.era.id)
             except OSError as error:
                 raise ConfigError(
                     f"{self.place.name}: cannot be written: {error}; give another disk_dir"
@@ -133,7 +134,7 @@ class RunFiles:
             self.last_log = compare_with_last_log(
                 read_log_note(self.place.log_note),
                 self.found,
-                era,
+                self.era,
                 made,
                 options.disk_blocks,
                 options.policy,
@@ -179,7 +180,7 @@ class RunDisk:
     ) -> None:
         self._files, self._core = files, core
         self._metrics = Metrics.attached_to(core)
-        self._era = OpenEra(files.place.era, WEIGHTS, files.found.life)
+        self._era = OpenEra(files.place.era, files.era, files.found.life)
         self._found = adopt_found(core, files.found)
         self._note_log(options)
         writes = WritePolicy(options.disk_write)
@@ -209,7 +210,7 @@ class RunDisk:
         """Start the copies that leave in this step."""
         loads: list[TransferJob] = []
         stores: list[TransferJob] = []
-        for job in self.tier.plan():
+        for job in self._era.named(self.tier.plan()):
             (stores if job.direction is Direction.STORE else loads).append(job)
         if loads or stores:
             self._in_flight.start(TransferPlan(tuple(loads), tuple(stores)), step)

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from kvsm.disk import DiskEra, DiskGeometry, RankScan, Recovered, TierDirectory, decide, era_at_start
+from kvsm.disk.formats import ERA_ID_BYTES
 from kvsm.errors import ConfigError
 from kvsm.private_files import read_trusted, write_whole
 from kvsm.vllm.extra_config import ConnectorOptions
@@ -78,7 +79,7 @@ class DiskPlace(TierDirectory):
 
     def tell_found(self, rank: int, found: RankScan) -> None:
         """The worker of this rank has read its headers. Raises `OSError`."""
-        arrays = (found.found.tobytes(), found.lives.tobytes(), found.numbers.tobytes())
+        arrays = (found.found.tobytes(), found.lives.tobytes(), found.numbers.tobytes(), found.eras.tobytes())
         parts = (*arrays, found.keys, found.life)
         write_whole(self._found(rank), msgspec.msgpack.encode(parts))
 
@@ -91,7 +92,7 @@ class DiskPlace(TierDirectory):
         try:
             scans = [self._read_found(rank) for rank in range(self.ranks)]
             era = era_at_start(self.era, weights, max(one.life for one in scans))
-            recovered = decide(scans, era.after)
+            recovered = decide(scans, era.id)
             write_whole(self._recovered, msgspec.msgpack.encode(recovered))
             for rank in range(self.ranks):
                 self._found(rank).unlink(missing_ok=True)
@@ -118,13 +119,14 @@ class DiskPlace(TierDirectory):
 
     def _read_found(self, rank: int) -> RankScan:
         data = read_trusted(self._found(rank), _MOST_BYTES)
-        found, lives, numbers, keys, life = msgspec.msgpack.decode(
-            data, type=tuple[bytes, bytes, bytes, list[bytes], int]
+        found, lives, numbers, eras, keys, life = msgspec.msgpack.decode(
+            data, type=tuple[bytes, bytes, bytes, bytes, list[bytes], int]
         )
         return RankScan(
             np.frombuffer(found, np.bool_).reshape(len(keys), -1),
             np.frombuffer(lives, np.int64),
             np.frombuffer(numbers, np.int64),
+            np.frombuffer(eras, f"V{ERA_ID_BYTES}"),
             keys,
             life,
         )

@@ -48,11 +48,10 @@ class EngineDisk:
         host: Offloader,
         announces: bool,
     ) -> None:
-        weights = weights_version(vllm_config, options.weights_version)
-        decided = place.decide(weights)
+        decided = place.decide(weights_version(vllm_config, options.weights_version))
         found = decided.found
         note = read_log_note(place.log_note)  # Before `note_log` replaces it.
-        self._era = OpenEra(place.era, weights, found.life)
+        self._era = OpenEra(place.era, decided.era, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
         publisher = Publisher(medium=MEDIUM_STORAGE) if announces else None
@@ -79,7 +78,7 @@ class EngineDisk:
     def plan(self) -> tuple[TransferJob, ...]:
         """The copies that leave with this step."""
         self._give_up_overdue()
-        jobs = self.tier.plan()
+        jobs = self._era.named(self.tier.plan())
         self.deadlines.submitted(jobs)
         self.tier.disk.end_step()
         return jobs

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
-from kvsm.disk.formats import SlotGeneration
+from kvsm.disk.formats import ERA_ID_BYTES, NO_ERA, SlotGeneration
 from kvsm.disk.recovery import CONDITIONS, RankScan
 from kvsm.events import Direction
 from kvsm.ids import listed
@@ -29,6 +29,7 @@ class DiskSlot(NamedTuple):
 
     is_sealed: whether its header says that the payload is whole.
     meaning: stands for its identity.
+    era: of its store.
     """
 
     is_sealed: bool = False
@@ -36,6 +37,7 @@ class DiskSlot(NamedTuple):
     key: bytes = b""
     value: Value = None
     meaning: int = 0
+    era: bytes = NO_ERA
 
 
 EMPTY = DiskSlot()
@@ -90,21 +92,22 @@ class RankMemory:
         if job.direction is Direction.STORE:
             generation = SlotGeneration(life, job.transfer)
             for block, slot, key in zip(blocks, slots, job.keys) if good else ():
-                self.disk[slot] = DiskSlot(True, generation, key, self.host[block], self.meaning)
+                self.disk[slot] = DiskSlot(True, generation, key, self.host[block], self.meaning, job.era)
                 self.expected[slot] = generation
             return good
-        good = good and all(self._is_proved(slot, key) for slot, key in zip(slots, job.keys))
+        good = good and all(self._is_proved(slot, key, job.era) for slot, key in zip(slots, job.keys))
         for block, slot in zip(blocks, slots):
             self.host[block] = self.disk[slot].value if good else None
         return good
 
-    def _is_proved(self, slot: int, key: bytes) -> bool:
+    def _is_proved(self, slot: int, key: bytes, era: bytes) -> bool:
         found = self.disk[slot]
         # Bytes that mean nothing have another checksum than the header says.
         return (
             found.is_sealed
             and found.value is not None
             and found.key == key
+            and found.era == era
             and found.generation == self.expected.get(slot)
         )
 
@@ -145,6 +148,7 @@ class RankMemory:
             np.array([columns[name] for name in CONDITIONS], np.bool_).T,
             np.array([slot.generation.life for slot in self.disk], np.int64),
             np.array([slot.generation.number for slot in self.disk], np.int64),
+            np.array([slot.era for slot in self.disk], f"V{ERA_ID_BYTES}"),
             [slot.key for slot in self.disk],
             life,
         )

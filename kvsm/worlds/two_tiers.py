@@ -113,7 +113,7 @@ class TwoTierWorld:
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
         self._left["most"] = options.most or sum(self._left.values())
         self._epoch = self._meaning = self._ticks = 0
-        self.era = DiskEra("v1")
+        self.era = DiskEra("v1", id=b"the first era id")
         disk = [EMPTY] * options.disk_slots
         self.ranks = [self._rank(disk) for _ in range(options.ranks)]
         self.life = 1
@@ -294,7 +294,7 @@ class TwoTierWorld:
     def _plan(self) -> bool:
         tier = self.tier
         before = self.disk.ledger.seq, tier.has_work(), tier._since_look, [*tier._waiting]
-        jobs = self.tier.plan()
+        jobs = [msgspec.structs.replace(job, era=self.era.id) for job in self.tier.plan()]
         for job in jobs:
             for rank in self.ranks:
                 rank.begin(job)
@@ -327,7 +327,8 @@ class TwoTierWorld:
     def _begin_era(self, weights: str | None) -> None:
         """What `DiskTier` calls: it is durable when this returns."""
         after = SlotGeneration(self.life, self.disk.ledger.seq)
-        self.era = DiskEra(self.era.weights if weights is None else weights, after)
+        name = b"%08d%08d" % after  # Not random: worlds that saw the same are equal.
+        self.era = DiskEra(self.era.weights if weights is None else weights, after, name)
 
     # Copies.
 
@@ -460,7 +461,7 @@ class TwoTierWorld:
             chosen //= 3 ** rank.unflushed()
         self.ranks = [self._rank(disk) for disk in left]
         self.life += 1
-        found = decide([rank.scan(self.life) for rank in self.ranks], self.era.after)
+        found = decide([rank.scan(self.life) for rank in self.ranks], self.era.id)
         for rank in self.ranks:
             rank.expected = {slot: rank.disk[slot].generation for slot in found.slots.values()}
         for key, slot in found.slots.items():

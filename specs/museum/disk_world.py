@@ -82,6 +82,8 @@ class Rank:
     def __init__(self, number: int, path: Path) -> None:
         self.number, self.path = number, path
         self.history: DiskHistory | None = None
+        self.era = b""
+        """The id of the era of what is stored now."""
         self.stores: list[tuple[int, int, SlotGeneration]] = []
         """All stores that have begun: slot, key, generation."""
         self.since = 0
@@ -96,7 +98,7 @@ class Rank:
 
     def copy(self, transfer: int, direction: Direction, slot: int, key: int) -> bool:
         """Copy between the host block and a slot. Returns whether it was good."""
-        self.engine.submit(job(transfer, direction, [0], [slot], [key]))
+        self.engine.submit(job(transfer, direction, [0], [slot], [key], self.era))
         self.engine.wait([transfer])
         (result,) = self.engine.poll()
         return result.good
@@ -273,8 +275,11 @@ class DiskWorld:
         """Everything is given up, perhaps for other weights: the era says so before it is answered."""
         self.meaning = self.meaning._replace(weights=weights)
         last = SlotGeneration(self.ranks[0].file.life, self._transfers)
-        DiskEra(WEIGHTS[weights], last).write(self._era)
+        era = DiskEra(WEIGHTS[weights], last)
+        era.write(self._era)
         self._give_up_all()
+        for rank in self.ranks:
+            rank.era = era.id
         return True
 
     def _give_up_all(self) -> None:
@@ -345,8 +350,10 @@ class DiskWorld:
                 geometry = DiskGeometry(PAYLOAD, SLOTS, rank.number, ranks)
                 rank.open(geometry, PoolIdentity.of(FACTS[meaning.identity]), self.flush)
             life = max(rank.file.life for rank in self.ranks)
-            after = era_at_start(self._era, WEIGHTS[meaning.weights], life).after
-            found = recover([rank.file for rank in self.ranks], after)
+            era = era_at_start(self._era, WEIGHTS[meaning.weights], life).id
+            found = recover([rank.file for rank in self.ranks], era)
+        for rank in self.ranks:
+            rank.era = era
         if meaning != self.meaning:
             self.meaning = meaning
             self._give_up_all()

@@ -287,7 +287,7 @@ class EraWorld:
         ledger, waiting = self.disk.ledger, [*self.tier._waiting]
         if len(ledger.free) + ledger.evictable() < len(waiting):
             self._owed.difference_update(waiting)  # Some of them find no room.
-        jobs = self.tier.plan()
+        jobs = self._era.named(self.tier.plan())
         self._copies += [DiskCopy(job, list(range(self.options.ranks))) for job in jobs]
         self.host.end_step()
         return True
@@ -407,11 +407,13 @@ class EraWorld:
             yield None
         files = [rank.file for rank in self.ranks if rank.file is not None]
         scans = [scan(file) for file in files]
-        era = era_at_start(self._files.era, weights, max(one.life for one in scans))
+        life = max(one.life for one in scans)
+        era = era_at_start(self._files.era, weights, life)
+        self._era = OpenEra(self._files.era, era, life)
         if self.on_disk.weights != weights:
             self.on_disk, self._promised = Kept(weights, frozenset({self._new_epoch()})), set()
         yield None
-        found = decide(scans, era.after)
+        found = decide(scans, era.id)
         for file in files:
             take(file, found)
             yield found
@@ -450,7 +452,6 @@ class EraWorld:
         ).offloader
         self.disk = Offloader(disk_config(config, options.disk_slots), weights=self.weights)
         adopt_found(self.disk, found)
-        self._era = OpenEra(self._files.era, self.weights, found.life)
         writes = WritePolicy(options.writes)
         self.tier = DiskTier(
             self.host, self.disk, self._begin_era, PLACES, writes=writes, clock=lambda: float(self._now)

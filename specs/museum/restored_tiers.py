@@ -1,12 +1,12 @@
-"""Restored copies of the files of two tiers: log, pool and checksums of the host, slots and log of the disk.
+"""Restored copies of the files of two tiers: log, pool and checksums of the host; slots, log and era
+of the disk.
 
-A process stores keys on the host and on the disk, and both evict. After each action all sets of older files
-are tried, but that of all: each file of a set is as it was at an earlier moment, which is drawn. The process
-that starts on them brings all keys to the device that either tier serves, stores what the host has on the
-disk, and leaves. No byte of another key reaches the device or is sealed on the disk: correct bytes (S15). Of
-files of one moment nothing is refused: events are state (S10).
-
-Not tried: an older era beside newer slots (`kvsm/disk/era.py`). The weights are the same all the time.
+A process stores keys on the host and on the disk, and both evict. Its weights change in a reset, or with the
+next process. After each action all sets of older files are tried, but that of all: each file of a set is as
+it was at an earlier moment, which is drawn. The process that starts on them, with drawn weights, brings all
+keys to the device that either tier serves, stores what the host has on the disk, and leaves. No byte of
+another key or of other weights reaches the device or is sealed on the disk: correct bytes (S15). Of files of
+one moment nothing is refused: events are state (S10).
 """
 
 from __future__ import annotations
@@ -27,7 +27,17 @@ from disk_rig import IN_MEMORY
 
 from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.pool_mark import MARK_BYTES
-from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile, recover
+from kvsm.disk import (
+    DiskCopyEngine,
+    DiskEra,
+    DiskGeometry,
+    FlushPolicy,
+    OpenEra,
+    SlotFile,
+    era_at_start,
+    read_era,
+    recover,
+)
 from kvsm.errors import PropertyBroken
 from kvsm.identity import PoolIdentity
 from kvsm.ledger import readable_keys
@@ -49,8 +59,8 @@ from museum.restored_world import (
 from museum.started_world import leave_log
 
 DISK_SLOTS = 2
-WEIGHTS = "v1"
-FILES = ("log", "pool", "checksums", "disk slots", "disk log")
+WEIGHTS = ("v1", "v2")
+FILES = ("log", "pool", "checksums", "disk slots", "disk log", "era")
 OUTCOMES = ("host cold", "host warm", "refused", "disk cold", "disk serves")
 _IDENTITY = PoolIdentity.of({"model": "small"})
 
@@ -63,6 +73,7 @@ class TierMoment(NamedTuple):
     checksums: PoolFile
     disk_slots: bytes
     disk_log: dict[str, bytes]
+    era: bytes
 
 
 class TierProcess(Process):
@@ -70,22 +81,26 @@ class TierProcess(Process):
 
     config = host_config(CONFIG, places=SLOTS)
 
-    def __init__(self, place: Path, files: TierMoment) -> None:
+    def __init__(self, place: Path, files: TierMoment, weights: str) -> None:
         self._place, self._numbers = place, count()
         _write(place / "log", files.log)
         _write(place / "disk log", files.disk_log)
-        if files.disk_slots:
-            (place / "disk").write_bytes(files.disk_slots)
-            (place / "disk").chmod(0o600)
-        super().__init__(place / "log", files.pool, files.checksums, WEIGHTS)
+        for name, written in (("disk", files.disk_slots), ("era", files.era)):
+            if written:
+                (place / name).write_bytes(written)
+                (place / name).chmod(0o600)
+        super().__init__(place / "log", files.pool, files.checksums, weights)
         self._file = SlotFile(place / "disk", DiskGeometry(BLOCK_BYTES, DISK_SLOTS), _IDENTITY)
-        found = recover([self._file])
+        era = era_at_start(place / "era", weights, self._file.life)
+        self._era = OpenEra(place / "era", era, self._file.life)
+        found = recover([self._file], era.id)
         self.found = len(found.slots)
         config = disk_config(self.config, DISK_SLOTS)
         rmtree(place / "disk log")  # A disk's core begins a log of its own, whatever the last one says.
-        disk = Offloader.open(config, find_end(LogDirectory(place / "disk log")), durability="none")
+        end = find_end(LogDirectory(place / "disk log"))
+        disk = Offloader.open(config, end, weights=weights, durability="none")
         adopt_found(disk, found)
-        self.tier = DiskTier(self.core, disk, lambda _: None, places=SLOTS)
+        self.tier = DiskTier(self.core, disk, self._begin_era, places=SLOTS)
         self.disk_engine = DiskCopyEngine(
             self.host, self._file, FlushPolicy.NONE, threads=1, checksums=self.engine.checksums
         )
@@ -103,7 +118,7 @@ class TierProcess(Process):
     def copy_tiers(self) -> int:
         """Carry out the copies between the tiers. Returns how many failed."""
         failed = 0
-        while jobs := self.tier.plan():
+        while jobs := self._era.named(self.tier.plan()):
             for job in jobs:
                 self.disk_engine.submit(job)
                 self.disk_engine.wait([job.transfer])
@@ -136,9 +151,19 @@ class TierProcess(Process):
         (result,) = self.engine.poll()
         self.core.report(job.transfer, 0, result.good, result.error)
         self.core.finish(request)
-        if result.good and not np.array_equal(self.device[0], content(key, WEIGHTS)):
+        if result.good and not np.array_equal(self.device[0], content(key, self.weights)):
             raise PropertyBroken(Property.CORRECT_BYTES, f"{key!r} came with the bytes of another block")
         return result.good
+
+    def reset(self, weights: str) -> None:
+        """The model gets these weights."""
+        self.weights = weights
+        self.core.reset(weights)
+        self.tier.reset(weights)
+        self.report()
+
+    def _begin_era(self, weights: str | None) -> None:
+        self._era.begin(weights, self.tier.disk.ledger.seq)
 
     def leave(self) -> TierMoment:
         """The process is killed. Returns what it leaves."""
@@ -156,6 +181,7 @@ class TierProcess(Process):
             moment.checksums,
             (self._place / "disk").read_bytes(),
             _read(self._place / "disk log"),
+            (self._place / "era").read_bytes(),
         )
 
 
@@ -168,7 +194,7 @@ class RestoredTiers:
         self._place, self._numbers, self._random = Path(place.name), count(), Random(seed)
         self.counts: Counter[tuple[str, str]] = Counter()
         blank = [PoolFile(bytes(SLOTS * size), bytes(MARK_BYTES)) for size in (BLOCK_BYTES, CHECKSUM_BYTES)]
-        self._process = self._begin(TierMoment({}, *blank, b"", {}))
+        self._process = self._begin(TierMoment({}, *blank, b"", {}, b""), WEIGHTS[0])
         self.moments = [self._process.files()]
 
     def live(self, actions: int) -> None:
@@ -176,7 +202,9 @@ class RestoredTiers:
         for _ in range(actions):
             number = self._random.randrange(KEYS)
             if self._random.random() < 0.2:
-                self._process = self._begin(self._process.leave())
+                self._process = self._begin(self._process.leave(), self._random.choice(WEIGHTS))
+            elif self._random.random() < 0.2:
+                self._process.reset(self._random.choice(WEIGHTS))
             elif self._random.random() < 0.3:
                 self._process.bring(number)
             else:
@@ -192,7 +220,8 @@ class RestoredTiers:
             self._random.choice(self.moments[:-1]) if place in older else self.moments[-1]
             for place in range(len(FILES))
         ]
-        process = self._begin(TierMoment(*(moment[place] for place, moment in enumerate(chosen))))
+        files = TierMoment(*(moment[place] for place, moment in enumerate(chosen)))
+        process = self._begin(files, self._random.choice(WEIGHTS))
         kept = readable_keys(process.core.ledger)
         came = [process.bring(number) for number in range(KEYS)]
         process.tier.stored(readable_keys(process.core.ledger))
@@ -210,22 +239,24 @@ class RestoredTiers:
         rmtree(process._place)
 
     def _check_sealed(self, process: TierProcess) -> None:
-        """What is sealed on the disk is what its key stands for."""
+        """What is sealed on the disk, and counts, is what its key stands for."""
+        era = read_era(process._place / "era")
+        assert isinstance(era, DiskEra)
         geometry = DiskGeometry(BLOCK_BYTES, DISK_SLOTS)
         with ExitStack() as stack:
             file = stack.enter_context(closing(SlotFile(process._place / "disk", geometry, _IDENTITY)))
             written = (process._place / "disk").read_bytes()
-            for key, slot in recover([file]).slots.items():
+            for key, slot in recover([file], era.id).slots.items():
                 payload = np.frombuffer(written, np.uint8, BLOCK_BYTES, geometry.payload_at(slot))
-                if not np.array_equal(payload, content(key, WEIGHTS)):
+                if not np.array_equal(payload, content(key, era.weights)):
                     raise PropertyBroken(
                         Property.CORRECT_BYTES, f"{key!r} is sealed on the disk with other bytes"
                     )
 
-    def _begin(self, files: TierMoment) -> TierProcess:
+    def _begin(self, files: TierMoment, weights: str) -> TierProcess:
         place = self._place / f"{next(self._numbers)}"
         place.mkdir(mode=0o700)
-        return TierProcess(place, files)
+        return TierProcess(place, files, weights)
 
 
 def _write(directory: Path, files: dict[str, bytes]) -> None:

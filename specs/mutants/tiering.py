@@ -81,7 +81,10 @@ TIERING = (
         edits=(
             Edit(
                 "kvsm.disk.recovery:decide",
-                "everywhere &= (one.lives == first.lives) & (one.numbers == first.numbers)",
+                """
+                everywhere &= one.eras == first.eras
+                everywhere &= (one.lives == first.lives) & (one.numbers == first.numbers)
+                """,
             ),
         ),
     ),
@@ -119,16 +122,16 @@ TIERING = (
     Mutant(
         id="M69",
         area=AREA,
-        title="an era begins one life too early",
-        story="A reset writes an era of the life before, so what this process had stored is served "
+        title="an era has the id of the one before",
+        story="A reset begins an era with the id of the last one, so what this process had stored is served "
         "again after a restart.",
         shows_when="A process stores a block on disk, resets its cache, and is started again.",
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
                 "kvsm.disk.era:OpenEra.begin",
-                "DiskEra(self._weights, SlotGeneration(self._life, last)).write(self._path)",
-                "DiskEra(self._weights, SlotGeneration(self._life - 1, last)).write(self._path)",
+                "begun = DiskEra(weights, SlotGeneration(self._life, last))",
+                "begun = DiskEra(weights, SlotGeneration(self._life, last), self._era.id)",
             ),
         ),
     ),
@@ -155,7 +158,8 @@ TIERING = (
         edits=(
             Edit(
                 "kvsm.disk.era:OpenEra.begin",
-                "self._weights = self._weights if weights is None else weights",
+                "weights = self._era.weights if weights is None else weights",
+                "weights = self._era.weights",
             ),
         ),
     ),
