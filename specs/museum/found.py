@@ -22,6 +22,7 @@ ERAS = "walk: eras"
 KILLED = "exploration: serving, killed"
 SERVING = "walk: serving"
 LAYERS = "walk: serving with layers"
+AUDITED = "walk: audited serving"
 
 
 class FoundBy(NamedTuple):
@@ -103,7 +104,7 @@ FOUND = {
     "B65": FoundBy(BARE, Property.CORRECT_BYTES, 10),
     "B66": FoundBy(TIERS, Property.NO_STALE_DATA, 7),
     "B67": FoundBy(LAYERS, Property.LEGAL_CALLS, 2),
-    "B68": FoundBy(LAYERS, Property.CORRECT_BYTES, 66),
+    "B68": FoundBy(AUDITED, Property.CORRECT_BYTES, 146),
     "B69": FoundBy(CORE, Property.EVENTS_ARE_STATE, 6),
     "B70": FoundBy(SERVING, Property.PROGRESS, 3),
     "B71": FoundBy(TIERS, Property.MATCH_HOLDS, 9),
