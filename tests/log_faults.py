@@ -15,7 +15,7 @@ from log_life import CONFIG, event
 
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed
 from kvsm.events import OffloadingEvent
-from kvsm.log import LogReader, LogWriter, WholeState, segment_file
+from kvsm.log import LogEnd, LogReader, LogWriter, WholeState, segment_file
 
 FULL, BROKEN, QUOTA, INTERRUPTED = errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR
 SHORT, LATE = -1, -2
@@ -27,10 +27,14 @@ Plan = Callable[[int], int | None]
 
 
 class Faults:
-    """Makes system calls fail as `plan` says: with an errno, `SHORT` or `LATE`."""
+    """Makes system calls fail as `plan` says: with an errno, `SHORT` or `LATE`.
+
+    calls: their names. without_effect: the numbers of those that did nothing, or only a part.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.calls: list[str] = []
+        self.without_effect: list[int] = []
         self._plan = plan
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
@@ -44,10 +48,13 @@ class Faults:
             if name == "pwrite":
                 descriptor, data, offset = args
                 part = call(descriptor, data[: len(data) // 2], offset) if fault in (SHORT, LATE) else 0
+                self.without_effect.append(len(self.calls))
                 if fault == SHORT and part:
                     return part
             elif (fault in (SHORT, LATE) and name != "create") or name == "close":
                 call(*args, **options)
+            else:
+                self.without_effect.append(len(self.calls))
             number = fault if fault > 0 else BROKEN
             raise OSError(number, os.strerror(number))
 
@@ -84,6 +91,7 @@ class FaultyLife:
 
     calls: names of the system calls that were made.
     raised: the writer's own error, or None.
+    uncut: numbers of the calls that should have cut a file, and did not.
     flushed: the last event that a flush which returned was asked to write.
     """
 
@@ -94,6 +102,7 @@ class FaultyLife:
         with faults(plan) as made:
             self._live()
         self.calls = made.calls
+        self.uncut = [number for number in made.without_effect if made.calls[number - 1] == "ftruncate"]
         if self.writer is not None:
             self.writer.close()  # It is closed. A second call does nothing.
         assert open_files(path) == [], "a descriptor was left open"
@@ -147,7 +156,12 @@ class FaultyLife:
         assert sorted([*missing, *lost, *numbers]) == list(range(1, self.seq + 1))
         assert reader.broken_from == self.writer.broken_from == min([*missing, *lost], default=None)
         assert (self.writer.events, self.writer.dropped) == (len(seen), len(missing) + len(lost))
-        assert reader.torn is None
+        if reader.torn is not None:
+            # Only the record of the end, if it was written in part and could not be taken back.
+            assert self.uncut
+            assert (reader.torn.seq, reader.end) == (self.seq + 1, LogEnd.OPEN)
+            assert self.writer.failure is not None
+            assert "the record of its end is missing" in self.writer.failure
         assert all(file.suffix == ".kvsm" for file in self.path.iterdir())
         return False
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import pytest
 from log_faults import BROKEN, FULL, INTERRUPTED, LATE, QUOTA, SHORT, FaultyLife, Plan
+from log_life import CONFIG
 from log_openings import slow_openings
 
 from kvsm.errors import LogWriteFailed
+from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
 
 KINDS = (FULL, BROKEN, QUOTA, INTERRUPTED, SHORT, LATE)
 
@@ -84,6 +86,26 @@ def test_a_fault_while_a_fault_is_handled_is_told(tmp_path: Path, options: dict[
     calls = len(FaultyLife(tmp_path / "whole", no_fault, options).calls)
     plans = (some({call: KINDS[call % 6], call + 1: KINDS[call % 5]}) for call in range(1, calls + 1))
     assert run(tmp_path, plans, options) == (calls, 0)
+
+
+@pytest.mark.parametrize("kind", [FULL, BROKEN, QUOTA, INTERRUPTED])
+def test_an_end_that_is_written_in_part_and_cannot_be_cut_is_cut_by_the_next_life(
+    tmp_path: Path, kind: int
+) -> None:
+    """No event is lost: the writer tells what is missing, and the log can be continued."""
+    options = OPTIONS[1]
+    calls = FaultyLife(tmp_path / "whole", no_fault, options).calls
+    assert calls[-3:] == ["pwrite", "pwrite", "close"]  # The record, and the mark of a closed log.
+    record = len(calls) - 2
+    life = FaultyLife(tmp_path / "log", some({record: LATE, record + 1: kind}), options)
+    assert life.uncut == [record + 1]
+    assert not life.check()
+    end = find_end(LogDirectory(tmp_path / "log"))
+    assert (end.seq, end.torn is None) == (life.seq, False)
+    LogWriter(end, config=CONFIG, snapshot=lambda: WholeState(b"state")).close()
+    reader = LogReader(tmp_path / "log")
+    assert [one.seq for one in reader.events()] == list(range(1, life.seq + 1))
+    assert (reader.torn, reader.end) == (None, LogEnd.CLOSED)
 
 
 @pytest.mark.slow
