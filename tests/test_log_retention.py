@@ -20,6 +20,7 @@ from log_life import CONFIG, Life, directory, event, names, read, write
 
 from kvsm.errors import LogWriteFailed
 from kvsm.log import LogReader, LogWriter, WholeState
+from kvsm.log.frames import RUN_BYTES
 from kvsm.log.retention import Retention
 from kvsm.log.segment_file import SegmentFile
 from kvsm.log.segment_maker import SegmentMaker
@@ -110,13 +111,21 @@ def test_all_files_together_keep_the_limit_at_length(
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.integers(0, 600), st.integers(1, 1 << 62), st.booleans(), st.builds(Random, st.integers()))
+@given(
+    st.integers(0, 600),
+    st.integers(1, 1 << 62),
+    st.booleans(),
+    st.booleans(),
+    st.builds(Random, st.integers()),
+)
 def test_a_head_takes_no_more_bytes_than_were_planned(
-    size: int, first: int, compress: bool, random: Random
+    size: int, first: int, bound: bool, compress: bool, random: Random
 ) -> None:
-    """Whatever its snapshot is. A snapshot that does not shrink keeps the rest of the head from shrinking."""
+    """Whatever its snapshot is, and whether its life is bound to pools. A snapshot that does not shrink keeps
+    the rest of the head from shrinking."""
     retention = Retention(None, segment_bytes=1000)
-    maker = SegmentMaker(CONFIG, time.time_ns, random.randbytes(16), 1, compress, retention, False)
+    run, life_id = random.randbytes(RUN_BYTES), random.randbytes(RUN_BYTES if bound else 0)
+    maker = SegmentMaker(CONFIG, time.time_ns, run, 1, life_id, compress, retention, False)
     with directory() as path:
         path.mkdir()
         segment, head = SegmentFile(path, first), maker.new_head(first)
