@@ -43,6 +43,7 @@ from kvsm.events import (
     OffloadConfig,
     OffloadingEvent,
     Owners,
+    Parents,
     RejectReason,
     SkipReason,
     StepEnded,
@@ -70,6 +71,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     tuple[bytes, ...]: st.lists(st.binary(max_size=40), max_size=20).map(tuple),
     tuple[Id, ...]: st.lists(NUMBERS, max_size=20).map(tuple),
     Owners: st.lists(st.tuples(st.text(max_size=20), NUMBERS), max_size=5).map(tuple),
+    Parents: st.lists(st.tuples(NUMBERS, st.none() | NUMBERS), max_size=5).map(tuple),
     tuple[Offer, ...]: st.lists(
         st.tuples(st.text(max_size=20), CURSORS, CURSORS),
         max_size=5,
