@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -244,20 +245,31 @@ def test_what_other_pools_are_promised_counts_where_they_are(tmp_path: Path, mac
 
 def pool_of(share: float, tell: Any, stay: Any) -> None:
     """A rank that takes this share of what is available, and says how it went."""
-    size = int((available_memory_bytes() or 0) * share)
+    size = int((pool_sizes.available_memory_bytes() or 0) * share)
     try:
         pool = HostPool(size >> 20, 1 << 20)
     except ConfigError as error:
         tell.put(str(error))
+        stay.wait(60)  # With all that the error refers to.
         return
     tell.put("")
     stay.wait(60)
     pool.close()
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A machine with 8 GiB available, whatever runs beside this test, and without pools of others."""
+    write_tree(tmp_path, {"proc/meminfo": f"MemAvailable: {8 << 20} kB\n"})
+    monkeypatch.setattr(pool_sizes, "available_memory_bytes", partial(available_memory_bytes, tmp_path))
+    monkeypatch.setattr(reservations, "DIRECTORY", tmp_path)
+
+
+@pytest.mark.usefixtures("alone")
 def test_ranks_of_one_host_share_its_memory() -> None:
-    """Each sees the same memory, because no page is touched yet. One of four at 60 % fits, and the memory
-    of a rank that is killed or has closed its pool is free again."""
+    """Each sees the same memory, because no page is touched yet. One of four at 60 % fits. One that is
+    refused takes nothing from the others, whichever comes first. The memory of a rank that is killed or has
+    closed its pool is free again."""
     context = multiprocessing.get_context("fork")
     tell, stay = context.Queue(), context.Event()
     ranks = [context.Process(target=pool_of, args=(0.6, tell, stay)) for _ in range(4)]
@@ -266,13 +278,13 @@ def test_ranks_of_one_host_share_its_memory() -> None:
     answers = sorted(tell.get(timeout=60) for _ in ranks)
     assert [bool(answer) for answer in answers] == [False, True, True, True]
     assert all("1 other pools here will take" in answer for answer in answers[1:]), answers
-    alive = [rank for rank in ranks if rank.is_alive()]
+    alive = all(rank.is_alive() for rank in ranks)
     for rank in ranks:
         rank.kill()
         rank.join()
     assert alive
     for _ in range(2):
-        HostPool(int((available_memory_bytes() or 0) * 0.6) >> 20, 1 << 20).close()
+        HostPool(int((pool_sizes.available_memory_bytes() or 0) * 0.6) >> 20, 1 << 20).close()
 
 
 def test_memory_that_a_pool_has_touched_counts_once() -> None:
