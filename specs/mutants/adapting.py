@@ -191,7 +191,7 @@ ADAPTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.restart:start",
+                "kvsm.restart:_start",
                 "if left is not None and not (why_cold or reasons):",
                 "if left is not None and not reasons:",
             ),
