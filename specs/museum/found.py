@@ -106,7 +106,7 @@ FOUND = {
     "B67": FoundBy(LAYERS, Property.LEGAL_CALLS, 2),
     "B68": FoundBy(AUDITED, Property.CORRECT_BYTES, 146),
     "B69": FoundBy(CORE, Property.EVENTS_ARE_STATE, 6),
-    "B70": FoundBy(SERVING, Property.PROGRESS, 3),
-    "B71": FoundBy(TIERS, Property.MATCH_HOLDS, 9),
+    "B70": FoundBy(AUDITED, Property.PROGRESS, 8),
+    "B71": FoundBy(TIERS, Property.MATCH_HOLDS, 10),
     "B72": FoundBy(CORE, Property.EVENTS_ARE_STATE, 3),
 }
