@@ -78,8 +78,9 @@ def server(
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    # With the endpoints for sleeping.
+    # With the endpoints for sleeping, and with the warnings that a test looks for.
     settings = {**environment(in_process=False, ranks=engines), "VLLM_SERVER_DEV_MODE": "1"}
+    settings["VLLM_LOGGING_LEVEL"] = "WARNING"
     if engines > 1:
         more["data-parallel-size"] = engines
         # vLLM 0.33 gives each engine a memory node of its own, unless this is set. Here all may be on one.
