@@ -20,11 +20,11 @@ _COPIES, _PINS = 1 + STATE_MASK, 2 + STATE_MASK
 
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
-    """Name -> what is there now, as in `kvsm.metrics.Metrics.values`. `Metrics.gauges` has the log's too.
+    """Return the gauges by name, as in `kvsm.metrics.Metrics.values`. `Metrics.gauges` adds the log's.
 
-    Any thread may ask. It looks at the live transfers, and at no slot.
+    Any thread may call it. It iterates over the live transfers, but not over slots.
     """
-    blocks = ledger.blocks.totals.tolist()  # Copied at once: another thread may fold meanwhile.
+    blocks = ledger.blocks.totals.tolist()  # Copied in one call: another thread may fold an event meanwhile.
     transfers = list(ledger.transfers.values())
     loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
     return {

@@ -74,7 +74,7 @@ def use_native(pack: Callable[[Numbers], bytes | None], unpack: Callable[[bytes]
 
 
 def cut(ids: IdArray, begin: int, end: int) -> IdArray:
-    """A part of a batch, in the form for its length."""
+    """Return ids[begin:end]: as a tuple if the part has at most `SMALL` ids."""
     part = ids[begin:end]
     return tuple(part.tolist()) if isinstance(part, np.ndarray) and len(part) <= SMALL else part
 

@@ -72,7 +72,7 @@ def give_to_group(descriptor: int) -> None:
 
 
 def give_own_to_group(descriptor: int) -> None:
-    """The same for an open file that was there before, if this user made it. Raises `OSError`."""
+    """Share an open file that existed before, if this user owns it. Raises `OSError`."""
     if os.fstat(descriptor).st_uid == os.geteuid():
         give_to_group(descriptor)
 
@@ -89,12 +89,12 @@ def make_directory(path: Path) -> None:
 
 
 def _is_own(found: os.stat_result) -> bool:
-    """Whether this user has it, or the group that shares the files."""
+    """Whether the file belongs to this user, or to the group of `share_with_group`."""
     return found.st_uid == os.geteuid() or found.st_gid == _shared_group
 
 
 def _of_others(found: os.stat_result, rights: int) -> int:
-    """Which of these rights of group and others somebody has who shares no files with this process."""
+    """Return the mode bits among `rights` that grant access to users outside the sharing group."""
     return found.st_mode & (rights & 0o007 if found.st_gid == _shared_group else rights)
 
 

@@ -491,8 +491,7 @@ def _parents(
 
 
 def _begins(keys: Mapping[bytes, bytes | None]) -> dict[int, bytes]:
-    """Place in an offer of these keys -> the key that the block there continues, of those that begin a
-    run."""
+    """Return the parent key of each run by the run's first place in an offer of `keys`."""
     return {place: parent for place, parent in enumerate(keys.values()) if parent is not None}
 
 

@@ -177,7 +177,7 @@ class BlockChecksums:
         return error, statistics
 
     def keep(self, host_blocks: Sequence[int], names: Names = NO_NAMES) -> None:
-        """Take what these host blocks hold as what was stored. names: of a kept pool."""
+        """Record the checksums of the bytes now in these host blocks. names: needed for a kept pool."""
         self.put(np.asarray(host_blocks, np.int64), self._of_host(tuple(host_blocks)), names)
 
     @property
@@ -212,7 +212,7 @@ class BlockChecksums:
         self._table[hosts] = 0
 
     def put(self, hosts: NDArray[np.int64], found: NDArray[np.uint64], names: Names = NO_NAMES) -> None:
-        """These host blocks hold bytes with these checksums. names: of a kept pool."""
+        """Write these checksums, and their seals, for these host blocks. names: needed for a kept pool."""
         entries = np.stack([found, self._seals(hosts, found, names)], axis=1)
         self._table[hosts] = self._proved[hosts] = entries
         if self._kept:

@@ -13,9 +13,9 @@ event that was flushed. A log that does not reach the mark is not believed.
 
 The process that writes the log sets the mark, because it alone knows what was flushed. In vLLM this is the
 scheduler's, and the workers have the pool: so the scheduler maps the page of the mark out of each file of
-each rank. A mark costs one store of 8 bytes into mapped memory for each flush. No other process can see half
-of it, and a killed process has either made it or not. A mark need not survive the machine, because no pool is
-believed after it was booted.
+each rank. A mark costs one store of 8 bytes into mapped memory for each flush. The store is atomic: no
+other process sees half of it, and a kill leaves the old value or the new one. A mark need not survive a
+reboot, because no pool is warm after one.
 
 A life has a random id besides its number. If an older copy of a log is continued, the events that follow have
 the same numbers as others that were lost, and so has the life; the id differs.
@@ -58,7 +58,7 @@ _WORDS = (_SEQ.size + _REST.size) // _SEQ.size
 """Of a place. Its first word is the event."""
 
 _VOID = (1 << 64) - 1
-"""The event of a place that does not count."""
+"""The event number of a void place."""
 
 _NEVER = bytes(16)
 """The id of a life that has never begun."""
@@ -92,7 +92,7 @@ class PoolMark:
         self._memory = memory
         self._words = memoryview(memory).cast("Q")
         self._own, self._other = 0, 1
-        """Which of the two places this life sets, and which one the last life has set."""
+        """The indices of the places that this life and the last life set."""
         self._other_counts = True
 
     @property

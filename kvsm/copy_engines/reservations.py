@@ -2,12 +2,11 @@
 
 The system counts a page when it is touched. A host pool is mapped at once and touched over hours, so each
 rank of a host would find the same memory available. Each pool is therefore noted in a small file, and a new
-one is checked against what is available and not promised to others. `reserved` holds a lock from the check to
-the note: of two ranks that start together one comes first.
+one is checked against the available memory, less what is promised to others. `reserved` holds a lock from
+the check to the note, so two ranks that start together are checked one after the other.
 
-What a pool has touched already is known from the mapping of its process. A note ends with its process. Only
-pools of this user that are seen from here count: not those of another user, and not those of a process in
-another pid namespace.
+The touched part of a pool is read from the `smaps` of its process. A note is void once its process has ended.
+Pools of other users, and of processes in other pid namespaces, are not counted.
 """
 
 from __future__ import annotations
@@ -75,9 +74,9 @@ class _Note(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Reservations(NamedTuple):
-    """What other pools have been promised, while no other pool can be made.
+    """Memory promised to other pools, valid while the lock of `reserved` is held.
 
-    directory: of the notes; None: there is none, so `note` does nothing.
+    directory: the directory of the notes. None: it cannot be used, and `note` does nothing.
     """
 
     directory: Path | None
@@ -134,7 +133,7 @@ def _promised(directory: Path) -> Iterator[Promised]:
         with suppress(ConfigError, OSError, msgspec.DecodeError):
             note = msgspec.msgpack.decode(read_trusted(path, _MOST_BYTES), type=_Note)
             if note.process.ended():
-                # Of another namespace nothing is known: its note is removed from there.
+                # Processes of another pid namespace cannot be checked from here: they remove their own notes.
                 if note.process.namespace == ProcessName.own().namespace:
                     path.unlink(missing_ok=True)
                 continue

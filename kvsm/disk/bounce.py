@@ -108,7 +108,7 @@ class BounceBuffer:
         """Read these slots, which are sorted, prove all of them, and then copy them to these blocks. Raises
         `OSError` and `TransferFailed`; no block was changed then.
 
-        keys, era: what they must hold, and of which era; no keys: whatever was stored there last.
+        keys, era: the expected keys and era of the slots. Without keys: the last store to each.
         names: of the blocks in the host pool, for `proof`.
         """
         found: list[NDArray[np.uint64]] = []

@@ -34,9 +34,9 @@ read, so loads go on.
 
 Threads are used and not io_uring. From blocks of 1 MiB on, stores reach 0.9 and more of the speed of a plain
 loop, on two cores that others use too (`benchmarks/results/disk.md`). They take 0.15 s of the processor for a
-GB, and the loop 0.07 s; the hash is half of the difference. What small blocks in random slots lack are the
-two headers of each: a call of 4 KiB takes nearly as long as one of 64 KiB. Slots that are neighbours share
-these calls.
+GB, and the loop 0.07 s; the hash is half of the difference. Small blocks in random
+slots are slower because of the two header writes of each: a call of 4 KiB takes nearly as long as one of
+64 KiB. Neighbouring slots share these calls.
 """
 
 from __future__ import annotations

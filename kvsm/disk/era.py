@@ -45,17 +45,17 @@ _MAGIC = b"kvsm-era"
 
 
 def new_era_id() -> bytes:
-    """An id that no other era has, `ERA_ID_BYTES` bytes."""
+    """Return a random era id of `ERA_ID_BYTES` bytes."""
     return os.urandom(ERA_ID_BYTES)
 
 
 class DiskEra(msgspec.Struct, frozen=True):
-    """What counts.
+    """Which slots on disk are valid: those whose headers name this era.
 
-    weights: the version of the weights that have computed what counts.
-    after: the generation with which it began: all that is stored in it is newer. The log of the disk is
-        compared by it (`compare_with_last_log`).
-    id: random, `ERA_ID_BYTES` bytes. Only slots that name it count.
+    weights: the version of the weights that computed the blocks of these slots.
+    after: the generation at which the era began; slots of the era have newer ones. `compare_with_last_log`
+        compares it with the log of the disk.
+    id: random, `ERA_ID_BYTES` bytes. Only slots that name this id are valid.
     """
 
     weights: str

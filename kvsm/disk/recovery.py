@@ -1,8 +1,8 @@
 """What the files of all ranks hold when they are opened: which slot serves which key.
 
 Headers are read, and payloads are not. The headers lie together, so a few threads read them in long calls.
-A payload is proved by its checksum before its first byte is used, at each load. So reading all of them here
-would only find earlier what a load finds in time, and costs minutes.
+Each load checks the checksum of a payload before it uses the first byte. Reading all payloads here would
+only find damage earlier, and would take minutes.
 
 Exactly one row holds for a slot of a rank's file. `ROWS` is this table:
 
@@ -25,9 +25,9 @@ kept           sealed everywhere, and the newest of its key                     
 A key is served by its newest slot alone. If that slot's payload then proves wrong, the key is lost, even if
 an older slot holds it: a core stores a key again only after it has dropped the first slot.
 
-What is not kept is written nowhere: its header is overwritten when the slot is used again. The next recovery
-then decides the same, unless another rank's file has changed meanwhile. Then it may keep less; a slot that
-this life has stored has a newer generation than all that were left.
+Recovery writes nothing to a slot that it drops: its header stays until the slot is used again. So the next
+recovery decides the same, unless another rank's file has changed meanwhile; then it may keep less. Slots that
+this life stores have newer generations than all dropped ones.
 """
 
 from __future__ import annotations
@@ -188,7 +188,7 @@ def scan(file: SlotFile) -> RankScan:
 
 
 def decide(scans: Sequence[RankScan], era: bytes = NO_ERA) -> Recovered:
-    """Which slots serve which keys, from the scans of all ranks. era: as `recover` takes it."""
+    """Decide which slot serves each key, from the scans of all ranks. era: as for `recover`."""
     first = scans[0]
     everywhere = np.logical_and.reduce([one.found.all(axis=1) for one in scans])
     for one in scans[1:]:

@@ -62,7 +62,7 @@ class LeaseEnd(Enum):
 class HandOverLease(msgspec.Struct):
     """One hand-over.
 
-    prompt: the digest of the prompt. Who does not know the prompt gets no blocks.
+    prompt: the digest of the prompt. A claim with another digest is refused.
     num_tokens: the tokens of the prompt that the digest covers.
     until: when its time is up (s, on the table's clock).
     reader: who has claimed it; 0: nobody.
@@ -140,7 +140,7 @@ class LeaseTable:
     # The thread of the socket.
 
     def claim(self, asked: HandOverClaim, reader: int) -> Answer:
-        """What a decode engine hears that asks for a hand-over. reader: its connection, from 1."""
+        """Answer a claim of a decode engine. reader: the number of its connection, from 1."""
         with self._lock:
             lease = self._leases.get(asked.hand_over)
             if lease is None:

@@ -63,7 +63,7 @@ class _Connection:
     """A decode engine's connection.
 
     reader: its number in the lease table, from 1.
-    outbox: what it has not taken of its answers. Meanwhile nothing is read from it.
+    outbox: bytes of answers that are not sent yet. While there are any, no question is read.
     active_at: when it connected, or had taken its last answer (s).
     """
 
@@ -82,7 +82,7 @@ class _Connection:
         except BlockingIOError:
             return
         except (BrokenPipeError, ConnectionResetError):
-            # It has closed its end, and may have declined before that: all that it said is read.
+            # The peer closed its end. It may have sent a decline before, so its input is still read.
             self.outbox.clear()
 
 
@@ -184,7 +184,7 @@ class HandOverService:
         return False
 
     def _drop_silent(self) -> None:
-        """Close the connections that were silent for too long, but for those that read what they claimed."""
+        """Close each connection that was silent for `SILENCE_S`, unless it has a claimed lease."""
         now = time.monotonic()
         while self._readers:
             connection = next(iter(self._readers.values()))
@@ -229,7 +229,7 @@ class HandOverService:
         self._selector.modify(connection.socket, wanted, connection)
 
     def _note_activity(self, connection: _Connection) -> None:
-        """Begin its time again if it has taken all of its answers."""
+        """Restart the silence timer of the connection if it has received all of its answers."""
         if not connection.outbox:
             connection.active_at = time.monotonic()
             self._readers.move_to_end(connection.reader)

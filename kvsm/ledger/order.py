@@ -99,7 +99,7 @@ def _runs(
 
 
 def _place_of(ledger: LedgerState, parent: int | None, planned_at: int) -> int | None:
-    """The parent, if it holds the same block as then. Otherwise the slot that would be evicted next."""
+    """Return the parent if it still holds its block of event `planned_at`, else the next victim."""
     if (
         parent is not None
         and ledger.generation[parent] <= planned_at

@@ -57,7 +57,7 @@ def hit_matched(ledger: LedgerState, event: ev.HitMatched) -> None:
 
 
 def request_admitted(ledger: LedgerState, event: ev.RequestAdmitted) -> None:
-    """Nothing changes: the answer to its lookup has changed all."""
+    """Check that the request exists. `HitMatched` has already changed its state."""
     named(ledger, event.seq, event.request)
 
 

@@ -9,13 +9,13 @@ from kvsm.log.segment_file import WritePlace
 
 
 class FlushMark(Protocol):
-    """Hears what of a log is written, before jobs leave that the log must know."""
+    """Receives the progress of a log before the jobs of its events are submitted."""
 
     def advance(self, seq: int) -> None:
-        """Everything up to event `seq` is written."""
+        """Record that the log is written up to event `seq`."""
 
     def void(self) -> None:
-        """Events were lost, and the caller continues without them."""
+        """Record that the log has lost events, and that jobs are submitted anyway."""
 
 
 class LogBinding(NamedTuple):

@@ -135,7 +135,8 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     created_ns: Unix time (ns).
     run: id of the run that wrote the log (16 bytes): the same in all its segments.
     oldest: the first event that the log keeps while this segment is written. Retention deletes what is older.
-    life: number of the process that writes the log, from 1 on. Who goes on with it has a larger one.
+    life: number of the process that writes the log, from 1 on. A process that continues the log has a
+        larger one.
     ended: how the life before ended, if it said so in a segment without events, which this one has replaced.
     snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`. It
         is written in pieces.

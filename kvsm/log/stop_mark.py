@@ -6,7 +6,8 @@ Its log is then not closed, as after an out-of-memory kill. The mark tells the t
 The interpreter writes the number of each signal that it handles to a file descriptor, at once and from its C
 handler (`signal.set_wakeup_fd`). `StopMark` gives it a file that has its bytes already. So the mark needs no
 Python code to run, no memory and no room on the disk, it works beside the handlers of the engine, and costs
-nothing until a signal comes. A kill leaves the byte written or not.
+nothing until a signal comes. After a kill the byte is either
+written or not.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ _STOPPED = "the process was stopped by "
 class StopMark:
     """Notes the signals of this process in the directory of its log, until `close`. Its children note none.
 
-    It does nothing outside the main thread, where something else in this process hears of signals like
-    this, as `asyncio` does, or where the file cannot be made.
+    It does nothing outside the main thread, if the process already has a wakeup descriptor (as with
+    `asyncio`), or if the file cannot be made.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -91,7 +92,7 @@ def stopped_by(directory: Path) -> str:
 
 
 def told_stop(name: str) -> str:
-    """How a process ended that this signal asked to end, and that did not close its log."""
+    """Return the text of `Restarted.ended` for a process that got this signal and did not close its log."""
     return f"{_STOPPED}{name}, and killed before it closed the log"
 
 

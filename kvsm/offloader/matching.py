@@ -203,10 +203,10 @@ def admit(
     missed: bytes | None = None,
     resumed: bool = False,
 ) -> None:
-    """Record that the engine has given a request that reads the cache its blocks; see `RequestAdmitted`.
+    """Record that the engine has allocated the blocks of a request that reads the cache (`RequestAdmitted`).
 
-    Call it once the last lookup is used, and before its load is planned or its match is released. It changes
-    nothing: what it records is for the figures of a run. Unknown requests are ignored.
+    Call it once the last lookup is used, and before its load is planned or its match is released. It only
+    writes an event, for the figures of a run. Unknown requests are ignored.
     """
     if type(request) is not str or not request.isascii():
         request = request_name("admit", request)

@@ -92,7 +92,7 @@ def prepare_store(
     keys = keys_of("prepare_store", keys)
     if parent is None:
         parent = core.last_keys.get(request, b"")
-        if parent in keys:  # It offers again what it has offered.
+        if parent in keys:  # The request repeats an offer, so its last key is no parent of it.
             parent = b""
     parents = {0: one_key("prepare_store", "parent", parent)}
     prepared = _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, (), parents)
@@ -500,7 +500,7 @@ def _room_for(
 
 
 def _evictable(core: EventEmitter, barred: Collection[int]) -> int:
-    """How many blocks of the eviction order are not barred."""
+    """The number of blocks in the eviction order whose slots are not in `barred`."""
     policy = core.ledger.policy
     return len(policy) - sum([slot in policy for slot in barred])
 

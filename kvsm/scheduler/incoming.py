@@ -76,9 +76,9 @@ class IncomingState(Enum):
 class _Incoming(msgspec.Struct):
     """A hand-over to this engine.
 
-    num_tokens: the most that it may cover.
-    transfer: its store.
-    reports: what the ranks said, kept back.
+    num_tokens: the most tokens that it may cover.
+    transfer: the store that imports its blocks; 0: not planned yet.
+    reports: reports of the ranks, held back until the prefill engine confirms that the blocks were held.
     """
 
     ticket: int

@@ -152,8 +152,8 @@ class OfferBatch:
             self._offered_before.update(range(start, start + bisect_left(kept, told)))
 
     def _key_before(self, tracked: TrackedRequest, group: int, chunk: int) -> bytes:
-        """The key that this chunk continues; empty: none. Behind a window, a chunk is of use without those
-        before."""
+        """Return the key of the preceding chunk. Empty for the first chunk, and for groups without full
+        attention, whose chunks are usable without the preceding ones."""
         if not chunk or self._config.groups[group].kind is not GroupKind.FULL:
             return b""
         return tracked.make_keys(group, chunk - 1, chunk)[0]

@@ -46,12 +46,12 @@ from kvsm.scheduler.tracked import TrackedRequest
 
 
 class _Outgoing(msgspec.Struct):
-    """A hand-over that is out.
+    """A hand-over that has not ended.
 
     name: the request that pins its blocks.
     keys: of the prompt's chunks, by group; empty when it is ready.
     limit: where a hit of the prompt may end at most (tokens).
-    slots: those that it pins.
+    slots: the slots that it pins.
     awaits: the store in flight that it waits for; 0: none.
     """
 
@@ -165,7 +165,7 @@ class OutgoingHandOvers:
             self._await(lease, out, ledger.generation[missing])
 
     def _await(self, lease: str, out: _Outgoing, store: int) -> None:
-        """Let it wait for this store, and for no other. 0: for none."""
+        """Make the hand-over wait for this store instead of the current one. store: 0 for none."""
         if out.awaits:
             del self._awaiting[out.awaits][lease]
             if not self._awaiting[out.awaits]:
@@ -175,7 +175,7 @@ class OutgoingHandOvers:
         out.awaits = store
 
     def _longest_hit(self, search: HitSearch, limit: int) -> int:
-        """Where the longest hit ends that is on the host, or on its way there, and fits into the share."""
+        """Return the end (tokens) of the longest hit that fits into the share, stores in flight included."""
         has, alignment = self._core.ledger.index.__contains__, self._config.alignment
         end = search.longest_hit(limit, has)
         while end and _count(search.needed(end)) > self.most_slots:
@@ -216,11 +216,11 @@ class OutgoingHandOvers:
         return False
 
     def _new_among(self, slots: Sequence[int]) -> int:
-        """How many of these slots no hand-over pins."""
+        """The number of these slots that are not pinned by any hand-over."""
         return int(np.count_nonzero(self._holders[slots] == 0))
 
     def _unpin(self, out: _Outgoing) -> None:
-        """Count its slots no more. Its request lets them go."""
+        """Remove the slots of the hand-over from the share. Does not release the pins of its request."""
         if out.slots:
             self._holders[out.slots] -= 1
             self._held -= self._new_among(out.slots)

@@ -153,11 +153,11 @@ class TrackedRequest:
         return [self.make_keys(group, 0, self.hashed_chunks(group)) for group in range(len(self.tables))]
 
     def note_answer(self, missed: bytes | None) -> None:
-        """Its lookup is answered, and ends at this key."""
+        """Record that the lookup was answered. missed: the first key that was not found; None: all were."""
         self.answered, self.missed = not self.request.skip_reading_prefix_cache, missed
 
     def forget_asked_keys(self) -> None:
-        """No match asks again soon."""
+        """Drop the cached keys: no match is expected to need them soon."""
         for keys in self.asked_keys:
             keys.clear()
 

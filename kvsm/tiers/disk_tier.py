@@ -336,8 +336,8 @@ class DiskTier:
         self._queue([key for key in keys if key not in below])
 
     def _has_to_look(self) -> bool:
-        """Whether an event came since write-back looked at the blocks that leave next, or some of these were
-        not seen yet."""
+        """Whether write-back has to look at the next victims of the host again: the list was not seen to its
+        end, enough blocks were stored, or host or disk have new events since the last look."""
         return (
             self._seen_ahead < self._ahead
             or self._since_look >= self._look_after
@@ -373,7 +373,7 @@ class DiskTier:
         return bool(self.copies or may_begin)
 
     def _room_below(self) -> int:
-        """How many blocks the disk can take: all others are being copied, or retired."""
+        """The number of slots on disk that a store could use: free ones and evictable ones."""
         return len(self.disk.ledger.free) + self.disk.ledger.evictable()
 
     def _store_some(self) -> bool:

@@ -14,8 +14,8 @@ SPARED_MAX = 16_384
 
 
 def spared(host: Offloader, disk: Offloader, count: int) -> tuple[int, ...]:
-    """The slots of the disk that a store of this many blocks must not evict. Empty if it evicts no block that
-    the host has, or if it cannot do without.
+    """Return the slots of the disk that a store of `count` blocks must not evict, because the host has their
+    blocks too. Empty if the next victims have none of these, or if too few other blocks are evictable.
 
     The blocks that the search for victims passes over are touched. So the next search does not meet them
     again, and passes over each block of the host once while the others are evicted.

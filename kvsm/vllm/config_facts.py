@@ -35,7 +35,7 @@ def config_facts(vllm_config: Any, exceptions: Collection[str] = ()) -> dict[str
 
 
 def short(value: object) -> str:
-    """Return a value as a text of at most `MOST_CHARACTERS`, which no other value has."""
+    """Return `plain(value)`; a text above `MOST_CHARACTERS` is cut, and a digest of all of it appended."""
     text = plain(value)
     if len(text) <= MOST_CHARACTERS:
         return text

@@ -385,7 +385,7 @@ class HandOverWorld:
         return lies_about(question.num_tokens, tuple(search.needed(question.num_tokens)))
 
     def _do_stray(self, place: int, number: int) -> bool:
-        """Who does not know the prompt asks the prefill engine for a hand-over."""
+        """Send a question about a hand-over from a peer that does not know its prompt."""
         name = at(list(self.leases._leases), place)
         strays = strays_for(name)
         question = strays[number % len(strays)]

@@ -95,7 +95,7 @@ def lies_about(num_tokens: int, spans: tuple[Span, ...]) -> tuple[bytes, ...]:
 
 @cache
 def lies_at_the_end() -> tuple[bytes, ...]:
-    """Wrong answers to who asks if the blocks were held. That they were is the one that is believed."""
+    """Return wrong answers to `GiveBack`. Without `held=True`: a decode engine would believe that."""
     wrong = [one for one in wrong_messages(GivenBack(held=False)) if one != packed(GivenBack(held=True))]
     return (packed(Offered(16, ())), *wrong)
 
