@@ -137,7 +137,7 @@ FOUND = {
     "M69": FoundBy(ERAS, Property.NO_STALE_DATA, 7),
     "M70": FoundBy(ERAS, Property.STORED_ONCE, 9),
     "M71": FoundBy(ERAS, Property.STORED_ONCE, 7),
-    "M72": FoundBy(TIERS, Property.LEGAL_CALLS, 6),
+    "M72": FoundBy(TIERS, Property.LEGAL_CALLS, 7),
     "M73": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 4),
     "M74": FoundBy(AUDITED_CORE, Property.EVENTS_ARE_STATE, 3),
     "M75": FoundBy(AUDITED_TIERS, Property.EVENTS_ARE_STATE, 5),
