@@ -59,9 +59,9 @@ class CopiedSlots(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """after: the last event before it, so that a crash can forget what its log has lost."""
+    """event: the log holds it if it holds this event, so that a crash can forget what its log has lost."""
 
-    after: int
+    event: int
     what: AdmittedRequest | CopiedSlots
 
 
@@ -83,19 +83,20 @@ class RunNotes:
         self.admissions: list[AdmittedRequest] = []
         self._noted: list[_Noted] = []
         self._under_way: dict[int, _UnderWay] = {}
+        self._ended: dict[int, CopiedSlots] = {}  # in this action; the event that says it is not known yet
 
     def begin_action(self) -> None:
         """The next action begins."""
         self.admissions.clear()
 
-    def admit(self, after: int, *admitted: Any) -> None:
-        """A request gets its blocks. after: the last event. admitted: the fields of an `AdmittedRequest`."""
+    def admit(self, event: int, *admitted: Any) -> None:
+        """A request gets its blocks. event: the last one. admitted: the fields of an `AdmittedRequest`."""
         self.admissions.append(AdmittedRequest(*admitted))
-        self._noted.append(_Noted(after, self.admissions[-1]))
+        self._noted.append(_Noted(event, self.admissions[-1]))
 
-    def copy(self, after: int, way: str, slots: int) -> None:
-        """A copy has ended well."""
-        self._noted.append(_Noted(after, CopiedSlots(way, slots)))
+    def copy(self, event: int, way: str, slots: int) -> None:
+        """A copy has ended well. event: the last one."""
+        self._noted.append(_Noted(event, CopiedSlots(way, slots)))
 
     # For an engine that hands on reports one by one.
 
@@ -117,7 +118,7 @@ class RunNotes:
                     way = STORED if copy.job.direction is Direction.STORE else LOADED
                     chunk = ledger.config.blocks_per_chunk
                     slots = {place // chunk for place in to_list(copy.job.host_blocks)}
-                    self.copy(ledger.seq, way, len(slots))
+                    self._ended[report.transfer] = CopiedSlots(way, len(slots))
 
     def reset(self) -> None:
         """The cache is reset: no copy under way counts."""
@@ -125,12 +126,13 @@ class RunNotes:
 
     def crash(self, notes: RunNotes, last: int) -> None:
         """Another process goes on after event `last` of the one that made these notes."""
-        self._noted = [one for one in notes._noted if one.after <= last]
+        self._noted = [one for one in notes._noted if one.event <= last]
 
     # What must hold.
 
     def check_action(self, news: Sequence[OffloadingEvent]) -> None:
-        """The events of an action say of each admission what the engine knows. Raises `PropertyBroken`."""
+        """The events of an action say of each admission what the engine knows, and tell each copy that ended
+        well. Raises `PropertyBroken`."""
         told = [
             (event.request, event.asked, event.on_device, event.on_host, event.resumed)
             for event in news
@@ -140,6 +142,12 @@ class RunNotes:
             if ours != theirs:
                 message = f"the engine admits {ours or 'no request'}, and the log says {theirs or 'nothing'}"
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        for event in reversed(news):  # the last worker's report ends a copy
+            if isinstance(event, ev.WorkerReported) and event.transfer in self._ended:
+                self._noted.append(_Noted(event.seq, self._ended.pop(event.transfer)))
+        if self._ended:
+            message = f"the log does not say that the copies of {sorted(self._ended)} have ended"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def check(self, config: OffloadConfig, log: Sequence[OffloadingEvent]) -> None:
         """Each figure of a log is what the engine did. Raises `PropertyBroken`.
