@@ -83,7 +83,6 @@ class RunNotes:
         self.admissions: list[AdmittedRequest] = []
         self._noted: list[_Noted] = []
         self._under_way: dict[int, _UnderWay] = {}
-        self._ended: dict[int, CopiedSlots] = {}  # in this action; the event that says it is not known yet
 
     def begin_action(self) -> None:
         """The next action begins."""
@@ -104,8 +103,12 @@ class RunNotes:
         """The workers get a job."""
         self._under_way[job.transfer] = _UnderWay(job, set(range(workers)))
 
-    def report(self, ledger: Ledger, reports: Sequence[WorkerReport]) -> None:
-        """The engine hands these reports on now. A copy that it has given up does not count."""
+    def report(self, ledger: Ledger, reports: Sequence[WorkerReport]) -> dict[int, CopiedSlots]:
+        """The engine hands these reports on now. Returns the copies that they end well, by transfer.
+
+        A copy that it has given up does not count.
+        """
+        ended = {}
         for report in reports:
             copy = self._under_way.get(report.transfer)
             if copy is None:
@@ -118,7 +121,17 @@ class RunNotes:
                     way = STORED if copy.job.direction is Direction.STORE else LOADED
                     chunk = ledger.config.blocks_per_chunk
                     slots = {place // chunk for place in to_list(copy.job.host_blocks)}
-                    self._ended[report.transfer] = CopiedSlots(way, len(slots))
+                    ended[report.transfer] = CopiedSlots(way, len(slots))
+        return ended
+
+    def reported(self, ended: dict[int, CopiedSlots], news: Sequence[OffloadingEvent]) -> None:
+        """The reports that ended these copies became the events `news`. Raises `PropertyBroken`."""
+        said = {event.transfer: event.seq for event in news if isinstance(event, ev.WorkerReported)}
+        for transfer, copied in ended.items():
+            if transfer not in said:
+                message = f"all ranks have reported transfer {transfer}, and the log does not say it"
+                raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+            self._noted.append(_Noted(said[transfer], copied))
 
     def reset(self) -> None:
         """The cache is reset: no copy under way counts."""
@@ -131,8 +144,7 @@ class RunNotes:
     # What must hold.
 
     def check_action(self, news: Sequence[OffloadingEvent]) -> None:
-        """The events of an action say of each admission what the engine knows, and tell each copy that ended
-        well. Raises `PropertyBroken`."""
+        """The events of an action say of each admission what the engine knows. Raises `PropertyBroken`."""
         told = [
             (event.request, event.asked, event.on_device, event.on_host, event.resumed)
             for event in news
@@ -142,12 +154,6 @@ class RunNotes:
             if ours != theirs:
                 message = f"the engine admits {ours or 'no request'}, and the log says {theirs or 'nothing'}"
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
-        for event in reversed(news):  # the last worker's report ends a copy
-            if isinstance(event, ev.WorkerReported) and event.transfer in self._ended:
-                self._noted.append(_Noted(event.seq, self._ended.pop(event.transfer)))
-        if self._ended:
-            message = f"the log does not say that the copies of {sorted(self._ended)} have ended"
-            raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def check(self, config: OffloadConfig, log: Sequence[OffloadingEvent]) -> None:
         """Each figure of a log is what the engine did. Raises `PropertyBroken`.
