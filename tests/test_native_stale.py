@@ -127,6 +127,8 @@ STALE: dict[Callable[[Path], None], str] = {
     none_at_all: "it was not built, or cannot be loaded: ",
 }
 """What makes a body stale, and why it does not run."""
+FIRST = (another_kind_of_event, another_source, none_at_all)
+"""One for each reason. The others take as long, so they are slow tests."""
 
 
 def run(house: Path, chosen: str, *arguments: str) -> str:
@@ -139,7 +141,10 @@ def run(house: Path, chosen: str, *arguments: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("make_stale", STALE, ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make_stale",
+    [pytest.param(make, marks=() if make in FIRST else pytest.mark.slow, id=make.__name__) for make in STALE],
+)
 def test_a_stale_body_leaves_all_to_python(tmp_path: Path, make_stale: Callable[[Path], None]) -> None:
     """Conformance: the events of a life are folded, whatever body lies beside the code."""
     package = tmp_path / "kvsm"

@@ -120,6 +120,7 @@ def test_the_shortest_way_to_what_is_planted_is_found(
     assert len(found.refutation.path) == steps
 
 
+@pytest.mark.slow
 def test_a_block_that_the_host_has_and_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Full offload (S16) at rest: as many slots on both tiers, and three keys that displace each other."""
     bounds = {"host_slots": 2, "disk_slots": 2, "prompts": 4, "failures": 0, "losses": 0}
