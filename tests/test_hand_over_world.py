@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -373,6 +374,49 @@ def test_the_share_of_hand_overs_is_the_oldest_ones_loss() -> None:
     assert world.do(("store", 0, 0, 0, 1))
     assert world.do(("offer", 3))
     assert list(world.outgoing._out) == ["00000001", "00000004"]
+
+
+BOTH_HAVE = (
+    *(("compute", 0, 0), ("store", 0, 0, 0, 1), ("offer", 0), ("compute", 1, 0), ("store", 1, 0, 0, 1)),
+    *(("compute", 0, 1), ("store", 0, 0, 0, 1), ("offer", 1)),
+)
+"""Two prompts are handed over, and the decode engine has the first of them."""
+
+TWO_OFFERS = (*BOTH_HAVE, ("arrive", 1), ("arrive", 0), ("serve", 0), ("serve", 1), ("look",))
+"""Two offers are judged in one step. The import of the first evicts what the second brings."""
+
+
+def test_an_offer_is_judged_by_what_the_engine_holds_after_the_offers_before_it() -> None:
+    """Such a hand-over is given up, and not one that the decode engine had."""
+    options = HandOverWorldOptions(prefill_slots=2, computes=2, decodes=1, hand_overs=2)
+    assert rerun(lambda: HandOverWorld(options), TWO_OFFERS).finding is None
+    world = HandOverWorld(options)
+    for action in TWO_OFFERS:
+        assert world.do(action), action
+    assert (
+        [one.question for one in world.channel.left]
+        == [msgspec.structs.replace(one.claim, wanted=False) for one in world.channel.left]
+        != []
+    )
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_the_decode_engine_says_that_it_had_is_checked(
+    says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says that it has blocks which it lacks, or that it has given up what it has."""
+    give_up = IncomingHandOvers._give_up
+
+    def lie(self: IncomingHandOvers, one: Any, *, had: bool = False) -> None:  # noqa: ARG001
+        give_up(self, one, had=says)
+
+    monkeypatch.setattr(IncomingHandOvers, "_give_up", lie)
+    options = HandOverWorldOptions(prefill_slots=2, decode_slots=1, computes=2, decodes=1, hand_overs=2)
+    way = TWO_OFFERS if says else (*BOTH_HAVE, ("arrive", 0), ("serve", 0), ("look",))
+    finding = rerun(lambda: HandOverWorld(options), way).finding
+    assert finding is not None
+    assert finding.property is Property.EVENTS_ARE_STATE
+    assert ("has the blocks" if says else "has given up") in str(finding)
 
 
 # Proved within bounds.

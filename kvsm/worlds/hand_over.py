@@ -57,7 +57,6 @@ from kvsm.worlds.hand_over_parts import (
     NotThere,
     SmallHost,
     at,
-    offers_in_vain,
 )
 from kvsm.worlds.small_request import SmallRequest
 from kvsm.worlds.world import Action
@@ -108,7 +107,7 @@ class HandOverWorld:
         self.prefill, self.decode = (SmallHost(options.core_config(side)) for side in (0, 1))
         self._now, self._names = 0.0, 0
         self.leases = LeaseTable(TIMEOUT_S, lambda: self._now)
-        self.channel = ModelChannel(self.leases)
+        self.channel = ModelChannel(self.leases, self.decode.core.ledger)
         self.outgoing = OutgoingHandOvers(
             self.prefill.core, config, "p", self.leases, _digest, _QUIET, options.share, self._new_name
         )
@@ -415,9 +414,9 @@ class HandOverWorld:
 
     def _do_look(self) -> bool:
         """The decode engine takes a step: it hears the answers, and sends its ranks what they copy."""
-        had = offers_in_vain(self.channel, self.incoming, self.decode.core)
+        offered = self._offered()
         jobs, reports = self.incoming.look()
-        self.channel.check_given_back(had)
+        self.channel.check_given_back(offered)
         for job in jobs:
             if not 0 <= min(to_list(job.source_blocks)) <= max(to_list(job.source_blocks)) < IDS_END:
                 raise PropertyBroken(Property.LEGAL_CALLS, f"ranks are to copy from {job.source_blocks!r}")
@@ -425,6 +424,22 @@ class HandOverWorld:
         self._imports += [ImportCopies(job, list(workers)) for job in jobs]
         self._take(reports)
         return True
+
+    def _offered(self) -> dict[int, set[bytes]]:
+        """The offers that the decode engine judges by what it holds, as ticket -> keys. It refuses lies, and
+        each offer that comes while a reset drains."""
+        claims, chunk, offered = (
+            self.incoming._by_ticket,
+            self.options.blocks_per_chunk,
+            dict[int, set[bytes]](),
+        )
+        if self.decode.core.ledger.draining():
+            return offered
+        for ticket, answer in self.channel.answers:
+            if isinstance(answer, Offered) and ticket in claims and ticket not in self.channel.lied_to:
+                search = HitSearch(self._config, chunk, claims[ticket].tracked.chunk_keys(), 0)
+                offered[ticket] = set(search.needed_keys(answer.num_tokens))
+        return offered
 
     def _do_copy(self, place: int, worker: int, good: int) -> bool:
         """A rank copies its share from wherever the slots are now, and reports it. It cannot if the prefill

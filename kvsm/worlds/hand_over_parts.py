@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, TypeVar
 
 import msgspec
@@ -33,7 +33,6 @@ from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.plan import ImportJob
 from kvsm.properties import Property
-from kvsm.scheduler.incoming import IncomingHandOvers
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.snapshot import digest
 from kvsm.worlds import parts as _declarations  # noqa: F401 (what is compared of a ledger)
@@ -182,11 +181,16 @@ class SmallHost:
 
 
 class ModelClaim(msgspec.Struct):
-    """A connection of the decode engine. question: what the prefill engine has not answered yet."""
+    """A connection of the decode engine.
+
+    question: what the prefill engine has not answered yet.
+    held: keys that the decode engine held when it gave the blocks back unread.
+    """
 
     ticket: int
     claim: HandOverClaim
     question: HandOverClaim | GiveBack | None
+    held: Set[bytes] = frozenset()
 
 
 class ModelChannel:
@@ -195,14 +199,15 @@ class ModelChannel:
     A question waits until it is served. So anything can happen between each question and its answer, and
     between the end of a connection and when the prefill engine hears of it.
 
+    decode: the ledger of the decode engine.
     open: the connections, by age.
     left: what the decode engine said last on connections that it has closed.
     answers: what it has not looked at yet.
     lied_to: tickets of wrong answers.
     """
 
-    def __init__(self, leases: LeaseTable) -> None:
-        self._leases = leases
+    def __init__(self, leases: LeaseTable, decode: Ledger) -> None:
+        self._leases, self._decode = leases, decode
         self.open: list[ModelClaim] = []
         self.left: deque[ModelClaim] = deque()
         self.answers: deque[tuple[int, Answer]] = deque()
@@ -226,6 +231,7 @@ class ModelChannel:
             claim = one.claim
             not_wanted = msgspec.structs.replace(claim, wanted=False)
             one.question = GiveBack(claim.hand_over, read=False) if had else not_wanted
+            one.held = frozenset(self._decode.index)
             self.open.remove(one)
             self.left.append(one)
 
@@ -283,11 +289,19 @@ class ModelChannel:
         answer_to(one.question, one.ticket, self._leases, {})
         self._leases.leave(one.ticket)
 
-    def check_given_back(self, had: Set[int]) -> None:
-        """What the decode engine had is not needed, and not given up. had: tickets (`offers_in_vain`)."""
+    def check_given_back(self, offered: Mapping[int, Set[bytes]]) -> None:
+        """The decode engine says that it has the blocks of an offer if it held them when it judged this one,
+        and else that the hand-over is given up. offered: the keys of each, by ticket."""
         for one in self.left:
-            if one.ticket in had and one.question != GiveBack(one.claim.hand_over, read=False):
-                message = "the decode engine has all blocks of a hand-over, and says that it is given up"
+            if one.ticket not in offered:
+                continue
+            had = one.question == GiveBack(one.claim.hand_over, read=False)
+            if had != (offered[one.ticket] <= one.held):
+                said = "has the blocks" if had else "has given up"
+                missing = len(offered[one.ticket] - one.held)
+                message = (
+                    f"the decode engine says that it {said}, and lacks {missing} blocks of the hand-over"
+                )
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def cut(self, one: ModelClaim) -> None:
@@ -298,22 +312,6 @@ class ModelChannel:
             self.answers.append((one.ticket, GivenBack(held=False)))
         elif one.question is not None:
             self.answers.append((one.ticket, Refused("the connection broke, or what came is no answer")))
-
-
-def offers_in_vain(channel: ModelChannel, incoming: IncomingHandOvers, core: Offloader) -> set[int]:
-    """The tickets of answered offers of whose blocks the decode engine lacks none. A lie is refused."""
-    claims = incoming._by_ticket
-    offered = [ticket for ticket, answer in channel.answers if isinstance(answer, Offered)]
-    tracked = {ticket: claims[ticket].tracked for ticket in offered if ticket in claims}
-    if core.ledger.draining():
-        return set()
-    index = core.ledger.index
-    return {
-        ticket
-        for ticket, request in tracked.items()
-        if ticket not in channel.lied_to
-        and all(key in index for group in request.all_keys() for key in group)
-    }
 
 
 class NotThere(Exception):
