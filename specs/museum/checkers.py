@@ -389,7 +389,7 @@ CHECKERS = (
     seeded_walk("large core", large_core, runs=8, seed=2),
     seeded_walk("policies", drawn_policy, runs=12, seed=2),
     seeded_walk("crowded core", crowded_core, runs=60, seed=4),
-    seeded_walk("hand-over with loads", loading_hand_over, runs=40, seed=2),
+    seeded_walk("hand-over with loads", loading_hand_over, runs=120, seed=2),
     seeded_walk("failing log", drawn_log, runs=100, seed=2),
     # More runs of engines in which a bug may show in one of some hundred.
     seeded_walk("serving with layers, again", layered_serving, runs=80, seed=7),

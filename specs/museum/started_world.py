@@ -2,12 +2,12 @@
 
 A process stores keys, ends steps, and closes its log or is killed: with all of its log written, in the middle
 of a write, or right after its jobs left. The next one begins with `kvsm.restart.start`. It may have other
-weights, a pool that was made again, or a rank whose pool is cold.
+weights, pools that were made again, a rank whose pool is cold, or two ranks whose pools have changed places.
 
 - what was stored and written is found again by a process that means the same: events are state (S10);
 - a slot that a copy has overwritten since does not serve its old key, and neither do other weights: no stale
   data (S14);
-- bytes that are gone are not served: correct bytes (S15);
+- bytes that are gone, or are another rank's, are not served: correct bytes (S15);
 - a log that ended in any of these ways can be continued: every call is legal (S8).
 """
 
@@ -29,8 +29,8 @@ from kvsm.restart import start
 from kvsm.worlds.memory_marks import memory_marks
 from kvsm.worlds.world import Action
 
-KEYS, SLOTS = 4, 2
-_CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS)
+KEYS, SLOTS, RANKS = 4, 2, 2
+_CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS, workers=RANKS)
 _IDENTITY, _POOLS = PoolIdentity.of({"model": "small"}), (b"pool", b"sums")
 _LIKELY = ("store", "store", "report", "report", "step", "kill", "close")
 
@@ -50,25 +50,27 @@ class StartedWorld:
         place = TemporaryDirectory(prefix="kvsm-museum-")
         weakref.finalize(self, place.cleanup)
         self._log = Path(place.name) / "log"
-        self._weights, self._pool, self._marks = "v1", 1, memory_marks()
+        self._weights, self._pool, self._marks = "v1", 1, memory_marks(RANKS)
+        self._order = list(range(RANKS))
+        """Which pool each rank has."""
         self._found: set[bytes] = set()
         """The keys that the next process must find."""
         self._may_find: set[bytes] = set()
         """The keys that it may find beside these: their events were perhaps written."""
         self.core: Offloader | None = None
-        self._do_start(0, 0, 0)
+        self._do_start(0, 0, 0, 0)
 
     # What may happen.
 
     def actions(self) -> list[Action]:
         if self.core is None:
-            return [("start", 0, 0, 0), ("start", 1, 0, 0), ("start", 0, 1, 0), ("start", 0, 0, 1)]
+            return [("start", *(int(one == which) for one in range(4))) for which in (-1, *range(4))]
         stores: list[Action] = [("store", number) for number in range(KEYS)]
         return [*stores, ("report",), ("step",), ("close",), *[("kill", how) for how in range(3)]]
 
     def draw(self, random: Random) -> Action:
         if self.core is None:
-            return random.choice([("start", 0, 0, 0), *self.actions()])
+            return random.choice([("start", 0, 0, 0, 0), *self.actions()])
         name = random.choice(_LIKELY)
         return random.choice([one for one in self.actions() if one[0] == name])
 
@@ -91,10 +93,11 @@ class StartedWorld:
         return True
 
     def _do_report(self) -> bool:
-        """The oldest copy ends."""
+        """The oldest copy ends on each rank."""
         assert self.core is not None
         for transfer in list(self.core.ledger.transfers)[:1]:
-            self.core.report(transfer, 0, True)
+            for rank in range(RANKS):
+                self.core.report(transfer, rank, True)
             return True
         return False
 
@@ -144,13 +147,17 @@ class StartedWorld:
 
     # The next one begins.
 
-    def _do_start(self, weights: int, remade: int, cold: int) -> bool:
-        """weights: other ones. remade: somebody made the pool again. cold: a rank says that its pool is."""
+    def _do_start(self, weights: int, remade: int, cold: int, exchanged: int) -> bool:
+        """weights: other ones. remade: the pools were made again. cold: a rank says that its pool is.
+        exchanged: the pools of the ranks have changed places."""
         self._weights = f"v{int(self._weights[1:]) + weights}"
         self._pool += remade
         if remade:
-            self._marks = memory_marks()
-        pools = KeptPools(_IDENTITY, tuple(b"%s %02d" % (one, self._pool) + bytes(9) for one in _POOLS))
+            self._marks = memory_marks(RANKS)
+        if exchanged:
+            self._order.reverse()
+        ids = [b"%s %d %02d" % (one, rank, self._pool) for rank in self._order for one in _POOLS]
+        pools = KeptPools(_IDENTITY, tuple(one.ljust(16, b"\0") for one in ids))
         why = ("a rank has found its pool cold",) if cold else ()
         options = {"durability": "none", "segment_bytes": 4000}
         begun = start(
@@ -164,7 +171,7 @@ class StartedWorld:
         )
         self.core = begun.offloader
         found = set(readable_keys(self.core.ledger))
-        if weights or remade or cold:
+        if weights or remade or cold or exchanged:
             broken = Property.NO_STALE_DATA if weights else Property.CORRECT_BYTES
             if found:
                 raise PropertyBroken(
@@ -197,14 +204,14 @@ class StartedWorld:
         """All is watched at each start."""
 
     def wind_down(self) -> Action | None:
-        return ("start", 0, 0, 0) if self.core is None else None
+        return ("start", 0, 0, 0, 0) if self.core is None else None
 
     def describe(self) -> dict[str, str]:
         kept = readable_keys(self.core.ledger) if self.core is not None else self._found
         return {"keys": ", ".join(sorted(key.decode() for key in kept))}
 
     def fingerprint(self) -> bytes:
-        return repr((self.describe(), self._weights, self._pool)).encode()
+        return repr((self.describe(), self._weights, self._pool, self._order)).encode()
 
 
 def leave_log(core: Offloader) -> None:

@@ -167,10 +167,10 @@ ADAPTING = (
     Mutant(
         id="M112",
         area=AREA,
-        title="a pool that was made again starts warm",
-        story="A log is taken for the pool that is there although somebody has deleted and made it "
-        "again, so empty bytes are served.",
-        shows_when="The pool's file is deleted between two processes, and the log is not.",
+        title="pools that changed places start warm",
+        story="The log does not compare which pool each rank has, so each rank serves another one's share "
+        "of every block.",
+        shows_when="The files of two ranks' pools are exchanged between two processes.",
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
