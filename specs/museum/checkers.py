@@ -393,7 +393,7 @@ CHECKERS = (
     seeded_walk("failing log", drawn_log, runs=100, seed=2),
     # More runs of engines in which a bug may show in one of some hundred.
     seeded_walk("serving with layers, again", layered_serving, runs=80, seed=7),
-    seeded_walk("serving, chunks and drafts, again", chunks_and_drafts, runs=40, seed=3),
+    seeded_walk("serving, chunks and drafts, again", chunks_and_drafts, runs=100, seed=4),
     # Stores wait for room and for another copy, so much of a state is what was tried when.
     one_future(
         "one future",
