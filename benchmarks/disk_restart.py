@@ -164,6 +164,7 @@ def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, fl
 
 def rows_of(directory: Path, geometry: DiskGeometry, rounds: int) -> list[list[str]]:
     place = TierDirectory(directory, "engine")
+    place.make()
     make(place, geometry, directory / "log")
     lives = []
     for life in range(rounds):

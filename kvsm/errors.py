@@ -63,6 +63,11 @@ class ConfigError(KvsmError, ValueError):
     """A configuration that cannot work; the message names the field, the value and the bound."""
 
 
+class UnusableFiles(ConfigError):
+    """Files that kvsm cannot use now: no permission, no room, another owner. An engine that can serve without
+    them does."""
+
+
 class LimitReached(KvsmError):
     """A limit refuses one more: of live transfers, of a block's pins. Nothing has changed."""
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from kvsm.events import Direction
@@ -78,3 +80,8 @@ class WorkerReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     def arguments(self) -> tuple[int, int, bool, str, int | None, int | None]:
         """What `Offloader.report` takes."""
         return self.transfer, self.worker, self.good, self.error, self.queued_us, self.copied_us
+
+
+def failed_reports(jobs: Iterable[TransferJob | ImportJob], worker: int, error: str) -> list[WorkerReport]:
+    """Return the reports of a worker that can start none of these jobs."""
+    return [WorkerReport(job.transfer, worker, False, error) for job in jobs]

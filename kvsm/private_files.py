@@ -33,7 +33,7 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, UnusableFiles
 
 _MODE, _DIRECTORY_MODE = 0o600, 0o700
 
@@ -103,7 +103,7 @@ def open_private(path: Path, purpose: str) -> tuple[int, bool]:
 
     path: its name.
     purpose: what it is for, as in "a host pool"; for errors.
-    Returns the descriptor, and whether this call made the file. Raises `ConfigError`.
+    Returns the descriptor, and whether this call made the file. Raises `UnusableFiles`.
     """
     try:
         for _ in range(_TRIES):
@@ -113,11 +113,11 @@ def open_private(path: Path, purpose: str) -> tuple[int, bool]:
                 return _open_existing(path, purpose), False
     except OSError as error:
         raise _cannot_open(path, purpose, error) from error
-    raise ConfigError(f"{path}: comes and goes while it is opened for {purpose}; give another path")
+    raise UnusableFiles(f"{path}: comes and goes while it is opened for {purpose}; give another path")
 
 
 def open_private_to_read(path: Path, purpose: str) -> int:
-    """Open a private file that exists, for reading alone. Returns the descriptor. Raises `ConfigError`."""
+    """Open a private file that exists, for reading alone. Returns the descriptor. Raises `UnusableFiles`."""
     try:
         return _open_existing(path, purpose, os.O_RDONLY)
     except OSError as error:
@@ -135,8 +135,8 @@ def _make_private(path: Path) -> int:
     return descriptor
 
 
-def _cannot_open(path: Path, purpose: str, error: OSError) -> ConfigError:
-    advice = ""
+def _cannot_open(path: Path, purpose: str, error: OSError) -> UnusableFiles:
+    advice = "; give another path"
     if isinstance(error, PermissionError):
         advice = f"; make its directory writable for user {os.geteuid()}, or give another path"
         with suppress(OSError):
@@ -144,32 +144,32 @@ def _cannot_open(path: Path, purpose: str, error: OSError) -> ConfigError:
             if owner != os.geteuid():
                 advice = f"; it belongs to user {owner}, and this process runs as user {os.geteuid()}: give "
                 advice += f"another path, {HOW_TO_SHARE}"
-    return ConfigError(f"{path}: cannot be opened for {purpose}: {error.strerror}{advice}")
+    return UnusableFiles(f"{path}: cannot be opened for {purpose}: {error.strerror}{advice}")
 
 
 def private_directory(path: Path) -> None:
     """Make this directory, mode 0700, or take the one that is there if only this user can write in it.
 
-    Its parents must exist; they are not judged. Raises `ConfigError`.
+    Its parents must exist; they are not judged. Raises `UnusableFiles`.
     """
     try:
         with suppress(FileExistsError):
             make_directory(path)
         found = path.lstat()
     except OSError as error:
-        raise ConfigError(
+        raise UnusableFiles(
             f"{path}: cannot be used as a directory: {error.strerror}; give another directory, or make its "
             f"parent one that user {os.geteuid()} can write in"
         ) from error
     if not stat.S_ISDIR(found.st_mode):
-        raise ConfigError(f"{path}: is no directory (links are not followed); give another path")
+        raise UnusableFiles(f"{path}: is no directory (links are not followed); give another path")
     if not _is_own(found):
-        raise ConfigError(
+        raise UnusableFiles(
             f"{path}: belongs to user {found.st_uid}, and this process runs as user {os.geteuid()}; give "
             f"another directory, {HOW_TO_SHARE}"
         )
     if _of_others(found, 0o022):
-        raise ConfigError(
+        raise UnusableFiles(
             f"{path}: can be written by other users (its mode is {stat.S_IMODE(found.st_mode):04o}); give "
             "another directory, or take these rights away"
         )
@@ -177,13 +177,13 @@ def private_directory(path: Path) -> None:
 
 def _open_existing(path: Path, purpose: str, access: int = os.O_RDWR) -> int:
     if path.is_symlink():
-        raise ConfigError(f"{path}: is a symbolic link, and kvsm follows none; give the path of the file")
+        raise UnusableFiles(f"{path}: is a symbolic link, and kvsm follows none; give the path of the file")
     descriptor = os.open(path, access | _FLAGS | _EXISTING)
     found = os.fstat(descriptor)
     reason = why_not_private(found)
     if reason is not None:
         os.close(descriptor)
-        raise ConfigError(
+        raise UnusableFiles(
             f"{path}: {reason}, so it cannot be {purpose}; give another path, {_what_to_do(found)}"
         )
     if access == os.O_RDWR:
@@ -216,16 +216,16 @@ def read_trusted(path: Path, most_bytes: int) -> bytes:
     """Read a file that only this user or root can write. Links are followed.
 
     most_bytes: the size from which on it is refused (bytes).
-    Raises `ConfigError` for any other file, and `OSError`.
+    Raises `UnusableFiles` for any other file, and `OSError`.
     """
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | _EXISTING), "rb") as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise ConfigError(f"{path}: is no regular file")
+            raise UnusableFiles(f"{path}: is no regular file")
         if not (_is_own(found) or found.st_uid == 0) or _of_others(found, 0o022):
-            raise ConfigError(f"{path}: can be written by other users")
+            raise UnusableFiles(f"{path}: can be written by other users")
         if found.st_size >= most_bytes:
-            raise ConfigError(f"{path}: has {found.st_size:,} bytes; it must have less than {most_bytes:,}")
+            raise UnusableFiles(f"{path}: has {found.st_size:,} bytes; it must have less than {most_bytes:,}")
         return file.read(most_bytes)
 
 

@@ -1,22 +1,35 @@
 """Starts whose file operations fail, and what must hold of this start and of the next one.
 
-A world is a directory with a kept pool and the log of a process that is gone. The pool is a book: each life
-writes into it which key each slot holds. Operations on other files, such as /proc, never fail.
+`StartWorld` is a directory with a kept pool and the log of a process that is gone. The pool is a book: each
+life writes into it which key each slot holds. `DiskStartWorld` is a directory with the real files of a disk
+tier. Operations on other files, such as /proc, never fail.
 """
 
 from __future__ import annotations
 
 import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import pytest
+from disk_rig import DISK_IDENTITY, PAYLOAD, content, job
 
-from kvsm.errors import LogError
-from kvsm.events import OffloadConfig
+from kvsm.disk import (
+    Decided,
+    DiskCopyEngine,
+    DiskGeometry,
+    FlushPolicy,
+    OpenEra,
+    SlotFile,
+    TierFiles,
+    take,
+)
+from kvsm.errors import LogError, UnusableFiles
+from kvsm.events import Direction, OffloadConfig
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ledger import readable_keys
 from kvsm.log import LateLog, segment_file
@@ -31,7 +44,11 @@ OPERATIONS = (
     "open",
     "pwrite",
     "pread",
+    "pwritev",
+    "preadv",
     "ftruncate",
+    "posix_fallocate",
+    "lseek",
     "fsync",
     "fdatasync",
     "rename",
@@ -156,3 +173,79 @@ def try_start(world: StartWorld, plan: Plan) -> tuple[Start | None, str, list[st
             return None, str(error), tried
     world.check(started)
     return started, "", tried
+
+
+class DiskLife(NamedTuple):
+    """A start of an engine with a disk tier. files: of the ranks that have one. decided: None if the engine
+    serves without a disk."""
+
+    files: dict[int, SlotFile]
+    decided: Decided | None
+    refusals: list[str]
+
+
+class DiskStartWorld:
+    """Lives of an engine of two ranks on one disk tier. `begin` starts as the workers and then the scheduler
+    do; `live` stores, resets, and loads all that was found."""
+
+    RANKS = 2
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tier = TierFiles(directory / "disk", "engine0", self.RANKS)
+        self.valid: set[int] = set()
+        """Keys that were stored since the last reset."""
+        self.stored = 0
+
+    def begin(self) -> DiskLife:
+        """Start. What cannot be used is an `UnusableFiles` error, and no other."""
+        files, refusals = {}, []
+        for rank in range(self.RANKS):
+            geometry = DiskGeometry(PAYLOAD, SLOTS, rank, self.RANKS)
+            try:
+                files[rank] = self.tier.open_slots(rank, geometry, DISK_IDENTITY)
+            except UnusableFiles as error:
+                refusals.append(str(error))
+        try:
+            decided = self.tier.decide("v1")
+        except UnusableFiles as error:
+            return DiskLife(files, None, [*refusals, str(error)])
+        return DiskLife(files, decided, refusals)
+
+    def live(self, life: DiskLife, *, resets: bool = False) -> int:
+        """Check what is found, store one key more, and end as a kill does. Returns the number found."""
+        found, decided = 0, life.decided
+        if decided is not None and len(life.files) == self.RANKS:
+            found = self._load_and_store(life.files, decided)
+        if resets:
+            self.valid = set()
+            if decided is None:
+                self.tier.void()
+            else:
+                OpenEra(self.tier.era, decided.era, decided.found.life).begin(None, 1000)
+        for file in life.files.values():
+            file.close()
+        return found
+
+    def _load_and_store(self, files: Mapping[int, SlotFile], decided: Decided) -> int:
+        keys = {int(key.split()[1]): slot for key, slot in decided.found.slots.items()}
+        assert keys.keys() <= self.valid, "a key of before a reset comes back"
+        self.stored += 1
+        free = next(slot for slot in range(SLOTS) if slot not in keys.values())
+        for rank, file in files.items():
+            take(file, self.tier.read_decided())
+            host = np.zeros((1, PAYLOAD), np.uint8)
+            engine = DiskCopyEngine(host, file, FlushPolicy.NONE, threads=1)
+            for number, (key, slot) in enumerate(keys.items(), 1):
+                host[:] = 0
+                engine.submit(job(number, Direction.LOAD, [0], [slot], [key], decided.era.id))
+                engine.wait([number])
+                assert engine.poll()[0].good
+                assert np.array_equal(host[0], content(key)), f"rank {rank} serves wrong bytes"
+            host[0] = content(self.stored)
+            engine.submit(job(100, Direction.STORE, [0], [free], [self.stored], decided.era.id))
+            engine.wait([100])
+            assert engine.poll()[0].good
+            engine.close()
+        self.valid = {*keys, self.stored}
+        return len(keys)

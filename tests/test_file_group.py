@@ -114,7 +114,7 @@ def test_files_that_were_made_before_are_shared_by_their_owner(volume: Path) -> 
 
 USES: dict[str, Callable[[Path], object]] = {
     "directory": private_directory,
-    "disk tier": lambda path: TierDirectory(path, "engine0"),
+    "disk tier": lambda path: TierDirectory(path, "engine0").make(),
     "file": lambda path: open_private(path, "a host pool"),
     "file to read": lambda path: open_private_to_read(path, "a host pool"),
 }

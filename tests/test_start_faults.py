@@ -7,21 +7,23 @@ import errno
 import os
 import shutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
 import pytest
-from start_faults import Plan, StartWorld, failing, try_start
+from disk_rig import DISK_IDENTITY, PAYLOAD
+from start_faults import SLOTS, DiskStartWorld, Plan, StartWorld, failing, try_start
 
+from kvsm.disk import DiskGeometry
 from kvsm.log import LateLog, LogReader
 from kvsm.log.late import AGAIN_S
 from kvsm.replay import verify_log
 
 ERRORS = (errno.ENOSPC, errno.EROFS, errno.EACCES, errno.ENOENT, errno.EIO)
-TAKES_ROOM = ("create", "pwrite", "mkdir")
-WRITES = ("create", "pwrite", "ftruncate", "rename", "replace", "mkdir", "rmdir", "unlink")
-ADVICE = ("make room", "name another directory", "remove it", "is now")
+TAKES_ROOM = ("create", "pwrite", "pwritev", "posix_fallocate", "mkdir")
+WRITES = (*TAKES_ROOM, "ftruncate", "rename", "replace", "rmdir", "unlink")
+ADVICE = ("make room", "name another directory", "remove it", "is now", "give another")
 """One of them is in each refusal."""
 
 
@@ -69,14 +71,19 @@ def lives(tmp_path: Path, on_failure: str, last_end: str) -> Iterator[tuple[Star
     """A new world for each fault of its next start."""
     _, _, tried = try_start(new_world(tmp_path / "world", on_failure, last_end), nothing)
     assert len(tried) > 10
+    for plan, name in faults(tried):
+        yield new_world(tmp_path / "world", on_failure, last_end), plan, name
+
+
+def faults(tried: Sequence[str]) -> Iterator[tuple[Plan, str]]:
+    """The faults of a start that does these operations, each with its name."""
     single = cycle(ERRORS)
     for number, operation in enumerate(tried, 1):
         plans = [(one, next(single))]
         if operation in WRITES:
             plans += [(all_from, errno.ENOSPC), (all_from, errno.EROFS)]
         for plan, error in plans:
-            name = f"{plan.__name__} {number} ({operation}): {errno.errorcode[error]}"
-            yield new_world(tmp_path / "world", on_failure, last_end), plan(number, error), name
+            yield plan(number, error), f"{plan.__name__} {number} ({operation}): {errno.errorcode[error]}"
 
 
 @pytest.mark.parametrize("last_end", LAST_ENDS)
@@ -158,3 +165,56 @@ def test_a_log_that_cannot_begin_is_tried_again_in_a_while(tmp_path: Path) -> No
             times[0] += 1
     assert attempts.count(True) == 40 / AGAIN_S
     world.end(started, killed=True)
+
+
+DISK_STARTS = ("none", "stored", "undecided")
+"""What the last start has left; `undecided`: its workers have reported, and its scheduler was killed before
+it read that."""
+
+
+def new_disk_world(directory: Path, last_end: str) -> DiskStartWorld:
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir()
+    world = DiskStartWorld(directory)
+    if last_end != "none":
+        world.live(world.begin())
+    if last_end == "undecided":
+        for rank in range(world.RANKS):
+            geometry = DiskGeometry(PAYLOAD, SLOTS, rank, world.RANKS)
+            world.tier.open_slots(rank, geometry, DISK_IDENTITY).close()
+    return world
+
+
+@pytest.mark.parametrize("resets", [False, True])
+@pytest.mark.parametrize("last_end", DISK_STARTS)
+def test_an_engine_whose_disk_cannot_be_used_serves_without(
+    tmp_path: Path, last_end: str, resets: bool
+) -> None:
+    """Liveness, correct bytes (S15) and no stale data (S14): each fault of a file operation costs the disk of
+    this life at most, with a complete reason, and the next one has it again. What a reset gave up in between
+    stays away, also if it came in a life without the disk."""
+    with failing(tmp_path / "world", nothing) as tried:
+        world = new_disk_world(tmp_path / "world", last_end)
+        del tried[:]
+        world.live(world.begin())
+    outcomes: Counter[str] = Counter()
+    for plan, name in faults(list(tried)):
+        world = new_disk_world(tmp_path / "world", last_end)
+        with failing(world.directory, plan) as tried:
+            life = world.begin()
+        for refusal in life.refusals:
+            assert str(world.directory) in refusal, name
+            assert any(advice in refusal for advice in ADVICE), f"{name}: {refusal}"
+        outcome = "with" if life.decided and len(life.files) == world.RANKS else "without"
+        if outcome == "without":
+            assert life.refusals, name
+            assert life.decided is None or "(unlink)" in name, name
+        outcomes[outcome] += 1
+        world.live(life, resets=resets)
+        expected = len(world.valid)
+        following = world.begin()
+        assert following.refusals == [], name
+        found = world.live(following)
+        if "all_from" in name or resets:
+            assert found == expected, f"{name}: the faulty start has changed what the next one finds"
+    assert min(outcomes["with"], outcomes["without"]) > 0, outcomes

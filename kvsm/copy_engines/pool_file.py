@@ -45,7 +45,7 @@ from typing import NamedTuple
 from kvsm.copy_engines.pool_locks import is_free, lock, wait_for_lock
 from kvsm.copy_engines.pool_sizes import MOST_RANKS, PAGE_BYTES, PoolSizes, check_memory
 from kvsm.copy_engines.reservations import reserved
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.private_files import names, open_private, open_private_to_read, remove_own, why_not_private
 
 _LOGGER = logging.getLogger("kvsm.copy_engines")
@@ -212,7 +212,7 @@ class SharedPoolFile:
             else:
                 os.ftruncate(self._descriptor, 0)  # as it was found
             if isinstance(error, OSError):
-                raise ConfigError(
+                raise UnusableFiles(
                     f"{self._path}: no room for a host pool of {need:,} bytes: {error}"
                 ) from error
             raise
@@ -223,7 +223,7 @@ class SharedPoolFile:
         system = os.fstatvfs(self._descriptor)
         have = system.f_bavail * system.f_frsize
         if need > have:
-            raise ConfigError(
+            raise UnusableFiles(
                 f"{self._path}: a host pool of {self._sizes} needs {need:,} bytes, and the file system has "
                 f"{have:,}; make the pool smaller, or the file system larger (for a container: --shm-size)"
             )

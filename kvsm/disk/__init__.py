@@ -15,8 +15,10 @@ from kvsm.disk.health import TierHealth
 from kvsm.disk.log_note import LogNote, read_log_note
 from kvsm.disk.recovery import RankScan, Recovered, decide, recover, scan, take
 from kvsm.disk.slot_file import SlotFile
+from kvsm.disk.tier_files import Decided, TierFiles
 
 __all__ = [
+    "Decided",
     "DiskCopyEngine",
     "DiskEra",
     "DiskGeometry",
@@ -28,6 +30,7 @@ __all__ = [
     "SlotFile",
     "SlotGeneration",
     "TierDirectory",
+    "TierFiles",
     "TierHealth",
     "decide",
     "era_at_start",

@@ -14,15 +14,16 @@ class TierDirectory:
         directory/engine0.era       what counts of the slots, by the scheduler
         directory/engine0.log       which log tells what was stored, by the scheduler
 
-    directory: made if it is missing; its parents must exist.
+    directory: its parents must exist.
     engine: the beginning of each name. Engines of other names may share the directory.
-
-    Raises `ConfigError`.
     """
 
     def __init__(self, directory: Path, engine: str) -> None:
-        private_directory(directory)
         self._directory, self._engine = directory, engine
+
+    def make(self) -> None:
+        """Make the directory, or take one that only this user can write in. Raises `UnusableFiles`."""
+        private_directory(self._directory)
 
     def slots(self, rank: int) -> Path:
         """The file of slots of a rank."""

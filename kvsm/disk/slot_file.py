@@ -37,6 +37,7 @@ from weakref import WeakSet
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsm.disk.aligned import aligned_memory, read_at, use_direct, write_at
 from kvsm.disk.formats import (
@@ -50,7 +51,7 @@ from kvsm.disk.formats import (
     read_superblock,
 )
 from kvsm.disk.slot_table import SlotTable
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.file_locks import lock_holder
 from kvsm.identity import PoolIdentity
 from kvsm.private_files import names, open_private, remove_own, sync_directory
@@ -69,7 +70,8 @@ class SlotFile:
     identity: what the bytes mean.
     direct: use direct I/O where the file system grants it.
 
-    Raises `ConfigError`. Attributes: `direct`, whether direct I/O is used; `cold_reason`, why nothing of
+    Raises `UnusableFiles`; `ConfigError` if another process holds the file, or for an identity that has no
+    room. Attributes: `direct`, whether direct I/O is used; `cold_reason`, why nothing of
     an earlier life was taken, empty if it was; `found_life`, the last life before this one, 0 if cold;
     `table`, what the slots hold.
     """
@@ -97,7 +99,10 @@ class SlotFile:
             self.direct = use_direct(self._descriptor, direct)
         except OSError as error:
             self.close()
-            raise ConfigError(f"{self.path}: cannot be used for {_PURPOSE}: {error}") from error
+            raise UnusableFiles(
+                f"{self.path}: cannot be used for {_PURPOSE}: {error.strerror or error}; mend that, or give "
+                "another directory"
+            ) from error
         except BaseException:
             self.close()
             raise
@@ -173,7 +178,7 @@ class SlotFile:
                 return superblock
             _LOGGER.warning("%s: starts cold: %s", self.path, "; ".join(self.cold_reason))
             remove_own(self.path, self._descriptor)
-        raise ConfigError(f"{self.path}: comes and goes while it is opened; give another path")
+        raise UnusableFiles(f"{self.path}: comes and goes while it is opened; give another path")
 
     def _lock(self) -> None:
         try:
@@ -183,15 +188,21 @@ class SlotFile:
             raise ConfigError(f"{self.path}: is in use by {holder}; end it, or give another path") from None
 
     def _made(self) -> Superblock:
+        """Make the file. Write its superblocks first: if this process is killed meanwhile, the next one knows
+        the file and replaces it."""
         size = self.geometry.file_bytes
+        made = Superblock(0, os.urandom(FILE_ID_BYTES), self.geometry, self.identity)
         try:
             os.ftruncate(self._descriptor, 0)
+            write_at(self._descriptor, [_page_of(made)] * SUPERBLOCKS, 0)
             os.posix_fallocate(self._descriptor, 0, size)
         except OSError as error:
             remove_own(self.path, self._descriptor)
-            raise ConfigError(f"{self.path}: no room for {size:,} bytes: {error.strerror}") from error
+            raise UnusableFiles(
+                f"{self.path}: no room for {size:,} bytes: {error.strerror}; make room, or give another "
+                "directory or a smaller size"
+            ) from error
         self.cold_reason = self.cold_reason or ["there was no file"]
-        made = Superblock(0, os.urandom(FILE_ID_BYTES), self.geometry, self.identity)
         sync_directory(self.path.parent)
         return made
 
@@ -202,7 +213,7 @@ class SlotFile:
         whole = [one for one in read if isinstance(one, Superblock)]
         if not whole:
             if not any(map(is_superblock, copies)):
-                raise ConfigError(
+                raise UnusableFiles(
                     f"{self.path}: is not a file of a disk tier; give another path, or remove the file"
                 )
             self.cold_reason = [str(read[not is_superblock(copies[0])])]
@@ -232,10 +243,17 @@ class SlotFile:
             read_at(self._descriptor, memory, number * SUPERBLOCK_BYTES)
             read.append(read_superblock(memory.tobytes()))
         lives = [one.life if isinstance(one, Superblock) else -1 for one in read]
-        memory[:] = np.frombuffer(self._superblock.encode(), np.uint8)
+        page = _page_of(self._superblock)
         for number in np.argsort(lives, kind="stable").tolist():
-            write_at(self._descriptor, [memory], number * SUPERBLOCK_BYTES)
+            write_at(self._descriptor, [page], number * SUPERBLOCK_BYTES)
             os.fdatasync(self._descriptor)
+
+
+def _page_of(superblock: Superblock) -> NDArray[np.uint8]:
+    """The superblock in aligned memory."""
+    page = aligned_memory(SUPERBLOCK_BYTES)
+    page[:] = np.frombuffer(superblock.encode(), np.uint8)
+    return page
 
 
 def _has_no_data(descriptor: int) -> bool:

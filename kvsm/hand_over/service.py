@@ -15,6 +15,7 @@ Only processes of this user are answered: the socket is in a directory that nobo
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import selectors
@@ -27,7 +28,7 @@ from contextlib import suppress
 from pathlib import Path
 from threading import Thread
 
-from kvsm.errors import ConfigError, described
+from kvsm.errors import ConfigError, UnusableFiles, described
 from kvsm.hand_over.leases import LeaseTable
 from kvsm.hand_over.messages import (
     MOST_QUESTION_BYTES,
@@ -87,7 +88,10 @@ class _Connection:
 
 
 class HandOverService:
-    """Answers decode engines of this machine. Raises `ConfigError` if it cannot have its socket.
+    """Answers decode engines of this machine.
+
+    Raises `UnusableFiles` if the system refuses the socket, and `ConfigError` if its path is too long or
+    another engine listens on it.
 
     directory: in which the engines meet (`hand_over_directory`).
     engine: the id of this engine.
@@ -264,9 +268,14 @@ def _listen(path: Path) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise ConfigError(
-            f"{path}: cannot be made: {error.strerror}; if another engine runs with the same engine_id, give "
-            "this one another"
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"{path}: another engine with this engine_id listens there, or the file is in the way; give "
+                "this engine another engine_id, or remove the file"
+            ) from error
+        raise UnusableFiles(
+            f"{path}: a socket cannot be made: {error.strerror}; make its directory writable for this "
+            "process, or give another directory"
         ) from error
     return listener
 
@@ -274,14 +283,12 @@ def _listen(path: Path) -> socket.socket:
 def _remove_dead_sockets(directory: Path) -> None:
     """A killed engine leaves its socket behind. Nobody listens on it any more."""
     for path in directory.glob("kvsm-*.sock"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(BlockingIOError):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.setblocking(False)
             try:
                 probe.connect(str(path))
             except ConnectionRefusedError:
                 path.unlink(missing_ok=True)
-            except FileNotFoundError:
-                pass
 
 
 def _user_of(connection: socket.socket) -> int:

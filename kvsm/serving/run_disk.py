@@ -116,6 +116,7 @@ class RunFiles:
     def __init__(self, options: RunOptions) -> None:
         assert options.disk_dir is not None
         self.place = TierDirectory(Path(options.disk_dir), "run")
+        self.place.make()
         with ExitStack() as opened:
             self.files = [
                 opened.enter_context(closing(_slot_file(self.place, options, rank)))

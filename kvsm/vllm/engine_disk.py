@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
-from kvsm.disk import LogNote, OpenEra, Recovered, read_log_note
-from kvsm.errors import ConfigError
+from kvsm.disk import Decided, LogNote, OpenEra, Recovered, read_log_note
+from kvsm.errors import UnusableFiles
 from kvsm.events import Direction
 from kvsm.kv_events import MEDIUM_STORAGE, Publisher
 from kvsm.offloader import LogFlush, Offloader
@@ -24,12 +25,41 @@ from kvsm.tiers import (
     note_log,
 )
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
-from kvsm.vllm.disk_files import Decided, DiskPlace
+from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.pool_identity import weights_version
 
 log = init_logger("vllm.kvsm")
+
+
+class FoundDisk(NamedTuple):
+    """The disk tier as the scheduler finds it.
+
+    decided: which slots serve which keys.
+    note: which log the last process has left, or why none is known.
+    """
+
+    place: DiskPlace
+    decided: Decided
+    note: LogNote | str
+
+
+def find_disk(place: DiskPlace | None, options: ConnectorOptions, vllm_config: Any) -> FoundDisk | None:
+    """What the workers have opened; None without a disk tier, or if its files cannot be used. Then one
+    warning says why, and the engine serves without it."""
+    if place is None:
+        return None
+    weights = weights_version(vllm_config, options.weights_version)
+    try:
+        return FoundDisk(place, place.decide(weights), read_log_note(place.log_note))
+    except UnusableFiles as error:
+        log.warning(
+            "kvsm: the engine serves without its disk tier (disk_dir): %s. The disk is tried again when the "
+            "engine restarts",
+            error,
+        )
+        return None
 
 
 class EngineDisk:
@@ -42,25 +72,24 @@ class EngineDisk:
 
     def __init__(
         self,
-        place: DiskPlace,
+        disk: FoundDisk,
         options: ConnectorOptions,
         vllm_config: Any,
         host: Offloader,
         announces: bool,
     ) -> None:
-        decided = place.decide(weights_version(vllm_config, options.weights_version))
+        place, decided, note = disk
         found = decided.found
-        note = read_log_note(place.log_note)  # Before `note_log` replaces it.
         self._era = OpenEra(place.era, decided.era, found.life)
         index = vllm_config.parallel_config.data_parallel_index
         config = disk_config(host.config, place.num_slots, options.policy)
         publisher = Publisher(medium=MEDIUM_STORAGE) if announces else None
         self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", publisher)
-        disk = self._core.offloader
-        kept = adopt_found(disk, found)
+        core = self._core.offloader
+        kept = adopt_found(core, found)
         _note_log(place, found, self._core, options.disk_flush)
         writes = WritePolicy(options.disk_write)
-        self.tier = DiskTier(host, disk, self._begin_era, name=place.name, writes=writes)
+        self.tier = DiskTier(host, core, self._begin_era, name=place.name, writes=writes)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         log.info("kvsm: %s holds %d blocks of earlier processes", place.name, kept)
         for rank, told in enumerate(found.told):
@@ -144,10 +173,14 @@ def _tell_last_log(place: DiskPlace, decided: Decided, note: LogNote | str, poli
 
 
 def _note_log(place: DiskPlace, found: Recovered, core: EngineOffloader, flush: str) -> None:
-    """Raises `ConfigError`."""
+    """Note the log for the next process. If that fails, the next process cannot compare the slots with it."""
     written = core.event_log is not None and core.event_log.failure is None
     directory = str(core.event_log.directory) if core.event_log is not None and written else None
     try:
         note_log(place, found.life, directory, flush)
     except OSError as error:
-        raise ConfigError(f"disk_dir: {place.log_note} cannot be written: {error}") from error
+        with suppress(OSError):
+            place.log_note.unlink()  # It names an earlier log, which says nothing of this life.
+        log.warning(
+            "kvsm: %s cannot be written, so the log of the disk is not found: %s", place.log_note, error
+        )

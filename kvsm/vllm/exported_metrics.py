@@ -41,6 +41,14 @@ DISK = (
 )
 """What the connector counts of its disk tier, if it has one."""
 
+SERVES_WITHOUT = Metric(
+    "serves_without",
+    "gauge",
+    "1 if a part is configured and its files cannot be used: the engine serves without it until it restarts, "
+    "and vLLM's log says why. Otherwise 0.",
+    {"part": ("disk", "hand_over")},
+)
+
 FACTS = ("cpu_num_chunks", "cpu_blocks_per_chunk", "cpu_kv_cache_size_bytes", "policy", "store", "last_step")
 """The labels of `config_info`. The first three have the names that vLLM's own offload uses."""
 
@@ -52,7 +60,7 @@ CONFIG_INFO = Metric(
     dict.fromkeys(FACTS, ()),
 )
 
-_OF_CONNECTOR = (*COPIES, *HAND_OVERS, *DISK, CONFIG_INFO)
+_OF_CONNECTOR = (*COPIES, *HAND_OVERS, *DISK, SERVES_WITHOUT, CONFIG_INFO)
 
 EXPORTED: Mapping[str, Metric] = {metric.name: metric for metric in (*METRICS, *_OF_CONNECTOR)}
 """All metrics of the connector by name."""

@@ -107,7 +107,8 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         It should be on tmpfs, below /dev/shm. Each engine needs one of its own.
     weights_version: the name of the model's weights. `null`: it follows from the files of the model.
     disk_dir: a directory for a disk tier below host memory: what is stored goes there too, and is found there
-        when host memory has lost it, also by a later process. Each engine needs one of its own.
+        when host memory has lost it, also by a later process. Each engine needs one of its own. If it cannot
+        be used, the engine serves without it and warns.
     disk_bytes: the size of the disk tier, for all ranks of one engine together (bytes). It is allocated at
         the first start.
     disk_write: when a block goes to the disk: `through`, as soon as host memory has it; or `back`, before

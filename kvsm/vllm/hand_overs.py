@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
+from kvsm.errors import UnusableFiles
 from kvsm.hand_over.claims import Claims
 from kvsm.hand_over.leases import LeaseTable
 from kvsm.hand_over.messages import hand_over_directory
@@ -21,18 +23,42 @@ from kvsm.vllm.prompt_layout import block_layout, prompt_digest
 log = init_logger("vllm.kvsm")
 
 
+class HandOvers(NamedTuple):
+    """The hand-overs that this engine gives and gets, and the thread that answers its readers. None for what
+    its options and its role rule out, and for what cannot be used.
+
+    serves_without: whether the directory or the socket cannot be used.
+    """
+
+    outgoing: OutgoingHandOvers | None = None
+    incoming: IncomingHandOvers | None = None
+    service: HandOverService | None = None
+    serves_without: bool = False
+
+
+def usable_directory(options: ConnectorOptions) -> Path | str | None:
+    """The directory in which this engine meets others, or why it cannot be used; None if none is named."""
+    try:
+        return hand_over_directory(options.hand_over_directory)
+    except UnusableFiles as error:
+        return str(error)
+
+
 def hand_overs(
     options: ConnectorOptions,
     vllm_config: Any,
     kv_cache_config: Any,
     core: Offloader,
     config: SchedulerConfig,
-) -> tuple[OutgoingHandOvers | None, IncomingHandOvers | None, HandOverService | None]:
-    """The hand-overs that this engine gives and gets, and the thread that answers its readers. None for what
-    its options and its role rule out. Raises `ConfigError` if it cannot have its socket."""
-    directory = hand_over_directory(options.hand_over_directory)
+) -> HandOvers:
+    """The hand-overs of this engine. Without a usable directory and socket it serves without them, and one
+    warning says why. Raises `ConfigError` if another engine has its id, or the path is too long."""
+    directory = usable_directory(options)
     if directory is None:
-        return None, None, None
+        return HandOvers()
+    if isinstance(directory, str):
+        _warn(directory)
+        return HandOvers(serves_without=True)
     transfer, timeout_s = vllm_config.kv_transfer_config, options.hand_over_timeout_s
     layout = block_layout(vllm_config, kv_cache_config, options.blocks_per_chunk)
     first_weights = weights_version(vllm_config, options.weights_version)
@@ -41,13 +67,26 @@ def hand_overs(
         return prompt_digest(request, num_tokens, core.ledger.weights or first_weights)
 
     outgoing = incoming = service = None
+    serves_without = False
     if transfer.is_kv_producer:
         leases = LeaseTable(timeout_s)
-        service = HandOverService(directory, transfer.engine_id, leases, layout)
-        outgoing = OutgoingHandOvers(
-            core, config, transfer.engine_id, leases, digest, log, options.hand_over_share
-        )
+        try:
+            service = HandOverService(directory, transfer.engine_id, leases, layout)
+            outgoing = OutgoingHandOvers(
+                core, config, transfer.engine_id, leases, digest, log, options.hand_over_share
+            )
+        except UnusableFiles as error:
+            serves_without = True
+            _warn(str(error))
     if transfer.is_kv_consumer:
         claims = Claims(directory, timeout_s)
         incoming = IncomingHandOvers(core, config, claims, layout, digest, log)
-    return outgoing, incoming, service
+    return HandOvers(outgoing, incoming, service, serves_without)
+
+
+def _warn(why: str) -> None:
+    log.warning(
+        "kvsm: the engine serves without hand-overs (hand_over_directory): %s. They are tried again when the "
+        "engine restarts",
+        why,
+    )

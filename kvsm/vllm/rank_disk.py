@@ -8,11 +8,11 @@ from typing import Any
 from vllm.logger import init_logger
 
 from kvsm.copy_engines.checksums import BlockChecksums
-from kvsm.disk import DiskCopyEngine, FlushPolicy, SlotFile, scan, take
-from kvsm.errors import ConfigError
+from kvsm.disk import DiskCopyEngine, FlushPolicy, take
+from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
-from kvsm.plan import TransferJob, WorkerReport
+from kvsm.plan import TransferJob, WorkerReport, failed_reports
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.worker import Worker
 
@@ -29,7 +29,7 @@ class RankDisk:
     flush: when stores are flushed.
     checksums: of the blocks of the host pool; None: there are none.
 
-    Raises `ConfigError`.
+    Raises `UnusableFiles`, and `ConfigError` if another process has the file.
     """
 
     def __init__(
@@ -43,15 +43,14 @@ class RankDisk:
         checksums: BlockChecksums | None,
     ) -> None:
         self._place, self._rank = place, rank
-        self._file = SlotFile(place.slots(rank), place.geometry(rank), identity)
+        self._file = place.open_rank(rank, identity)
         try:
-            place.tell_found(rank, scan(self._file))
             rows = blocks.reshape(len(blocks) // chunk, -1)
             self._engine = DiskCopyEngine(rows, self._file, flush, checksums=checksums)
             self._worker = Worker(rank, self._engine)
         except OSError as error:
             self._file.close()
-            raise ConfigError(f"{self._file.path}: {error.strerror or error}") from error
+            raise UnusableFiles(f"{self._file.path}: {error.strerror or error}") from error
         except BaseException:
             self._file.close()
             raise
@@ -65,15 +64,13 @@ class RankDisk:
             log.info("kvsm: the disk tier of rank %d is cold: %s", rank, reason)
 
     def start(self, jobs: Sequence[TransferJob]) -> None:
-        """Start these copies. They fail if what recovery decided cannot be taken: then the engine goes on,
-        and the next copies try it again."""
+        """Start these copies. If the decision of recovery cannot be read, they fail; later ones try again."""
         if jobs and not self._has_begun:
             try:
                 take(self._file, self._place.read_decided())
             except (ConfigError, OSError) as error:
                 log.error("kvsm: the disk tier of rank %d cannot begin: %s", self._rank, error)
-                refused = [WorkerReport(job.transfer, self._rank, False, str(error)) for job in jobs]
-                self._reports += refused
+                self._reports += failed_reports(jobs, self._rank, str(error))
                 return
             self._has_begun = True
         for job in jobs:

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence, Set
 from itertools import compress
 from typing import Any
 
+import msgspec
 from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
@@ -37,7 +38,7 @@ from kvsm.tiers import DEFER_TICKS, host_config
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.disk_files import disk_place
-from kvsm.vllm.engine_disk import EngineDisk
+from kvsm.vllm.engine_disk import EngineDisk, find_disk
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.hand_overs import hand_overs
@@ -73,16 +74,14 @@ class SchedulerSide:
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
         scheduler_config = _scheduler_config(options, vllm_config, kv_cache_config)
-        config = _core_config(options, vllm_config, kv_cache_config, scheduler_config.alignment)
         place = disk_place(options, vllm_config, kv_cache_config)
-        if place is not None:
-            config = host_config(config)
-        parallel, events = vllm_config.parallel_config, vllm_config.kv_events_config
-        publisher = None
-        if events is not None and events.enable_kv_cache_events:
-            publisher = Publisher(self_describing=options.self_describing_kv_events)
+        found = find_disk(place, options, vllm_config)
+        config = _core_config(options, vllm_config, kv_cache_config, scheduler_config.alignment)
+        if found is not None:
+            config = _with_disk(config)
+        publisher, index = _publisher(options, vllm_config), vllm_config.parallel_config.data_parallel_index
         warm = warm_pools(options, vllm_config, kv_cache_config)
-        self._core = open_engine_offloader(config, options, parallel.data_parallel_index, publisher, warm)
+        self._core = open_engine_offloader(config, options, index, publisher, warm)
         self._core.mark_stops()
         self._weights_are_versioned = options.weights_are_versioned
         self._weights_after_reset = None if warm is None and place is None else UNNAMED_WEIGHTS
@@ -91,15 +90,17 @@ class SchedulerSide:
         self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
         """Whether a step computes -> what workers do in most such steps."""
         self._disk: EngineDisk | None = None
-        if place is not None:
+        if found is not None:
             self._disk = EngineDisk(
-                place, options, vllm_config, self._core.offloader, announces=publisher is not None
+                found, options, vllm_config, self._core.offloader, announces=publisher is not None
             )
+        self._unused_place = place if found is None else None
+        """Where the disk tier is that this engine serves without."""
         below = None if self._disk is None else self._disk.tier
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, below)
-        self._outgoing, self._incoming, self._service = hand_overs(
-            options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config
-        )
+        hands = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
+        self._outgoing, self._incoming, self._service = hands.outgoing, hands.incoming, hands.service
+        self._lacks_hand_overs = hands.serves_without
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
         self._stats = StatsSource(
@@ -223,8 +224,12 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """The values of `exported_metrics.HAND_OVERS` and `DISK`, as far as this engine has them."""
-        counts: dict[str, Any] = {} if self._disk is None else dict(self._disk.counts())
+        """The values of `exported_metrics.SERVES_WITHOUT`, and of `HAND_OVERS` and `DISK` if this engine has
+        them."""
+        without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
+        counts: dict[str, Any] = {"serves_without": without}
+        if self._disk is not None:
+            counts.update(self._disk.counts())
         if self._incoming is not None:
             counts["hand_overs_missed"] = self._incoming.missed
         return counts
@@ -433,6 +438,8 @@ class SchedulerSide:
         is_done = self._scheduler.reset_cache(weights)
         if self._disk is not None:
             self._disk.tier.reset(weights)
+        if self._unused_place is not None:
+            self._unused_place.void()
         return is_done
 
     def shutdown(self) -> None:
@@ -458,6 +465,14 @@ def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, obj
     }
 
 
+def _publisher(options: ConnectorOptions, vllm_config: Any) -> Publisher | None:
+    """What publishes the host's KV events; None if vLLM publishes none."""
+    events = vllm_config.kv_events_config
+    if events is None or not events.enable_kv_cache_events:
+        return None
+    return Publisher(self_describing=options.self_describing_kv_events)
+
+
 def _core_config(
     options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, block_tokens: int
 ) -> OffloadConfig:
@@ -473,12 +488,16 @@ def _core_config(
         policy=options.policy,
         store_threshold=options.store_threshold,
         # Steps do not measure time: an idle engine makes a thousand a second, a busy one twenty. So a match
-        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer. A disk takes longer,
-        # and requests take turns there.
-        defer_ticks=256 if options.disk_dir is None else DEFER_TICKS,
+        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer.
+        defer_ticks=256,
         transfer_ticks=0,
         block_tokens=block_tokens,
     )
+
+
+def _with_disk(config: OffloadConfig) -> OffloadConfig:
+    """A disk takes longer than other copies, and requests take turns there."""
+    return msgspec.structs.replace(host_config(config), defer_ticks=DEFER_TICKS)
 
 
 def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> SchedulerConfig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (
@@ -17,14 +18,15 @@ from kvsm.copy_engines import VerifyingCopyEngine
 from kvsm.copy_engines.checksums import BlockChecksums
 from kvsm.copy_engines.pool_file import remove_dead_pools
 from kvsm.disk import FlushPolicy
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.hand_over.imports import PoolImports
-from kvsm.hand_over.messages import hand_over_directory, pool_path
-from kvsm.plan import WorkerReport
+from kvsm.hand_over.messages import pool_path
+from kvsm.plan import WorkerReport, failed_reports
 from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_connector
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.disk_files import disk_place
 from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.hand_overs import usable_directory
 from kvsm.vllm.host_sharing import sharing_of
 from kvsm.vllm.kept_pools import kept_place
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
@@ -62,7 +64,8 @@ class WorkerSide:
         self._rank, self._ranks = parallel.rank, parallel.world_size
         self.engine_id = vllm_config.kv_transfer_config.engine_id
         WORKERS.add(self)
-        self._directory = hand_over_directory(options.hand_over_directory)
+        directory = usable_directory(options)
+        self._directory = directory if isinstance(directory, Path) else None
         self._hands_over = vllm_config.kv_transfer_config.is_kv_producer
         self._imports: PoolImports | None = None
         self._kv_caches: Mapping[str, Any] = {}
@@ -75,6 +78,8 @@ class WorkerSide:
         self._worker: Worker | None = None
         self._disk_place = disk_place(options, vllm_config, kv_cache_config)
         self._disk: RankDisk | None = None
+        self._disk_reports: list[WorkerReport] = []
+        """Failed copies of a rank that has no disk, not handed to vLLM yet."""
         self._failed_loads: frozenset[str] = frozenset()
         self._ended_loads: frozenset[str] = frozenset()
         self._reports: list[WorkerReport] = []
@@ -151,8 +156,14 @@ class WorkerSide:
         worker.submit((*step.plan.loads, *step.plan.stores))
         if self._imports is not None:
             self._imports.start(step.imports)
+        else:
+            self._reports += failed_reports(
+                step.imports, self._rank, "this rank cannot read other engines' pools"
+            )
         if self._disk is not None:
             self._disk.start(step.disk)
+        else:
+            self._disk_reports += failed_reports(step.disk, self._rank, "this rank has no disk tier")
         self._wait(worker, step.plan.flush, step.disk_flush)
 
     def _wait(self, worker: Worker, transfers: Iterable[int], on_disk: Iterable[int]) -> None:
@@ -218,8 +229,10 @@ class WorkerSide:
 
     def take_all_reports(self) -> StepReports:
         """The reports since the last call, of the disk tier too."""
-        disk = () if self._disk is None else tuple(self._disk.poll())
-        return StepReports(tuple(self.take_reports()), disk)
+        disk, self._disk_reports = self._disk_reports, []
+        if self._disk is not None:
+            disk += self._disk.poll()
+        return StepReports(tuple(self.take_reports()), tuple(disk))
 
     def take_reports(self) -> list[WorkerReport]:
         """The reports since the last call."""
@@ -266,15 +279,7 @@ class WorkerSide:
             remove_dead_pools(directory)
             path = pool_path(directory, self.engine_id, self._rank)
         kept = self._kept_place()
-        self._copies = make_copies(
-            self._tensors,
-            host_blocks,
-            self._options.verify_copies,
-            path,
-            self._sharing,
-            self._canonical,
-            kept,
-        )
+        self._copies = self._make_copies(host_blocks, path, kept)
         if kept is not None:
             self._tell_of(kept, self._copies)
         if directory is not None:
@@ -286,19 +291,37 @@ class WorkerSide:
         log.info("kvsm: rank %d has %d host blocks%s", self._rank, host_blocks, shared)
         return self._worker
 
+    def _make_copies(self, host_blocks: int, path: Path | None, kept: KeptPlace | None) -> RankCopies:
+        """path: a file from which other engines copy. If it cannot be used, the pool has no file."""
+        verify = self._options.verify_copies
+        try:
+            return make_copies(self._tensors, host_blocks, verify, path, self._sharing, self._canonical, kept)
+        except UnusableFiles as error:
+            if path is None:
+                raise
+            log.warning(
+                "kvsm: rank %d hands nothing over, because its pool has no file: %s", self._rank, error
+            )
+            return self._make_copies(host_blocks, None, kept)
+
     def _make_disk(self, copies: RankCopies) -> RankDisk | None:
+        """The disk tier of this rank; None without one, and if its files cannot be used."""
         if self._disk_place is None:
             return None
         layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)
-        return RankDisk(
-            self._disk_place,
-            self._rank,
-            rank_identity(self._options, self._vllm_config, self._kv_cache_config, layout),
-            copies.pool.blocks,
-            self._options.blocks_per_chunk,
-            FlushPolicy(self._options.disk_flush),
-            _checksums(copies),
-        )
+        try:
+            return RankDisk(
+                self._disk_place,
+                self._rank,
+                rank_identity(self._options, self._vllm_config, self._kv_cache_config, layout),
+                copies.pool.blocks,
+                self._options.blocks_per_chunk,
+                FlushPolicy(self._options.disk_flush),
+                _checksums(copies),
+            )
+        except UnusableFiles as error:
+            log.warning("kvsm: rank %d has no disk tier: %s", self._rank, error)
+            return None
 
     def _kept_place(self) -> KeptPlace | None:
         layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)

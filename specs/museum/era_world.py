@@ -157,6 +157,7 @@ class EraWorld:
         place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
         self._log = Path(place.name) / "log"
         self._files = TierDirectory(Path(place.name) / "disk", "engine")
+        self._files.make()
         self.ranks = [
             EraRank(
                 number,

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,14 +26,14 @@ from workloads import TIGHT, TIMEOUT_S, Row, make_trial
 import kvsm
 from kvsm.analysis.other_tier import other_tier
 from kvsm.cli import main
-from kvsm.disk import DiskGeometry, FlushPolicy, RankScan, Recovered, decide
-from kvsm.errors import ConfigError
+from kvsm.disk import FlushPolicy, SlotFile, TierFiles
+from kvsm.errors import UnusableFiles
 from kvsm.events import Direction, LoadPlanned
+from kvsm.identity import PoolIdentity
 from kvsm.kv_events import MEDIUM_CPU, MEDIUM_STORAGE
 from kvsm.log import LogReader
 from kvsm.plan import WorkerReport
 from kvsm.replay import rebuild, verify_log
-from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.rank_disk import RankDisk
 from kvsm.vllm.tiny_model import LLAMA
 from kvsm.vllm.trial import connector_config, run_trial
@@ -143,38 +144,24 @@ def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> N
             assert folded_kv_events(notes, medium) == found
 
 
-class Place:
-    """The files of a disk tier of one rank. What the scheduler decided cannot be read at first."""
+class Place(TierFiles):
+    """The files of a disk tier of one rank."""
 
     num_slots = SLOTS
 
-    def __init__(self, directory: Path) -> None:
-        self.directory, self.fails = directory, True
-
-    def slots(self, rank: int) -> Path:
-        return self.directory / f"rank{rank}"
-
-    def geometry(self, _: int) -> DiskGeometry:
-        return GEOMETRY
-
-    def tell_found(self, _: int, found: RankScan) -> None:
-        self.found = found
-
-    def read_decided(self) -> Recovered:
-        if self.fails:
-            raise FileNotFoundError(2, "No such file or directory")
-        return decide([self.found])
+    def open_rank(self, rank: int, identity: PoolIdentity) -> SlotFile:
+        return self.open_slots(rank, GEOMETRY, identity)
 
 
 def test_copies_fail_and_the_worker_goes_on_if_what_was_decided_cannot_be_read(tmp_path: Path) -> None:
     """A disk that vanishes stops no engine. When it is back, copies are made again."""
-    place = Place(tmp_path)
+    place: Any = Place(tmp_path, "engine0", 1)
     rank = RankDisk(place, 0, DISK_IDENTITY, np.ones((4, PAYLOAD), np.uint8), 1, FlushPolicy.NONE, None)
     rank.start([job(1, Direction.STORE, [0], [0], [5])])
     (refused,) = rank.poll()
     assert not refused.good
     assert "No such file" in refused.error
-    place.fails = False
+    place.decide("v1")
     rank.start([job(2, Direction.STORE, [0], [0], [5])])
     reports: list[WorkerReport] = []
     while not reports:
@@ -184,10 +171,8 @@ def test_copies_fail_and_the_worker_goes_on_if_what_was_decided_cannot_be_read(t
 
 
 def test_ranks_that_have_told_nothing_are_an_error_with_what_to_do(tmp_path: Path) -> None:
-    place = object.__new__(DiskPlace)
-    place.ranks, place._directory, place._engine = 1, tmp_path, "engine0"
-    with pytest.raises(ConfigError, match="All ranks must be on this machine"):
-        place.decide("v1")
+    with pytest.raises(UnusableFiles, match=r"rank 0 has no slots there; .* on another machine: then omit"):
+        TierFiles(tmp_path, "engine0", 1).decide("v1")
 
 
 def test_nothing_of_other_weights_or_of_before_a_reset_comes_back(directory: Path) -> None:
