@@ -496,7 +496,7 @@ def test_one_engine_has_a_name_and_a_dead_one_leaves_it_to_the_next(
 ) -> None:
     with (
         closing(HandOverService(directory, "p", table, LAYOUT)),
-        pytest.raises(ConfigError, match="if another engine runs with the same engine_id"),
+        pytest.raises(ConfigError, match="another engine with this engine_id listens there"),
     ):
         HandOverService(directory, "p", table, LAYOUT)
     with socket.socket(socket.AF_UNIX) as dead:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from kvsm.analysis.opened import open as open_log
 from kvsm.analysis.report import make_report
+from kvsm.cli import main
 from kvsm.events import OffloadConfig, Restarted
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.log import LogReader, StopMark, is_stop, stopped_by, told_stop
@@ -117,6 +120,54 @@ def test_the_report_tells_them_apart(tmp_path: Path) -> None:
     (trouble,) = [one for one in told.troubles if one.name == "engine killed"]
     assert "stopped by SIGTERM" in trouble.text
     assert "--shutdown-timeout" in trouble.text
+
+
+COMMANDS = (
+    ("verify", "--strict"),
+    ("replay",),
+    ("show", "--request", "r"),
+    ("why", "r"),
+    ("report",),
+    ("query", "SELECT 1"),
+    ("top", "--once"),
+    ("tail", "--no-follow"),
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+@pytest.mark.parametrize("name", ["log", "other"])
+def test_each_command_reads_the_mark(tmp_path: Path, name: str, command: tuple[str, ...]) -> None:
+    """A process with two logs gets SIGTERM and is killed. No command calls this a kill, or a live engine."""
+
+    def act() -> None:
+        for directory in ("log", "other"):
+            core = Offloader.open(CONFIG, tmp_path / directory)
+            core.arrive("r")
+            core.end_step()
+        mark = StopMark(tmp_path / "log")
+        mark.share(tmp_path / "other")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    killed(act)
+    before = time.time() - 60
+    for path in (tmp_path / name).iterdir():
+        os.utime(path, (before, before))
+    result = CliRunner().invoke(main, [command[0], str(tmp_path / name), *command[1:]])
+    assert "SIGTERM" in result.output, result.output
+    assert "still runs" not in result.output
+    assert "was killed" not in result.output
+
+
+def test_a_shared_mark_is_removed_with_its_log(tmp_path: Path) -> None:
+    for name in ("log", "other"):
+        (tmp_path / name).mkdir()
+    mark = StopMark(tmp_path / "log")
+    mark.share(tmp_path / "other")
+    mark.share(tmp_path / "absent")
+    assert (tmp_path / "log" / NAME).samefile(tmp_path / "other" / NAME)
+    mark.close()
+    mark.share(tmp_path / "other")
+    assert [list((tmp_path / name).iterdir()) for name in ("log", "other")] == [[], []]
 
 
 def test_a_closed_log_has_no_mark(tmp_path: Path) -> None:

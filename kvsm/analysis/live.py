@@ -109,6 +109,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 
     since_event: the first event that was read.
     end: how the log ends now: `open` while its engine lives. quiet_ns: time since something was written.
+    stopped_by: the signal that asked the engine to end, if the log is open; empty if none did.
     slots: the pool at the last event; its `event`, `step` and `wall_ns` belong to this event.
     capacity: slots of the pool.
     window_ns: the time that these count: the last 60 s, or less if less was read.
@@ -123,6 +124,7 @@ class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     since_event: int
     end: str
     quiet_ns: int
+    stopped_by: str
     slots: OccupancyRow
     capacity: int
     window_ns: int
@@ -263,8 +265,8 @@ class LiveView:
 
     # What is there now.
 
-    def state(self, end: str, quiet_ns: int) -> LiveState:
-        """The state after the last event. end, quiet_ns: as in `LiveState`."""
+    def state(self, end: str, quiet_ns: int, stopped_by: str = "") -> LiveState:
+        """The state after the last event. end, quiet_ns, stopped_by: as in `LiveState`."""
         ledger, seconds = self._ledger, self._seconds
         assert ledger is not None, "a log that is opened has a head"
         ranks: dict[int, RankCounts] = {}
@@ -276,6 +278,7 @@ class LiveView:
             since_event=self._since,
             end=end,
             quiet_ns=quiet_ns,
+            stopped_by=stopped_by,
             slots=occupancy(ledger, self._last),
             capacity=ledger.config.host_blocks,
             window_ns=max(0, self._last.wall_ns - seconds[0].began_ns) if seconds else 0,

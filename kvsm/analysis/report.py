@@ -173,6 +173,7 @@ def left_open(log: OpenedLog) -> Unfinished:
         ended_ns=log.ended_ns,
         engine=log.condition.end,
         error=log.condition.error,
+        stopped_by=log.condition.stopped_by,
         requests=tuple([UnfinishedRequest(name, state, _since(*at)) for name, state, *at in requests]),
         copies=tuple(
             [

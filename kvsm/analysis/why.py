@@ -20,7 +20,7 @@ from kvsm.errors import LogError
 from kvsm.replay.names import key_pattern
 from kvsm.replay.render import render_key
 from kvsm.replay.times import duration
-from kvsm.replay.unfinished import ENGINE_ENDS
+from kvsm.replay.unfinished import engine_end
 from kvsm.replay.window import Window
 
 MOST_KEYS = 4
@@ -224,7 +224,8 @@ def _request_end(inquiry: Inquiry, life: RequestRow, stays: Sequence[RequestStat
         return f"It {how} at event {life.finished:,}{after}{ended}{late}{also}."
     if life.state in _WAITS:
         return f"It never ended: it still waits for {inquiry.chain(name)}{also}."
-    engine = ENGINE_ENDS[inquiry.log.condition.end]
+    condition = inquiry.log.condition
+    engine = engine_end(condition.end, condition.stopped_by)
     idle = f"it is {life.state} where the log ends, and waits for no copy"
     return f"It never ended: {idle}{also}. As for the engine, {engine}."
 

@@ -18,7 +18,7 @@ from kvsm.cli.log_options import json_option, log_argument
 from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.errors import LogError
 from kvsm.events import KINDS, LoadPlanned, OffloadingEvent, StorePlanned
-from kvsm.log import LogFollower, LogReader
+from kvsm.log import LogFollower, LogReader, stop_notice, stopped_by
 from kvsm.log.frames import first_event, segment_paths
 from kvsm.replay.concern import named_by_fields
 from kvsm.replay.event_filter import FAILURES, EventFilter
@@ -152,9 +152,11 @@ class _Follow:
             self._tell(event)
         if self._quiet_since is not None and time.monotonic() - self._quiet_since > QUIET_SECONDS:
             self._quiet_since = None
+            name = stopped_by(self._log)
+            why = stop_notice(name) if name else "the engine has nothing to decide, hangs or was killed"
             complain(
-                f"nothing was written for {QUIET_SECONDS:.0f} s, and the log is not closed: the engine has "
-                f"nothing to decide, hangs or was killed; still waiting (Ctrl-C ends)"
+                f"nothing was written for {QUIET_SECONDS:.0f} s, and the log is not closed: {why}; still "
+                "waiting (Ctrl-C ends)"
             )
 
     def _news(self) -> Iterator[OffloadingEvent]:

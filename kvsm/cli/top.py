@@ -15,7 +15,7 @@ from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, Screen, complain, in_red, in_yellow, say_json
 from kvsm.errors import IllegalTransition, InvalidEvent, LogError
-from kvsm.log import LogEnd, LogFollower
+from kvsm.log import LogEnd, LogFollower, stop_notice, stopped_by
 from kvsm.log.frames import first_event, segment_paths
 from kvsm.replay.fold import condition_of
 from kvsm.replay.restarts import told_process
@@ -67,7 +67,12 @@ def top(log: Path, once: bool, interval: float, as_json: bool, **trust: Any) -> 
             complain(f"{log}: {error}; `kvsm verify` shows what led there")
             raise SystemExit(ExitCode.BROKEN) from None
         if view.began:
-            state = view.state(follower.end.value, 0 if follower.closed else _quiet_ns(log))
+            open_end = follower.end is LogEnd.OPEN
+            state = view.state(
+                follower.end.value,
+                0 if follower.closed else _quiet_ns(log),
+                stopped_by(log) if open_end else "",
+            )
             if as_json:
                 say_json(state)
             else:
@@ -128,6 +133,8 @@ def _end(state: LiveState) -> str:
     quiet = f"written {duration(state.quiet_ns)} ago"
     if state.end == LogEnd.BROKEN:
         return f"broken, a write failed; {quiet}"
+    if state.stopped_by:
+        return f"open, {quiet}; {stop_notice(state.stopped_by)}"
     late = "; the engine has nothing to decide, hangs or was killed"
     return f"open, {quiet}{late if state.quiet_ns >= QUIET_NS else ''}"
 

@@ -19,7 +19,7 @@ from kvsm.log.memory import MemoryLog
 from kvsm.log.options import Durability, OnFailure
 from kvsm.log.reader import EventsTakenBack, LogEnd, LogGap, LogLife, LogReader, Segment
 from kvsm.log.state_copy import StateCopy, WholeState
-from kvsm.log.stop_mark import StopMark, is_stop, stopped_by, told_stop
+from kvsm.log.stop_mark import StopMark, is_stop, stop_notice, stopped_by, told_stop
 from kvsm.log.writer import LogWriter
 
 __all__ = [
@@ -51,5 +51,6 @@ __all__ = [
     "is_refused_by_system",
     "is_stop",
     "stopped_by",
+    "stop_notice",
     "told_stop",
 ]

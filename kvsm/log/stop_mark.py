@@ -32,21 +32,30 @@ _STOPPED = "the process was stopped by "
 class StopMark:
     """Notes the signals of this process in the directory of its log, until `close`. Its children note none.
 
+    A process has one such file. `share` links it into the directory of another log of this process.
+
     It does nothing outside the main thread, if the process already has a wakeup descriptor (as with
     `asyncio`), or if the file cannot be made.
     """
 
     def __init__(self, directory: Path) -> None:
-        self._path, self._descriptor, self._pid = directory / NAME, -1, os.getpid()
+        self._paths, self._descriptor, self._pid = [directory / NAME], -1, os.getpid()
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with suppress(OSError):
-            descriptor = os.open(self._path, flags, 0o600)
+            descriptor = os.open(self._paths[0], flags, 0o600)
             if _hears_signals(descriptor):
                 self._descriptor = descriptor
                 os.register_at_fork(after_in_child=self.close)
             else:
                 os.close(descriptor)
-                self._path.unlink()
+                self._paths[0].unlink()
+
+    def share(self, directory: Path) -> None:
+        """Mark the log in this directory, too. It does nothing if the two are on different file systems."""
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                os.link(self._paths[0], directory / NAME, follow_symlinks=False)
+                self._paths.append(directory / NAME)
 
     def close(self) -> None:
         """Note no more signals. Idempotent. Only the main thread can end it."""
@@ -60,9 +69,9 @@ class StopMark:
             signal.set_wakeup_fd(now)
         os.close(self._descriptor)
         self._descriptor = -1
-        if os.getpid() == self._pid:
+        for path in self._paths if os.getpid() == self._pid else ():
             with suppress(OSError):
-                self._path.unlink()
+                path.unlink()
 
 
 def _hears_signals(descriptor: int) -> bool:
@@ -94,6 +103,11 @@ def stopped_by(directory: Path) -> str:
 def told_stop(name: str) -> str:
     """Return the text of `Restarted.ended` for a process that got this signal and did not close its log."""
     return f"{_STOPPED}{name}, and killed before it closed the log"
+
+
+def stop_notice(name: str) -> str:
+    """Return what a reader that follows a log knows of a process that got this signal. It may still run."""
+    return f"the engine got {name}, and may have been killed"
 
 
 def is_stop(ended: str) -> bool:

@@ -20,7 +20,7 @@ import msgspec
 from kvsm import events as ev
 from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ledger import Ledger, TransferRecord
-from kvsm.log import LogEnd, LogReader
+from kvsm.log import LogEnd, LogReader, told_stop
 from kvsm.replay.concern import names_of
 from kvsm.replay.fates import kind_of
 from kvsm.replay.fold import LogCondition
@@ -116,6 +116,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     event, tick: the last event, and the tick there.
     began_ns, ended_ns: wall time of the first and the last event; 0 if nothing is open.
     engine: how the log ends. error: the error that the engine closed it with.
+    stopped_by: as in `LogCondition`.
     read_blocks, written_blocks: device blocks that stores read and loads write; None: not told.
     retired_blocks, retired_slots: memory that is never used again, because a copy was lost.
     """
@@ -126,6 +127,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     ended_ns: int
     engine: LogEnd
     error: str | None
+    stopped_by: str
     requests: tuple[UnfinishedRequest, ...]
     copies: tuple[UnfinishedCopy, ...]
     waits: tuple[UnfinishedWait, ...]
@@ -170,6 +172,7 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
         ended_ns=since.ended_ns,
         engine=condition.end,
         error=condition.error,
+        stopped_by=condition.stopped_by,
         requests=tuple(
             UnfinishedRequest(one.name, one.state.name, since.requests.get(one.name))
             for one in ledger.requests.values()
@@ -321,9 +324,14 @@ ENGINE_ENDS = {
 """What the end of a log tells of the engine."""
 
 
+def engine_end(end: LogEnd, stopped_by: str) -> str:
+    """What the end of a log tells of its engine. stopped_by: as in `LogCondition`."""
+    return told_stop(stopped_by) if stopped_by else ENGINE_ENDS[end]
+
+
 def _engine(found: Unfinished) -> str:
-    told = ENGINE_ENDS[found.engine]
-    return told if found.error is None else f"{told}: {found.error}"
+    text = engine_end(found.engine, found.stopped_by)
+    return text if found.error is None else f"{text}: {found.error}"
 
 
 def _sort(name: str, good: str, bad: str, told: list[str]) -> Rows:

@@ -13,7 +13,7 @@ from kvsm.disk import Decided, LogNote, OpenEra, Recovered, read_log_note
 from kvsm.errors import UnusableFiles
 from kvsm.events import Direction
 from kvsm.kv_events import MEDIUM_STORAGE, Publisher
-from kvsm.offloader import LogFlush, Offloader
+from kvsm.offloader import LogFlush
 from kvsm.plan import TransferJob, WorkerReport
 from kvsm.tiers import (
     DiskTier,
@@ -75,21 +75,22 @@ class EngineDisk:
         disk: FoundDisk,
         options: ConnectorOptions,
         vllm_config: Any,
-        host: Offloader,
+        host: EngineOffloader,
         announces: bool,
     ) -> None:
         place, decided, note = disk
         found = decided.found
         self._era = OpenEra(place.era, decided.era, found.life)
         index = vllm_config.parallel_config.data_parallel_index
-        config = disk_config(host.config, place.num_slots, options.policy)
+        config = disk_config(host.offloader.config, place.num_slots, options.policy)
         publisher = Publisher(medium=MEDIUM_STORAGE) if announces else None
         self._core: EngineOffloader = open_engine_offloader(config, options, f"{index}-disk", publisher)
+        host.share_mark_with(self._core)
         core = self._core.offloader
         kept = adopt_found(core, found)
         _note_log(place, found, self._core, options.disk_flush)
         writes = WritePolicy(options.disk_write)
-        self.tier = DiskTier(host, core, self._begin_era, name=place.name, writes=writes)
+        self.tier = DiskTier(host.offloader, core, self._begin_era, name=place.name, writes=writes)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         log.info("kvsm: %s holds %d blocks of earlier processes", place.name, kept)
         for rank, told in enumerate(found.told):

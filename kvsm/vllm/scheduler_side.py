@@ -91,9 +91,7 @@ class SchedulerSide:
         """Whether a step computes -> what workers do in most such steps."""
         self._disk: EngineDisk | None = None
         if found is not None:
-            self._disk = EngineDisk(
-                found, options, vllm_config, self._core.offloader, announces=publisher is not None
-            )
+            self._disk = EngineDisk(found, options, vllm_config, self._core, announces=publisher is not None)
         self._unused_place = place if found is None else None
         """Where the disk tier is that this engine serves without."""
         below = None if self._disk is None else self._disk.tier
