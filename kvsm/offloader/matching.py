@@ -142,16 +142,30 @@ def pin(
 
     Raises `LimitReached` if a block has as many pins as can be counted, or cannot be read.
     """
-    if type(request) is not str or not request.isascii():
-        request = request_name("pin", request)
-    if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
-        missed = one_key("pin", "missed", missed)
-    if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
-        asked, on_device = _count("pin", "asked", asked), _count("pin", "on_device", on_device)
-        on_host = _count("pin", "on_host", on_host)
-    if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
-        raise WrongArgument("pin", "asked, on_device, on_host", "count blocks below 0")
+    figures = asked, on_device, on_host
+    request, missed, asked, on_device, on_host = _checked_lookup("pin", request, missed, *figures)
     _pin(core, request, _checked_slots(core, "pin", slots), missed, asked, on_device, on_host)
+
+
+def _checked_lookup(
+    call: str,
+    request: str,
+    missed: bytes | None,
+    asked: int | None,
+    on_device: int | None,
+    on_host: int | None,
+) -> tuple[str, bytes | None, int | None, int | None, int | None]:
+    """Convert what a call says of a request's lookup: the arguments after `call`. Raises `WrongArgument`."""
+    if type(request) is not str or not request.isascii():
+        request = request_name(call, request)
+    if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
+        missed = one_key(call, "missed", missed)
+    if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
+        asked, on_device = _count(call, "asked", asked), _count(call, "on_device", on_device)
+        on_host = _count(call, "on_host", on_host)
+    if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
+        raise WrongArgument(call, "asked, on_device, on_host", "count blocks below 0")
+    return request, missed, asked, on_device, on_host
 
 
 def _count(call: str, argument: str, value: object) -> int | None:
@@ -208,15 +222,8 @@ def admit(
     Call it once the last lookup is used, and before its load is planned or its match is released. It only
     writes an event, for the figures of a run. Unknown requests are ignored.
     """
-    if type(request) is not str or not request.isascii():
-        request = request_name("admit", request)
-    if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
-        missed = one_key("admit", "missed", missed)
-    if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
-        asked, on_device = _count("admit", "asked", asked), _count("admit", "on_device", on_device)
-        on_host = _count("admit", "on_host", on_host)
-    if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
-        raise WrongArgument("admit", "asked, on_device, on_host", "count blocks below 0")
+    figures = asked, on_device, on_host
+    request, missed, asked, on_device, on_host = _checked_lookup("admit", request, missed, *figures)
     if type(resumed) is not bool:
         resumed = flag("admit", "resumed", resumed)
     if request in core.ledger.requests:
