@@ -134,6 +134,28 @@ def test_a_late_report_comes_that_many_events_later(tmp_path: Path) -> None:
     assert asked[0].missed == key(2)
 
 
+@pytest.mark.parametrize(("on_host", "expected"), [(0, (0, None)), (2, (1, key(1)))])
+def test_an_admission_that_takes_nothing_of_its_match_takes_nothing_in_the_fork(
+    tmp_path: Path, on_host: int, expected: tuple[int, bytes | None]
+) -> None:
+    """As vLLM admits a request whose load has failed: it resumes, and computes although the host has blocks.
+    The fork's host has one block less. Only an admission that takes the match takes one less, too."""
+    log = tmp_path / "log"
+    life = Life(log, host_blocks=4, workers=1, defer_ticks=0)
+    life.stored("r0", [key(0)], [0])
+    life.stored("r1", [key(1)], [1])
+    life.core.match("r2", [key(0), key(1)])
+    life.core.admit("r2", 2, 0, on_host, None, resumed=True)
+    life.core.release("r2")
+    life.core.finish("r2")
+    life.close()
+    store = _first(log, ev.StorePlanned, 1)
+    fork(log, store, OtherChoices(fail=(store,)), tmp_path / "fork")
+    [found] = [event for event in events_of(tmp_path / "fork") if isinstance(event, ev.RequestAdmitted)]
+    assert (found.on_host, found.missed) == expected
+    assert (found.asked, found.on_device, found.resumed) == (2, 0, True)
+
+
 def test_an_aborted_request_makes_no_more_calls(tmp_path: Path) -> None:
     log = tmp_path / "log"
     _thrashed(log)

@@ -20,6 +20,8 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvsm.analysis.opened import open as open_log
+from kvsm.analysis.report import make_report
 from kvsm.cli import main
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
@@ -33,7 +35,7 @@ from kvsm.serving import RunOptions, WorkloadRun, load_workload
 from kvsm.traces import multi_turn, prompt_hashes
 from kvsm.whatif.accuracy import CHANGED_POINTS, COMPARISONS, ITSELF_POINTS, refuse_unlike
 from kvsm.whatif.comparison import compare, verdict
-from kvsm.whatif.demand import UNKNOWN, Demand, Finished, Lookup, Offers, Operation, Preempted, read_demand
+from kvsm.whatif.demand import UNKNOWN, Demand, Finished, Lookup, Offers, Operation, read_demand
 from kvsm.whatif.optimum import Optimum, most_kept
 from kvsm.whatif.plot import plot
 from kvsm.whatif.simulate import Scenario, counted_lookups, recorded, simulate
@@ -85,13 +87,17 @@ def test_chains_are_the_prompts_that_the_engine_served(demand: Demand) -> None:
     assert wrong <= 0.01 * known
 
 
-def test_lookups_count_each_admission_once(demand: Demand) -> None:
-    """A request that is looked up again before it runs counts once; one that was preempted counts again."""
+def test_lookups_are_those_that_the_report_counts(log: Path, demand: Demand) -> None:
+    """Each request counts once, with the lookup that it was first admitted with: also if it is looked up
+    again before it runs, or resumes after a preemption."""
     lookups = counted_lookups(demand)
-    preempted = sum(isinstance(one, Preempted) for one in demand.operations)
-    assert REQUESTS <= len(lookups) <= REQUESTS + preempted
+    assert sum(one.resumed for one in demand.operations if isinstance(one, Lookup)) > 10
+    assert len(lookups) == REQUESTS
     result = recorded(lookups)
-    assert result.asked >= result.on_device + result.on_host > 0
+    with open_log(log) as opened:
+        found = make_report(opened, now_ns=0).hits
+    counted = found.lookups, found.asked, found.on_device, found.on_host
+    assert (result.lookups, result.asked, result.on_device, result.on_host) == counted
 
 
 def test_windows_share_the_lookups(demand: Demand) -> None:

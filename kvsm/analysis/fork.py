@@ -384,9 +384,9 @@ def _admitted(future: _Future, recorded: Ledger, event: ev.RequestAdmitted) -> N
         return
     pins, serves = to_list(recorded.requests[event.request].pins), len(to_list(entry.pins))
     on_host, missed = event.on_host, event.missed
-    if on_host != 0 or serves:
+    is_unused = on_host == 0 and bool(pins)  # The engine takes nothing of its match, and releases it next.
+    if serves != len(pins) and not is_unused:
         on_host = _on_host(event.on_host, len(pins), serves, future.core.config.blocks_per_chunk)
-    if serves != len(pins):
         missed = recorded.key_of[pins[serves]] if serves < len(pins) else None
     future.core.admit(event.request, event.asked, event.on_device, on_host, missed, event.resumed)
 

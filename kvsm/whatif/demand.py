@@ -51,7 +51,7 @@ class Lookup(NamedTuple):
 
     life: number of the request's life, the place of its chain.
     first, end: the chunks of its chain that the host may serve, behind those that the device has.
-    asked, on_device, on_host: blocks, as the log counts them (`RequestAdmitted`).
+    asked, on_device, on_host, resumed: as the log has them (`RequestAdmitted`).
     """
 
     seq: int
@@ -62,6 +62,7 @@ class Lookup(NamedTuple):
     asked: int
     on_device: int
     on_host: int
+    resumed: bool = False
 
 
 class Offers(NamedTuple):
@@ -410,7 +411,17 @@ def _admitted(reader: _DemandReader, ledger: Ledger, event: ev.RequestAdmitted, 
         end = stop
     reader.put_before(life, first)
     reader.operations.append(
-        Lookup(event.seq, event.step, life.number, first, end, event.asked, event.on_device, event.on_host)
+        Lookup(
+            event.seq,
+            event.step,
+            life.number,
+            first,
+            end,
+            event.asked,
+            event.on_device,
+            event.on_host,
+            event.resumed,
+        )
     )
 
 

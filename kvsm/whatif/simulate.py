@@ -90,12 +90,13 @@ class Served(msgspec.Struct):
 
 
 def counted_lookups(demand: Demand, window: Window = EVERYTHING) -> list[Lookup]:
-    """The lookups that count: each one that a request was admitted with. Figures of a run leave out a
-    request that resumes (`RequestAdmitted.resumed`); a pool serves it like any other, so it counts here.
+    """The lookups that requests were first admitted with, as in all figures of a run. `simulate` serves a
+    request that resumes like any other, but it does not count.
 
     window: events outside of it do not count.
     """
-    return [one for one in demand.operations if isinstance(one, Lookup) and one.seq in window]
+    lookups = [one for one in demand.operations if isinstance(one, Lookup)]
+    return [one for one in lookups if not one.resumed and one.seq in window]
 
 
 def recorded(lookups: Sequence[Lookup]) -> Served:
