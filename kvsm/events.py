@@ -125,9 +125,9 @@ Owners = tuple[tuple[str, Id], ...]
 """(request, number of keys), in the order of the event's keys. Empty if no request owns them."""
 
 Parents = tuple[tuple[Id, Id | None], ...]
-"""(place, slot), by place: of the blocks of an event, the one at this place continues the block in `slot`,
-and not the one at the place before. None: it continues a block that the host does not have. Its own slot: it
-begins a prompt. Without an entry for place 0 the first block begins one, or nothing is known of it."""
+"""(place, slot), sorted by place: the block at this place of the event follows the block in `slot` in its
+prompt, and not the block at the place before. None: it follows a block that the host does not have. Its own
+slot: it begins a prompt. Without an entry for place 0 the first block begins one, or it is unknown."""
 
 Offer = tuple[str, tuple[Id, ...], tuple[Id, ...]]
 """(request, settled, offered). The last two count blocks, by KV cache group."""
@@ -274,7 +274,7 @@ class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
     source: where the bytes come from if not from the device, for people: "engine p-1", whose host pool they
         are copied from. Then the store names no device blocks. Empty: they come from `device_blocks`.
-    parents: which blocks these continue. They are evicted before those.
+    parents: the blocks before these in their prompts (`Parents`). A block is evicted before its parent.
     """
 
     owners: Owners
@@ -365,7 +365,7 @@ class TransferLost(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 class BlocksTouched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=18):
     """Blocks used again without a load, because the device had them too. They move in the eviction order.
 
-    parents: which blocks these continue. They are evicted before those.
+    parents: the blocks before these in their prompts (`Parents`). A block is evicted before its parent.
     """
 
     slots: Ids

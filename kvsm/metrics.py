@@ -80,7 +80,11 @@ METRICS = (
     Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
     Metric("blocks_imported", "counter", "Blocks from another engine or the disk, among the stored ones."),
     Metric("blocks_loaded", "counter", "Blocks whose load to the device completed on every worker."),
-    Metric("blocks_copied_out", "counter", "Blocks read for the disk; disk_blocks_stored: that it has."),
+    Metric(
+        "blocks_copied_out",
+        "counter",
+        "Blocks read for a copy to the disk; disk_blocks_stored counts the copies that succeeded.",
+    ),
     Metric("blocks_matched", "counter", "Host slots that requests were admitted with."),
     Metric(
         "blocks_asked",
@@ -267,7 +271,7 @@ class _Flight(msgspec.Struct, gc=False):
     device_blocks: int
     """How many it copies to or from, at the device or elsewhere."""
     imported: bool = False
-    """Whether it stores from another engine or from the disk."""
+    """Whether the event is a store from another engine or from the disk."""
     step: int = 0
     wall_ns: int = 0
 

@@ -52,7 +52,7 @@ _shared_group: int | None = None
 
 def share_with_group(group: int | None) -> None:
     """Let the members of this group (gid) share all files that this process makes or takes from now on; None:
-    nobody. Raises `ConfigError` if this process is not a member."""
+    only this user. Raises `ConfigError` if this process is not a member."""
     global _shared_group
     if group is not None and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(

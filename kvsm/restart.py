@@ -16,22 +16,23 @@ a log that no writer can go on with          cold    it may lack what was done: 
 a log that keeps no pools, or others         cold    it speaks of other bytes
 another identity, or other weights           cold    a key would name other bytes
 other machine tables, slots or ranks         cold    the log, or a slot, would mean something else
-pools of blocks without pools of checksums   cold    nobody can tell what a slot holds
-a log that does not reach a pool's mark: it  cold    the log is older than the pool, or another copy of it
-ends before, is another life, or another                has gone on: it says what slots held before
+pools of blocks without pools of checksums   cold    the content of a slot cannot be proved
+a log that does not reach a pool's mark: it  cold    the log is older than the pool, or an older copy of it
+ends before, is another life, or another                was continued: it says what slots held before
 run
 anything else                                warm    what was stored is there
 ===========================================  ======  =====================================================
 
-A cold start begins a new log. The old one is moved aside, beside it. Such past logs have a limit together.
+A cold start begins a new log and moves the old one aside. One limit holds for all of these past logs.
 
 The system may refuse to write the log: the disk is full or read-only, or the directory belongs to another
 user. With `on_failure="stop"` the engine then refuses to start. With `continue` it starts without a log, warm
 where that is safe, and begins one as soon as that is possible (`LateLog`). Until then the marks of the pools
 name no log, so a process that starts meanwhile is cold.
 
-A pool that is older than its log is no reason for a cold start. Its slots say what they hold: a load of a
-block that is not there is refused (`kvsm/copy_engines/checksums.py`), and its request computes.
+A pool that is older than its log does not make a start cold. Each slot has a checksum that names its block.
+If a slot does not hold the block that the log names, the load fails (`kvsm/copy_engines/checksums.py`), and
+the request computes.
 """
 
 from __future__ import annotations
@@ -266,7 +267,7 @@ def _places(
     """(the place of each mark that this log reaches; what speaks against a warm start, a line each)"""
     if len(marks) != len(pools.ids):
         return [], [
-            f"{len(pools.ids)} pools are kept, and {len(marks)} have their marks here: nobody can tell "
+            f"{len(pools.ids)} pools are kept, and {len(marks)} have their marks here: it is unknown "
             "whether the log is as new as the others; open all pools before the start, or give `marks`"
         ]
     problem = without_checksums(marks)

@@ -34,7 +34,7 @@ from kvsm.replay.witness import NativeWitness
 from kvsm.worlds.core_options import draw_options
 
 LIMIT_S = 60.0
-"""What one seed may take. One takes some milliseconds."""
+"""The time limit of one seed. Most take milliseconds."""
 _CALLS = 60
 _SLOTS = 40
 _LARGE = (2**31 - 1, 2**31, 2**32, 2**62, 2**63 - 1, 2**63, 2**64, -(2**63))
@@ -121,7 +121,7 @@ class Scene:
     # Values.
 
     def value(self, depth: int = 0) -> Any:
-        """Anything. depth: in how many containers it is."""
+        """Draw any value. depth: how many containers are around it."""
         random = self.random
         kind = random.randrange(12 if depth < 2 else 6)
         if kind < 3:
@@ -218,7 +218,7 @@ class Scene:
         self.witness.watch(self.ledger, self.events, place, told, self.random.choice(([], self.value())))
 
     def make(self) -> None:
-        """Make a native object of anything, and forget it."""
+        """Make a native object from any arguments, and drop it."""
         self.random.choice(_TYPES)(*[self.value() for _ in range(self.random.choice((0, 1, 2, 3)))])
 
     def play(self) -> None:
@@ -236,7 +236,7 @@ class Scene:
 
 
 class _Made:
-    """Of a kind that a packer knows."""
+    """A class that a packer knows."""
 
     def __init__(self, value: object = None) -> None:
         self.value = value
@@ -305,7 +305,7 @@ class Number:
 
 
 class Collection:
-    """Says anything of itself."""
+    """Returns any value for its own attributes."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -329,7 +329,7 @@ class Collection:
 
 
 class LongList(list[Any]):
-    """A list that says that it is longer."""
+    """A list that reports a larger length."""
 
     def __init__(self, scene: Scene) -> None:
         super().__init__([scene.random.choice(_NUMBERS), b"key-3"])
@@ -349,7 +349,7 @@ class LongTuple(tuple[Any, ...]):
 
 
 class Listener:
-    """Uses the ledger that tells it of changes."""
+    """A listener that uses the ledger while it is called."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene

@@ -185,7 +185,7 @@ def test_small_files_are_believed_from_the_group_alone(volume: Path) -> None:
 
 
 def test_a_kept_file_that_kubernetes_has_given_group_rights_names_the_option(volume: Path) -> None:
-    """`fsGroup` does so at each mount. Its owner could not use it any more, and would not know why."""
+    """`fsGroup` does so at each mount. The owner could not use the files any more, and the error says why."""
     path = volume / "made"
 
     def made() -> None:
@@ -213,7 +213,7 @@ def test_a_group_that_this_process_is_not_in_is_refused() -> None:
 
 
 def test_a_log_of_another_user_is_no_reason_to_stop(volume: Path) -> None:
-    """Nobody can tell whether its process lives, so it stays where it is."""
+    """Its process may still run, so it is left alone."""
     as_user(ONE, life(volume, None, kept=0))
 
     def other() -> None:

@@ -78,7 +78,7 @@ def next_answers(claims: Claims, count: int) -> list[tuple[int, Answer]]:
 
 
 def hand_over_works(directory: Path, claims: Claims | None = None) -> bool:
-    """Whether an honest engine gets the blocks of "a", and hears that they were held."""
+    """Whether an honest engine gets the blocks of "a", with `held=True`."""
     with closing(claims or Claims(directory, 5.0)) as own:
         own.ask(1_000_000, "p", CLAIM)
         [(_, offered)] = next_answers(own, 1)
@@ -107,7 +107,7 @@ def is_closed(one: socket.socket, seconds: float = 20.0) -> bool:
     return True
 
 
-# What they say.
+# Wrong messages.
 
 
 @pytest.mark.usefixtures("serving")
@@ -247,12 +247,12 @@ def test_a_claim_that_cannot_be_sent_ends_alone(directory: Path) -> None:
         assert hand_over_works(directory, claims)
 
 
-# What they do not say, and do not hear.
+# Peers that are silent, or do not read.
 
 
 @pytest.mark.usefixtures("serving")
 def test_silent_connections_keep_nobody_out(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """For a new connection the one is closed that has been silent for longest."""
+    """To make room for a new connection, the one that was silent longest is closed."""
     monkeypatch.setattr(service_module, "MOST_CONNECTIONS", 8)
     silent = [connected(directory) for _ in range(8)]
     assert hand_over_works(directory)

@@ -354,7 +354,7 @@ def test_after_each_lie_of_a_prefill_engine_nothing_is_left_and_nothing_is_belie
 
 
 def test_the_share_of_hand_overs_is_the_oldest_ones_loss() -> None:
-    """What nobody reads goes first, the oldest of it; who reads is not disturbed."""
+    """The oldest unclaimed hand-over goes first; a claimed one stays."""
     world = HandOverWorld(
         HandOverWorldOptions(
             prefill_slots=4, prompts=4, decode_slots=4, hand_overs=4, readers=1, computes=4, share=0.5

@@ -89,7 +89,7 @@ def test_the_error_names_the_block_and_what_an_earlier_run_stored() -> None:
     with closing(life.engine):
         changed, unknown = life.end(load(1, [0], [7]), load(2, [1], [8]))
         assert "host block 7 does not hold what an earlier run stored in it: its checksum" in changed.error
-        assert "host block 8 has no checksum, so nobody can tell whether it holds what" in unknown.error
+        assert "host block 8 has no checksum, so it is unknown whether it holds what" in unknown.error
         assert life.engine.statistics() == VerifyingStatistics(checked=1, mismatched=1, unverified=1)
 
 

@@ -50,7 +50,7 @@ class Inner(msgspec.Struct, frozen=True):
 
 
 class NewOptions(msgspec.Struct, frozen=True):
-    """Options of a target that somebody adds."""
+    """Options of a new target."""
 
     module: str = ""
     data: bytes = b""

@@ -29,7 +29,7 @@ ADVICE = ("make room", "name another directory", "remove it", "is now", "give an
 
 @pytest.fixture(autouse=True)
 def no_syncs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No power is lost here, and a busy disk takes long to sync."""
+    """These tests lose no power, and syncs of a busy disk are slow."""
     for name in ("fsync", "fdatasync"):
         monkeypatch.setattr(os, name, lambda _: None)
 

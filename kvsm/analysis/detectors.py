@@ -140,7 +140,7 @@ def engine_stopped(figures: LogFigures, _limit: Limit) -> Noticed | None:
 
 
 GIVE_TIME = "Give it time to end: `vllm serve --shutdown-timeout 30`"
-"""What helps if a stop kills an engine."""
+"""The advice if a stop kills an engine."""
 
 
 def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
@@ -531,7 +531,7 @@ def waits(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def slow_loads(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Requests wait for their own loads: for the copies, and not for the step that notices their end."""
+    """Requests wait for their own loads. Time until a step notices the end of a copy is left out."""
     waits = figures.waits
     loading_ns = waits.loading_ns - waits.loading_split.noticed
     if not waits.lived_ns or loading_ns < limit.share * waits.lived_ns:

@@ -257,7 +257,7 @@ class Extractor:
             return
         request = self._request(event)
         if event.slots and event.asked == 0:
-            # It is nobody's prompt: it holds the blocks for another engine.
+            # This request holds blocks for another engine: they are no prompt.
             request.held = count(event.slots)
         self._lives.matched(event)
         self._answer(request, event, count(event.slots), admitted=None, resumed=False)
@@ -267,7 +267,7 @@ class Extractor:
         request = self._request(event)
         is_later = request.state == RequestState.FINISHED
         if is_later:
-            # The core still loads for an earlier request of this name: of the later one it hears only this.
+            # A load for an earlier request of this name is in flight: only this is logged of the later one.
             at = _at(event)
             request = RequestInProgress(event.request, at, int(RequestState.RELEASED), at, finished=at)
         if not event.resumed:
@@ -277,7 +277,7 @@ class Extractor:
             self._tables.add("requests", request.row(0))
 
     def _use_answer(self, request: RequestInProgress, event: ev.RequestAdmitted) -> None:
-        """The request is admitted with its last answer, or with one that was not logged."""
+        """Record the answer that the request was admitted with, whether it was logged or not."""
         slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
         answer, request.answer = request.answer, None
         missed = None if event.missed is None else event.missed.hex()
@@ -305,7 +305,7 @@ class Extractor:
         admitted: int | None,
         resumed: bool,
     ) -> None:
-        """Write what a lookup has found."""
+        """Add a row for the answer to a lookup."""
         request.lookups += 1
         request.answer = LookupRow(
             event.seq,

@@ -22,8 +22,8 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests had when they were admitted. Each counts once, with the lookup that was used then
-    (`LookupRow`); one that reads no cache, or that lost its blocks and resumes, does not count.
+    """What requests had when they were first admitted: each counts once, with the lookup that was used then
+    (`LookupRow`). Requests that read no cache do not count.
 
     lookups: how many requests. stopped: how many of them ended at a key that the host could not serve.
     asked, on_device, on_host: device blocks; None: the log does not say.

@@ -175,8 +175,8 @@ class _Future:
         self._unknown = {*choices.fail, *choices.lose, *choices.late}
         """Transfers that a choice names and that were not met yet."""
         self.touching: dict[bytes, bytes | None] = {}
-        """Keys that were touched last, and what those continue that begin a run. A store that follows at once
-        may have found them resident."""
+        """The keys touched last; with the parent, for the first key of a run. A store that follows at
+        once may have found them resident."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
         """Reports that come later, each with the event after which it comes."""
         self._log_events: deque[OffloadingEvent] = deque()
@@ -368,7 +368,7 @@ def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
 
 
 def _on_host(logged: int | None, served: int, serves: int, blocks_per_chunk: int) -> int | None:
-    """Blocks that the fork's host serves. None if it serves other slots and they tell no number of blocks.
+    """Return how many blocks the fork's host serves. None if that does not follow from the number of slots.
 
     logged: blocks that the log's host served, in `served` slots. serves: slots of the fork's host.
     """
@@ -378,7 +378,7 @@ def _on_host(logged: int | None, served: int, serves: int, blocks_per_chunk: int
 
 
 def _admitted(future: _Future, recorded: Ledger, event: ev.RequestAdmitted) -> None:
-    """The request gets its blocks in the fork too, with what the fork's host serves of its match."""
+    """Admit the request in the fork, with the blocks of its match that the fork's host serves."""
     entry = future.core.ledger.requests.get(event.request)
     if entry is None or not future.is_alive(event.request):
         return
@@ -482,7 +482,7 @@ def _touched(future: _Future, recorded: Ledger, event: ev.BlocksTouched) -> None
 def _parents(
     recorded: Ledger, event: ev.StorePlanned | ev.BlocksTouched, keys: Sequence[bytes]
 ) -> dict[bytes, bytes]:
-    """Of these keys of an event, those that begin a run -> what it continues."""
+    """Return first key of a run -> key of its parent, for these keys of an event."""
     slots, found = to_list(event.slots), dict[bytes, bytes]()
     for place, slot in event.parents:
         begins = slot == slots[place]

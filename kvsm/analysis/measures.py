@@ -121,8 +121,7 @@ def spread_of(values: NDArray[np.int64], weights: NDArray[np.int64] | None = Non
 
 
 ADMITTED = "admitted IS NOT NULL AND NOT resumed"
-"""In SQL: the lookups that count, one a request: with which it was admitted. What a request finds after it
-has lost its blocks is left out."""
+"""In SQL: the lookups that count: for each request the one that it was first admitted with."""
 
 
 def hit_figures(tables: Tables) -> HitFigures:
@@ -400,7 +399,7 @@ def _waited_for(tables: Tables, transfer: int, requests: int, waited_ns: int) ->
 
 
 def _wait_split(tables: Tables, stays: str) -> WaitSplit:
-    """What of these stays of requests was queue, copy, and the step that noticed the end.
+    """Split the time of these stays of requests into queue, copy, and the step that noticed the end.
 
     stays: a condition in SQL for rows of `request_states`. A worker's durations place its copy behind the
     submission. A wait may begin while a copy runs, and has only the rest of it. If the worker knows how long

@@ -103,7 +103,7 @@ def _hits(tables: Tables) -> TierHitFigures | None:
 
 
 def _hits_from_disk(tables: Tables) -> int:
-    """Blocks on the host that requests were admitted with, and that the disk had brought for them."""
+    """Host blocks that requests were admitted with and that had been copied from the disk for them."""
     query = f"""
         WITH brought AS (
             SELECT owner.value AS request, transfer, ended, slots

@@ -75,7 +75,7 @@ def _overlaps(life: RequestRow, window: Window) -> bool:
 
 
 def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> str:
-    """What it had when it was first admitted, and why it had no more. Other lookups are evidence."""
+    """Explain what the request had when it was first admitted, and why not more."""
     request = life.request
     if life.held:
         return f"It held {counted(life.held, 'slot')} on the host for another engine."

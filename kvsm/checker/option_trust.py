@@ -1,8 +1,8 @@
-"""What a file of options may name: code that would run, and paths where it would write.
+"""Which code and paths a file of options may name.
 
-A saved failure, or a schedule of a corpus, has the options of its world, and anybody may have written it. So
-a field that names code or a path is refused, unless its value is a harmless one, or one that the user has
-given on the command line. `TEXTS` says it of each field that can hold text: numbers, booleans and choices
+A saved failure, or a schedule of a corpus, contains the options of its world, and its author may be unknown.
+So a field that names code or a path is refused, unless its value is harmless or the user has given the same
+value on the command line. `TEXTS` says it of each field that can hold text: numbers, booleans and choices
 name nothing. A field that is missing there counts as one that names code.
 """
 
@@ -46,7 +46,7 @@ _POLICY = Named("code of an eviction policy", "--allow-policy", tuple(POLICIES))
 TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     CoreOptions: {"policy": _POLICY},
     ServingOptions: {"policy": _POLICY},
-    # What a client sends with a request: read as data, and no hand-over has a partner there.
+    # What a client sends with a request. It is read as data, and in this world no other engine exists.
     RequestSpec: {"parameters": None},
     # A word in KV events.
     KVCacheGroup: {"event_kind": None},
@@ -55,7 +55,7 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     EngineShape: {
         "connector": Named("code of a connector", "--connector", ("KvsmConnector",)),
         "extra": Named("code and paths of a connector's choice", "--config", ({},)),
-        # Kinds of actions, which are compared and nothing else.
+        # Kinds of actions, which are only compared.
         "faults": None,
         "without": None,
     },
@@ -98,7 +98,7 @@ def _allowed(named: Named, value: Any) -> str:
 
 
 def _named_in(options: msgspec.Struct) -> Iterator[tuple[str, Any, Named]]:
-    """(field, value, what it names) of all fields that may name something, also of structs inside."""
+    """Return (field, value, what it names) for each field that may name something, in nested structs, too."""
     texts = TEXTS.get(type(options), {})
     for field in fields_with_text(type(options)):
         named = texts.get(field, _UNKNOWN)
@@ -111,14 +111,14 @@ def _named_in(options: msgspec.Struct) -> Iterator[tuple[str, Any, Named]]:
 
 
 def fields_with_text(options: type[msgspec.Struct]) -> list[str]:
-    """The fields that can hold text of a file's choice, in themselves or in a list or dict."""
+    """Return the fields that can hold any text, directly or in a list or dict."""
     found = inspect.type_info(options)
     assert isinstance(found, inspect.StructType)
     return [field.name for field in found.fields if _can_hold_text(field.type)]
 
 
 def structs_in(options: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
-    """This struct, and all that its fields hold."""
+    """Return this struct type and all struct types in its fields."""
     found = inspect.type_info(options)
     assert isinstance(found, inspect.StructType)
     inside = [one for field in found.fields for part in _parts(field.type) for one in _structs(part)]
@@ -136,7 +136,7 @@ def _can_hold_text(found: inspect.Type) -> bool:
 
 
 def _parts(found: inspect.Type) -> list[inspect.Type]:
-    """The types of which a type is made, without lists and choices between types."""
+    """Return the element types of a type: of lists, dicts and unions."""
     if isinstance(found, inspect.UnionType):
         return [part for one in found.types for part in _parts(one)]
     if isinstance(found, inspect.TupleType):

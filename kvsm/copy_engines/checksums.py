@@ -262,7 +262,7 @@ class BlockChecksums:
     def _not_known(self, host_block: int) -> str:
         if not self._table[host_block].any():
             return (
-                f"host block {host_block} has no checksum, so nobody can tell whether it holds what was "
+                f"host block {host_block} has no checksum, so it is unknown whether it holds what was "
                 "stored in it; look for faulty memory, or for a store that was cut off"
             )
         return (

@@ -40,7 +40,7 @@ class CopyResult(msgspec.Struct, frozen=True, gc=False):
     seconds: time spent copying, summed over pieces that ran side by side; 0 if the engine has no clock.
     began: when its first byte was copied (s, `time.perf_counter` of this process). None: the engine does not
         know, or nothing was copied.
-    lasted: from its first byte to its last, with its flush if it waits for one (s). None: likewise.
+    lasted: from its first byte to its last, including the flush that it waits for (s). None: unknown.
     """
 
     transfer: int

@@ -2,7 +2,7 @@
 
 The record lies between the mark (`pool_mark.py`) and the last page of the file. It is written in one piece
 under the lock of the file. It begins with a seal, a digest of everything else in the record and of the last
-page. A pool without a right seal is not whole: nobody takes it for warm. So a process may be killed between
+page. A pool whose seal is wrong is not whole, and starts cold. So a process may be killed between
 any two system calls, and in the middle of a write.
 """
 

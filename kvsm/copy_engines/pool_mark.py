@@ -6,19 +6,17 @@ event that was flushed. A log that does not reach the mark is not believed.
 
 **The log is flushed, then the mark is set, then jobs leave for the workers.** So
 
-- the log is never behind the mark, unless its files were changed from outside: an event that the mark names
-  was written before;
-- the pool never holds bytes that the mark does not cover: a worker copies only what left after the mark was
-  set.
+- the log is never behind the mark, unless its files were changed from outside: the event in the mark was
+  flushed before the mark was set;
+- the mark covers all bytes of the pool: workers get a job only after the mark was set.
 
-The process that writes the log sets the mark, because it alone knows what was flushed. In vLLM this is the
-scheduler's, and the workers have the pool: so the scheduler maps the page of the mark out of each file of
-each rank. A mark costs one store of 8 bytes into mapped memory for each flush. The store is atomic: no
-other process sees half of it, and a kill leaves the old value or the new one. A mark need not survive a
-reboot, because no pool is warm after one.
+Only the process that writes the log knows what was flushed, so it sets the mark. In vLLM this is the
+scheduler, while the workers have the pool: so the scheduler maps the mark's page of each file of each rank. A
+flush costs one store of 8 bytes into mapped memory. The store is atomic: no other process sees half of it,
+and a kill leaves the old value or the new one. A mark need not survive a reboot: no pool is warm after one.
 
-A life has a random id besides its number. If an older copy of a log is continued, the events that follow have
-the same numbers as others that were lost, and so has the life; the id differs.
+A life has a random id besides its number. If an older copy of a log is continued, its new events repeat the
+numbers of events that were lost, and the number of the life; only the id differs.
 
 The page has room for two places, because a new life begins in two files: the pool's and the log's. The new
 place is written beside the old one before the log's new segment is there, and the first flush of the new life
@@ -33,8 +31,8 @@ before the first flush                   both; the log ends with the new life, w
 later                                    the new one; the log ends with the new life
 =======================================  ====================================================================
 
-A log that begins numbers its events from 1 again, so its stores may have the numbers of older ones. Before
-the mark names such a log, the rows of a pool of checksums are cleared: no seal of another log fits then.
+A new log numbers its events from 1, so its stores may have the numbers of older stores. Before the mark names
+a new log, all checksums of the pool are cleared, so no seal from another log fits.
 """
 
 from __future__ import annotations
@@ -51,11 +49,11 @@ from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.copy_engines.pool_sizes import PAGE_BYTES, PoolSizes
 
 MARK_BYTES = PAGE_BYTES
-"""What a mark takes of a file: a page, so that it can be mapped alone."""
+"""The size of a mark in a file: one page, so that it can be mapped alone."""
 
 _SEQ, _REST = Struct("<Q"), Struct("<Q16s16s")
 _WORDS = (_SEQ.size + _REST.size) // _SEQ.size
-"""Of a place. Its first word is the event."""
+"""The words of a place. The first one is the event."""
 
 _VOID = (1 << 64) - 1
 """The event number of a void place."""
@@ -101,7 +99,7 @@ class PoolMark:
         return self.sizes.block_bytes == CHECKSUM_BYTES
 
     def places(self) -> list[LogPlace]:
-        """The places that count: none, one or two."""
+        """The valid places: none, one or two."""
         both = [self._read(0), self._read(1)]
         return [place for place in both if place.seq != _VOID and place.life_id != _NEVER]
 
@@ -177,5 +175,5 @@ def without_checksums(marks: Sequence[PoolMark]) -> str:
         return ""
     return (
         f"{len(marks) - tables} kept pools of blocks have {tables} kept pools of checksums, whose rows have "
-        f"{CHECKSUM_BYTES} bytes: without the checksum of each block nobody can tell what a slot holds"
+        f"{CHECKSUM_BYTES} bytes: without the checksum of each block it is unknown what a slot holds"
     )

@@ -33,12 +33,12 @@ from kvsm.private_files import private_directory, read_trusted, write_whole
 _LOGGER = logging.getLogger("kvsm.copy_engines")
 
 DIRECTORY = Path("/dev/shm")
-"""Where the notes are, below a directory of this user."""
+"""The notes are here, in a directory of this user."""
 
 _PROCESSES = Path("/proc")
 
 WAIT_S = 30.0
-"""How long to wait for another rank that is looking (s). Then the pool is checked by itself."""
+"""How long to wait for the lock (s). After that a pool is checked without the others."""
 
 LEAST_BYTES = 16 << 20
 """Smaller pools are not noted: no machine is short of so little."""
@@ -98,7 +98,7 @@ class Reservations(NamedTuple):
 
 
 def _forget(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # The memory of a forked child is no pool.
+    if os.getpid() == pid:  # A forked child has a copy of the mapping, and must not remove the note.
         with suppress(OSError):
             path.unlink(missing_ok=True)
 

@@ -1,5 +1,4 @@
-"""The *era* of a disk tier: what counts of that which its slots hold. One small file beside the files of all
-ranks.
+"""The *era* of a disk tier: which of its slots are valid. One small file beside the files of all ranks.
 
 A reset of the cache begins an era: nothing that was stored before may be served afterwards, by this process
 or by a later one. But the slots stay as they are on disk until they are used again. So an era has a random
@@ -8,8 +7,8 @@ count. The file also says which weights have computed them. It is written and fl
 answered. The scheduler writes it, because it alone knows of resets, and gives its jobs the id; the workers
 write the slots.
 
-An older file, which was put back, names an older era. So what was stored since does not count, whatever
-weights have computed it, and however old the files of slots are.
+If an older era file is restored, it names an older era. So all slots that were stored since then are invalid,
+whatever weights computed them, and however old the files of slots are.
 
 A power loss leaves the old file or the new one. A process that starts goes on with the era that it finds, or
 begins one of its own, before which nothing counts:
@@ -79,8 +78,7 @@ class OpenEra:
         self._path, self._era, self._life = path, era, life
 
     def named(self, jobs: Iterable[TransferJob]) -> tuple[TransferJob, ...]:
-        """These jobs with the id of the era, in which they were all planned: the disk's jobs of a step
-        (`DiskTier.plan`)."""
+        """Return the disk's jobs of a step (`DiskTier.plan`), each with the id of the era."""
         return tuple([msgspec.structs.replace(job, era=self._era.id) for job in jobs])
 
     def begin(self, weights: str | None, last: int) -> None:

@@ -57,7 +57,7 @@ FILE_ID_BYTES = 16
 ERA_ID_BYTES = 16
 
 NO_ERA = bytes(ERA_ID_BYTES)
-"""What a header names if its store was of no era: no era has this id."""
+"""The era id in the header of a store without an era. No era has this id."""
 
 _MAGIC, _SLOT_MAGIC = b"kvsmdisk", b"kvsmslot"
 _SUPERBLOCK = struct.Struct("<8sQII")

@@ -19,13 +19,13 @@ _MOST_BYTES = 1 << 20
 
 
 def write_sealed(path: Path, magic: bytes, what: msgspec.Struct) -> None:
-    """Put it under this name, durably: it holds when this returns. Raises `OSError`."""
+    """Write the file durably: it survives a power loss once this returns. Raises `OSError`."""
     body = msgspec.msgpack.encode(what)
     write_whole(path, magic + xxhash.xxh3_64_digest(body) + body, durable=True)
 
 
 def read_sealed(path: Path, magic: bytes, kind: type[T]) -> T | str:
-    """What was put under this name, or why nobody can tell it."""
+    """Return the content of this file, or why it cannot be read."""
     try:
         data = read_trusted(path, _MOST_BYTES)
     except FileNotFoundError:

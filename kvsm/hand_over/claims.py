@@ -46,7 +46,7 @@ ANSWER_S = 5.0
 """How long a prefill engine may take for one answer (s). Its thread answers in a millisecond or two."""
 
 MOST_CONNECTIONS = 1024
-"""One claim more is refused: silent prefill engines must not take all descriptors of this process."""
+"""Further claims are refused: silent prefill engines must not use up the descriptors of this process."""
 
 
 class _OpenClaim(msgspec.Struct, eq=False):
@@ -98,10 +98,9 @@ class Claims:
         self._tell(_OpenClaim(ticket, engine, claim, until, claim))
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
-        """The blocks were read, or are not wanted any more; legal at any time. If they were read, the answer
-        is `GivenBack`; else there is none.
+        """End a claim; legal at any time. read: the blocks were copied. Only then `GivenBack` follows.
 
-        had: they are not wanted because this engine has them, as the answer of an `Offered` claim.
+        had: the blocks of an `Offered` claim are not needed, because this engine has them.
         """
         self._tell((ticket, read, had))
 
@@ -223,7 +222,7 @@ class Claims:
             one.asked, one.next, one.due = question, None, time.monotonic() + ANSWER_S
 
     def _connect(self, one: _OpenClaim) -> bool:
-        """Connect to its engine. Returns False if too many others are waiting for that."""
+        """Connect to the engine of the claim. Returns False if too many connections are being made."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
@@ -256,7 +255,7 @@ class Claims:
             self._take(one, answer)
 
     def _take(self, one: _OpenClaim, answer: Answer) -> None:
-        """Take the answer to what was asked."""
+        """Receive the answer to the last question."""
         if isinstance(answer, GivenBack):
             self._answers.append((one.ticket, answer))
             self._close(one)

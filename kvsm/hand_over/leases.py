@@ -10,19 +10,19 @@ state      call                        to         when
 -          offer                       PREPARING  a request is over, and its last stores may be in flight
 PREPARING  ready                       READY      its blocks are on the host, and pinned
 READY      claim                       CLAIMED    by one reader, before the time is up
-CLAIMED    give_back, read             -          taken: only now "they were held all along" is true
+CLAIMED    give_back, read             -          taken: the blocks were held until this moment
 CLAIMED    give_back, not read         -          not needed: the reader had the blocks already
-CLAIMED    leave                       -          given up: the reader wants it no more, or is gone
-unclaimed  decline                     -          given up: a decode engine that knows the prompt says no
+CLAIMED    leave                       -          given up: the reader declines it, or is gone
+unclaimed  decline                     -          given up: a decode engine that knows the prompt declines it
 unclaimed  crowd_out                   -          newer hand-overs need its blocks
-any        expire                      -          its time is up; for a claimed one, the time of the claim
-any        revoke                      -          the engine needs or loses the blocks
+any        expire                      -          its time is up; after a claim, the time of the claim
+any        revoke                      -          the engine needs the blocks, or has lost them
 =========  ==========================  =========  =========================================================
 
-No call walks over leases that do not change: they stand in the order in which their time is up.
+Leases are sorted by the time at which they expire, so no call visits leases that do not change.
 
-The engine gives blocks up only after their lease has ended, and a lease ends once. So a reader that is told
-"held all along" has read blocks that nobody else could write. A reader that was too slow is told no.
+The engine releases blocks only after their lease has ended, and a lease ends once. So a reader that gets
+`held=True` has read blocks that were not overwritten. A reader that was too slow gets `held=False`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from kvsm.hand_over.messages import Answer, GivenBack, HandOverClaim, Offered, P
 
 
 class HandOverState(Enum):
-    """Where a lease is."""
+    """The state of a lease."""
 
     PREPARING = "preparing"
     READY = "ready"
@@ -65,7 +65,7 @@ class HandOverLease(msgspec.Struct):
     prompt: the digest of the prompt. A claim with another digest is refused.
     num_tokens: the tokens of the prompt that the digest covers.
     until: when its time is up (s, on the table's clock).
-    reader: who has claimed it; 0: nobody.
+    reader: the connection that has claimed it; 0: none.
     """
 
     prompt: bytes
@@ -87,11 +87,11 @@ class LeaseTable:
         self.timeout_s, self.clock = timeout_s, clock
         self._lock = Lock()
         self._leases: OrderedDict[str, HandOverLease] = OrderedDict()
-        """Those that have not ended; first those whose time is up first."""
+        """Leases that have not ended, sorted by the time at which they expire."""
         self._claimed: dict[int, dict[str, None]] = {}
         """Reader -> the leases that it has claimed."""
         self._ended: list[tuple[str, LeaseEnd]] = []
-        """What the engine has not heard of."""
+        """Leases that have ended and that `take_ended` has not returned yet."""
 
     # The engine's thread.
 
@@ -113,7 +113,7 @@ class LeaseTable:
             self._end(name, LeaseEnd.REVOKED)
 
     def crowd_out(self, name: str) -> bool:
-        """End it for newer hand-overs, unless a decode engine reads it. Returns whether it has ended."""
+        """End the lease for newer hand-overs, unless it is claimed. Returns whether it has ended."""
         with self._lock:
             lease = self._leases.get(name)
             if lease is not None and lease.state is not HandOverState.CLAIMED:
@@ -132,7 +132,7 @@ class LeaseTable:
             return bool(self._ended) or self._first_is_overdue()
 
     def take_ended(self) -> list[tuple[str, LeaseEnd]]:
-        """The leases that have ended since the last call. Their blocks may go."""
+        """Return the leases that have ended since the last call. Their blocks may be released."""
         with self._lock:
             ended, self._ended = self._ended, []
         return ended
@@ -163,7 +163,7 @@ class LeaseTable:
             return lease.offer
 
     def give_back(self, name: str, reader: int, *, read: bool) -> GivenBack:
-        """The reader has read the blocks, or has them already. Returns whether they were held all along."""
+        """End a claim. Returns whether the blocks were held all the time. read: whether they were read."""
         with self._lock:
             lease = self._leases.get(name)
             if lease is None or lease.state is not HandOverState.CLAIMED or lease.reader != reader:
@@ -175,14 +175,14 @@ class LeaseTable:
             return GivenBack(held=True)
 
     def decline(self, asked: HandOverClaim) -> None:
-        """A decode engine that knows the prompt does not want a hand-over that nobody has claimed."""
+        """End an unclaimed hand-over that a decode engine declines. The engine must know the prompt."""
         with self._lock:
             lease = self._leases.get(asked.hand_over)
             if lease is not None and lease.reader == 0 and compare_digest(lease.prompt, asked.prompt):
                 self._end(asked.hand_over, LeaseEnd.GIVEN_UP)
 
     def has_claimed(self, reader: int) -> bool:
-        """Whether a lease is out that this reader has claimed."""
+        """Whether this reader has claimed a lease that has not ended."""
         with self._lock:
             return reader in self._claimed
 
@@ -198,7 +198,7 @@ class LeaseTable:
         return bool(self._leases) and self.clock() >= next(iter(self._leases.values())).until
 
     def _end(self, name: str, how: LeaseEnd) -> None:
-        """End it, unless it has ended. A lease ends once."""
+        """End the lease, unless it has ended already."""
         lease = self._leases.pop(name, None)
         if lease is None:
             return

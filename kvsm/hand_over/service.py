@@ -45,7 +45,7 @@ from kvsm.hand_over.messages import (
 _LOGGER = logging.getLogger("kvsm")
 
 MOST_CONNECTIONS = 1024
-"""For one more, the connection that has been silent for longest is closed."""
+"""Above this number, the connection that was silent longest is closed."""
 
 MOST_AHEAD = 2
 """Questions that a connection may ask before it has its first answer: a claim, and that it is not wanted."""
@@ -105,17 +105,17 @@ class HandOverService:
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._readers: OrderedDict[int, _Connection] = OrderedDict()
-        """By reader; first those that have been silent for longest."""
+        """By reader; the longest silent first."""
         self._next_reader = 1
         self._accept_at: float | None = None
-        """When the listener is looked at again; None: it is."""
+        """When to watch the listener again; None: it is being watched."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = Thread(target=self._run, name="kvsm-hand-over", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Answer nobody any more, and remove the socket. Every claim is given up. Idempotent."""
+        """Stop answering, and remove the socket. Every claim is given up. Idempotent."""
         with suppress(OSError):
             self._wake.send(b"x")
         self._thread.join()
@@ -124,7 +124,7 @@ class HandOverService:
         try:
             while self._serve():
                 pass
-        except Exception as error:  # Nobody else would hear of it.
+        except Exception as error:  # The thread has no caller that would see it.
             _LOGGER.error("the hand-over thread has died, so nothing is handed over: %s", described(error))
         finally:
             self._path.unlink(missing_ok=True)
@@ -149,7 +149,7 @@ class HandOverService:
         return True
 
     def _time_left(self) -> float | None:
-        """Until something is due without an event (s)."""
+        """Time until a timer is due (s); None: there is no timer."""
         due = [] if self._accept_at is None else [self._accept_at]
         if self._readers:
             due.append(next(iter(self._readers.values())).active_at + SILENCE_S)
@@ -158,7 +158,7 @@ class HandOverService:
     def _accept(self) -> None:
         try:
             connected, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # it has left already
+        except (BlockingIOError, ConnectionAbortedError):  # the peer has closed already
             return
         except OSError:  # no descriptor is left, or no memory
             if not self._make_room():
@@ -180,7 +180,7 @@ class HandOverService:
         self._readers[connection.reader] = connection
 
     def _make_room(self) -> bool:
-        """Close the connection that has been silent for longest, and has claimed nothing. False: all have."""
+        """Close the connection that was silent longest and has no claim. Returns False if all have one."""
         for connection in self._readers.values():
             if not self._leases.has_claimed(connection.reader):
                 self._drop(connection)
@@ -201,7 +201,7 @@ class HandOverService:
                 self._drop(connection)
 
     def _hear(self, connection: _Connection) -> None:
-        """Take what the connection can give or take now. Its error ends this connection and no other."""
+        """Receive or send what is possible now. An error closes only this connection."""
         try:
             if connection.outbox:
                 connection.send()
@@ -220,7 +220,7 @@ class HandOverService:
             self._drop(connection)
 
     def _answer(self, connection: _Connection) -> None:
-        """Answer its questions, until it does not take an answer."""
+        """Answer its questions until an answer has to wait in the outbox."""
         answered = 0
         while not connection.outbox and (question := connection.inbox.question()) is not None:
             answered += 1
@@ -281,7 +281,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _remove_dead_sockets(directory: Path) -> None:
-    """A killed engine leaves its socket behind. Nobody listens on it any more."""
+    """Remove the sockets of engines that were killed: no process listens on them."""
     for path in directory.glob("kvsm-*.sock"):
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
             probe.setblocking(False)

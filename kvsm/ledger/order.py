@@ -1,8 +1,8 @@
 """Who stands in the eviction order: every readable block that no request uses.
 
-Blocks enter the order, or move in it, in runs: each block continues the one before it. Of a run that
-continues a block outside of it, the policy hears which slot this parent has, so that a prompt that is stored
-over several steps is evicted as one that is stored at once, its last block first.
+Blocks enter the order, or move in it, in runs: consecutive blocks of one prompt. If the block before a run is
+stored too, the policy gets its slot as the parent. So a prompt that is stored over several steps is evicted
+like one that is stored at once, its last block first.
 
 A copy to another tier is no use of its block. A block keeps its place in the order while only such copies
 hold it. It must not be evicted before they end: the code that asks the policy for victims protects
@@ -86,9 +86,9 @@ def check_parents(ledger: LedgerState, seq: int, slots: IdArray, parents: Parent
 def _runs(
     ledger: LedgerState, slots: IdArray, parents: Parents, planned_at: int
 ) -> Iterator[tuple[int, int, int | None]]:
-    """The runs of a batch, the last one first: where it begins and ends, and the parent to tell the policy.
+    """Yield (begin, end, the policy's parent) for each run of a batch, the last run first.
 
-    planned_at: the event that named the parents. What was stored in such a slot since then is another block.
+    planned_at: the event that named the parents. A block stored in a parent's slot after it is another block.
     """
     end = len(slots)
     for place, slot in reversed(parents):

@@ -1,4 +1,4 @@
-"""Marks beside a log that say how much of it is written, for those whose bytes must not be newer than it."""
+"""Marks that record how far a log is written. A pool with a mark is never newer than its log."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FlushMark(Protocol):
 
 
 class LogBinding(NamedTuple):
-    """What binds a life of a log to pools that outlive it.
+    """The binding of a life of a log to pools that outlive it.
 
     life_id: random id of the life, `RUN_BYTES` bytes; empty: it is bound to none.
     marks: of the pools. Each is set before `LogWriter.flush` returns.

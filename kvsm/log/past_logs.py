@@ -103,6 +103,6 @@ def _delete(path: Path) -> bool:
         return False
     finally:
         claimed.close()
-    with suppress(OSError):  # Somebody may have put another file there.
+    with suppress(OSError):  # The directory may contain another file.
         path.rmdir()
     return True

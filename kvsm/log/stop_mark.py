@@ -3,11 +3,10 @@
 An engine may be killed a moment after it was asked to end: vLLM does so unless `--shutdown-timeout` is set.
 Its log is then not closed, as after an out-of-memory kill. The mark tells the two apart.
 
-The interpreter writes the number of each signal that it handles to a file descriptor, at once and from its C
-handler (`signal.set_wakeup_fd`). `StopMark` gives it a file that has its bytes already. So the mark needs no
-Python code to run, no memory and no room on the disk, it works beside the handlers of the engine, and costs
-nothing until a signal comes. After a kill the byte is either
-written or not.
+Python's C signal handler writes the number of each handled signal to a file descriptor at once
+(`signal.set_wakeup_fd`). `StopMark` sets it to a file whose bytes are already allocated. So the mark runs no
+Python code, needs no memory and no disk space, works beside the engine's own handlers, and costs nothing
+until a signal comes. A kill leaves the byte either written or not.
 """
 
 from __future__ import annotations

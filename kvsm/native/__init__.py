@@ -35,7 +35,7 @@ def _problem() -> str:
     """Why the native body cannot run; empty if it can. Loads it, and connects nothing."""
     try:
         from kvsm.native import _body
-    except Exception as error:  # The body of another kvsm may fail in any way.
+    except Exception as error:  # A body of another version may fail in any way.
         return f"it was not built, or cannot be loaded: {error}"
     if getattr(_body, "SOURCES", None) != digest_of_sources(Path(__file__).parent):
         return "it was built from other C sources; install kvsm again"

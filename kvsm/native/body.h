@@ -38,11 +38,11 @@ typedef struct {
     PyObject *owner; /* the StateWords whose memory this is */
     Py_buffer buffer, totals_buffer;
     int32_t *words;
-    int64_t *totals; /* how many are in each state; behind all states, how many have each counter above 0 */
+    int64_t *totals; /* the number of things in each state; then, for each counter, of things above 0 */
     int32_t size;
 } Words;
 
-void count_words(const Words *words, int32_t word, int64_t more); /* so many more things have this word */
+void count_words(const Words *words, int32_t word, int64_t more); /* add `more` things with this word */
 
 /* --------------------------------------------------------------------------------------------- ids.c */
 
@@ -60,8 +60,8 @@ void batch_clear(Batch *batch);
 PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
-bool is_aligned(const Py_buffer *buffer);  /* whether each item may be read where it is */
-bool is_int64(const Py_buffer *buffer);    /* the same; one with a format */
+bool is_aligned(const Py_buffer *buffer);  /* whether each item is aligned, so that it can be read in place */
+bool is_int64(const Py_buffer *buffer);    /* the same for int64; the buffer needs a format */
 bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
 PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one is no id */
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
@@ -102,7 +102,7 @@ typedef struct {
 
 void queue_append(SlotQueue *queue, int32_t slot);
 int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, the tail: it is not in the queue */
-void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* right before the place, which is not its own */
+void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* before `place`, the place of another slot */
 int64_t queue_first(const SlotQueue *queue);                      /* -1: it is empty */
 void queue_remove(SlotQueue *queue, int32_t slot);
 bool queue_holds(const SlotQueue *queue, int32_t slot);
@@ -126,7 +126,7 @@ typedef struct {
     int64_t size;
 } KeyIndex;
 
-/* Keys are bytes, and are compared as bytes: no search runs any code of Python. What is no bytes is not there. */
+/* Keys are compared as bytes, so a search runs no Python code. An object of another type is never found. */
 int64_t index_find(const KeyIndex *index, PyObject *key); /* -1: it is not there; -2: an error is set */
 Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots);
 int index_remove(KeyIndex *index, PyObject *key);
@@ -192,7 +192,7 @@ static inline PyObject *name_of(Name name) { return python.names[name]; }
 typedef struct {
     Fold *fold;
     PyObject *fields;          /* the ledger's attributes */
-    PyObject *seen[NUM_NAMES]; /* those that were read so far; owned: a policy or a listener may replace them */
+    PyObject *seen[NUM_NAMES]; /* the attributes read so far; owned, because a policy or a listener may replace them */
     PyObject *event;
     int kind;         /* -1: none that this body knows */
     PyObject *values; /* what the event was made of, a tuple; borrowed. NULL: its fields are asked */
@@ -212,7 +212,7 @@ static inline PyObject *field(Folding *folding, Name name)
     return *seen;
 }
 
-void forget_seen(Folding *folding); /* Python may give the ledger other attributes from here on */
+void forget_seen(Folding *folding); /* before code that may replace attributes of the ledger */
 PyObject *attribute_of(PyObject *owner, Name name); /* owned. NULL: an error is set. `owner` may be NULL */
 
 bool set_field(Folding *folding, Name name, PyObject *value);

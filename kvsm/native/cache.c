@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-/* Those that continue other blocks are left to Python. */
+/* Leave touches with parents to Python. */
 Verdict blocks_touched(Folding *folding)
 {
     PyObject *ids = value_of(folding, N_slots), *parents = value_of(folding, N_parents);

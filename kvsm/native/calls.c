@@ -225,7 +225,7 @@ static Verdict plan_load(Call *call, PyObject *request, PyObject *slots, PyObjec
     return call->result == NULL ? FAILED : FOLDED;
 }
 
-/* Whether a tier below hears of uses. Python tells it. */
+/* Whether a lower tier listens for uses. Then Python handles the call. */
 static bool uses_are_heard(Call *call)
 {
     PyObject *hearer = of_core(call, N_using);
@@ -240,7 +240,7 @@ static Verdict prepare_load(Call *call)
     int64_t chunk, most;
     if (call->names != NULL || call->count < 2 || call->count > 3 || !is_name(given[0]) ||
         (call->count == 3 && !(PyTuple_CheckExact(given[2]) && is_empty(given[2]))) ||
-        field(&call->look, N_kept) != Py_None || /* then the job names what its host blocks hold */
+        field(&call->look, N_kept) != Py_None || /* then the job has keys and generations */
         !configured(call, N_blocks_per_chunk, &chunk) || chunk != 1 ||
         !configured(call, N_max_live_transfers, &most) ||
         PyDict_Size(field(&call->look, N_transfers)) >= most || uses_are_heard(call))
@@ -508,6 +508,6 @@ PyObject *connect_core(PyObject *module, PyObject *arguments)
     if (of.one == NULL || of.counted == NULL || !PyLong_CheckExact(of.key_bytes_max) ||
         !is_ledger_class(of.native_ledger))
         return PyErr_Occurred() ? NULL : PyErr_Format(PyExc_TypeError, "the limit of a key is an int");
-    of_python = of; /* all of it, or nothing */
+    of_python = of; /* in one assignment */
     Py_RETURN_NONE;
 }

@@ -39,7 +39,7 @@ static void forget_pairs(FrozenPart *part)
 void part_let_go(FrozenPart *part)
 {
     if (part->is_written)
-        return; /* `go_on` lets it go */
+        return; /* `go_on` frees it when the piece is written */
     forget_kept(part);
     forget_pairs(part);
     release(&part->word_buffer);

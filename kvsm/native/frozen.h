@@ -61,7 +61,7 @@ struct FrozenPart {
     Status status;
     int32_t size, next; /* how many things there are; the first one that is not written */
     int32_t cost;       /* what one of them takes, in the time of a slot. A slot of a queue's row is one, too */
-    bool is_written;    /* a piece is being written: what it reads is not let go meanwhile */
+    bool is_written;    /* a piece is being written: its memory must stay until then */
     Stream streams[NUM_STREAMS];
 
     /* Slots and device blocks. */

@@ -123,7 +123,7 @@ static bool see_array(PyObject *owner, Name name, Py_ssize_t item, Py_buffer *bu
     return false;
 }
 
-/* See the memory of the arrays behind a `StateWords`, if it is another one than before. */
+/* Map the arrays behind a `StateWords` again if they have been replaced. */
 static bool see_words(Words *words, const Machine *machine, PyObject *owner)
 {
     if (owner == words->owner)
@@ -279,7 +279,7 @@ void fold_end(Folding *folding)
     Py_CLEAR(folding->seq_object);
 }
 
-/* A policy or a listener that is told of an event, and uses the ledger meanwhile. */
+/* A policy or a listener that gets an event and uses the ledger while it runs. */
 static PyObject *refuse_amid_event(void)
 {
     return PyErr_Format(PyExc_RuntimeError, "the ledger folds an event; use it when the event is folded");

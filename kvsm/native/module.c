@@ -68,7 +68,7 @@ static bool take_kinds(void)
     return taken;
 }
 
-/* What a body needs before it is connected. */
+/* Take the constants that a body needs before it is connected. */
 static bool take_constants(void)
 {
     return (python.array_of = take("kvsm.ids", "array_of")) != NULL &&

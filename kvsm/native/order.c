@@ -110,7 +110,7 @@ Verdict touch(Folding *folding, const Batch *slots, const int32_t *words)
     return FOLDED;
 }
 
-/* Whether these are parents of a batch: (place, slot or None), by place. */
+/* Whether this is a valid `parents` of a batch: pairs (place, slot or None), sorted by place. */
 bool parents_fit(Folding *folding, PyObject *parents, Py_ssize_t count)
 {
     int64_t before = -1, place, slot;
@@ -128,7 +128,7 @@ bool parents_fit(Folding *folding, PyObject *parents, Py_ssize_t count)
     return true;
 }
 
-/* Where a run enters the queue that continues the block in this slot (`_place_of`). */
+/* Return the place at which a run enters the queue; the run continues the block in `slot` (`_place_of`). */
 static int32_t place_of(Folding *folding, SlotQueue *queue, PyObject *parent, int64_t planned_at)
 {
     const Fold *fold = folding->fold;
@@ -139,7 +139,7 @@ static int32_t place_of(Folding *folding, SlotQueue *queue, PyObject *parent, in
     return queue_place(queue, slot);
 }
 
-/* Under LRU: the runs of a batch enter its queue, the last one first (`_runs`). */
+/* Under LRU: insert the runs of a batch into the queue, the last run first (`_runs`). */
 static Verdict enter_queue(Folding *folding, SlotQueue *queue, const Batch *slots, PyObject *parents,
                            int64_t planned_at)
 {

@@ -31,7 +31,7 @@ typedef struct {
     PyObject **read; /* the objects that were read, by number; owned */
     Py_ssize_t read_room, read_used;
     const char *next, *end; /* what is read now */
-    bool is_used; /* it packs or unpacks: what it has written or read is half of a world */
+    bool is_used; /* a pack or an unpack is under way, so its state is incomplete */
 } Packer;
 
 static struct Numbered *place_in(const Numbers *numbers, const void *object)
@@ -370,7 +370,7 @@ static PyObject *kept(Packer *packer, PyObject *one)
     return one;
 }
 
-/* A list grows: what is made while it is read may look at it. */
+/* Append to the list item by item: code that runs meanwhile may read the list. */
 static int put_next(PyObject *each, Py_ssize_t place, PyObject *one)
 {
     if (PyTuple_Check(each))

@@ -60,7 +60,7 @@ void queue_append(SlotQueue *queue, int32_t slot)
     link_before(queue, slot, 0);
 }
 
-/* Let the slots of the row stand in the list, before all others. */
+/* Put the slots of the row at the front of the list. */
 static void list_row(SlotQueue *queue)
 {
     int32_t first = queue->next[0];

@@ -402,7 +402,7 @@ PyObject *connect_witness(PyObject *module, PyObject *arguments)
     Py_INCREF(made.ledger);
     Py_INCREF(made.slot_reading);
     Py_INCREF(made.lease_reading);
-    books = made; /* all of it, or nothing */
+    books = made; /* in one assignment */
     Py_RETURN_NONE;
 }
 

@@ -94,7 +94,7 @@ class EventEmitter:
         self.evicting: Callable[[Sequence[bytes]], None] | None = None
         """Hears the keys that are evicted for others. It must not call the core."""
         self.using: Callable[[Sequence[bytes]], None] | None = None
-        """Hears the keys that a request loads, or that are used without a load, in prefix order. It must not
+        """Called with the keys that a request loads, or uses without a load, in prefix order. It must not
         call the core."""
         self.last_keys: dict[str, bytes] = {}
         """Request -> the last key that it has matched, or offered with `prepare_store`: what it offers next
@@ -102,7 +102,7 @@ class EventEmitter:
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_seq = 0
-        """The last event when the log was last flushed."""
+        """The number of the last event when the log was last flushed."""
         self._flush_within_ns, self._flush_by_ns = flush_within_ms * 1_000_000, 0
         """How long a flush may wait, and until when (monotonic) the next one may."""
         self.until_look, self.looked_at, self.warned_of = 1, 0, 0

@@ -19,9 +19,9 @@ slots[0] holds the block nearest to the start of a prompt. A policy should evict
 a prefix without its beginning is useless.
 
 A prompt is often stored over several steps: prefill in chunks, then decode. So `admitted` and `touched` may
-name a `parent`, the slot of another block, which slots[0] continues. A policy should evict the slots before
-their parent, and the block that it would evict next after them should be the parent: then the order is the
-one of a prompt that was stored at once. `SlotQueue.insert` does so in a queue.
+name a `parent`: the slot of the block before slots[0] in its prompt. A policy should evict the slots right
+before their parent. Then the order is the same as if the prompt had been stored at once. `SlotQueue.insert`
+does this in a queue.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ class EvictionPolicy(Protocol):
     def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
         """Newly stored blocks enter the order; keys[i] is in slots[i].
 
-        parent: the slot of the block that slots[0] continues. It may be in use, or hold no block any more. If
-            the block that slots[0] continues is not on the host, it is the slot that would be evicted next:
-            without that block the new ones cannot be hit. None: slots[0] begins a prompt, or it is not known.
+        parent: the slot of the block before slots[0] in its prompt. It may be in use, or hold no block any
+            more. If that block is not on the host, the new blocks cannot be hit: then `parent` is the slot
+            that would be evicted next. None: slots[0] begins a prompt, or its parent is unknown.
         """
 
     @abstractmethod

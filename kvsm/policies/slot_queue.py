@@ -28,7 +28,7 @@ from kvsm.policies.copies import QueueCopy
 _ABSENT = -1
 _LEAST_ENTRIES = 64
 _GAP = 64
-"""Dead entries that an insertion leaves for those that follow."""
+"""Dead entries that an insertion adds, as room for the next insertions."""
 
 
 def join(first: IdArray, second: IdArray) -> IdArray:

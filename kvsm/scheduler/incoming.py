@@ -36,7 +36,7 @@ from kvsm.scheduler.payloads import describe
 from kvsm.scheduler.tracked import TrackedRequest
 
 _MOST_SHOWN = 300
-"""Characters of what a prefill engine says that are logged."""
+"""At most this many characters of a prefill engine's text are logged."""
 
 Digest = Callable[[Any, int], bytes]
 """A digest of the first tokens of a request, and of what else decides their KV."""
@@ -50,14 +50,14 @@ class ClaimsChannel(Protocol):
         ...
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
-        """The blocks were read, or are not wanted any more. If they were read, the answer is `GivenBack`.
+        """End a claim. read: the blocks were copied; then `GivenBack` follows.
 
-        had: they are not wanted because this engine has them.
+        had: the blocks are not needed, because this engine has them.
         """
         ...
 
     def take_answers(self) -> list[tuple[int, Answer]]:
-        """(ticket, answer) of what was answered since the last call."""
+        """Return (ticket, answer) for each answer since the last call."""
         ...
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class ClaimsChannel(Protocol):
 
 
 class IncomingState(Enum):
-    """Where a hand-over to this engine is."""
+    """The state of a hand-over to this engine."""
 
     CLAIMING = "claiming"
     COPYING = "copying"

@@ -1,8 +1,8 @@
 """`OutgoingHandOvers`: what a prefill engine keeps for the engines that decode its requests.
 
 When a request with `do_remote_decode` has finished, its blocks are on the host, or on their way. They are
-pinned for a request of their own, so nothing evicts them, and the log tells the whole hand-over in events
-that it has anyway:
+pinned for a request of their own, so they are not evicted, and existing kinds of events record the whole
+hand-over:
 
     hand-over-4f1d..-of-cmpl-42    matched, and pinned     when the blocks are on the host
                                    finished                when a decode engine has taken them, or had them
@@ -14,10 +14,10 @@ lease can still be confirmed.
 
 Two bounds keep clients that never send a decode engine from stopping others:
 
-- All hand-overs together pin at most a share of the host pool. For a new one the oldest that no engine reads
-  are given up, and a prompt that needs more than the share is handed over in part.
-- `look` costs what has changed: a hand-over waits for one store, and is looked at when that has ended. Only a
-  block that was found bad makes `look` ask all.
+- All hand-overs together pin at most a share of the host pool. To make room for a new one, the oldest that
+  no engine is reading are given up. A prompt that needs more than the share is handed over in part.
+- `look` visits only hand-overs that may have changed: each waits for one store, and is visited when that
+  store has ended. Only when a block was found bad, `look` visits all of them.
 """
 
 from __future__ import annotations
@@ -91,15 +91,15 @@ class OutgoingHandOvers:
         self.most_slots = max(1, int(share * core.config.host_blocks))
         """The most host slots that all of them pin together."""
         self._out: dict[str, _Outgoing] = {}
-        """By lease, the oldest first."""
+        """Hand-overs that have not ended, by lease; the oldest first."""
         self._awaiting: dict[int, dict[str, None]] = {}
         """Store in flight -> the leases that wait for it."""
         self._holders = np.zeros(core.config.host_blocks, np.int64)
         """How many hand-overs pin each slot."""
         self._held = 0
-        """How many slots are pinned."""
+        """The number of slots that hand-overs pin."""
         self._ended_at = self._voided_at = 0
-        """The last events that ended a transfer, and that voided a block, as far as `look` has seen."""
+        """The last events that ended a transfer and that voided a block, when `look` ran last."""
 
     def offer(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
         """Keep the prompt of a finished request. Returns what its client sends to the decode engine; None if
@@ -141,7 +141,7 @@ class OutgoingHandOvers:
         self._release_ended()
 
     def _prepare(self, lease: str, out: _Outgoing) -> None:
-        """Pin what is on the host. It is ready if nothing that it wants is on its way."""
+        """Pin the blocks on the host. The hand-over is ready if none of its stores is in flight."""
         ledger = self._core.ledger
         index, readable = ledger.index, ledger.readable
         search = HitSearch(self._config, self._core.config.blocks_per_chunk, out.keys, 0)
@@ -185,7 +185,7 @@ class OutgoingHandOvers:
         return end
 
     def _pin(self, lease: str, out: _Outgoing, slots: Sequence[int]) -> bool:
-        """Let the hand-over pin these slots. If it cannot, its lease ends."""
+        """Pin these slots for the hand-over. If that fails, end its lease."""
         if not slots:
             return True
         self._unpin(out)

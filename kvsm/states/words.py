@@ -147,7 +147,7 @@ class StateWords:
         return totals
 
     def recount(self) -> None:
-        """Make `totals` follow from the words."""
+        """Compute `totals` again from the words."""
         self.totals[:] = array("q", self.counted())
 
     def look(self, ids: IdArray) -> Words:

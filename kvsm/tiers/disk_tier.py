@@ -214,7 +214,7 @@ class DiskTier:
         self.listen()
 
     def listen(self) -> None:
-        """Hear from here on what the host uses and evicts."""
+        """Get the host's uses and evictions from here on."""
         self.host.using, self.host.evicting = self.used, self.evicted
 
     # What comes back.

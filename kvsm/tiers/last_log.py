@@ -234,7 +234,7 @@ def _why_not(note: LogNote, found: Recovered, era: DiskEra, made: Sequence[int])
 
 
 def _read(note: LogNote, num_slots: int, policy: str) -> LoggedBlocks | str:
-    """What a log says at its end, or why nobody can tell."""
+    """Return the blocks at the end of a log, or why they are unknown."""
     try:
         if LogReader(note.log).head.run != note.run:
             return f"{note.log} is the log of another run"

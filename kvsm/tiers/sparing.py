@@ -1,8 +1,8 @@
-"""`spared`: which blocks of the disk do not give way to a store.
+"""`spared`: which blocks of the disk a store must not evict.
 
-A block that the host has too gives way last, whatever the policy of the disk is. The host has kept it, and
-has evicted the others. So a disk with as many slots as the host loses no block before the host does. What a
-smaller disk keeps is up to its policy alone.
+Under every policy, the disk evicts blocks that the host also has last: the host has kept them, and has
+evicted the others. So a disk with at least as many slots as the host loses no block before the host does. A
+smaller disk keeps what its policy chooses.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ def spared(host: Offloader, disk: Offloader, count: int) -> tuple[int, ...]:
     """Return the slots of the disk that a store of `count` blocks must not evict, because the host has their
     blocks too. Empty if the next victims have none of these, or if too few other blocks are evictable.
 
-    The blocks that the search for victims passes over are touched. So the next search does not meet them
-    again, and passes over each block of the host once while the others are evicted.
+    Blocks that the search for victims skips are touched, so the next search does not meet them again. Each
+    block of the host is skipped once while the other blocks are evicted.
     """
     above, below = host.ledger.index, disk.ledger.index
     lacking = count - len(disk.ledger.free)

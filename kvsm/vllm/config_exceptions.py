@@ -236,7 +236,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "SpeculativeConfig.use_local_argmax_reduction": _SAMPLING,
     "SpeculativeConfig.xpress_topc": _SAMPLING,
 }
-"""`Class.field` -> why it does not count."""
+"""`Class.field` -> why it may differ."""
 
 BETWEEN_ENGINES: Mapping[str, str] = {
     "CacheConfig.hash_block_size": "Of keys. An engine files what it gets under its own keys.",
@@ -247,4 +247,4 @@ BETWEEN_ENGINES: Mapping[str, str] = {
     "KernelConfig.moe_backend": "Prefill and decode have kernels of their own: rounding.",
     "SchedulerConfig.scheduler_cls": "Prefill and decode may have schedulers of their own.",
 }
-"""What does not count either when one engine hands blocks over to another one that runs beside it."""
+"""Further fields that may differ between two engines of which one hands blocks over to the other."""

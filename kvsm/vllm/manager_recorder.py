@@ -130,7 +130,7 @@ class ManagerRecorder(Offloader):
         self.submit([transfer])
 
     def _note_admission(self, request: str) -> None:
-        """The request is admitted, if it has asked since the last time: its blocks are loaded or offered."""
+        """Record that the request is admitted, if it was looked up since the last time."""
         if request in self._answers:
             missed, resumed = self._answers.pop(request), request in self._admitted
             self._admitted.add(request)

@@ -46,7 +46,7 @@ def warn_of_failing_requests(transfer_config: Any) -> None:
 
 
 def warn_of_immediate_kill(vllm_config: Any) -> None:
-    """Warn if vLLM kills this engine as soon as it is asked to end, and something is lost by that.
+    """Warn if vLLM kills this engine as soon as it is asked to end, and data would be lost.
 
     An engine in its caller's process is not killed.
     """

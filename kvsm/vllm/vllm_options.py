@@ -35,7 +35,7 @@ class Option(NamedTuple):
 
     @property
     def answer(self) -> str:
-        """What kvsm says of it in one cell of a table."""
+        """Return the cell of a table that describes this option."""
         use = f"Use {' and '.join(f'`{name}`' for name in self.instead)}." if self.instead else ""
         return " ".join(filter(None, (use, self.why)))
 

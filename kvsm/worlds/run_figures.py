@@ -1,4 +1,4 @@
-"""What a run was, noted by its engine, and whether the figures of its log say the same.
+"""Notes of what an engine did in a run, to compare with the figures of its log.
 
 The engine of a world notes who reads the cache, what each request had when it was admitted, and what was
 copied where: from what it did itself, and not from events. After each action of a world the admissions are
@@ -158,7 +158,7 @@ class RunNotes:
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def check(self, config: OffloadConfig, log: Sequence[OffloadingEvent]) -> None:
-        """Each figure of a log is what the engine did. Raises `PropertyBroken`.
+        """Check that each figure of a log is what the engine did. Raises `PropertyBroken`.
 
         A log that does not begin with its first event says nothing of what was before: it is left out.
         """

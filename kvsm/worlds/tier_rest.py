@@ -1,4 +1,4 @@
-"""What must hold in a world of two tiers once nothing is left to happen.
+"""What must hold in a world of two tiers at rest: nothing is in flight, and no action is left.
 
 - No transfer is in flight, and no request waits: progress (S9).
 - An idle block of the host is on the disk, if the disk has as many slots as the host and takes stores: full

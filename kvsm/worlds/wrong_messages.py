@@ -33,7 +33,7 @@ from kvsm.scheduler.hits import Span
 from kvsm.worlds.small_request import HASH_TOKENS
 
 WRONG = {"lie": (25, 260), "stray": (20, 400)}
-"""Actions of one of many wrong messages -> the first so many of them can be read; all, or a few more."""
+"""Kind of action -> a walk draws one of this many of its wrong messages: of the readable ones, or of all."""
 
 _NUMBERS = (-1, 0, 1, 1 << 31, IDS_END - 1, IDS_END, 1 << 33, TOKENS_END, (1 << 63) - 1, (1 << 64) - 1)
 _VALUES: tuple[Any, ...] = (
@@ -79,7 +79,7 @@ def _changed(value: Any) -> Iterator[Any]:
 
 
 STRANGER = 1 << 30
-"""A reader that no ticket of the decode engine equals."""
+"""A reader number that differs from every ticket of the decode engine."""
 
 
 @cache
@@ -102,7 +102,7 @@ def lies_at_the_end() -> tuple[bytes, ...]:
 
 @cache
 def strays_for(lease: str) -> tuple[bytes, ...]:
-    """What a stranger asks for a hand-over whose name it knows."""
+    """Return questions of a peer that knows the name of a hand-over and not its prompt."""
     claim, back = HandOverClaim(lease, b"a guess", HASH_TOKENS, {}), GiveBack(lease, read=True)
     return (packed(claim), packed(back), *wrong_messages(claim), *wrong_messages(back))
 

@@ -1,12 +1,12 @@
 """Restored copies of the files of two tiers: log, pool and checksums of the host; slots, log and era
 of the disk.
 
-A process stores keys on the host and on the disk, and both evict. Its weights change in a reset, or with the
-next process. After each action all sets of older files are tried, but that of all: each file of a set is as
-it was at an earlier moment, which is drawn. The process that starts on them, with drawn weights, brings all
-keys to the device that either tier serves, stores what the host has on the disk, and leaves. No byte of
-another key or of other weights reaches the device or is sealed on the disk: correct bytes (S15). Of files of
-one moment nothing is refused: events are state (S10).
+A process stores keys on the host and on the disk, and both tiers evict. The weights change in a reset, or
+with the next process. After each action every proper subset of the files is restored from earlier moments,
+which are drawn. A process then starts on these files with drawn weights. It loads every key that either tier
+serves to the device, stores the host's blocks on the disk, and ends. No byte of another key or of other
+weights reaches the device or is sealed on the disk: correct bytes (S15). If all files are of one moment, no
+load is refused: events are state (S10).
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ _IDENTITY = PoolIdentity.of({"model": "small"})
 
 
 class TierMoment(NamedTuple):
-    """What the files hold, in the order of `FILES`."""
+    """The contents of the files, in the order of `FILES`."""
 
     log: dict[str, bytes]
     pool: PoolFile
@@ -96,7 +96,7 @@ class TierProcess(Process):
         found = recover([self._file], era.id)
         self.found = len(found.slots)
         config = disk_config(self.config, DISK_SLOTS)
-        rmtree(place / "disk log")  # A disk's core begins a log of its own, whatever the last one says.
+        rmtree(place / "disk log")  # The core of a disk begins a new log at each start.
         end = find_end(LogDirectory(place / "disk log"))
         disk = Offloader.open(config, end, weights=weights, durability="none")
         adopt_found(disk, found)
@@ -106,7 +106,7 @@ class TierProcess(Process):
         )
 
     def store_both(self, number: int) -> bool:
-        """Store a key on the host, and there on the disk."""
+        """Store a key on the host, and from there on the disk."""
         if not self.store(number):
             return False
         self.engine.drain()
@@ -156,7 +156,7 @@ class TierProcess(Process):
         return result.good
 
     def reset(self, weights: str) -> None:
-        """The model gets these weights."""
+        """Give the model these weights."""
         self.weights = weights
         self.core.reset(weights)
         self.tier.reset(weights)
@@ -166,14 +166,14 @@ class TierProcess(Process):
         self._era.begin(weights, self.tier.disk.ledger.seq)
 
     def leave(self) -> TierMoment:
-        """The process is killed. Returns what it leaves."""
+        """Kill the process. Returns the files that it leaves."""
         self.disk_engine.close()
         for core in (self.core, self.tier.disk):
             leave_log(core)
         return self.files()
 
     def files(self) -> TierMoment:
-        """What the files hold now."""
+        """Return the present contents of the files."""
         moment = self.moment()
         return TierMoment(
             moment.log,
@@ -239,7 +239,7 @@ class RestoredTiers:
         rmtree(process._place)
 
     def _check_sealed(self, process: TierProcess) -> None:
-        """What is sealed on the disk, and counts, is what its key stands for."""
+        """Check that each valid slot on the disk holds the bytes of its key."""
         era = read_era(process._place / "era")
         assert isinstance(era, DiskEra)
         geometry = DiskGeometry(BLOCK_BYTES, DISK_SLOTS)

@@ -1,16 +1,16 @@
-"""The world of restored copies: one process after another on a kept pool, its checksums and its log, of which
-each may be put back to what it was at any earlier moment.
+"""The world of restored copies: processes run one after another on a kept pool, its checksums and its log,
+and each of these files may be restored from any earlier moment.
 
-A moment is the state after an action: also with a copy that was written in part, with events that no flush
-has written, and in another branch, which began when an older log was continued. After each action every
-combination of the moments of the three files is tried that has the newest moment in it. A process starts on
-it with `kvsm.restart.start`, and loads all that its log calls readable, with the engine that verifies. So
+A moment is the state after an action. It may have a partly written copy or unflushed events, and it may
+belong to a branch that began when an older log was continued. After each action every combination of moments
+of the three files is tried that contains the newest moment. A process starts on it with `kvsm.restart.start`,
+and loads all blocks that its log calls readable, with the engine that verifies. So
 
 - no combination serves a byte of another key, or of other weights: correct bytes (S15);
 - files of one moment serve all that was stored: events are state (S10);
-- a log whose end was cut off or zeroed serves no wrong byte either.
+- a log whose end was cut off or zeroed serves no wrong byte.
 
-Not seen: files that are changed while a process has them, and a log that keeps less than it wrote.
+Not covered: files that are changed while a process has them open, and a log with retention.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def content(key: bytes, weights: str) -> NDArray[np.uint8]:
 
 
 class PoolFile(NamedTuple):
-    """What the file of a pool holds."""
+    """The content of the file of a pool."""
 
     rows: bytes
     mark: bytes
@@ -111,7 +111,7 @@ class Tried(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """In one word, for the table."""
+        """The outcome, for the table."""
         if self.started.why_cold:
             return "cold"
         if self.refused:
@@ -222,7 +222,7 @@ class Process:
         return bool(results)
 
     def serve_all(self) -> Tried:
-        """Load all that is readable."""
+        """Load all readable blocks."""
         good, refused = 0, 0
         for key in readable_keys(self.core.ledger):
             request = f"load {key!r}"
@@ -241,7 +241,7 @@ class Process:
         return Tried(self.started, good, refused, None)
 
     def moment(self) -> Moment:
-        """What its files hold now."""
+        """Return the present contents of its files."""
         pool, checksums = (PoolFile(held.tobytes(), bytes(memory)) for held, memory, _ in self._files)
         log = {path.name: path.read_bytes() for path in sorted(self._log.glob("*.kvsm"))}
         return Moment(log, self.core.ledger.weights, pool, checksums)
@@ -296,7 +296,7 @@ class RestoredWorld:
             assert self.do(action), action
 
     def walk(self, seed: int, moments: int) -> None:
-        """Do things at random, until there are so many moments."""
+        """Take random actions until there are this many moments."""
         random = Random(seed)
         while len(self.moments) < moments:
             self.do(self.draw(random))
@@ -375,7 +375,7 @@ class RestoredWorld:
             self.counts[what, tried.outcome] += 1
 
     def _is_new(self, chosen: Sequence[int]) -> bool:
-        """Whether these moments bring together what was not tried before. Most actions change one file."""
+        """Whether this combination of files was not tried before. Most actions change one file."""
         log, pool, checksums = (self.moments[number] for number in chosen)
         files = hash(tuple(sorted(log.log.items()))), hash(pool.pool), hash(checksums.checksums)
         before = len(self._tried)
@@ -394,7 +394,7 @@ class RestoredWorld:
         return tried
 
     def check(self) -> None:
-        """All is tried after each action."""
+        """Every combination is tried after each action."""
 
     def wind_down(self) -> Action | None:
         return None
@@ -407,7 +407,7 @@ class RestoredWorld:
 
 
 def _damaged(log: dict[str, bytes]) -> Iterator[tuple[str, dict[str, bytes]]]:
-    """The log with its end damaged: what was done to it, and what is left."""
+    """Yield copies of the log with a damaged end: (the damage, the files)."""
     name, written = max(log.items())
     yield "the log's last segment is missing", {one: log[one] for one in log if one != name}
     damages: dict[str, Callable[[int], bytes]] = {

@@ -131,7 +131,7 @@ class StartedWorld:
         whole = path.stat().st_size
         if how == 1:
             core.arrive("somebody")
-            writer._marks = ()  # They are set after a write.
+            writer._marks = ()  # The marks are set only after a write.
             writer.flush()
         leave_log(core)
         torn = max(self._log.glob("*.kvsm"))
