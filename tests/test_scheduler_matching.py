@@ -474,6 +474,22 @@ def test_load_of_a_preempted_request_is_not_begun_twice() -> None:
     assert len(hand.step().loads) == 1
 
 
+def test_request_that_is_preempted_again_waits_again_for_its_load() -> None:
+    """It stopped waiting, computed, and was preempted: it may wait for what is in flight as at first."""
+    hand = hand_with(range(8), core={"defer_ticks": 1})
+    request = SmallRequest("r", range(9))
+    hand.admit(request, [20, 21, 22])
+    (job,) = hand.step().loads
+    hand.step(preempted={"r"})
+    assert match(hand, request) is None
+    hand.step()
+    assert hand.admit(request, [30, 31, 32]) == 0
+    hand.step(preempted={"r"})
+    assert match(hand, request) is None
+    hand.report(job.transfer)
+    assert match(hand, request) == 8
+
+
 def test_load_of_a_promise_that_was_voided_is_reported_as_failed() -> None:
     """Failure is not success (S6), a match holds what it counts (S7): the cache was reset between the match
     and the allocation."""

@@ -231,14 +231,17 @@ class Offloader(EventEmitter):
             self.emit(ev.RequestArrived, request, target)
 
     def preempt(self, request: str) -> None:
-        """The engine took the request's device blocks. Copies in flight keep what they touch."""
+        """The engine took the request's device blocks. Copies in flight keep what they touch.
+
+        The request may wait anew for what is in flight.
+        """
         if type(request) is not str or not request.isascii():
             request = request_name("preempt", request)
         self.last_keys.pop(request, None)
         entry = self.ledger.requests.get(request)
         if entry is None or entry.word & STATE_MASK == FINISHED:
             return
-        if entry.offered or entry.state not in (NEW, PREEMPTED):
+        if entry.offered or entry.patience >= 0 or entry.state not in (NEW, PREEMPTED):
             self.emit(ev.RequestPreempted, request)
 
     def finish(self, request: str, *, aborted: bool = False, hand_over: str = "") -> bool:

@@ -92,7 +92,7 @@ class BookedCopy:
 class BookedRequest:
     """A request that the core knows.
 
-    fresh: it has no match, no wait and no answered miss, so that preempting it is no event.
+    fresh: it has no match and no answered miss. If it has never waited either, preempting it is no event.
     over: it is finished, and kept only because its load is in flight.
     waits: the transfer that it is deferred for; 0 for none.
     patience: the tick at which it stops waiting; -1 until it first waits.
@@ -300,7 +300,7 @@ class ReferenceBooks:
         book = self.requests.get(name)
         if book is None or book.over:
             return
-        runs = book.matched or book.waits or book.loading or not book.fresh
+        runs = book.matched or book.patience >= 0 or book.loading or not book.fresh
         if runs or book.cursors[1]:
             self._stop(book)
 
