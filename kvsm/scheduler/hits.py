@@ -7,6 +7,10 @@ result is the longest hit of all. vLLM's coordinator does the same. What a group
     full attention    every chunk behind what the device has
     sliding window    the chunks that hold the last `window - 1` tokens before the end
     mamba             the last block before the end: the state
+
+A group with a drafter is searched as its kind says. vLLM leaves out the last block of its hit there, because
+the drafter's KV of a block's last token depends on the token behind the block. A hit with this block can only
+cost an accepted draft: the model checks each draft.
 """
 
 from __future__ import annotations

@@ -12,6 +12,7 @@ raises `PropertyBroken` as soon as it sees one of these:
 - full offload (S16): a request with `do_remote_decode` is over, and a full chunk is neither on the host nor
   on its way there;
 - one token left (S18): a match covers a whole prompt;
+- a match that is shorter or longer than the longest hit, told as S7 (`kvsm.worlds.longest_hit`);
 - progress (S9): `run` never comes to rest.
 
 It sees nothing if the bytes are right by accident: bytes of one key are equal, whichever copy wrote them.
@@ -58,6 +59,7 @@ from kvsm.states.lease import LeaseState
 from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 from kvsm.worlds.crash import FlushedLog
+from kvsm.worlds.longest_hit import check_answer, check_device_hit, expected_answer
 from kvsm.worlds.lost_stores import check_kept, check_next_to_go
 from kvsm.worlds.run_figures import RunNotes
 from kvsm.worlds.small_pool import SmallPool
@@ -91,7 +93,7 @@ class SmallEngine(SmallWorkers):
 
     This engine is a value that an explorer saves, renames and compares. The other one, in `kvsm.serving`,
     carries real bytes fast under virtual time. What both find in a cache is found by
-    `kvsm.scheduler.hits.HitSearch`.
+    `kvsm.scheduler.hits.HitSearch`; here each hit is compared with `kvsm.worlds.longest_hit`.
 
     references: whether the offload core may hold device blocks.
     prefix_cache: whether blocks are found again on the device.
@@ -371,10 +373,10 @@ class SmallEngine(SmallWorkers):
     def _admit(self, scheduled: dict[str, int], accept: int | None) -> None:
         for request in list(self.waiting):
             local, blocks = self._local(request)
-            found, loads = self.scheduler.get_num_new_matched_tokens(request, local)
+            check_device_hit(self, request, local)
+            found = self._ask(request, local)
             if found is None:
                 continue
-            self._check_match(request, local, found, loads)
             alignment = self.config.alignment
             external = found if accept is None else min(found, accept - accept % alignment)
             end = local + external
@@ -391,6 +393,17 @@ class SmallEngine(SmallWorkers):
             self._check_match_is_over(request)
             if tokens:
                 scheduled[request.request_id] = tokens
+
+    def _ask(self, request: SmallRequest, local: int) -> int | None:
+        """How many tokens the host has behind `local`. A scheduler that is not kvsm's may offer less."""
+        is_own = type(self.scheduler) is OffloadScheduler
+        expected = expected_answer(self.scheduler, request, request.cells, local) if is_own else None
+        found, loads = self.scheduler.get_num_new_matched_tokens(request, local)
+        if found is not None:
+            self._check_match(request, local, found, loads)
+        if is_own:
+            check_answer(request, local, found, expected)
+        return found
 
     def _note_admission(self, request: SmallRequest, on_device: int, on_host: int) -> None:
         """A request has got its blocks: what it had of them, if it reads the cache."""
