@@ -57,6 +57,7 @@ from kvsm.vllm_fuzz.configs import has_groups, hasher, make_config, make_kv_cach
 from kvsm.vllm_fuzz.connectors import transfer_config
 from kvsm.vllm_fuzz.drawing import draw_action
 from kvsm.vllm_fuzz.ending import Ending, filled
+from kvsm.vllm_fuzz.longest_hits import watch_hits
 from kvsm.vllm_fuzz.lost_copies import SETTLING_A_LOSS, LostCopies
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import SimulatedRank
@@ -197,6 +198,7 @@ class VllmWorld:
             with recording(self.events):
                 self.scheduler = make_scheduler(config, kv_cache, shape.most_steps, shape.runner)
             record_manager(self.scheduler.connector, self.events)
+            watch_hits(self.scheduler.connector)
             self._completions = Completions(self.scheduler.connector, shape.ranks)
             self._stored = StoredBytes(self.scheduler.connector, self.ranks, shape.groups)
             self._ending = Ending(self, threads)

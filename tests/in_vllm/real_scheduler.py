@@ -67,6 +67,7 @@ from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.messages import StepReports
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
+from kvsm.vllm_fuzz.longest_hits import watch_hits
 from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
 from kvsm.vllm_fuzz.rank import ModelRank, workers_of_kvsm
 
@@ -168,6 +169,7 @@ class Engine:
         self._core = self._side._core
         self.ledger: Ledger = self._core.offloader.ledger
         self._side.deadlines.clock = self.clock.read
+        watch_hits(self.scheduler.connector)
         self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
         self._runner = ModelRunner(shape.drafts, self._random)
         self._truths: dict[str, KnownTokens] = {}
