@@ -36,6 +36,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 DRAFTER = KVCacheGroup(HASH_TOKENS, drafter=True)
 LONG_WINDOW = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=3 * HASH_TOKENS + 2)
 WIDE_WINDOW = KVCacheGroup(2 * HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS + 1)
+ONE_TOKEN = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=1)
+"""Layers that look at no earlier token need nothing for a hit."""
 ATTENTION = (
     (FULL,),
     (WIDE,),
@@ -47,6 +49,7 @@ ATTENTION = (
     (FULL, WIDE_WINDOW),
     (SLIDING, LONG_WINDOW),
     (FULL, DRAFTER),
+    (FULL, ONE_TOKEN),
 )
 STATES = ((MAMBA,), (FULL, MAMBA), (WIDE, MAMBA), (FULL, SLIDING, MAMBA))
 

@@ -5,6 +5,7 @@ Rows 4, 5, 6, 13 and 22 of the scheduler's behaviours; each test is named after 
 
 from __future__ import annotations
 
+from sys import maxsize
 from typing import Any
 
 import pytest
@@ -38,6 +39,7 @@ from kvsm.scheduler.hits import HitSearch
 from kvsm.scheduler.offer_batch import OfferBatch
 from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.states.request import RequestState
+from kvsm.worlds.longest_hit import Prompt
 from kvsm.worlds.small_engine import SmallEngine
 from kvsm.worlds.small_pool import SmallPool
 from kvsm.worlds.small_request import HASH_TOKENS, NULL, SmallRequest
@@ -761,29 +763,23 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
         chunk = 1
     config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS)
     start = local * config.alignment
+    prompt = Prompt(config.groups, [b"%d" % token for token in range(limit + 1)], chunk)
     keys = [
-        [b"%d-%d" % (index, place) for place in range(40 // (group.block_tokens * chunk))]
+        [key for token in range(0, limit, group.block_tokens * chunk) if (key := prompt.key(index, token))]
         for index, group in enumerate(groups)
     ]
     rate = random.random()
     held = {key for table in keys for key in table if random.random() < rate**0.3}
     lookup = HitSearch(config, chunk, keys, start)
-
-    def served(end: int) -> bool:
-        return all(
-            last <= len(table) and held.issuperset(table[first:last])
-            for table, (first, last) in zip(keys, lookup.needed(end))
-        )
-
     every = range(limit - limit % config.alignment, start, -config.alignment)
     longest = lookup.longest_hit(limit, held.__contains__)
-    assert longest == max([start, *filter(served, every)])
+    assert longest == prompt.longest_hit(start, maxsize, held.__contains__)
     # The key that is told as missed stands in the way of a longer hit. None is told if none could be longer.
     longer = [lookup.needed(end) for end in every if end > longest]
     needed = {
         key
         for spans in longer
-        if all(last <= len(table) for table, (_, last) in zip(keys, spans))
+        if all(first == last or last <= len(table) for table, (first, last) in zip(keys, spans))
         for table, (first, last) in zip(keys, spans)
         for key in table[first:last]
     }
@@ -836,6 +832,16 @@ def test_hybrid_groups_need_every_block_of_a_window(held: set[int], end: int) ->
     assert (
         search.longest_hit(4 * HASH_TOKENS, {keys[place] for place in held}.__contains__) == end * HASH_TOKENS
     )
+
+
+def test_hybrid_groups_need_nothing_for_a_window_of_one_token() -> None:
+    """Not even the chunk in which the hit ends."""
+    one_token = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=1)
+    config = SchedulerConfig(groups=(FULL, one_token), hash_tokens=HASH_TOKENS)
+    keys = [[b"%d-%d" % (group, place) for place in range(2)] for group in range(2)]
+    search = HitSearch(config, 2, keys, 0)
+    assert search.longest_hit(3 * HASH_TOKENS, set(keys[0]).__contains__) == 3 * HASH_TOKENS
+    assert search.needed_keys(3 * HASH_TOKENS) == keys[0]
 
 
 def test_hybrid_groups_load_what_each_looks_back_at() -> None:

@@ -71,8 +71,7 @@ class HitSearch:
         has: whether a key can be counted on.
         find_prefix: the same of many chunks of a group with full attention, in one question.
         """
-        hashed = [len(keys) * tokens for keys, tokens in zip(self._keys, self._chunk_tokens)]
-        limit = min(limit, *hashed)
+        limit = min([limit, *self._hashed(limit)])
         end, self.lacking = self._align(limit), None
         self._found = None
         asked: int | None = None
@@ -94,11 +93,14 @@ class HitSearch:
 
     def needed(self, end: int) -> list[Span]:
         """The chunks of each group that a hit up to `end` loads."""
-        spans = []
-        for group, tokens in zip(self._groups, self._chunk_tokens):
-            first = max(self._local, group.first_needed_token(end))
-            spans.append(Span(first // tokens, -(-end // tokens)))
-        return spans
+        return [self._span(index, end) for index in range(len(self._groups))]
+
+    def _span(self, index: int, end: int) -> Span:
+        """The same of one group. `end` may lie within a chunk."""
+        tokens = self._chunk_tokens[index]
+        first, last = max(self._local, self._groups[index].first_needed_token(end)), -(-end // tokens)
+        # A window of one token needs nothing.
+        return Span(first // tokens if first < end else last, last)
 
     def needed_keys(self, end: int) -> list[bytes]:
         """The keys that a hit up to `end` loads, group by group."""
@@ -109,6 +111,11 @@ class HitSearch:
             needed += keys[span.first : span.last]
         return needed
 
+    def _hashed(self, limit: int) -> list[int]:
+        """The ends of the last full chunks, of each group that reads a token before `limit`."""
+        groups = zip(self._groups, self._keys, self._chunk_tokens)
+        return [len(keys) * size for group, keys, size in groups if group.first_needed_token(limit) < limit]
+
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
 
@@ -116,8 +123,7 @@ class HitSearch:
         """The largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
         while end > self._local:
-            first = max(self._local, group.first_needed_token(end)) // tokens
-            last = -(-end // tokens)
+            first, last = self._span(index, end)
             if group.kind is GroupKind.FULL:
                 self._found = find_prefix(index, first, last) if find_prefix is not None else None
                 if self._found is not None:

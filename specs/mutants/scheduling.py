@@ -342,8 +342,11 @@ SCHEDULING = (
         edits=(
             Edit(
                 f"{_HITS}.needed",
-                "spans.append(Span(first // tokens, -(-end // tokens)))",
-                "spans.append(Span(first // tokens, end // tokens))",
+                "return [self._span(index, end) for index in range(len(self._groups))]",
+                """
+                spans = [self._span(index, end) for index in range(len(self._groups))]
+                return [Span(span.first, end // size) for span, size in zip(spans, self._chunk_tokens)]
+                """,
             ),
         ),
     ),
