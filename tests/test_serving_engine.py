@@ -39,6 +39,7 @@ from kvsm.serving.disturbances import LONGEST_PATIENCE_STEPS, Disturbances
 from kvsm.serving.workload_run import LEDGER_BYTES_PER_BLOCK
 from kvsm.states import LeaseState
 from kvsm.traces import BLOCK_TOKENS, TraceRequest
+from kvsm.worlds.longest_hit import watch_answers
 
 SMALL: dict[str, Any] = {"copies": "simulated", "block_bytes": 64}
 PRESSURE: dict[str, Any] = {**SMALL, "requests": 100, "device_blocks": 96, "host_blocks": 128}
@@ -369,8 +370,10 @@ def runs(draw: st.DrawFn) -> tuple[list[TraceRequest], RunOptions]:
 
 
 def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOptions) -> None:
-    """Serve in a bounded number of steps, and check everything that holds of a good run."""
+    """Serve in a bounded number of steps, and check everything that holds of a good run. Each answer of the
+    scheduler is the longest hit."""
     run = WorkloadRun(options, requests, str(directory / "log"))
+    watch_answers(run.connector)
     step = run.engine.step
 
     def bounded() -> bool:

@@ -106,7 +106,7 @@ def expected_answer(
 
     Call it before the scheduler is asked. There must be no tier below the host.
 
-    cells: hash of the prefix that ends with each token of the request.
+    cells: hash of the prefix that ends with each token of the request; of tokens that end no block, anything.
     """
     core, ledger = scheduler.offloader, scheduler.offloader.ledger
     entry = ledger.requests.get(request.request_id) or RequestRecord(request.request_id)
@@ -131,3 +131,19 @@ def expected_answer(
     if may_wait and any(index[key] in busy for key in prompt.keys_read(local, end) if key is not None):
         return None
     return prompt.longest_hit(local, most, lambda key: key in index and ledger.readable(index[key])) - local
+
+
+def watch_answers(scheduler: OffloadScheduler) -> None:
+    """Check each answer of a scheduler from now on. There must be no tier below the host."""
+    ask = scheduler.get_num_new_matched_tokens
+
+    def watched(request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
+        cells = [b""] * request.num_tokens
+        for number, value in enumerate(request.block_hashes, 1):
+            cells[number * scheduler.config.tokens_per_hash - 1] = value
+        expected = expected_answer(scheduler, request, cells, num_computed_tokens)
+        found, loads = ask(request, num_computed_tokens)
+        check_answer(request, num_computed_tokens, found, expected)
+        return found, loads
+
+    scheduler.get_num_new_matched_tokens = watched  # type: ignore[method-assign]
