@@ -41,8 +41,8 @@ class Host(Protocol):
     def match(self, request: str, keys: Sequence[bytes]) -> int:
         """Load what the host has of these keys, from the first on. Returns how many it has."""
 
-    def store(self, request: str, keys: Sequence[bytes]) -> None:
-        """Store the next piece of a prompt."""
+    def store(self, request: str, keys: Sequence[bytes], parent: bytes) -> None:
+        """Store the next piece of a prompt. parent: the key before it; b"": it is the first one."""
 
     def finish(self, request: str) -> None:
         """The request is over."""
@@ -65,8 +65,8 @@ class KvsmHost(Host):
             core.complete_load(job.transfer)
         return hits
 
-    def store(self, request: str, keys: Sequence[bytes]) -> None:
-        job = self._core.prepare_store(request, keys, range(len(keys))).job
+    def store(self, request: str, keys: Sequence[bytes], parent: bytes) -> None:
+        job = self._core.prepare_store(request, keys, range(len(keys)), parent).job
         if job is not None:
             self._core.submit([job.transfer])
             self._core.complete_store(job.transfer)
@@ -101,7 +101,7 @@ class VllmHost(Host):
             manager.complete_load(keys[:hits], context)
         return hits
 
-    def store(self, request: str, keys: Sequence[bytes]) -> None:
+    def store(self, request: str, keys: Sequence[bytes], parent: bytes) -> None:  # noqa: ARG002
         output = self._manager.prepare_store(keys, self._contexts[request])
         if output is not None and output.keys_to_store:
             self._manager.complete_store(output.keys_to_store, self._contexts[request])
@@ -112,21 +112,22 @@ class VllmHost(Host):
 
 def hits_of(host: Host, requests: Requests, piece: int) -> int:
     """The hits of all requests, if each stores this number of blocks in a step."""
-    hits, running = 0, dict[str, list[bytes]]()
+    hits, running = 0, dict[str, tuple[Sequence[bytes], int]]()
     for number, keys in enumerate(requests):
         while len(running) >= AT_ONCE:
             _step(host, running, piece)
         found = host.match(str(number), keys)
         hits += found
-        running[str(number)] = keys[found:]
+        running[str(number)] = keys, found
     return hits
 
 
-def _step(host: Host, running: dict[str, list[bytes]], piece: int) -> None:
-    for request, keys in list(running.items()):
-        if keys:
-            host.store(request, keys[:piece])
-            running[request] = keys[piece:]
+def _step(host: Host, running: dict[str, tuple[Sequence[bytes], int]], piece: int) -> None:
+    """running: request -> its keys, and how many of them are stored."""
+    for request, (keys, done) in list(running.items()):
+        if done < len(keys):
+            host.store(request, keys[done : done + piece], keys[done - 1] if done else b"")
+            running[request] = keys, done + piece
         else:
             host.finish(request)
             del running[request]

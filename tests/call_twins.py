@@ -319,7 +319,8 @@ class CallMaker:
 
     def _prepare_store(self, _: Offloader) -> Arguments:
         keys = self._random.sample(KEYS, self._random.choice((1, 2, 3, 20)))
-        return (self._name(), keys, self._blocks(len(keys))), {}
+        parent = self._random.choice(((), (b"",), (self._or_wrong(self._random.choice(KEYS), WRONG_KEYS),)))
+        return (self._name(), keys, self._blocks(len(keys)), *parent), {}
 
     def _submit(self, core: Offloader) -> Arguments:
         planned = [one.id for one in core.ledger.transfers.values() if one.state == 0]
@@ -347,7 +348,8 @@ class CallMaker:
         return self._random.choice(((), (), ("w1",), ("w2",))), {}
 
     def _touch(self, _: Offloader) -> Arguments:
-        return (self._random.sample(KEYS, 3),), {}
+        parents = self._random.choice(((), ({},), ({0: self._random.choice(KEYS), 2: b""},)))
+        return (self._random.sample(KEYS, 3), *parents), {}
 
     def _skip(self, _: Offloader) -> Arguments:
         return ((), (b"key",), SkipReason.POOL_FULL), {}

@@ -134,7 +134,8 @@ def reset_often(config: OffloadConfig, random: Random) -> Sequence[OffloadingEve
 
     def store() -> None:
         keys = list({key() for _ in range(random.choice((1, 5, 20, 40)))})
-        core.prepare_store(f"store-{len(log)}", keys, [next(free_block) for _ in keys])
+        blocks = [next(free_block) for _ in keys]
+        core.prepare_store(f"store-{len(log)}", keys, blocks, random.choice((b"", key())))
 
     def load(target: str) -> None:
         name, readable = f"load-{len(log)}", [*filter(core.ledger.readable, core.ledger.index.values())]

@@ -17,7 +17,7 @@ from kvsm.ids import SMALL, to_list
 from kvsm.log import MemoryLog
 from kvsm.offloader import Offloader
 from kvsm.policies import POLICIES
-from kvsm.snapshot import digest
+from kvsm.snapshot import digest, restore, snapshot
 
 Body = Callable[[], AbstractContextManager[None]]
 BODIES = [pytest.param(native.without, id="Python"), pytest.param(nullcontext, id="native")]
@@ -48,7 +48,8 @@ def serve(core: Offloader, request: str, keys: Sequence[bytes]) -> int:
 
 def store(core: Offloader, request: str, keys: Sequence[bytes]) -> Sequence[bytes]:
     """Store a piece. Returns the keys that were evicted for it."""
-    prepared = core.prepare_store(request, keys, range(len(keys)))
+    parent = keys[0][:-1] if keys else b""
+    prepared = core.prepare_store(request, keys, range(len(keys)), parent)
     if prepared.job is not None:
         core.submit([prepared.job.transfer])
         core.complete_store(prepared.job.transfer)
@@ -161,6 +162,23 @@ def test_a_block_whose_beginning_has_gone_goes_next(body: Body) -> None:
         store(core, "a", prompt("a" * 9, 3)[2:])
         assert planned(core)[-1].parents == ((0, None),)
         assert order(core)[0] == prompt("a" * 9, 3)[2]
+
+
+@EITHER_BODY
+def test_a_core_remembers_no_parent(body: Body) -> None:
+    """What a store continues follows from the call and the ledger: a core that goes on from a snapshot plans
+    the next piece as the one that wrote it."""
+    with body():
+        core = new_core("lru", 8)
+        keys = prompt("a" * 9, 6)
+        store(core, "a", keys[:2])
+        serve(core, "a", keys)
+        other = Offloader.resumed(restore(snapshot(core.ledger)), MemoryLog())
+        for one in (core, other):
+            one.prepare_store("a", keys[2:4], (2, 3))
+            one.prepare_store("a", keys[4:], (4, 5), keys[3])
+            assert [event.parents for event in planned(one)[-2:]] == [(), ((0, 3),)]
+        assert digest(core.ledger) == digest(other.ledger)
 
 
 @EITHER_BODY

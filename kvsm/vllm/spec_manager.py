@@ -120,9 +120,6 @@ class KvsmManager(OffloadingManager):
         """What identifies a transfer in this interface -> its id."""
         self._refused: set[str] = set()
         """Requests whose offer found no room. When they offer it again, that is no event."""
-        self._last_keys: dict[str, dict[bytes, bytes]] = {}
-        """Request -> group -> the last key that it used or offered: the next one that it offers continues
-        it."""
         self._touched: dict[str, list[bytes]] = {}
         """Request -> the keys that it has touched and not loaded, while a load may follow."""
         self._steps_to_flush = 0
@@ -193,7 +190,7 @@ class KvsmManager(OffloadingManager):
         job = core.prepare_load(request, blocks)
         assert job is not None, "the match was pinned just now"
         self._submit(request, Direction.LOAD, wanted, job.transfer)
-        self._note_last(request, wanted)
+        _note_last(req_context, wanted)
         loaded = set(wanted)
         self._touched[request] = [key for key in self._touched.get(request, ()) if key not in loaded]
         return HostSlots(slots, self._num_slots, job.transfer)
@@ -217,7 +214,7 @@ class KvsmManager(OffloadingManager):
         """The request used these keys."""
         used = in_order(keys, req_context)
         self._core.touch(used)
-        self._note_last(req_context.req_id, used)
+        _note_last(req_context, used)
         self._touched[req_context.req_id] = used
 
     # Stores.
@@ -246,8 +243,8 @@ class KvsmManager(OffloadingManager):
             core.skip(((request, len(seldom)),), seldom, SkipReason.BELOW_THRESHOLD)
         # A load may have written these placeholders before; its content is gone.
         core.rewrite(blocks)
-        parents = self._parents(request, wanted)
-        self._note_last(request, wanted)
+        parents = _parents_of(req_context, wanted)
+        _note_last(req_context, wanted)
         self._touched.pop(request, None)
         prepared = core.store(((request, len(wanted)),), wanted, blocks, parents=parents)
         if prepared.job is None:
@@ -260,15 +257,6 @@ class KvsmManager(OffloadingManager):
         self._submit(request, Direction.STORE, prepared.keys, transfer.id)
         slots = HostSlots(transfer.slots, self._num_slots, transfer.id)
         return PrepareStoreOutput(list(prepared.keys), slots, list(prepared.evicted))
-
-    def _parents(self, request: str, keys: Sequence[bytes]) -> dict[int, bytes]:
-        """Place of the first key of each group -> the key that it continues; empty if that is not known."""
-        last = self._last_keys.get(request, {})
-        groups = [key[-GROUP_INDEX_BYTES:] for key in keys]
-        return {n: last.get(group, b"") for n, group in enumerate(groups) if not n or group != groups[n - 1]}
-
-    def _note_last(self, request: str, keys: Sequence[bytes]) -> None:
-        self._last_keys.setdefault(request, {}).update({key[-GROUP_INDEX_BYTES:]: key for key in keys})
 
     def _offered_too_seldom(self, keys: Sequence[bytes]) -> list[bytes]:
         """The keys that stay below `store_threshold` with this offer, which counts only if there is room."""
@@ -379,7 +367,6 @@ class KvsmManager(OffloadingManager):
         self._answers.pop(request, None)
         self._admitted.discard(request)
         self._refused.discard(request)
-        self._last_keys.pop(request, None)
         self._touched.pop(request, None)
         self._core.finish(request)
 
@@ -398,7 +385,6 @@ class KvsmManager(OffloadingManager):
         self._missed.clear()
         self._promises = _Promises()
         for request in sorted(context.preempted_req_ids):
-            self._last_keys.pop(request, None)
             core.preempt(request)
         if self._steps_to_flush and not features().tells_of_flushed_resets:
             self._steps_to_flush -= 1
@@ -497,6 +483,30 @@ def in_order(keys: Collection[bytes], req_context: Any) -> list[bytes]:
         return key[-GROUP_INDEX_BYTES:], req_context.get_offload_key_position(key) or 0, key
 
     return sorted(keys, key=place)
+
+
+class _LastKeys(dict[bytes, bytes]):
+    """KV cache group -> the last key that a request used or offered. vLLM keeps it with the request."""
+
+
+def _note_last(req_context: Any, keys: Sequence[bytes]) -> None:
+    """Remember with the request which keys it used or offered last."""
+    last = req_context.get_state(_LastKeys) or _LastKeys()
+    last.update({key[-GROUP_INDEX_BYTES:]: key for key in keys})
+    req_context.set_state(last)
+
+
+def _parents_of(req_context: Any, keys: Sequence[bytes]) -> dict[int, bytes]:
+    """Map the place of the first key of each group to the key that it continues: the last one of the group,
+    if that stands before it in the prompt. Else to b""."""
+    last, position = req_context.get_state(_LastKeys) or _LastKeys(), req_context.get_offload_key_position
+    parents: dict[int, bytes] = {}
+    for place, key in enumerate(keys):
+        group = key[-GROUP_INDEX_BYTES:]
+        if not place or group != keys[place - 1][-GROUP_INDEX_BYTES:]:
+            before = last.get(group, b"")
+            parents[place] = before if before and (position(before) or 0) < (position(key) or 0) else b""
+    return parents
 
 
 def is_remote_decode(req_context: Any) -> bool:

@@ -432,6 +432,55 @@ def test_all_of_an_offer_or_nothing() -> None:
     assert (output.keys_to_store, output.evicted_keys) == (keys(3, 4), keys(2))
 
 
+def offer(rig: Rig, names: list[Any], context: ReqContext) -> None:
+    """Store these keys, which all find room."""
+    output = rig.manager.prepare_store(names, context)
+    assert output is not None
+    rig.manager.complete_store(set(names), context)
+
+
+def at_positions(rig: Rig, request: str, blocks: int) -> ReqContext:
+    """A request of so many blocks in two KV cache groups, as vLLM makes it."""
+    context = rig.context(request)
+    for number in range(blocks):
+        for group in range(2):
+            context.set_offload_key_position(key(number, group), 16 * (number + 1))
+    return context
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("piece", [1, 2, 4])
+def test_pieces_of_a_prompt_are_evicted_from_its_end(policy: str, piece: int) -> None:
+    """In each KV cache group: behind a prefix that the request has loaded, and after a preemption, when it
+    offers all its blocks again."""
+    rig = Rig(12, policy=policy)
+    context = at_positions(rig, "first", 2)
+    offer(rig, [key(0), key(1), key(0, 1), key(1, 1)], context)
+    context = at_positions(rig, "r", 6)
+    hits = [key(number, group) for group in range(2) for number in range(2)]
+    assert {rig.manager.lookup(name, context) for name in hits} == {HIT}
+    rig.manager.touch(hits, context)
+    rig.manager.prepare_load(hits, context)
+    rig.manager.complete_load(set(hits), context)
+    for start in range(2, 6, piece):
+        stop = min(start + piece, 6)
+        offer(rig, [key(number, group) for group in range(2) for number in range(start, stop)], context)
+    rig.end_step(["r"])
+    for start in range(0, 6, piece):
+        stop = min(start + piece, 6)
+        output = rig.manager.prepare_store([key(number, 0) for number in range(start, stop)], context)
+        assert output is not None
+        assert not output.keys_to_store
+    policy_of = rig.core.ledger.policy
+    choice = policy_of.choose(12, ())
+    assert choice is not None
+    order = [rig.core.ledger.key_of[slot] for slot in choice.victims]
+    new = [one for one in order if one not in hits]
+    for group in range(2):
+        assert [one for one in new if one[-1] == group] == [key(number, group) for number in range(5, 1, -1)]
+        assert [one for one in order if one in hits and one[-1] == group] == [key(1, group), key(0, group)]
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_an_offer_does_not_evict_what_it_finds_there(policy: str) -> None:
     rig = Rig(2, policy=policy)
