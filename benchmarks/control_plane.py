@@ -85,7 +85,8 @@ def serve_step(core: Offloader, first: int, requests: Requests) -> int:
             assert job is not None
             loads.append(job.transfer)
         if hits < len(keys):
-            store = core.prepare_store(request, keys[hits:], range(block + hits, block + len(keys))).job
+            blocks, parent = range(block + hits, block + len(keys)), keys[hits - 1] if hits else b""
+            store = core.prepare_store(request, keys[hits:], blocks, parent).job
             if store is not None:
                 stores.append(store.transfer)
         block += len(keys)

@@ -1,29 +1,44 @@
 """What it costs a host pool that prompts are stored over several steps: prefill in chunks, then decode.
 
 The requests of a workload run eight at once, and a new one begins when another one is over. A request is
-matched once, what matches is loaded, and then it stores a piece of its other blocks in each step: all of
-them, four, or one. All copies of a step end before the next one. Counted are *hits*: the blocks of a prompt,
-from its first on, that its match finds. A block is one hash id of the trace (512 tokens).
+matched once, what matches is loaded, and then it takes a step for each of its other blocks. It stores them in
+pieces: all of them in its first step, four in each fourth step, or one in each step. So requests come and go
+alike in all columns. All copies of a step end before the next one. Counted are *hits*: the blocks of a
+prompt, from its first on, that its match finds. A block is 512 tokens (one hash id of the trace).
 
 A piece of a prompt is worth nothing without the pieces before it. A policy that evicts in the order of the
 steps loses the beginning first, so it hits less the smaller the pieces are.
 
+What no order of eviction can help: a request asks for blocks that a request beside it has yet to store. The
+smaller the pieces, the longer that lasts. A column "late" says how many more blocks the match would have
+found if the requests beside it had stored all of theirs when they began.
+
+With `--agents`, recorded sessions of coding agents run 8 and 24 at once (`workload.agent_turns`). The pool is
+half of the live context: of the blocks of the last prompts of all agents that run, on average. An agent sends
+its next request when the one before is stored. LRU that evicts the beginning first and the offline optimum
+are given for whole prompts, one request after the other.
+
 Where vLLM is installed, its own manager gets the same calls (`CPUOffloadingManager`).
 
-    KVSM_TRACE=TRACE.jsonl python benchmarks/stored_in_steps.py --output benchmarks/results/stored_in_steps.md
+    KVSM_TRACE=TRACE.jsonl KVSM_AGENTS=SESSIONS.jsonl.gz python benchmarks/stored_in_steps.py \
+        --output benchmarks/results/stored_in_steps.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import chain, islice, takewhile
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import click
 from control_plane import lives
 from page import markdown_table, publish
-from workload import TRACE_BLOCK_TOKENS, Requests, expanded
+from policies import optimal_hits
+from workload import TRACE_BLOCK_TOKENS, Requests, agent_turns, expanded
 
 from kvsm.events import OffloadConfig
 from kvsm.offloader import Offloader
@@ -31,6 +46,7 @@ from kvsm.policies import POLICIES
 
 HOST_BLOCKS = (1_000, 3_000)
 AT_ONCE = 8
+AGENTS_AT_ONCE = (8, 24)
 PIECES = (1 << 20, 4, 1)
 DEVICE_BLOCKS = 1 << 14
 
@@ -46,6 +62,9 @@ class Host(Protocol):
 
     def finish(self, request: str) -> None:
         """The request is over."""
+
+    def has(self, key: bytes) -> bool:
+        """Whether the host has this block."""
 
 
 class KvsmHost(Host):
@@ -73,6 +92,9 @@ class KvsmHost(Host):
 
     def finish(self, request: str) -> None:
         self._core.finish(request)
+
+    def has(self, key: bytes) -> bool:
+        return key in self._core.ledger.index
 
 
 class VllmHost(Host):
@@ -109,28 +131,63 @@ class VllmHost(Host):
     def finish(self, request: str) -> None:
         self._manager.on_request_finished(self._contexts.pop(request))
 
+    def has(self, key: bytes) -> bool:
+        from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
-def hits_of(host: Host, requests: Requests, piece: int) -> int:
-    """The hits of all requests, if each stores this number of blocks in a step."""
-    hits, running = 0, dict[str, tuple[Sequence[bytes], int]]()
-    for number, keys in enumerate(requests):
-        while len(running) >= AT_ONCE:
+        return self._manager.lookup(key, ReqContext(req_id="")) is LookupResult.HIT
+
+
+class Counted(NamedTuple):
+    """Blocks that matches have found, and those that came too late; see above."""
+
+    hits: int
+    late: int
+
+
+def count_hits(
+    host: Host, requests: Iterable[tuple[int, Sequence[bytes]]], at_once: int, piece: int
+) -> Counted:
+    """Run the requests, so many at once, each of which stores this number of blocks in a step.
+
+    requests: (agent, keys). An agent has one request at a time.
+    """
+    hits, late, running = 0, 0, dict[int, Running]()
+    for number, (agent, keys) in enumerate(requests):
+        while len(running) >= at_once or agent in running:
             _step(host, running, piece)
         found = host.match(str(number), keys)
         hits += found
-        running[str(number)] = keys, found
-    return hits
+        if found < len(keys) and running:
+            coming = set(chain.from_iterable(islice(one.keys, one.stored, None) for one in running.values()))
+            comes = (key in coming or host.has(key) for key in islice(keys, found, None))
+            late += sum(1 for _ in takewhile(bool, comes))
+        running[agent] = Running(str(number), keys, found, found)
+    return Counted(hits, late)
 
 
-def _step(host: Host, running: dict[str, tuple[Sequence[bytes], int]], piece: int) -> None:
-    """running: request -> its keys, and how many of them are stored."""
-    for request, (keys, done) in list(running.items()):
-        if done < len(keys):
-            host.store(request, keys[done : done + piece], keys[done - 1] if done else b"")
-            running[request] = keys, done + piece
-        else:
-            host.finish(request)
-            del running[request]
+@dataclass
+class Running:
+    """A request.
+
+    computed, stored: how many of its blocks are.
+    """
+
+    name: str
+    keys: Sequence[bytes]
+    computed: int
+    stored: int
+
+
+def _step(host: Host, running: dict[int, Running], piece: int) -> None:
+    for agent, one in list(running.items()):
+        if one.computed == one.stored < len(one.keys):
+            parent = one.keys[one.stored - 1] if one.stored else b""
+            host.store(one.name, one.keys[one.stored : one.stored + piece], parent)
+            one.stored += piece
+        one.computed += 1
+        if one.computed >= len(one.keys):
+            host.finish(one.name)
+            del running[agent]
 
 
 def hosts() -> dict[str, Callable[[int], Host]]:
@@ -148,37 +205,98 @@ def hosts() -> dict[str, Callable[[int], Host]]:
     return found
 
 
+HEADER = [
+    "host slots",
+    "policy",
+    "whole prompts",
+    "late",
+    "4 blocks a step",
+    "late",
+    "1 block a step",
+    "late",
+]
+
+
+def rows_of(
+    title: str, requests: Sequence[tuple[int, Sequence[bytes]]], host_blocks: int, at_once: int
+) -> list[list[str]]:
+    """A row for each contestant."""
+    total, rows = sum(len(keys) for _, keys in requests), []
+    for name, make in hosts().items():
+        counted = [count_hits(make(host_blocks), requests, at_once, piece) for piece in PIECES]
+        cells = [f"{blocks / total:.1%}" for one in counted for blocks in one]
+        rows.append([f"{host_blocks:,}", name, *cells])
+        click.echo(f"  {title}, {' '.join(rows[-1])}", err=True)
+    return rows
+
+
 def table(title: str, requests: Requests, sizes: Sequence[int]) -> list[str]:
     """A section of the page, with a row for each contestant and size."""
-    total, rows = lives(requests), []
-    for host_blocks in sizes:
-        for name, make in hosts().items():
-            rates = [hits_of(make(host_blocks), requests, piece) / total for piece in PIECES]
-            rows.append([f"{host_blocks:,}", name, *(f"{rate:.1%}" for rate in rates)])
-            click.echo(f"  {title}, {' '.join(rows[-1])}", err=True)
-    return [
-        f"### {title}",
-        "",
-        f"{len(requests):,} requests, {total:,} blocks.",
-        "",
-        *markdown_table(["host slots", "policy", "whole prompts", "4 blocks a step", "1 block a step"], rows),
-        "",
+    turns = list(enumerate(requests))
+    rows = [row for host_blocks in sizes for row in rows_of(title, turns, host_blocks, AT_ONCE)]
+    about = f"{len(requests):,} requests, {lives(requests):,} blocks."
+    return [f"### {title}", "", about, "", *markdown_table(HEADER, rows), ""]
+
+
+def agents_table(sessions: Path, at_once: int, limit: int | None) -> list[str]:
+    """A section of the page: recorded sessions, so many at once."""
+    turns = list(agent_turns(sessions, at_once, limit))
+    total, prompts = sum(len(one.keys) for one in turns), [one.keys for one in turns]
+    host_blocks = sum(one.live_blocks for one in turns) // len(turns) // 2
+    title = f"Sessions of coding agents, {at_once} at once"
+    rows = [
+        [f"{host_blocks:,}", name, f"{hits / total:.1%}", *[""] * 5]
+        for name, hits in (
+            ("LRU, the beginning first", heads_first_hits(prompts, host_blocks)),
+            ("optimum", optimal_hits(prompts, host_blocks)),
+        )
     ]
+    rows += rows_of(title, [(one.agent, one.keys) for one in turns], host_blocks, at_once)
+    about = f"{len(turns):,} requests, {total:,} blocks."
+    return [f"### {title}", "", about, "", *markdown_table(HEADER, rows), ""]
+
+
+def heads_first_hits(requests: Iterable[Sequence[bytes]], host_blocks: int) -> int:
+    """The hits of an LRU pool that evicts the beginning of a prompt before its end."""
+    pool: OrderedDict[bytes, None] = OrderedDict()
+    hits = 0
+    for keys in requests:
+        hits += sum(1 for _ in takewhile(pool.__contains__, keys))
+        for key in keys:
+            pool[key] = None
+            pool.move_to_end(key)
+        while len(pool) > host_blocks:
+            pool.popitem(last=False)
+    return hits
 
 
 @click.command()
 @click.option(
     "--trace", type=click.Path(path_type=Path), envvar="KVSM_TRACE", help="A Mooncake-format trace."
 )
+@click.option(
+    "--agents", type=click.Path(path_type=Path), envvar="KVSM_AGENTS", help="Recorded sessions, in gzip."
+)
 @click.option("--requests", "limit", type=int, default=2_000, show_default=True, help="Of each workload.")
+@click.option("--sessions", type=int, help="Of the agents, at most this many.")
 @click.option("--host-blocks", type=int, multiple=True, default=HOST_BLOCKS, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
-def main(trace: Path | None, limit: int, host_blocks: tuple[int, ...], output: Path | None) -> None:
+def main(
+    trace: Path | None,
+    agents: Path | None,
+    limit: int,
+    sessions: int | None,
+    host_blocks: tuple[int, ...],
+    output: Path | None,
+) -> None:
     """Measure what prompts hit that are stored over several steps, under every policy."""
     lines = []
     if trace is not None:
         lines += table(trace.name, expanded(trace, TRACE_BLOCK_TOKENS, limit), host_blocks)
     lines += table("Generated conversations", expanded(None, TRACE_BLOCK_TOKENS, limit), host_blocks)
+    if agents is not None:
+        for at_once in AGENTS_AT_ONCE:
+            lines += agents_table(agents, at_once, sessions)
     publish("Prompts stored over several steps", "one block is 512 tokens", lines, output)
 
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import random
+from collections.abc import Iterator
 from hashlib import blake2b
+from heapq import heappop, heappush
+from itertools import chain
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from kvsm.traces import multi_turn, read_trace
 
@@ -34,6 +40,79 @@ def expanded(trace: Path | None, block_tokens: int, limit: int | None) -> Reques
             keys += known[block]
         requests.append(keys)
     return requests
+
+
+LONGEST_PAUSE_S = 300
+"""Longer pauses of a session are cut to this: a session that rests for hours is not one of those at once."""
+
+
+class Turn(NamedTuple):
+    """A request of an agent, after all earlier ones of that agent.
+
+    live_blocks: the blocks of the last prompts of all agents that run now, this one included.
+    """
+
+    agent: int
+    keys: list[bytes]
+    live_blocks: int
+
+
+def agent_turns(path: Path, at_once: int, limit: int | None) -> Iterator[Turn]:
+    """The requests of recorded sessions, `at_once` of them at a time: the next one begins when another ends.
+
+    path: a gzip file with a session a line. A request is a row `[t, _, _, _, _, keep, runs]`: seconds, and
+        its hash ids: the first `keep` ids of the row before, then the runs `[first, count, ...]`.
+    limit: of sessions.
+    """
+    with gzip.open(path) as lines:
+        sessions = enumerate(map(json.loads, lines))
+        waiting: list[tuple[float, int, int, Iterator[tuple[float, int, list[bytes]]]]] = []
+        live: dict[int, dict[int, int]] = {}
+        now, entries = 0.0, 0
+
+        def begin() -> None:
+            nonlocal entries
+            number, session = next(sessions, (0, None))
+            if session is not None and (limit is None or number < limit):
+                entries += 1
+                heappush(waiting, (now, entries, number, _session_turns(number, session)))
+
+        for _ in range(at_once):
+            begin()
+        while waiting:
+            now, _, number, turns = heappop(waiting)
+            turn = next(turns, None)
+            if turn is None:
+                live.pop(number, None)
+                begin()
+                continue
+            pause, agent, keys = turn
+            live.setdefault(number, {})[agent] = len(keys)
+            yield Turn(agent, keys, sum(chain.from_iterable(one.values() for one in live.values())))
+            entries += 1
+            heappush(waiting, (now + pause, entries, number, turns))
+
+
+def _session_turns(number: int, session: dict[str, Any]) -> Iterator[tuple[float, int, list[bytes]]]:
+    """(seconds until the next one, agent, keys) of each request of a session and its subagents, by time."""
+    pieces = TRACE_BLOCK_TOKENS // session["block_size"]
+    rows: list[tuple[float, int, list[bytes]]] = []
+    for agent, (start, requests) in enumerate(
+        [(0.0, session["requests"]), *((one["t"], one["requests"]) for one in session.get("subagents", ()))]
+    ):
+        ids: list[int] = []
+        keys: list[bytes] = []
+        for second, _, _, _, _, keep, runs in requests:
+            keys = keys[: min(keep, len(ids)) // pieces]
+            ids = [*ids[:keep], *chain.from_iterable(range(a, a + n) for a, n in zip(runs[::2], runs[1::2]))]
+            for place in range(len(keys), len(ids) // pieces):
+                block = repr((number, ids[place * pieces : (place + 1) * pieces])).encode()
+                before = keys[-1] if keys else b""
+                keys.append(blake2b(block, key=before, digest_size=32).digest() + bytes(4))
+            rows.append((start + second, (number << 10) + agent, keys))
+    rows.sort(key=lambda row: row[0])
+    for (second, agent, keys), after in zip(rows, [*rows[1:], rows[-1]]):
+        yield min(max(after[0] - second, 0.0), LONGEST_PAUSE_S), agent, keys
 
 
 def single_blocks(steps: int, per_step: int, distinct: int, seed: int = 0) -> Requests:
