@@ -301,7 +301,13 @@ class OutsideBooks:
         self._book_store(result, owners, keys, None)
 
     def after_import_blocks(
-        self, span: Span, result: Any, owners: Owners, keys: Sequence[bytes], source: str
+        self,
+        span: Span,
+        result: Any,
+        owners: Owners,
+        keys: Sequence[bytes],
+        source: str,
+        parents: Mapping[int, bytes] | None = None,
     ) -> None:
         """Blocks were to be copied from another engine. What finds no room is skipped."""
         full = len(self.live) >= self._core.config.max_live_transfers

@@ -296,8 +296,8 @@ def publish_an_import_when_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         storing.import_blocks,
-        "core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)",
-        "core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)\n"
+        "core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source, runs)",
+        "core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source, runs)\n"
         "    plan = ledger.seq\n"
         "    core.emit(ev.TransfersSubmitted, (plan,))\n"
         "    for worker in range(core.config.workers):\n"

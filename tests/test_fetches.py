@@ -63,6 +63,18 @@ def fill(tiers: Tiers) -> None:
             tiers.host.report(job.transfer, 0, True)
 
 
+def test_what_comes_is_evicted_before_what_it_continues() -> None:
+    """The device may have the first block: the host then evicts what came before it, too."""
+    tiers = fetching(4)
+    for first, last in ((0, 2), (2, 4)):
+        parents = ((0, KEYS[first - 1] if first else b""),)
+        assert tiers.tier.fetch(PendingHit(f"r{first}", KEYS[first:last], parents=parents)) is not None
+        (job,) = loads(tiers)
+        tiers.end(job)
+    assert tiers.host.next_victims(4) == tuple(KEYS[:4][::-1])
+    tiers.check()
+
+
 def test_what_has_come_is_still_there_when_its_request_loads_it() -> None:
     """A match holds what it counts (S7): it is matched when the copy ends, not when the engine asks again."""
     tiers = fetching(3)

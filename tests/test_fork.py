@@ -56,6 +56,18 @@ def test_without_another_choice_a_fork_repeats_the_log(
         assert events_of(other) == events_of(log)
 
 
+def test_an_import_touches_in_the_fork_too_what_it_found(tmp_path: Path) -> None:
+    """And continues the same blocks."""
+    life = Life(tmp_path / "log")
+    life.stored("r0", [key(0), key(1)], [0, 1])
+    job = life.core.import_blocks((("r1", 4),), [key(n) for n in range(4)], "engine p-1").job
+    life.ended(job)
+    life.close()
+    assert any(isinstance(event, ev.BlocksTouched) for event in life.events)
+    fork(tmp_path / "log", 1, OtherChoices(), tmp_path / "fork")
+    assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(0, 1000), st.data())
 def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data: st.DataObject) -> None:

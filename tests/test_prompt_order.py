@@ -165,6 +165,25 @@ def test_a_block_whose_beginning_has_gone_goes_next(body: Body) -> None:
 
 
 @EITHER_BODY
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"s3fifo"}))
+def test_an_import_continues_what_the_host_has(body: Body, policy: str) -> None:
+    """And what the caller names. Not under S3-FIFO, where what continues a used block enters at the end."""
+    with body():
+        core = new_core(policy, 12)
+        keys = prompt("a" * 9, 6)
+        store(core, "a", keys[:2])
+        store(core, "b", prompt("b" * 9, 2))
+        for piece, parents in ((keys[:4], {}), (keys[4:], {0: keys[3]})):
+            job = core.import_blocks((("a", len(piece)),), piece, "another engine", parents).job
+            assert job is not None
+            core.submit([job.transfer])
+            core.complete_store(job.transfer)
+        slots = [core.ledger.index[key] for key in keys]
+        assert [event.parents for event in planned(core)[-2:]] == [((0, slots[1]),), ((0, slots[3]),)]
+        assert [key for key in order(core) if key in keys] == keys[::-1]
+
+
+@EITHER_BODY
 def test_a_core_remembers_no_parent(body: Body) -> None:
     """What a store continues follows from the call and the ledger: a core that goes on from a snapshot plans
     the next piece as the one that wrote it."""

@@ -774,6 +774,14 @@ def test_hybrid_groups_hit_is_the_longest_that_all_serve(
     every = range(limit - limit % config.alignment, start, -config.alignment)
     longest = lookup.longest_hit(limit, held.__contains__)
     assert longest == prompt.longest_hit(start, maxsize, held.__contains__)
+    # The keys of a group continue the one before them if the group cannot be used without it.
+    place = 0
+    for group, table, (first, last) in zip(groups, keys, lookup.needed(longest) if longest > start else ()):
+        assert lookup.needed_keys(longest)[place : place + last - first] == table[first:last]
+        if first < last:
+            before = table[first - 1] if first and group.kind is GroupKind.FULL else b""
+            assert lookup.parents(longest)[place] == before
+        place += last - first
     # The key that is told as missed stands in the way of a longer hit. None is told if none could be longer.
     longer = [lookup.needed(end) for end in every if end > longest]
     needed = {

@@ -420,18 +420,18 @@ def _store_planned(future: _Future, recorded: Ledger, event: ev.StorePlanned) ->
     """Offer what was stored, behind what the same offer found resident: that is touched and not evicted."""
     core, ledger = future.core, future.core.ledger
     touched, future.touching = future.touching, {}
-    if event.source:
-        future.planned(event.seq, core.import_blocks(event.owners, event.keys, event.source).job)
-        return
     found = [key for key in touched if key in ledger.index and ledger.readable(ledger.index[key])]
-    # Where the resident ones lie on the device is not known, and no matter: they are not copied.
-    unknown = [*range(core.config.blocks_per_chunk)] * len(found)
     owners = ((event.owners[0][0], len(found)), *event.owners) if found and event.owners else event.owners
     planned = dict.fromkeys(event.keys) | {event.keys[0]: b""} | _parents(recorded, event, event.keys)
     parents = _begins({key: touched[key] for key in found} | planned)
-    keys, blocks = (*found, *event.keys), [*unknown, *to_list(event.device_blocks)]
-    job = core.store(owners, keys, blocks, parents=parents).job
-    future.planned(event.seq, job)
+    keys = (*found, *event.keys)
+    if event.source:
+        future.planned(event.seq, core.import_blocks(owners, keys, event.source, parents).job)
+        return
+    # Where the resident ones lie on the device is not known, and no matter: they are not copied.
+    unknown = [*range(core.config.blocks_per_chunk)] * len(found)
+    blocks = [*unknown, *to_list(event.device_blocks)]
+    future.planned(event.seq, core.store(owners, keys, blocks, parents=parents).job)
 
 
 def _skipped(future: _Future, _recorded: Ledger, event: ev.StoreSkipped) -> None:

@@ -44,6 +44,7 @@ class PendingHit(NamedTuple):
     """A hit that a request wants and that is not readable yet.
 
     keys: all that it needs of the host.
+    parents: (place in `keys`, the key that this one continues); see `store`.
     missed, asked, on_device, on_host: what its match will say; see `HitMatched`.
     """
 
@@ -53,6 +54,7 @@ class PendingHit(NamedTuple):
     asked: int | None = None
     on_device: int | None = None
     on_host: int | None = None
+    parents: tuple[tuple[int, bytes], ...] = ()
 
 
 def lookup(core: EventEmitter, key: bytes) -> LookupResult:

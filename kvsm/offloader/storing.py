@@ -182,17 +182,23 @@ def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes
         touch_slots(core, slots, runs)
 
 
-def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], source: str) -> PreparedStore:
+def import_blocks(
+    core: EventEmitter,
+    owners: Owners,
+    keys: Sequence[bytes],
+    source: str,
+    parents: Mapping[int, bytes] = _NONE,
+) -> PreparedStore:
     """Plan a store of these keys whose bytes do not come from the device.
 
-    owners: as `store` takes them.
+    owners, parents: as `store` takes them.
     source: where the bytes come from, for people: "engine p-1".
 
     The job names host blocks alone. Resident keys are touched; keys in flight are left to that store. What
     finds no room is recorded (`StoreSkipped`) and not deferred: nobody offers it again.
     """
     keys = keys_of("import_blocks", keys)
-    owners = owners_of("import_blocks", owners, len(keys))
+    owners, parents = owners_of("import_blocks", owners, len(keys)), parents_of("import_blocks", parents)
     source = source_name("import_blocks", source)
     ledger = core.ledger
     found = ledger.index.find(keys)
@@ -202,7 +208,8 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
     )
     new.sort()
     if resident:
-        touch_slots(core, list(resident))
+        runs = _runs(core, owners, parents, found, list(resident.values()), list(resident))
+        touch_slots(core, list(resident), runs)
     if not new:
         return PreparedStore(None, (), (), len(resident))
     wanted = tuple([keys[place] for place in new])
@@ -215,7 +222,8 @@ def import_blocks(core: EventEmitter, owners: Owners, keys: Sequence[bytes], sou
         return PreparedStore(None, (), (), len(resident))
     evicted = () if choice is None else _evict(core, choice)
     slots = pack(ledger.free.first(len(wanted)))
-    core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source)
+    runs = _runs(core, owners, parents, found, new, listed(unpack(slots)))
+    core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source, runs)
     hosts = host_blocks(core, ledger.transfers[ledger.seq].slots)
     job = planned_job(core, STORE, NO_IDS, hosts)
     return PreparedStore(job, wanted, (), len(resident), evicted, new)

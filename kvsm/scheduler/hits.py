@@ -116,6 +116,16 @@ class HitSearch:
         groups = zip(self._groups, self._keys, self._chunk_tokens)
         return [len(keys) * size for group, keys, size in groups if group.first_needed_token(limit) < limit]
 
+    def parents(self, end: int) -> dict[int, bytes]:
+        """Place in `needed_keys(end)` at which the keys of a group begin -> the key before it. Empty at the
+        start of a prompt, and for groups without full attention, whose chunks are usable without it."""
+        parents, place = dict[int, bytes](), 0
+        for group, keys, span in zip(self._groups, self._keys, self.needed(end)):
+            continues = group.kind is GroupKind.FULL and span.first > 0
+            parents[place] = keys[span.first - 1] if continues else b""
+            place += span.last - span.first
+        return parents
+
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
 

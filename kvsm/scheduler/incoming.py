@@ -170,7 +170,8 @@ class IncomingHandOvers:
         """Plan the copies of what this engine lacks."""
         name, tracked, core = one.tracked.name, one.tracked, self._core
         chunk, all_keys = core.config.blocks_per_chunk, tracked.chunk_keys()
-        spans = HitSearch(self._config, chunk, all_keys, 0).needed(offer.num_tokens)
+        search = HitSearch(self._config, chunk, all_keys, 0)
+        spans = search.needed(offer.num_tokens)
         why = self._why_unfit(one, offer, spans, all_keys)
         if why is None and core.ledger.draining():
             why = "a reset of this engine is under way"
@@ -181,7 +182,8 @@ class IncomingHandOvers:
         places = [(g, n) for g, span in enumerate(spans) for n in range(span.first, span.last)]
         keys = [key for span, of_group in zip(spans, all_keys) for key in of_group[span.first : span.last]]
         slots = [slot for group in offer.groups for slot in group.slots]
-        prepared = core.import_blocks(((name, len(keys)),), keys, f"engine {one.engine}")
+        parents = search.parents(offer.num_tokens)
+        prepared = core.import_blocks(((name, len(keys)),), keys, f"engine {one.engine}", parents)
         job = prepared.job
         if job is None:
             # This engine has all of it, or no room for any of it.

@@ -152,7 +152,8 @@ class OffloadScheduler:
         if end <= tracked.local:
             return None
         counts = self._counts(tracked, end)
-        return below.fetch(PendingHit(tracked.name, lookup.needed_keys(end), lookup.lacking, *counts))
+        keys, parents = lookup.needed_keys(end), tuple(lookup.parents(end).items())
+        return below.fetch(PendingHit(tracked.name, keys, lookup.lacking, *counts, parents=parents))
 
     def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
         local, core = tracked.local, self.offloader

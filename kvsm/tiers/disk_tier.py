@@ -257,7 +257,8 @@ class DiskTier:
         holder = f"hold-{host.ledger.seq}-for-{hit.request}"
         if resident and not self._hold(holder, resident):
             return None
-        job = host.import_blocks(((hit.request, len(hit.keys)),), hit.keys, DISK).job
+        owners, parents = ((hit.request, len(hit.keys)),), dict(hit.parents)
+        job = host.import_blocks(owners, hit.keys, DISK, parents).job
         if job is not None:
             record = host.ledger.transfers[job.transfer]
             found = [disk.ledger.index[key] for key in record.keys]

@@ -201,7 +201,8 @@ OWN_FINDINGS = (
                 """
                 if resident and not self._hold(holder, resident):
                     return None
-                job = host.import_blocks(((hit.request, len(hit.keys)),), hit.keys, DISK).job
+                owners, parents = ((hit.request, len(hit.keys)),), dict(hit.parents)
+                job = host.import_blocks(owners, hit.keys, DISK, parents).job
                 """,
                 """
                 first = next(key for key in hit.keys if key not in host.ledger.index)
