@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -162,6 +163,30 @@ def test_a_block_whose_beginning_has_gone_goes_next(body: Body) -> None:
         store(core, "a", prompt("a" * 9, 3)[2:])
         assert planned(core)[-1].parents == ((0, None),)
         assert order(core)[0] == prompt("a" * 9, 3)[2]
+
+
+@EITHER_BODY
+@EVERY_POLICY
+@pytest.mark.parametrize("blocks", [3, SMALL])
+def test_a_restart_keeps_the_order_of_prompts(body: Body, policy: str, blocks: int) -> None:
+    """Also of a prompt that a request holds when the process ends, wherever its blocks lie, and if the next
+    process has another policy."""
+    with body():
+        core = new_core(policy, 6 * blocks)
+        held, loaded, idle = (prompt(name * 40, 2 * blocks) for name in "abc")
+        for keys in (held, loaded, idle):
+            for piece in (keys[blocks:], keys[:blocks]):
+                store(core, "stores", piece)
+        core.match("holds", held)
+        core.match("loads", loaded)
+        core.prepare_load("loads", range(len(loaded)))
+        for other in POLICIES:
+            config = msgspec.structs.replace(core.config, policy=other)
+            found = order(Offloader.restarted(restore(snapshot(core.ledger)), config))
+            assert [key for key in found if key in held] == held[::-1], other
+            assert [key for key in found if key in loaded] == loaded[::-1], other
+            if policy != "s3fifo":  # In its queue one use moves nothing.
+                assert found.index(idle[0]) < found.index(held[0]) < found.index(loaded[0]), other
 
 
 @EITHER_BODY

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from operator import itemgetter
+
 import numpy as np
-from numpy.typing import NDArray
 
 from kvsm import events as ev
 from kvsm.errors import ConfigError, InvalidEvent
-from kvsm.events import OffloadConfig
+from kvsm.events import LOAD, OffloadConfig
+from kvsm.ids import IdArray, listed, pack, unpack
 from kvsm.ledger import index
 from kvsm.ledger.records import OfferHistory, Provenance
 from kvsm.ledger.state import LedgerState
@@ -42,7 +45,7 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
         raise InvalidEvent(seq, f"life {event.life} cannot follow life {ledger.life}")
     for difference in why_not_alike(ledger.config, config):
         raise InvalidEvent(seq, f"the next process has another pool: {difference}")
-    another = _other_policy(ledger, config, seq)
+    another, held = _other_policy(ledger, config, seq), _held(ledger)
     _end_all(ledger, seq)
     before, every_slot = ledger.blocks.view.copy(), np.arange(config.host_blocks)
     ledger.blocks.advance(every_slot, block_machine.RESTART, seq)
@@ -51,13 +54,10 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
     given_back = np.flatnonzero((ledger.blocks.view == EVICTED_WORD) & (before != EVICTED_WORD))
     if len(given_back):
         ledger.free.append(given_back)
-    if another is None:
-        used = np.flatnonzero(readable & (before != IDLE))
-        used = used[np.array([slot not in ledger.policy for slot in used.tolist()], np.bool_)]
-        if len(used):
-            ledger.policy.idle(used)
-    else:
-        _give_over(ledger, another, np.flatnonzero(readable))
+    used = np.flatnonzero(readable & (before != IDLE)).tolist()
+    _let_go(ledger.policy, [slot for slot in used if slot not in ledger.policy], held)
+    if another is not None:
+        _give_over(ledger, another)
     ledger.copied_out.clear()
     ledger.leases.advance(np.arange(ledger.config.device_blocks), lease_machine.RESTART, seq)
     if config.device_blocks != ledger.config.device_blocks:
@@ -81,6 +81,25 @@ def _end_all(ledger: LedgerState, seq: int) -> None:
     ledger.deferred.clear()
 
 
+def _held(ledger: LedgerState) -> list[IdArray]:
+    """The slots that matches and loads hold, each in prefix order: the ones held last are the last."""
+    held = [(one.pinned_at, one.pins) for one in ledger.requests.values()]
+    held += [(one.id, one.slots) for one in ledger.transfers.values() if one.direction is LOAD]
+    return [slots for _, slots in sorted(held, key=itemgetter(0))]
+
+
+def _let_go(policy: EvictionPolicy, used: Sequence[int], held: Sequence[IdArray]) -> None:
+    """Let the used slots come back to the order, as if what holds them had ended one after the other."""
+    left, runs = dict.fromkeys(used), list[list[int]]()
+    for slots in reversed(held):
+        runs.append([slot for slot in listed(slots) if slot in left])
+        for slot in runs[-1]:
+            left.pop(slot, None)
+    for run in ([*left], *reversed(runs)):
+        if run:
+            policy.idle(unpack(pack(run)))
+
+
 def _other_policy(ledger: LedgerState, config: OffloadConfig, seq: int) -> EvictionPolicy | None:
     """The policy of the next process, if it is another one. Raises `InvalidEvent` if it does not exist."""
     if config.policy == ledger.config.policy:
@@ -91,10 +110,11 @@ def _other_policy(ledger: LedgerState, config: OffloadConfig, seq: int) -> Evict
         raise InvalidEvent(seq, str(error)) from error
 
 
-def _give_over(ledger: LedgerState, policy: EvictionPolicy, kept: NDArray[np.int64]) -> None:
-    """Another policy begins with the order in which the blocks were stored."""
+def _give_over(ledger: LedgerState, policy: EvictionPolicy) -> None:
+    """Another policy begins with the order in which the last one would evict."""
+    choice = ledger.policy.choose(len(ledger.policy), ())
     ledger.policy = policy
-    if len(kept):
+    if choice is not None and len(choice.victims):
         # Of one call, a policy evicts the last slot first.
-        youngest_first = kept[np.argsort(-ledger.generation_view[kept], kind="stable")]
-        policy.admitted(youngest_first, ledger.keys_of(youngest_first))
+        kept = unpack(pack(listed(choice.victims)[::-1]))
+        policy.admitted(kept, ledger.keys_of(kept))

@@ -41,10 +41,7 @@ RESTARTING = (
             Edit(
                 _NEXT_LEDGER,
                 """
-                used = np.flatnonzero(readable & (before != IDLE))
-                used = used[np.array([slot not in ledger.policy for slot in used.tolist()], np.bool_)]
-                if len(used):
-                    ledger.policy.idle(used)
+                _let_go(ledger.policy, [slot for slot in used if slot not in ledger.policy], held)
                 """,
                 "ledger.policy = make_policy(config.policy, config.host_blocks)",
             ),
