@@ -111,11 +111,6 @@ class HitSearch:
             needed += keys[span.first : span.last]
         return needed
 
-    def _hashed(self, limit: int) -> list[int]:
-        """The ends of the last full chunks, of each group that reads a token before `limit`."""
-        groups = zip(self._groups, self._keys, self._chunk_tokens)
-        return [len(keys) * size for group, keys, size in groups if group.first_needed_token(limit) < limit]
-
     def parents(self, end: int) -> dict[int, bytes]:
         """Place in `needed_keys(end)` at which the keys of a group begin -> the key before it. Empty at the
         start of a prompt, and for groups without full attention, whose chunks are usable without it."""
@@ -125,6 +120,11 @@ class HitSearch:
             parents[place] = keys[span.first - 1] if continues else b""
             place += span.last - span.first
         return parents
+
+    def _hashed(self, limit: int) -> list[int]:
+        """The ends of the last full chunks, of each group that reads a token before `limit`."""
+        groups = zip(self._groups, self._keys, self._chunk_tokens)
+        return [len(keys) * size for group, keys, size in groups if group.first_needed_token(limit) < limit]
 
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
