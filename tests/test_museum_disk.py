@@ -29,6 +29,16 @@ def test_what_was_flushed_is_kept() -> None:
     assert after_power_losses(history) == {NEW}
 
 
+def test_a_file_that_grew_reads_as_zeros_where_nothing_was_written() -> None:
+    """Behind its end, too: a sector that is lost does not move the ones behind it."""
+    history = DiskHistory(1, b"")
+    history.grow(SECTOR)
+    history.write(NEW, 2 * SECTOR)
+    zeros = bytes(SECTOR)
+    assert history.moments[-1].after_kill() == zeros * 2 + NEW
+    assert after_power_losses(history) == {zeros * 3, zeros * 2 + NEW}
+
+
 def test_a_sector_keeps_its_flushed_version_and_a_few_of_the_last() -> None:
     """So a long life without a flush costs no more than a short one."""
     history = DiskHistory(1, OLD)

@@ -84,6 +84,7 @@ class RunNotes:
         self.admissions: list[AdmittedRequest] = []
         self._noted: list[_Noted] = []
         self._under_way: dict[int, _UnderWay] = {}
+        self._ended: dict[int, CopiedSlots] = {}  # all ranks have reported them; no event says so yet
         self._checked: OffloadingEvent | None = None  # the last event of the log that was checked last
 
     def begin_action(self) -> None:
@@ -105,12 +106,8 @@ class RunNotes:
         """The workers get a job."""
         self._under_way[job.transfer] = _UnderWay(job, set(range(workers)))
 
-    def report(self, ledger: Ledger, reports: Sequence[WorkerReport]) -> dict[int, CopiedSlots]:
-        """The engine hands these reports on now. Returns the copies that they end well, by transfer.
-
-        A copy that it has given up does not count.
-        """
-        ended = {}
+    def report(self, ledger: Ledger, reports: Sequence[WorkerReport]) -> None:
+        """Note the reports that the engine now passes on. A copy that it has given up does not count."""
         for report in reports:
             copy = self._under_way.get(report.transfer)
             if copy is None:
@@ -123,21 +120,20 @@ class RunNotes:
                     way = STORED if copy.job.direction is Direction.STORE else LOADED
                     chunk = ledger.config.blocks_per_chunk
                     slots = {place // chunk for place in to_list(copy.job.host_blocks)}
-                    ended[report.transfer] = CopiedSlots(way, len(slots))
-        return ended
+                    self._ended[report.transfer] = CopiedSlots(way, len(slots))
 
-    def reported(self, ended: dict[int, CopiedSlots], news: Sequence[OffloadingEvent]) -> None:
-        """The reports that ended these copies became the events `news`. Raises `PropertyBroken`."""
-        said = {event.transfer: event.seq for event in news if isinstance(event, ev.WorkerReported)}
-        for transfer, copied in ended.items():
-            if transfer not in said:
-                message = f"all ranks have reported transfer {transfer}, and the log does not say it"
-                raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
-            self._noted.append(_Noted(said[transfer], copied))
+    def reported(self, ledger: Ledger, news: Sequence[OffloadingEvent]) -> None:
+        """Note the copies that have ended with these events, if all ranks have reported them well."""
+        for event in reversed(news):  # the last report of a copy ends it
+            if isinstance(event, ev.WorkerReported) and event.transfer not in ledger.transfers:
+                copied = self._ended.pop(event.transfer, None)
+                if copied is not None:
+                    self._noted.append(_Noted(event.seq, copied))
 
     def reset(self) -> None:
         """The cache is reset: no copy under way counts."""
         self._under_way.clear()
+        self._ended.clear()
 
     def crash(self, notes: RunNotes, last: int) -> None:
         """Another process goes on after event `last` of the one that made these notes."""

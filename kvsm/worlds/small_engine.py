@@ -526,9 +526,10 @@ class SmallEngine(SmallWorkers):
         """Give the workers' reports to the scheduler, and do what it says. count: only the first ones."""
         count = len(self.reports) if count is None else count
         reports, self.reports = self.reports[:count], self.reports[count:]
-        ended, before = self.notes.report(self.core.ledger, reports), len(self.log)
+        self.notes.report(self.core.ledger, reports)
+        before = len(self.log)
         results = self.scheduler.update_connector_output(reports)
-        self.notes.reported(ended, self.log[before:])
+        self.notes.reported(self.core.ledger, self.log[before:])
         self.take_results(results)
         return results
 

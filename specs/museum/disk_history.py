@@ -69,7 +69,13 @@ class DiskHistory:
         self.moments.clear()
         self.note()
 
+    def grow(self, size: int) -> None:
+        """The file has at least this size: what is new reads as zeros, also after a power loss."""
+        for content in (self._written, self._flushed):
+            content.extend(bytes(max(0, size - len(content))))
+
     def write(self, data: bytes, offset: int) -> None:
+        self.grow(offset + len(data))
         for place in range(0, len(data), SECTOR):
             at, sector = offset + place, data[place : place + SECTOR]
             if self._written[at : at + SECTOR] != sector:

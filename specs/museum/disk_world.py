@@ -418,11 +418,12 @@ class DiskWorld:
 
     def _history(self, descriptor: int) -> DiskHistory:
         """The history of an open file; a new one if the rank has another file now."""
-        path, inode = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor).st_ino
+        path, status = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor)
         (rank,) = (one for one in self.ranks if one.path == path)
-        if rank.history is None or rank.history.inode != inode:
-            rank.history = DiskHistory(inode, path.read_bytes())
+        if rank.history is None or rank.history.inode != status.st_ino:
+            rank.history = DiskHistory(status.st_ino, path.read_bytes())
             rank.rotten.clear()
+        rank.history.grow(status.st_size)  # Room may be allocated without a write.
         return rank.history
 
     # What must hold.
