@@ -125,9 +125,9 @@ Owners = tuple[tuple[str, Id], ...]
 """(request, number of keys), in the order of the event's keys. Empty if no request owns them."""
 
 Parents = tuple[tuple[Id, Id | None], ...]
-"""(place, slot), sorted by place: the block at this place of the event follows the block in `slot` in its
-prompt, and not the block at the place before. None: it follows a block that the host does not have. Its own
-slot: it begins a prompt. Without an entry for place 0 the first block begins one, or it is unknown."""
+"""(place, slot), sorted by place: in its prompt, the block at this place of the event continues the block in
+`slot`, not the block one place before. slot None: it continues a block that the host does not have. Its own
+slot: it begins a prompt. No entry for place 0: the first block begins a prompt, or its parent is unknown."""
 
 Offer = tuple[str, tuple[Id, ...], tuple[Id, ...]]
 """(request, settled, offered). The last two count blocks, by KV cache group."""

@@ -271,7 +271,7 @@ class _Flight(msgspec.Struct, gc=False):
     device_blocks: int
     """How many it copies to or from, at the device or elsewhere."""
     imported: bool = False
-    """Whether the event is a store from another engine or from the disk."""
+    """Whether the transfer is a store from another engine or from the disk."""
     step: int = 0
     wall_ns: int = 0
 

@@ -64,7 +64,7 @@ def fill(tiers: Tiers) -> None:
 
 
 def test_what_comes_is_evicted_before_what_it_continues() -> None:
-    """The device may have the first block: the host then evicts what came before it, too."""
+    """Also if a fetch begins behind blocks that came earlier: the host evicts the later fetch first."""
     tiers = fetching(4)
     for first, last in ((0, 2), (2, 4)):
         parents = ((0, KEYS[first - 1] if first else b""),)

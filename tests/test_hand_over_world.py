@@ -387,7 +387,7 @@ TWO_OFFERS = (*BOTH_HAVE, ("arrive", 1), ("arrive", 0), ("serve", 0), ("serve", 
 
 
 def test_an_offer_is_judged_by_what_the_engine_holds_after_the_offers_before_it() -> None:
-    """Such a hand-over is given up, and not one that the decode engine had."""
+    """The first import evicts the blocks of the second offer: that one is given up, not reported as had."""
     options = HandOverWorldOptions(prefill_slots=2, computes=2, decodes=1, hand_overs=2)
     assert rerun(lambda: HandOverWorld(options), TWO_OFFERS).finding is None
     world = HandOverWorld(options)
@@ -404,7 +404,7 @@ def test_an_offer_is_judged_by_what_the_engine_holds_after_the_offers_before_it(
 def test_what_the_decode_engine_says_that_it_had_is_checked(
     says: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It says that it has blocks which it lacks, or that it has given up what it has."""
+    """A decode engine that claims blocks which it lacks, or gives up blocks that it has, is detected."""
     give_up = IncomingHandOvers._give_up
 
     def lie(self: IncomingHandOvers, one: Any, *, had: bool = False) -> None:  # noqa: ARG001

@@ -154,7 +154,7 @@ def test_each_answer_is_the_longest(drawn: Drawn) -> None:
     assert result.failure is None, result.failure
 
 
-# Ways to serve less than is there. Each is right in all that other properties see.
+# Defects that serve a shorter hit. No other property detects them.
 
 
 def last_token_counts_twice(patch: pytest.MonkeyPatch) -> None:

@@ -185,7 +185,7 @@ def test_a_restart_keeps_the_order_of_prompts(body: Body, policy: str, blocks: i
             found = order(Offloader.restarted(restore(snapshot(core.ledger)), config))
             assert [key for key in found if key in held] == held[::-1], other
             assert [key for key in found if key in loaded] == loaded[::-1], other
-            if policy != "s3fifo":  # In its queue one use moves nothing.
+            if policy != "s3fifo":  # A use moves no block in its queue.
                 assert found.index(idle[0]) < found.index(held[0]) < found.index(loaded[0]), other
 
 
@@ -210,8 +210,8 @@ def test_an_import_continues_what_the_host_has(body: Body, policy: str) -> None:
 
 @EITHER_BODY
 def test_a_core_remembers_no_parent(body: Body) -> None:
-    """What a store continues follows from the call and the ledger: a core that goes on from a snapshot plans
-    the next piece as the one that wrote it."""
+    """The parent of a store follows from the call and the ledger: a core resumed from a snapshot plans the
+    next piece like the core that wrote the snapshot."""
     with body():
         core = new_core("lru", 8)
         keys = prompt("a" * 9, 6)

@@ -190,9 +190,9 @@ def new_disk_world(directory: Path, last_end: str) -> DiskStartWorld:
 def test_an_engine_whose_disk_cannot_be_used_serves_without(
     tmp_path: Path, last_end: str, resets: bool
 ) -> None:
-    """Liveness, correct bytes (S15) and no stale data (S14): each fault of a file operation costs the disk of
-    this life at most, with a complete reason, and the next one has it again. What a reset gave up in between
-    stays away, also if it came in a life without the disk."""
+    """Liveness, correct bytes (S15) and no stale data (S14): a failed file operation costs at most the
+    disk of this life; the error names the path and a remedy. The next life has the disk again. Blocks that a
+    reset dropped in between stay invalid, even if that life had no disk."""
     with failing(tmp_path / "world", nothing) as tried:
         world = new_disk_world(tmp_path / "world", last_end)
         del tried[:]

@@ -257,7 +257,7 @@ class Extractor:
             return
         request = self._request(event)
         if event.slots and event.asked == 0:
-            # This request holds blocks for another engine: they are no prompt.
+            # This request holds blocks for another engine; they are not its prompt.
             request.held = count(event.slots)
         self._lives.matched(event)
         self._answer(request, event, count(event.slots), admitted=None, resumed=False)
@@ -267,7 +267,7 @@ class Extractor:
         request = self._request(event)
         is_later = request.state == RequestState.FINISHED
         if is_later:
-            # A load for an earlier request of this name is in flight: only this is logged of the later one.
+            # While an earlier request of this name loads, only admissions of the later one are logged.
             at = _at(event)
             request = RequestInProgress(event.request, at, int(RequestState.RELEASED), at, finished=at)
         if not event.resumed:

@@ -175,8 +175,8 @@ class _Future:
         self._unknown = {*choices.fail, *choices.lose, *choices.late}
         """Transfers that a choice names and that were not met yet."""
         self.touching: dict[bytes, bytes | None] = {}
-        """The keys touched last; with the parent, for the first key of a run. A store that follows at
-        once may have found them resident."""
+        """The keys touched last -> the parent's key for the first key of a run, else None. If a store follows
+        at once, its offer may have found them resident."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
         """Reports that come later, each with the event after which it comes."""
         self._log_events: deque[OffloadingEvent] = deque()
@@ -384,7 +384,7 @@ def _admitted(future: _Future, recorded: Ledger, event: ev.RequestAdmitted) -> N
         return
     pins, serves = to_list(recorded.requests[event.request].pins), len(to_list(entry.pins))
     on_host, missed = event.on_host, event.missed
-    is_unused = on_host == 0 and bool(pins)  # The engine takes nothing of its match, and releases it next.
+    is_unused = on_host == 0 and bool(pins)  # The engine uses none of the match, and releases it next.
     if serves != len(pins) and not is_unused:
         on_host = _on_host(event.on_host, len(pins), serves, future.core.config.blocks_per_chunk)
         missed = recorded.key_of[pins[serves]] if serves < len(pins) else None
@@ -428,7 +428,7 @@ def _store_planned(future: _Future, recorded: Ledger, event: ev.StorePlanned) ->
     if event.source:
         future.planned(event.seq, core.import_blocks(owners, keys, event.source, parents).job)
         return
-    # Where the resident ones lie on the device is not known, and no matter: they are not copied.
+    # The device blocks of resident keys are unknown. Any will do, because these keys are not copied.
     unknown = [*range(core.config.blocks_per_chunk)] * len(found)
     blocks = [*unknown, *to_list(event.device_blocks)]
     future.planned(event.seq, core.store(owners, keys, blocks, parents=parents).job)
@@ -482,7 +482,7 @@ def _touched(future: _Future, recorded: Ledger, event: ev.BlocksTouched) -> None
 def _parents(
     recorded: Ledger, event: ev.StorePlanned | ev.BlocksTouched, keys: Sequence[bytes]
 ) -> dict[bytes, bytes]:
-    """Return first key of a run -> key of its parent, for these keys of an event."""
+    """Map the first key of each run among these keys of an event to its parent's key."""
     slots, found = to_list(event.slots), dict[bytes, bytes]()
     for place, slot in event.parents:
         begins = slot == slots[place]

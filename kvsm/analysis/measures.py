@@ -401,9 +401,9 @@ def _waited_for(tables: Tables, transfer: int, requests: int, waited_ns: int) ->
 def _wait_split(tables: Tables, stays: str) -> WaitSplit:
     """Split the time of these stays of requests into queue, copy, and the step that noticed the end.
 
-    stays: a condition in SQL for rows of `request_states`. A worker's durations place its copy behind the
-    submission. A wait may begin while a copy runs, and has only the rest of it. If the worker knows how long
-    it copied and not since when, as on a GPU, the rest of the wait is unknown.
+    stays: a condition in SQL for rows of `request_states`. The copy is placed after its submission by
+    the worker's durations. A wait that begins while the copy runs counts only the remaining part. If a worker
+    knows how long it copied but not when it began, as on a GPU, the rest of the wait is unknown.
     """
     query = f"""
         WITH last AS (

@@ -51,8 +51,8 @@ class RequestRow(msgspec.Struct, frozen=True):
     """A request, from its arrival to its end. A name that is used again has a row for each life.
 
     While the load of a finished request is in flight, the log has only the admissions of later requests of
-    its name. Each of them has a row that begins and ends with its first admission. A request that is still
-    known when the load has ended has a second row from then on, with `asked` None.
+    its name. Each of them has a row that begins and ends with its first admission. If the core
+    still knows such a request when the load ends, a second row begins there, with `asked` None.
 
     arrived, arrived_step, arrived_ns: the event with which the core heard of it.
     finished, finished_step, finished_ns: the event with which it finished, was aborted or cut off; None: none
@@ -115,7 +115,7 @@ class RequestStateRow(msgspec.Struct, frozen=True):
 
 class LookupRow(msgspec.Struct, frozen=True):
     """An answer to a request's lookup (`HitMatched`). A request may ask many times. Figures of a run count
-    only the answer that it was first admitted with: `WHERE admitted IS NOT NULL AND NOT resumed`.
+    only the answer used at its first admission: `WHERE admitted IS NOT NULL AND NOT resumed`.
 
     event: of the answer. If the used answer differs from the last one that was logged: of the admission.
     asked, on_device, on_host: as in `RequestRow`; of a used answer, at the admission.

@@ -2,8 +2,8 @@
 
 A saved failure, or a schedule of a corpus, contains the options of its world, and its author may be unknown.
 So a field that names code or a path is refused, unless its value is harmless or the user has given the same
-value on the command line. `TEXTS` says it of each field that can hold text: numbers, booleans and choices
-name nothing. A field that is missing there counts as one that names code.
+value on the command line. `TEXTS` lists what each field with text may name; numbers, booleans and choices
+name nothing. A field that is missing there is treated as naming code.
 """
 
 from __future__ import annotations

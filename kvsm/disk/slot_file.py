@@ -100,7 +100,7 @@ class SlotFile:
         except OSError as error:
             self.close()
             raise UnusableFiles(
-                f"{self.path}: cannot be used for {_PURPOSE}: {error.strerror or error}; mend that, or give "
+                f"{self.path}: cannot be used for {_PURPOSE}: {error.strerror or error}; fix that, or give "
                 "another directory"
             ) from error
         except BaseException:

@@ -124,7 +124,7 @@ class TierFiles(TierDirectory):
             raise ConfigError(f"{self._recovered}: cannot be understood: {error}") from error
 
     def void(self) -> None:
-        """Make all that is stored invalid for every later engine, without any file of slots open. Raises
+        """Invalidate all stored blocks for every later engine. No file of slots needs to be open. Raises
         `OSError`."""
         try:
             self.era.unlink()

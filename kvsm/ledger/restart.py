@@ -82,14 +82,14 @@ def _end_all(ledger: LedgerState, seq: int) -> None:
 
 
 def _held(ledger: LedgerState) -> list[IdArray]:
-    """The slots that matches and loads hold, each in prefix order: the ones held last are the last."""
+    """The slots that matches and loads hold, each in prefix order; the most recently held come last."""
     held = [(one.pinned_at, one.pins) for one in ledger.requests.values()]
     held += [(one.id, one.slots) for one in ledger.transfers.values() if one.direction is LOAD]
     return [slots for _, slots in sorted(held, key=itemgetter(0))]
 
 
 def _let_go(policy: EvictionPolicy, used: Sequence[int], held: Sequence[IdArray]) -> None:
-    """Let the used slots come back to the order, as if what holds them had ended one after the other."""
+    """Return the used slots to the order, as if their matches and loads had ended one after the other."""
     left, runs = dict.fromkeys(used), list[list[int]]()
     for slots in reversed(held):
         runs.append([slot for slot in listed(slots) if slot in left])
@@ -111,7 +111,7 @@ def _other_policy(ledger: LedgerState, config: OffloadConfig, seq: int) -> Evict
 
 
 def _give_over(ledger: LedgerState, policy: EvictionPolicy) -> None:
-    """Another policy begins with the order in which the last one would evict."""
+    """Start another policy with the order in which the last policy would evict."""
     choice = ledger.policy.choose(len(ledger.policy), ())
     ledger.policy = policy
     if choice is not None and len(choice.victims):

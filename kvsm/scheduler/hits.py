@@ -112,8 +112,8 @@ class HitSearch:
         return needed
 
     def parents(self, end: int) -> dict[int, bytes]:
-        """Place in `needed_keys(end)` at which the keys of a group begin -> the key before it. Empty at the
-        start of a prompt, and for groups without full attention, whose chunks are usable without it."""
+        """Map the place in `needed_keys(end)` of each group's first key to the key before it: b"" at the
+        start of a prompt, and for groups without full attention, which do not need that key."""
         parents, place = dict[int, bytes](), 0
         for group, keys, span in zip(self._groups, self._keys, self.needed(end)):
             continues = group.kind is GroupKind.FULL and span.first > 0

@@ -1,6 +1,6 @@
 """`spared`: which blocks of the disk a store must not evict.
 
-Under every policy, the disk evicts blocks that the host also has last: the host has kept them, and has
+Under every policy, the disk evicts a block last if the host has it too: the host has kept such blocks and
 evicted the others. So a disk with at least as many slots as the host loses no block before the host does. A
 smaller disk keeps what its policy chooses.
 """

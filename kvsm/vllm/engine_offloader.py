@@ -80,13 +80,13 @@ class EngineOffloader(NamedTuple):
             self.event_log.close()
 
     def mark_stops(self) -> None:
-        """Note the signals that ask this process to end beside the log, for its readers and for the
-        next start. A process can do this once; its other logs share the mark."""
+        """Record, beside the log, the signals that ask this process to end: for readers of the log and for
+        the next start. A process can do this once; its other logs share the mark."""
         if self.event_log is not None and self.event_log.failure is None:
             self.event_log.stop_mark = StopMark(self.event_log.directory)
 
     def share_mark_with(self, other: EngineOffloader) -> None:
-        """Note the same signals beside another log of this process."""
+        """Record the same signals beside another log of this process."""
         if self.event_log is None or self.event_log.stop_mark is None:
             return
         if other.event_log is not None and other.event_log.failure is None:

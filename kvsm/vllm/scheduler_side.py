@@ -93,7 +93,7 @@ class SchedulerSide:
         if found is not None:
             self._disk = EngineDisk(found, options, vllm_config, self._core, announces=publisher is not None)
         self._unused_place = place if found is None else None
-        """Where the disk tier is that this engine serves without."""
+        """The place of a configured disk tier that this engine could not open; else None."""
         below = None if self._disk is None else self._disk.tier
         self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, below)
         hands = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
@@ -494,7 +494,7 @@ def _core_config(
 
 
 def _with_disk(config: OffloadConfig) -> OffloadConfig:
-    """A disk takes longer than other copies, and requests take turns there."""
+    """Let requests wait longer: copies from a disk are slower, and requests take turns."""
     return msgspec.structs.replace(host_config(config), defer_ticks=DEFER_TICKS)
 
 

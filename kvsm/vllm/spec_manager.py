@@ -497,8 +497,8 @@ def _note_last(req_context: Any, keys: Sequence[bytes]) -> None:
 
 
 def _parents_of(req_context: Any, keys: Sequence[bytes]) -> dict[int, bytes]:
-    """Map the place of the first key of each group to the key that it continues: the last one of the group,
-    if that stands before it in the prompt. Else to b""."""
+    """Map the place of each group's first key to its parent: the group's last key so far, if that comes
+    earlier in the prompt. Else to b""."""
     last, position = req_context.get_state(_LastKeys) or _LastKeys(), req_context.get_offload_key_position
     parents: dict[int, bytes] = {}
     for place, key in enumerate(keys):

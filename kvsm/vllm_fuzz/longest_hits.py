@@ -11,7 +11,7 @@ from kvsm.worlds.longest_hit import watch_answers
 def watch_hits(connector: Any) -> None:
     """Check each answer to `get_num_new_matched_tokens` from now on.
 
-    Nothing is checked of other connectors, nor where a disk tier may have more.
+    Other connectors are not checked, nor engines with a disk tier, where a longer hit may exist.
 
     connector: vLLM's connector on the scheduler's side.
     """

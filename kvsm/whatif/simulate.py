@@ -90,8 +90,8 @@ class Served(msgspec.Struct):
 
 
 def counted_lookups(demand: Demand, window: Window = EVERYTHING) -> list[Lookup]:
-    """The lookups that requests were first admitted with, as in all figures of a run. `simulate` serves a
-    request that resumes like any other, but it does not count.
+    """The lookups used at the first admission of each request, as in all figures of a run. `simulate` serves
+    a resumed request like any other, but does not count it.
 
     window: events outside of it do not count.
     """

@@ -426,8 +426,8 @@ class HandOverWorld:
         return True
 
     def _offered(self) -> dict[int, set[bytes]]:
-        """The offers that the decode engine judges by what it holds, as ticket -> keys. It refuses lies, and
-        each offer that comes while a reset drains."""
+        """Return ticket -> keys of the offers that the decode engine compares with its own blocks. It refuses
+        wrong answers, and every offer that arrives while a reset drains."""
         claims, chunk, offered = (
             self.incoming._by_ticket,
             self.options.blocks_per_chunk,

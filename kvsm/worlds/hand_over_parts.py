@@ -290,8 +290,8 @@ class ModelChannel:
         self._leases.leave(one.ticket)
 
     def check_given_back(self, offered: Mapping[int, Set[bytes]]) -> None:
-        """The decode engine says that it has the blocks of an offer if it held them when it judged this one,
-        and else that the hand-over is given up. offered: the keys of each, by ticket."""
+        """Check how the decode engine ended each offer: "has the blocks" if it held them when it judged the
+        offer, else "given up". offered: the keys of each offer, by ticket. Raises `PropertyBroken`."""
         for one in self.left:
             if one.ticket not in offered:
                 continue

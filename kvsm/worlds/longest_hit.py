@@ -5,8 +5,8 @@ end is served if each token that a group reads there is on the device, or in a c
 host. The two share no code. The small engine compares each answer of the scheduler, and its own device hits,
 which it finds with `HitSearch`.
 
-Not checked: which tokens the engine says the device has, which keys the ledger says can be read, and that a
-request that may not load, or not wait, has a reason.
+Taken as given, not checked: the device tokens that the engine reports, the keys that the ledger calls
+readable, and the reasons for which a request may not load or not wait.
 """
 
 from __future__ import annotations

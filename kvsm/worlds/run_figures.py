@@ -60,7 +60,7 @@ class CopiedSlots(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """event: the log holds it if it holds this event, so that a crash can forget what its log has lost."""
+    """event: if a crash loses this event from the log, the note is forgotten too."""
 
     event: int
     what: AdmittedRequest | CopiedSlots
@@ -187,7 +187,7 @@ def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
 
 @cache
 def _empty_tables() -> sqlite3.Connection:
-    """To be copied, which is faster than to make them."""
+    """Return empty tables to copy: copying is faster than creating them."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     make_tables(connection)
     connection.commit()

@@ -12,7 +12,7 @@ raises `PropertyBroken` as soon as it sees one of these:
 - full offload (S16): a request with `do_remote_decode` is over, and a full chunk is neither on the host nor
   on its way there;
 - one token left (S18): a match covers a whole prompt;
-- a match that is shorter or longer than the longest hit, told as S7 (`kvsm.worlds.longest_hit`);
+- a match that is shorter or longer than the longest hit, reported as S7 (`kvsm.worlds.longest_hit`);
 - progress (S9): `run` never comes to rest.
 
 It sees nothing if the bytes are right by accident: bytes of one key are equal, whichever copy wrote them.

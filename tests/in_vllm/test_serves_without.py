@@ -165,7 +165,7 @@ def test_a_reset_without_the_disk_voids_what_is_on_it(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_rank_that_has_no_disk_fail(tmp_path: Path) -> None:
-    """Liveness: a scheduler that does not know it plans copies. They end, and the engine goes to rest."""
+    """Liveness: a scheduler that does not know this plans copies. They fail, and the engine comes to rest."""
     shape = SHAPE._replace(extra={"disk_dir": str(tmp_path / "tier"), "disk_bytes": SIZE})
     engine = Engine(shape, seed=3)
     worker = engine.ranks[1].connector._side
