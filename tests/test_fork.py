@@ -68,6 +68,29 @@ def test_an_import_touches_in_the_fork_too_what_it_found(tmp_path: Path) -> None
     assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
 
 
+@pytest.mark.parametrize("is_import", [False, True])
+def test_an_offer_that_lacks_room_evicts_in_the_fork_too_what_it_did_not_find(
+    tmp_path: Path, is_import: bool
+) -> None:
+    """It touches what it finds, says what finds no room, and evicts others: under SIEVE used ones, too."""
+    life = Life(tmp_path / "log", policy="sieve", host_blocks=4)
+    life.stored("r0", [key(n) for n in range(4)], range(4))
+    life.core.touch([key(n) for n in range(4)])
+    offered = [key(n) for n in (3, 4, 5, 6, 7)]
+    if is_import:
+        prepared = life.core.import_blocks((("r1", 5),), offered, "engine p-1")
+    else:
+        prepared = life.core.store((("r1", 5),), offered, range(5, 10))
+    life.ended(prepared.job)
+    life.close()
+    assert [event.kind for event in life.events if event.kind in ("StoreSkipped", "BlocksEvicted")] == [
+        "StoreSkipped",
+        "BlocksEvicted",
+    ]
+    fork(tmp_path / "log", 1, OtherChoices(), tmp_path / "fork")
+    assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(0, 1000), st.data())
 def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data: st.DataObject) -> None:

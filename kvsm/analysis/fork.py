@@ -177,6 +177,8 @@ class _Future:
         self.touching: dict[bytes, bytes | None] = {}
         """The keys touched last -> the parent's key for the first key of a run, else None. If a store follows
         at once, its offer may have found them resident."""
+        self.sparing: set[bytes] = set()
+        """What an offer found resident before it said what finds no room: its eviction spares these keys."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
         """Reports that come later, each with the event after which it comes."""
         self._log_events: deque[OffloadingEvent] = deque()
@@ -230,7 +232,9 @@ class _Future:
         self._unknown.discard(event.seq)
         self.now, self.core.step = event.wall_ns, event.step
         self._log_events.append(event)
-        if self.touching and not _may_have_touched(moment, self.touching):
+        if not _may_have_touched(moment, self.touching.keys() | self.sparing):
+            is_of_an_offer = isinstance(event, ev.StoreSkipped) and event.reason not in _SKIPPED_BY_ENGINE
+            self.sparing = {*self.touching, *self.sparing} if is_of_an_offer else set()
             self._touch()
         try:
             _CALLS[type(event)](self, moment.ledger, event)
@@ -247,8 +251,7 @@ class _Future:
         """
         if self._unknown:
             raise ConfigError(f"transfer {min(self._unknown)} is not alive after event {self.forked_at}")
-        if self.touching:
-            self._touch()
+        self._touch()
         while self._late:
             self._hand_on(self._late.popleft()[1])
         self._compare()
@@ -299,9 +302,10 @@ class _Future:
             self._hand_on(event)
 
     def _touch(self) -> None:
-        """Touch what was touched by a call of its own."""
+        """Touch what a call of its own touched, or an offer that has no room for all of its blocks."""
         touched, self.touching = self.touching, {}
-        self.core.touch(list(touched), _begins(touched))
+        if touched:
+            self.core.touch(list(touched), _begins(touched))
 
     def _hand_on(self, event: ev.WorkerReported) -> None:
         transfer = self.transfer(event.transfer)
@@ -420,18 +424,19 @@ def _store_planned(future: _Future, recorded: Ledger, event: ev.StorePlanned) ->
     """Offer what was stored, behind what the same offer found resident: that is touched and not evicted."""
     core, ledger = future.core, future.core.ledger
     touched, future.touching = future.touching, {}
+    spared = [slot for slot in ledger.index.find(tuple(future.sparing)) if slot is not None]
     found = [key for key in touched if key in ledger.index and ledger.readable(ledger.index[key])]
     owners = ((event.owners[0][0], len(found)), *event.owners) if found and event.owners else event.owners
     planned = dict.fromkeys(event.keys) | {event.keys[0]: b""} | _parents(recorded, event, event.keys)
     parents = _begins({key: touched[key] for key in found} | planned)
     keys = (*found, *event.keys)
     if event.source:
-        future.planned(event.seq, core.import_blocks(owners, keys, event.source, parents).job)
+        future.planned(event.seq, core.import_blocks(owners, keys, event.source, parents, spared).job)
         return
     # The device blocks of resident keys are unknown. Any will do, because these keys are not copied.
     unknown = [*range(core.config.blocks_per_chunk)] * len(found)
     blocks = [*unknown, *to_list(event.device_blocks)]
-    future.planned(event.seq, core.store(owners, keys, blocks, parents=parents).job)
+    future.planned(event.seq, core.store(owners, keys, blocks, (), spared, parents).job)
 
 
 def _skipped(future: _Future, _recorded: Ledger, event: ev.StoreSkipped) -> None:

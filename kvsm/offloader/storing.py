@@ -188,10 +188,11 @@ def import_blocks(
     keys: Sequence[bytes],
     source: str,
     parents: Mapping[int, bytes] = _NONE,
+    spared: Collection[int] = (),
 ) -> PreparedStore:
     """Plan a store of these keys whose bytes do not come from the device.
 
-    owners, parents: as `store` takes them.
+    owners, parents, spared: as `store` takes them.
     source: where the bytes come from, for people: "engine p-1".
 
     The job names host blocks alone. Resident keys are touched; keys in flight are left to that store. What
@@ -200,6 +201,8 @@ def import_blocks(
     keys = keys_of("import_blocks", keys)
     owners, parents = owners_of("import_blocks", owners, len(keys)), parents_of("import_blocks", parents)
     source = source_name("import_blocks", source)
+    if type(spared) not in (tuple, set, frozenset):
+        spared = integers("import_blocks", "spared", cast(Sequence[int], spared))
     ledger = core.ledger
     found = ledger.index.find(keys)
     resident = _first_places(found, [slot is not None and ledger.readable(slot) for slot in found])
@@ -213,7 +216,7 @@ def import_blocks(
     if not new:
         return PreparedStore(None, (), (), len(resident))
     wanted = tuple([keys[place] for place in new])
-    room, choice = _room_for(core, wanted, list(resident))
+    room, choice = _room_for(core, wanted, [*resident, *spared])
     if room < len(new):
         reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
         _skip_places(core, owners, keys, new[room:], reason, ())
