@@ -25,7 +25,6 @@ from kvsm.log import (
     LogWriter,
     OnFailure,
     StateCopy,
-    StopMark,
     is_refused_by_system,
 )
 from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
@@ -82,15 +81,13 @@ class EngineOffloader(NamedTuple):
     def mark_stops(self) -> None:
         """Record, beside the log, the signals that ask this process to end: for readers of the log and for
         the next start. A process can do this once; its other logs share the mark."""
-        if self.event_log is not None and self.event_log.failure is None:
-            self.event_log.stop_mark = StopMark(self.event_log.directory)
+        if self.event_log is not None:
+            self.event_log.mark_stops(self.event_log)
 
     def share_mark_with(self, other: EngineOffloader) -> None:
         """Record the same signals beside another log of this process."""
-        if self.event_log is None or self.event_log.stop_mark is None:
-            return
-        if other.event_log is not None and other.event_log.failure is None:
-            self.event_log.stop_mark.share(other.event_log.directory)
+        if self.event_log is not None and other.event_log is not None:
+            other.event_log.mark_stops(self.event_log)
 
 
 def open_engine_offloader(

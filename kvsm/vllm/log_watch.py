@@ -34,7 +34,9 @@ class LogWatch:
 
     def __init__(self, sink: EventSink, writer: LogWriter | LateLog, ledger: Ledger) -> None:
         self.append = sink.append
-        self.stop_mark: StopMark | None = None
+        self._stop_mark: StopMark | None = None
+        self._mark_wanted_of: LogWatch | None = None
+        """The log that has the mark of stops, until the mark is beside this one."""
         self.clock: Callable[[], float] = time.monotonic
         self._writer, self._ledger = writer, ledger
         self._said_at: float | None = None
@@ -58,14 +60,32 @@ class LogWatch:
         """Flush the log."""
         writer = self._writer
         writer.flush()  # The sink passes events on at once, so it has nothing to flush.
+        if self._mark_wanted_of is not None and writer.failure is None:
+            self.mark_stops(self._mark_wanted_of)
         # A flush that loses events may also open the next segment: then nothing fails any more.
         if writer.failure is not None or self._said_at is not None or writer.dropped != self._dropped_before:
             self._look()
 
+    def mark_stops(self, of: LogWatch) -> None:
+        """Record, beside this log, the signals that ask the process to end: now, or once the log is written.
+
+        of: the log of this process that has the mark, itself or another one.
+        """
+        self._mark_wanted_of = of
+        if self.failure is not None:
+            return
+        if of is self:
+            self._stop_mark = StopMark(self.directory)
+        elif of._stop_mark is None:
+            return
+        else:
+            of._stop_mark.share(self.directory)
+        self._mark_wanted_of = None
+
     def close(self) -> None:
         """Close the log. Nothing that a broken log raises reaches vLLM, which is shutting down."""
-        if self.stop_mark is not None:
-            self.stop_mark.close()
+        if self._stop_mark is not None:
+            self._stop_mark.close()
         try:
             self._writer.close()
         except LogError as error:

@@ -20,6 +20,7 @@ from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
 from kvsm.log import LateLog, LogReader, LogWriter, WholeState, writer
+from kvsm.log.stop_mark import NAME
 from kvsm.log.writer import FRAME_EVENTS
 from kvsm.metrics import Metrics
 from kvsm.offloader import LogFlush
@@ -280,3 +281,29 @@ def test_an_engine_starts_where_no_log_can_be_written(tmp_path: Path, given: dic
     reader = LogReader(log)
     assert [event.seq for event in reader.events()] == list(range(dropped + 1, core.ledger.seq + 1))
     assert reader.head.seq == dropped
+
+
+def test_a_log_that_begins_late_has_the_mark_of_stops_from_then_on(tmp_path: Path) -> None:
+    """So has another log of the process, which shares the mark."""
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.touch()
+    engines = []
+    for place in (first, second):
+        options = SpecOptions(cpu_bytes_to_use=1, event_log=str(place / "logs"), log_durability="none")
+        engines.append(open_engine_offloader(CONFIG, options, 0, None))
+    engine, other = engines
+    engine.mark_stops()
+    engine.share_mark_with(other)
+    assert not [*tmp_path.rglob(NAME)]
+    assert engine.event_log is not None
+    late, clock = engine.event_log._writer, Clock()
+    assert isinstance(late, LateLog)
+    late.clock = clock.read
+    clock.now = late._again_at + 1
+    first.unlink()
+    for one in engines:
+        one.offloader.reset()
+    assert len([*tmp_path.rglob(NAME)]) == 2
+    for one in engines:
+        one.close()
+    assert not [*tmp_path.rglob(NAME)]
