@@ -175,6 +175,10 @@ def try_start(world: StartWorld, plan: Plan) -> tuple[Start | None, str, list[st
     return started, "", tried
 
 
+AWAY = ("its parent is missing", "it is missing", "a file is there", "a link is there")
+"""How the directory of a disk can be away."""
+
+
 class DiskLife(NamedTuple):
     """A start of an engine with a disk tier. files: of the ranks that have one. decided: None if the engine
     serves without a disk."""
@@ -186,7 +190,7 @@ class DiskLife(NamedTuple):
 
 class DiskStartWorld:
     """Lives of an engine of two ranks on one disk tier. `begin` starts as the workers and then the scheduler
-    do; `live` stores, resets, and loads all that was found."""
+    do; `live` loads all that was found, and stores; `reset` resets; `away` takes the directory away."""
 
     RANKS = 2
 
@@ -194,7 +198,7 @@ class DiskStartWorld:
         self.directory = directory
         self.tier = TierFiles(directory / "disk", "engine0", self.RANKS)
         self.valid: set[int] = set()
-        """Keys that were stored since the last reset."""
+        """Keys that were stored since the last reset that succeeded."""
         self.stored = 0
 
     def begin(self) -> DiskLife:
@@ -212,20 +216,46 @@ class DiskStartWorld:
             return DiskLife(files, None, [*refusals, str(error)])
         return DiskLife(files, decided, refusals)
 
-    def live(self, life: DiskLife, *, resets: bool = False) -> int:
+    def live(self, life: DiskLife) -> int:
         """Check what is found, store one key more, and end as a kill does. Returns the number found."""
         found, decided = 0, life.decided
         if decided is not None and len(life.files) == self.RANKS:
             found = self._load_and_store(life.files, decided)
-        if resets:
-            self.valid = set()
+        for file in life.files.values():
+            file.close()
+        return found
+
+    def reset(self, life: DiskLife) -> str:
+        """Reset. Returns the error, with which older blocks may come back; empty if it succeeds."""
+        decided = life.decided
+        try:
             if decided is None:
                 self.tier.void()
             else:
                 OpenEra(self.tier.era, decided.era, decided.found.life).begin(None, 1000)
-        for file in life.files.values():
-            file.close()
-        return found
+        except (OSError, UnusableFiles) as error:
+            return str(error)
+        self.valid = set()
+        return ""
+
+    @contextmanager
+    def away(self, how: str) -> Iterator[None]:
+        """Take the directory of the disk away, in one of the ways `AWAY`, and bring it back."""
+        path = self.directory if how == "its parent is missing" else self.directory / "disk"
+        aside = self.directory.with_name("aside")
+        path.rename(aside)
+        if how == "a file is there":
+            path.write_text("a file")
+        elif how == "a link is there":
+            other = self.directory.with_name("other")
+            other.mkdir(mode=0o700)
+            path.symlink_to(other)
+        yield
+        if how.endswith("is there"):
+            path.unlink()
+        elif path.exists():
+            path.rmdir()
+        aside.rename(path)
 
     def _load_and_store(self, files: Mapping[int, SlotFile], decided: Decided) -> int:
         keys = {int(key.split()[1]): slot for key, slot in decided.found.slots.items()}

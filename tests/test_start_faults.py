@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from disk_rig import DISK_IDENTITY, PAYLOAD
-from start_faults import SLOTS, DiskStartWorld, Plan, StartWorld, failing, try_start
+from start_faults import AWAY, SLOTS, DiskStartWorld, Plan, StartWorld, failing, try_start
 
 from kvsm.disk import DiskGeometry
 from kvsm.log import LateLog, LogReader
@@ -192,7 +192,8 @@ def test_an_engine_whose_disk_cannot_be_used_serves_without(
 ) -> None:
     """Liveness, correct bytes (S15) and no stale data (S14): a failed file operation costs at most the
     disk of this life; the error names the path and a remedy. The next life has the disk again. Blocks that a
-    reset dropped in between stay invalid, even if that life had no disk."""
+    reset dropped in between stay invalid, even if that life had no disk. Only if there is no directory, the
+    reset raises an error."""
     with failing(tmp_path / "world", nothing) as tried:
         world = new_disk_world(tmp_path / "world", last_end)
         del tried[:]
@@ -210,7 +211,9 @@ def test_an_engine_whose_disk_cannot_be_used_serves_without(
             assert life.refusals, name
             assert life.decided is None or "(unlink)" in name, name
         outcomes[outcome] += 1
-        world.live(life, resets=resets)
+        world.live(life)
+        if resets:
+            assert not world.reset(life) or not (world.directory / "disk").exists(), name
         expected = len(world.valid)
         following = world.begin()
         assert following.refusals == [], name
@@ -218,3 +221,35 @@ def test_an_engine_whose_disk_cannot_be_used_serves_without(
         if "all_from" in name or resets:
             assert found == expected, f"{name}: the faulty start has changed what the next one finds"
     assert min(outcomes["with"], outcomes["without"]) > 0, outcomes
+
+
+@pytest.mark.parametrize("how", AWAY)
+def test_a_reset_while_the_disk_is_away_is_an_error(tmp_path: Path, how: str) -> None:
+    """No stale data (S14): the directory is away in one life, and back in a later one. A reset in between
+    cannot reach its blocks, so it must not succeed, and a reset after that does."""
+
+    def refuse_mkdir(_: int, name: str) -> int | None:
+        return errno.EACCES if name == "mkdir" else None
+
+    world = new_disk_world(tmp_path / "world", "stored")
+    with world.away(how):
+        with failing(world.directory, refuse_mkdir):
+            life = world.begin()
+        assert (life.decided, world.live(life)) == (None, 0)
+        refusal = world.reset(life)
+    assert world.live(world.begin()) == len(world.valid) - 1
+    assert str(world.tier.era) in refusal
+    assert "a later engine may serve them. Mount or restore" in refusal
+    assert world.reset(life) == ""
+    assert world.live(world.begin()) == 0
+
+
+@pytest.mark.parametrize("how", [how for how in AWAY if how != "a link is there"])
+def test_a_reset_is_an_error_if_the_disk_went_away_meanwhile(tmp_path: Path, how: str) -> None:
+    """The same for an engine that has the disk. No link is there: the system follows it."""
+    world = new_disk_world(tmp_path / "world", "stored")
+    life = world.begin()
+    world.live(life)
+    with world.away(how):
+        assert world.reset(life)
+    assert world.live(world.begin()) == len(world.valid) - 1

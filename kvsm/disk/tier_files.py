@@ -25,6 +25,7 @@ a worker cannot remove an old `.found`     it has no disk; the scheduler may tak
 
 from __future__ import annotations
 
+import os
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +40,7 @@ from kvsm.disk.recovery import RankScan, Recovered, decide, scan
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.identity import PoolIdentity
-from kvsm.private_files import read_trusted, sync_directory, write_whole
+from kvsm.private_files import read_trusted, write_whole
 
 _MOST_BYTES = 8 << 30
 """Of a file that the two sides exchange."""
@@ -124,13 +125,25 @@ class TierFiles(TierDirectory):
             raise ConfigError(f"{self._recovered}: cannot be understood: {error}") from error
 
     def void(self) -> None:
-        """Invalidate all stored blocks for every later engine. No file of slots needs to be open. Raises
-        `OSError`."""
+        """Invalidate all stored blocks for every later engine, durably. No file of slots needs to be open.
+
+        Raises `UnusableFiles` if the system refuses, or if the directory is missing: the blocks may come back
+        with it, as when its volume is mounted again. A directory without an era file holds no valid block.
+        """
         try:
-            self.era.unlink()
-        except (FileNotFoundError, NotADirectoryError):
-            return
-        sync_directory(self._directory)
+            descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                self.era.unlink(missing_ok=True)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UnusableFiles(
+                f"{self._directory}: the blocks that are stored there cannot be invalidated: "
+                f"{error.strerror or error}; a later engine may serve them. Mount or restore the directory, "
+                "give this process the rights it needs, and reset once more; or remove "
+                f"{self.era} before an engine uses it"
+            ) from error
 
     def _found(self, rank: int) -> Path:
         return self._file(f"-rank{rank}.found")

@@ -22,7 +22,7 @@ from test_disaggregated import PROMPT, Pair
 from test_last_step import all_answers
 
 from kvsm.disk import DiskGeometry
-from kvsm.errors import ConfigError
+from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.vllm import engine_disk, hand_overs, worker_side
 
 SHAPE = Shape(shards=2, host_blocks=160)
@@ -131,7 +131,12 @@ def test_an_engine_without_a_usable_disk_serves(
     assert missing_parts(engine) == {"disk": 1, "hand_over": 0}
     served(engine)
     assert "disk_blocks" not in engine.scheduler.connector._side._counts_beside_events()
-    engine.reset_host()
+    if directory.is_dir():
+        engine.reset_host()
+    else:
+        with pytest.raises(UnusableFiles, match=r"cannot be invalidated: .* reset once more"):
+            engine.reset_host()
+        served(engine)
     engine.close()
 
 
