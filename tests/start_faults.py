@@ -211,7 +211,7 @@ class DiskStartWorld:
             except UnusableFiles as error:
                 refusals.append(str(error))
         try:
-            decided = self.tier.decide("v1")
+            decided = self.tier.decide("v1", SLOTS)
         except UnusableFiles as error:
             return DiskLife(files, None, [*refusals, str(error)])
         return DiskLife(files, decided, refusals)

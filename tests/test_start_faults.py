@@ -11,11 +11,15 @@ from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
+import msgspec
 import pytest
 from disk_rig import DISK_IDENTITY, PAYLOAD
 from start_faults import AWAY, SLOTS, DiskStartWorld, Plan, StartWorld, failing, try_start
 
 from kvsm.disk import DiskGeometry
+from kvsm.disk.formats import ERA_ID_BYTES
+from kvsm.disk.recovery import CONDITIONS
+from kvsm.errors import UnusableFiles
 from kvsm.log import LateLog, LogReader
 from kvsm.log.late import AGAIN_S
 from kvsm.replay import verify_log
@@ -167,9 +171,9 @@ def test_a_log_that_cannot_begin_is_tried_again_in_a_while(tmp_path: Path) -> No
     world.end(started, killed=True)
 
 
-DISK_STARTS = ("none", "stored", "undecided")
+DISK_STARTS = ("none", "stored", "undecided", "undecided, larger")
 """What the last start has left; `undecided`: its workers have reported, and its scheduler was killed before
-it read that."""
+it read that; `larger`: it had more slots."""
 
 
 def new_disk_world(directory: Path, last_end: str) -> DiskStartWorld:
@@ -178,9 +182,12 @@ def new_disk_world(directory: Path, last_end: str) -> DiskStartWorld:
     world = DiskStartWorld(directory)
     if last_end != "none":
         world.live(world.begin())
-    if last_end == "undecided":
+    if last_end.startswith("undecided"):
+        num_slots = SLOTS
+        if last_end.endswith("larger"):
+            num_slots, world.valid = 2 * SLOTS, set()  # The files are replaced.
         for rank in range(world.RANKS):
-            geometry = DiskGeometry(PAYLOAD, SLOTS, rank, world.RANKS)
+            geometry = DiskGeometry(PAYLOAD, num_slots, rank, world.RANKS)
             world.tier.open_slots(rank, geometry, DISK_IDENTITY).close()
     return world
 
@@ -253,3 +260,36 @@ def test_a_reset_is_an_error_if_the_disk_went_away_meanwhile(tmp_path: Path, how
     with world.away(how):
         assert world.reset(life)
     assert world.live(world.begin()) == len(world.valid) - 1
+
+
+TRUE, GENERATIONS, ERAS = b"\1" * SLOTS * len(CONDITIONS), bytes(8 * SLOTS), bytes(ERA_ID_BYTES * SLOTS)
+KEYS = [b"key %d" % number for number in range(SLOTS)]
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        (TRUE * 2, GENERATIONS * 2, GENERATIONS * 2, ERAS * 2, KEYS * 2, 1),
+        (TRUE * 2, GENERATIONS, GENERATIONS, ERAS, KEYS, 1),
+        (b"\1" * SLOTS, GENERATIONS, GENERATIONS, ERAS, KEYS, 1),
+        (TRUE, GENERATIONS[8:], GENERATIONS, ERAS, KEYS, 1),
+        (TRUE, GENERATIONS, GENERATIONS[1:], ERAS, KEYS, 1),
+        (TRUE, GENERATIONS, GENERATIONS, ERAS[1:], KEYS, 1),
+        (TRUE, GENERATIONS, GENERATIONS, ERAS, KEYS[1:], 1),
+        (TRUE, GENERATIONS, GENERATIONS, ERAS, KEYS, 0),
+        (TRUE, GENERATIONS, GENERATIONS, ERAS, KEYS, 1 << 63),
+        (b"", b"", b"", b"", [], 1),
+    ],
+)
+@pytest.mark.parametrize("ranks", [(1,), (0, 1)])
+def test_a_report_that_fits_no_start_costs_the_disk_of_this_life(
+    tmp_path: Path, report: Sequence[object], ranks: Sequence[int]
+) -> None:
+    """Liveness: as a worker that cannot remove an old report leaves it, for one rank or for all of them."""
+    world = new_disk_world(tmp_path / "world", "undecided")
+    for rank in ranks:
+        path = world.tier._found(rank)
+        path.write_bytes(msgspec.msgpack.encode(report))
+    with pytest.raises(UnusableFiles, match=r"-rank[01]\.found: cannot be understood: .*; remove it"):
+        world.tier.decide("v1", SLOTS)
+    assert world.live(world.begin()) == 1

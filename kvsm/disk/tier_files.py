@@ -19,7 +19,8 @@ a worker cannot use the directory or file  it has no disk, and reports each copy
                                            misses its `.found`
 the scheduler cannot read or write         it plans no copies; the workers' files stay open and unused
 a worker cannot remove an old `.found`     it has no disk; the scheduler may take the old one for a new one,
-                                           and then each copy fails
+                                           and then each copy fails; if the old one is of another number of
+                                           slots, the scheduler plans no copies
 =========================================  =================================================================
 """
 
@@ -28,7 +29,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 import numpy as np
@@ -36,7 +37,7 @@ import numpy as np
 from kvsm.disk.directory import TierDirectory
 from kvsm.disk.era import DiskEra, era_at_start
 from kvsm.disk.formats import ERA_ID_BYTES, DiskGeometry
-from kvsm.disk.recovery import RankScan, Recovered, decide, scan
+from kvsm.disk.recovery import CONDITIONS, RankScan, Recovered, decide, scan
 from kvsm.disk.slot_file import SlotFile
 from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.identity import PoolIdentity
@@ -44,6 +45,8 @@ from kvsm.private_files import read_trusted, write_whole
 
 _MOST_BYTES = 8 << 30
 """Of a file that the two sides exchange."""
+
+_Life = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Decided(NamedTuple):
@@ -96,15 +99,15 @@ class TierFiles(TierDirectory):
             ) from error
         return file
 
-    def decide(self, weights: str) -> Decided:
+    def decide(self, weights: str, num_slots: int) -> Decided:
         """Decide in the scheduler which slots serve which keys on all ranks, if these weights have computed
-        them, and publish it to the workers.
+        them, and publish it to the workers. num_slots: of each rank.
 
         Begins an era if the last one is over. Raises `UnusableFiles`.
         """
         try:
             self.make()
-            scans = [self._read_found(rank) for rank in range(self.ranks)]
+            scans = [self._read_found(rank, num_slots) for rank in range(self.ranks)]
             era = era_at_start(self.era, weights, max(one.life for one in scans))
             recovered = decide(scans, era.id)
             write_whole(self._recovered, msgspec.msgpack.encode(recovered))
@@ -152,7 +155,7 @@ class TierFiles(TierDirectory):
     def _recovered(self) -> Path:
         return self._file(".recovered")
 
-    def _read_found(self, rank: int) -> RankScan:
+    def _read_found(self, rank: int, num_slots: int) -> RankScan:
         path = self._found(rank)
         try:
             data = read_trusted(path, _MOST_BYTES)
@@ -162,7 +165,7 @@ class TierFiles(TierDirectory):
                 "on another machine: then omit the disk, or give another directory"
             ) from error
         try:
-            return _decoded(data)
+            return _decoded(data, num_slots)
         except ValueError as error:
             raise UnusableFiles(f"{path}: cannot be understood: {error}; remove it") from error
 
@@ -172,16 +175,19 @@ def _encoded(found: RankScan) -> bytes:
     return msgspec.msgpack.encode((*arrays, found.keys, found.life))
 
 
-def _decoded(data: bytes) -> RankScan:
+def _decoded(data: bytes, num_slots: int) -> RankScan:
     """Raises `ValueError`."""
-    found, lives, numbers, eras, keys, life = msgspec.msgpack.decode(
-        data, type=tuple[bytes, bytes, bytes, bytes, list[bytes], int]
+    *arrays, keys, life = msgspec.msgpack.decode(
+        data, type=tuple[bytes, bytes, bytes, bytes, list[bytes], _Life]
     )
+    if len(keys) != num_slots:
+        raise ValueError(f"it is of {len(keys):,} slots, and the tier has {num_slots:,}")
+    found, lives, numbers, eras = arrays
     return RankScan(
-        np.frombuffer(found, np.bool_).reshape(len(keys), -1),
-        np.frombuffer(lives, np.int64),
-        np.frombuffer(numbers, np.int64),
-        np.frombuffer(eras, f"V{ERA_ID_BYTES}"),
+        np.frombuffer(found, np.bool_).reshape(num_slots, len(CONDITIONS)),
+        np.frombuffer(lives, np.int64).reshape(num_slots),
+        np.frombuffer(numbers, np.int64).reshape(num_slots),
+        np.frombuffer(eras, f"V{ERA_ID_BYTES}").reshape(num_slots),
         keys,
         life,
     )

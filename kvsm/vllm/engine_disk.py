@@ -52,7 +52,7 @@ def find_disk(place: DiskPlace | None, options: ConnectorOptions, vllm_config: A
         return None
     weights = weights_version(vllm_config, options.weights_version)
     try:
-        return FoundDisk(place, place.decide(weights), read_log_note(place.log_note))
+        return FoundDisk(place, place.decide(weights, place.num_slots), read_log_note(place.log_note))
     except UnusableFiles as error:
         log.warning(
             "kvsm: the engine serves without its disk tier (disk_dir): %s. The disk is tried again when the "

@@ -161,7 +161,7 @@ def test_copies_fail_and_the_worker_goes_on_if_what_was_decided_cannot_be_read(t
     (refused,) = rank.poll()
     assert not refused.good
     assert "No such file" in refused.error
-    place.decide("v1")
+    place.decide("v1", SLOTS)
     rank.start([job(2, Direction.STORE, [0], [0], [5])])
     reports: list[WorkerReport] = []
     while not reports:
@@ -172,7 +172,7 @@ def test_copies_fail_and_the_worker_goes_on_if_what_was_decided_cannot_be_read(t
 
 def test_ranks_that_have_told_nothing_are_an_error_with_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(UnusableFiles, match=r"rank 0 has no slots there; .* on another machine: then omit"):
-        TierFiles(tmp_path, "engine0", 1).decide("v1")
+        TierFiles(tmp_path, "engine0", 1).decide("v1", SLOTS)
 
 
 def test_nothing_of_other_weights_or_of_before_a_reset_comes_back(directory: Path) -> None:
