@@ -62,13 +62,16 @@ def share_with_group(group: int | None) -> None:
     _shared_group = group
 
 
-def give_to_group(descriptor: int) -> None:
-    """Share an open file or directory, which this process has just made, if `share_with_group` was called.
-    Raises `OSError`."""
+def give_to_group(file: int | Path) -> None:
+    """Share a file or directory, which this process has just made, if `share_with_group` was called. Raises
+    `OSError`.
+
+    file: its descriptor; of a socket its path, in a private directory.
+    """
     if _shared_group is not None:
-        is_directory = stat.S_ISDIR(os.fstat(descriptor).st_mode)
-        os.fchown(descriptor, -1, _shared_group)
-        os.fchmod(descriptor, 0o770 if is_directory else 0o660)
+        is_directory = stat.S_ISDIR(os.stat(file).st_mode)
+        os.chown(file, -1, _shared_group)
+        os.chmod(file, 0o770 if is_directory else 0o660)
 
 
 def give_own_to_group(descriptor: int) -> None:

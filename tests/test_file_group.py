@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import sys
 import tempfile
@@ -17,8 +18,11 @@ from kvsm import private_files
 from kvsm.copy_engines import HostPool, KeptPool
 from kvsm.copy_engines.checksums import CHECKSUM_BYTES
 from kvsm.disk import TierDirectory
-from kvsm.errors import ConfigError, LogError
+from kvsm.errors import ConfigError, LogError, UnusableFiles
 from kvsm.events import OffloadConfig
+from kvsm.hand_over.leases import LeaseTable
+from kvsm.hand_over.messages import hand_over_directory, socket_path
+from kvsm.hand_over.service import HandOverService
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.private_files import (
     open_private,
@@ -226,3 +230,55 @@ def test_a_log_of_another_user_is_no_reason_to_stop(volume: Path) -> None:
         assert [mark.places() for mark in marks] == [[], []]
 
     as_user(OTHER, other)
+
+
+def hand_over_service(volume: Path) -> HandOverService:
+    share_with_group(GROUP)
+    directory = hand_over_directory(str(volume / "meet"))
+    assert directory is not None
+    return HandOverService(directory, "p", LeaseTable(5.0), {})
+
+
+def test_a_dead_hand_over_socket_of_the_group_is_replaced(volume: Path) -> None:
+    def killed() -> None:
+        hand_over_service(volume)
+
+    for user in (ONE, OTHER, ONE):
+        as_user(user, killed)
+        found = socket_path(volume / "meet", "p").stat()
+        assert (found.st_uid, found.st_gid) == (user, GROUP)
+        assert found.st_mode == stat.S_IFSOCK | 0o660
+
+
+@pytest.mark.parametrize("listens", [True, False])
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_an_engine_takes_no_hand_over_socket_that_may_be_alive(
+    volume: Path, is_shared: bool, listens: bool
+) -> None:
+    """Of another user. If the group shares it, that tells who is alive; else the engine serves without."""
+    path = socket_path(volume / "meet", "p")
+
+    def refused() -> None:
+        with pytest.raises(ConfigError) as error:
+            hand_over_service(volume)
+        if is_shared:
+            assert error.type is ConfigError
+            assert "another engine with this engine_id listens there" in str(error.value)
+        else:
+            assert error.type is UnusableFiles
+            for part in (str(path), "Permission denied", "remove the file", "file_group"):
+                assert part in str(error.value)
+
+    def replaced() -> None:
+        hand_over_service(volume).close()
+
+    path.parent.mkdir()
+    path.parent.chmod(0o770)
+    os.chown(path.parent, ONE, GROUP)
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        os.chown(path, ONE, GROUP if is_shared else ONE)
+        path.chmod(0o660 if is_shared else 0o600)
+        if listens:
+            other.listen()
+        as_user(OTHER, replaced if is_shared and not listens else refused)

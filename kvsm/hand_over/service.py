@@ -10,7 +10,8 @@ after `SILENCE_S`, or earlier if another one needs its place or its descriptor. 
 hand-over stays: its lease ends in time.
 
 Only processes of this user are answered: the socket is in a directory that nobody else can write, has mode
-0600, and the kernel says whose process connects.
+0600, and the kernel says whose process connects. The members of `file_group` can connect (mode 0660), so each
+of them can tell a dead socket and remove it, but are not answered.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from kvsm.hand_over.messages import (
     socket_path,
     why_not_alike,
 )
+from kvsm.private_files import HOW_TO_SHARE, give_to_group
 
 _LOGGER = logging.getLogger("kvsm")
 
@@ -90,8 +92,8 @@ class _Connection:
 class HandOverService:
     """Answers decode engines of this machine.
 
-    Raises `UnusableFiles` if the system refuses the socket, and `ConfigError` if its path is too long or
-    another engine listens on it.
+    Raises `UnusableFiles` if the system refuses the socket or a file is in its way, and `ConfigError` if its
+    path is too long or another engine listens on it.
 
     directory: in which the engines meet (`hand_over_directory`).
     engine: the id of this engine.
@@ -264,15 +266,13 @@ def _listen(path: Path) -> socket.socket:
     try:
         listener.bind(str(path))
         path.chmod(0o600)
+        give_to_group(path)
         listener.listen(128)
         listener.setblocking(False)
     except OSError as error:
         listener.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"{path}: another engine with this engine_id listens there, or the file is in the way; give "
-                "this engine another engine_id, or remove the file"
-            ) from error
+            raise _why_in_use(path) from error
         raise UnusableFiles(
             f"{path}: a socket cannot be made: {error.strerror}; make its directory writable for this "
             "process, or give another directory"
@@ -280,15 +280,36 @@ def _listen(path: Path) -> socket.socket:
     return listener
 
 
+def _why_in_use(path: Path) -> ConfigError:
+    """Return the error for a path at which a file is, after dead sockets were removed."""
+    refusal = _refusal_of(path)
+    if refusal is None or isinstance(refusal, BlockingIOError):  # Its queue is full.
+        return ConfigError(
+            f"{path}: another engine with this engine_id listens there; give this engine another engine_id"
+        )
+    return UnusableFiles(
+        f"{path}: is in the way, and kvsm cannot find out whether an engine listens there: "
+        f"{refusal.strerror}; if none does, remove the file; or give another directory, {HOW_TO_SHARE}"
+    )
+
+
 def _remove_dead_sockets(directory: Path) -> None:
     """Remove the sockets of engines that were killed: no process listens on them."""
     for path in directory.glob("kvsm-*.sock"):
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe, suppress(OSError):
-            probe.setblocking(False)
-            try:
-                probe.connect(str(path))
-            except ConnectionRefusedError:
-                path.unlink(missing_ok=True)
+        if isinstance(_refusal_of(path), ConnectionRefusedError):
+            with suppress(OSError):
+                path.unlink()
+
+
+def _refusal_of(path: Path) -> OSError | None:
+    """Return why no connection to this socket is possible; None if a process listens on it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(str(path))
+        except OSError as error:
+            return error
+    return None
 
 
 def _user_of(connection: socket.socket) -> int:
