@@ -200,3 +200,13 @@ def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
     else:
         fields[0] = _spoiled(fields[0], random)
     return kind(*fields)
+
+
+def wrong_parents(random: Random) -> object:
+    """Parents (`Parents`) with a wrong number, of a wrong shape, or right by chance."""
+    places = sorted(random.sample(range(4), random.randint(1, 2)))
+    pairs = [(place, random.choice((0, 1, None, -1, -2, -(2**40), *ODD))) for place in places]
+    if random.random() < 0.5:
+        return tuple(pairs)
+    shapes = ([], "", pairs, dict(pairs), tuple(map(list, pairs)), tuple(pairs[::-1]), (pairs[0], *ODD))
+    return random.choice((*shapes, random.choice(ODD)))

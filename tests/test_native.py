@@ -21,14 +21,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
-from native_twins import Twins, is_refusal, reset_often, spoiled, walked, walked_in_arrays
+from native_twins import Twins, is_refusal, reset_often, spoiled, walked, walked_in_arrays, wrong_parents
 
 from kvsm import events as ev
 from kvsm import native
 from kvsm.checker.coverage import all_edges
 from kvsm.checker.walk import walk
 from kvsm.errors import ConfigError, InvalidEvent
-from kvsm.events import KINDS, CacheReset, OffloadConfig, RequestArrived, StorePlanned
+from kvsm.events import KINDS, BlocksTouched, CacheReset, OffloadConfig, RequestArrived, StorePlanned
 from kvsm.ids import SMALL
 from kvsm.key_index import make_index
 from kvsm.ledger import Ledger, NativeLedger
@@ -312,6 +312,27 @@ def test_wrong_events_are_refused_alike(seed: int) -> None:
             twins.apply(event)
         else:
             twins.apply(msgspec.structs.replace(event, seq=twins.native.seq + 1))
+
+
+@pytest.mark.parametrize("examples", [20, pytest.param(300, marks=pytest.mark.slow)])
+def test_wrong_parents_are_refused_alike(examples: int) -> None:
+    """Of a store the blocks are read when it ends: what was accepted by its plan is used then."""
+
+    @settings(max_examples=examples)
+    @given(st.integers(0, 2**32))
+    def check(seed: int) -> None:
+        random = Random(seed)
+        options = draw_options(random)
+        twins = Twins(options.config())
+        for event in walked(options, seed, 40):
+            if isinstance(event, StorePlanned | BlocksTouched):
+                wrong = msgspec.structs.replace(event, parents=wrong_parents(random))
+                outcome = twins.apply(wrong)
+                assert outcome.error is None or is_refusal(outcome), wrong
+            if twins.native.seq < event.seq:
+                assert twins.apply(event).error is None
+
+    check()
 
 
 def test_a_long_batch_that_is_not_packed_is_folded_too() -> None:

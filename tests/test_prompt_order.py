@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
+from typing import Any
 
 import msgspec
 import pytest
@@ -241,9 +242,27 @@ def test_an_offer_says_what_its_runs_continue(body: Body) -> None:
 
 
 @EITHER_BODY
-@pytest.mark.parametrize("parents", [((1, 0), (0, 0)), ((0, 0), (0, 1)), ((2, 0),), ((0, 4),)])
-def test_parents_that_cannot_be_are_refused(body: Body, parents: tuple[tuple[int, int], ...]) -> None:
-    """A log may say anything. Nothing is changed."""
+@pytest.mark.parametrize(
+    "parents",
+    [
+        ((1, 0), (0, 0)),
+        ((0, 0), (0, 1)),
+        ((2, 0),),
+        ((-1, 0),),
+        ((0, 4),),
+        ((0, -1),),
+        ((0, -(1 << 40)),),
+        ((0, True),),
+        ((0, "x"),),
+        ((0,),),
+        (0,),
+        [(0, 0)],
+        "",
+        None,
+    ],
+)
+def test_parents_that_cannot_be_are_refused(body: Body, parents: Any) -> None:
+    """An event may say anything. Nothing is changed."""
     with body():
         core = new_core("lru", 4)
         store(core, "a", prompt("a" * 9, 2))

@@ -12,6 +12,7 @@ hold it. It must not be evicted before they end: the code that asks the policy f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from kvsm.errors import InvalidEvent
 from kvsm.events import Parents
@@ -75,12 +76,22 @@ def touch(ledger: LedgerState, slots: IdArray, words: Words, parents: Parents) -
 
 
 def check_parents(ledger: LedgerState, seq: int, slots: IdArray, parents: Parents) -> None:
-    """Refuse parents whose places do not ascend or are not of the batch, or whose slots do not exist."""
-    before = -1
-    for place, slot in parents:
-        if not before < place < len(slots) or not (slot is None or slot < ledger.config.host_blocks):
-            raise InvalidEvent(seq, "parents name places of the batch, ascending, and slots of the pool")
-        before = place
+    """Refuse what is not `Parents`, places that do not ascend or are not of the batch, and slots that do not
+    exist."""
+    count, host_blocks = len(slots), ledger.config.host_blocks
+    whole = type(parents) is tuple and all(_is_parent(pair, count, host_blocks) for pair in parents)
+    if not whole or any(place >= later for (place, _), (later, _) in pairwise(parents)):
+        raise InvalidEvent(seq, "parents name places of the batch, ascending, and slots of the pool")
+
+
+def _is_parent(pair: object, places: int, slots: int) -> bool:
+    """Whether it is a pair of one of so many places, and one of so many slots or None."""
+    if type(pair) is not tuple or len(pair) != 2:
+        return False
+    place, slot = pair
+    if type(place) is not int or not 0 <= place < places:
+        return False
+    return slot is None or (type(slot) is int and 0 <= slot < slots)
 
 
 def _runs(
