@@ -126,8 +126,9 @@ Owners = tuple[tuple[str, Id], ...]
 
 Parents = tuple[tuple[Id, Id | None], ...]
 """(place, slot), sorted by place: in its prompt, the block at this place of the event continues the block in
-`slot`, not the block one place before. slot None: it continues a block that the host does not have. Its own
-slot: it begins a prompt. No entry for place 0: the first block begins a prompt, or its parent is unknown."""
+`slot`, not the block one place before. That slot may be another one of the event. slot None: it continues a
+block that the host does not have. Its own slot: it begins a prompt. No entry for place 0: the first block
+begins a prompt, or its parent is unknown."""
 
 Offer = tuple[str, tuple[Id, ...], tuple[Id, ...]]
 """(request, settled, offered). The last two count blocks, by KV cache group."""

@@ -135,7 +135,11 @@ def reset_often(config: OffloadConfig, random: Random) -> Sequence[OffloadingEve
     def store() -> None:
         keys = list({key() for _ in range(random.choice((1, 5, 20, 40)))})
         blocks = [next(free_block) for _ in keys]
-        core.prepare_store(f"store-{len(log)}", keys, blocks, random.choice((b"", key())))
+        parents = {
+            random.randrange(len(keys)): random.choice((b"", key(), *keys))
+            for _ in range(random.choice((1, 3)))
+        }
+        core.store(((f"store-{len(log)}", len(keys)),), keys, blocks, parents=parents)
 
     def load(target: str) -> None:
         name, readable = f"load-{len(log)}", [*filter(core.ledger.readable, core.ledger.index.values())]

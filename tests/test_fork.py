@@ -91,6 +91,24 @@ def test_an_offer_that_lacks_room_evicts_in_the_fork_too_what_it_did_not_find(
     assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
 
 
+def test_a_fork_continues_the_same_blocks_of_an_offer(tmp_path: Path) -> None:
+    """Two requests share blocks that are new: one continues what the same event stores, in a slot that held
+    another block before."""
+    life = Life(tmp_path / "log", host_blocks=4)
+    life.stored("r0", [key(n) for n in range(10, 14)], range(4))
+    keys, blocks = [key(n) for n in (0, 1, 2, 0, 1, 3)], [4, 5, 6, 4, 5, 7]
+    life.ended(life.core.store((("r1", 3), ("r2", 3)), keys, blocks).job)
+    life.close()
+    slot = life.core.ledger.index[key(1)]
+    assert [event.parents for event in life.events if isinstance(event, ev.StorePlanned)] == [
+        (),
+        ((3, slot),),
+    ]
+    fork(tmp_path / "log", 1, OtherChoices(), tmp_path / "fork")
+    assert events_of(tmp_path / "fork") == events_of(tmp_path / "log")
+    assert verify_log(tmp_path / "log").good
+
+
 @settings(max_examples=30)
 @given(st.integers(0, 1000), st.integers(0, 1000), st.data())
 def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data: st.DataObject) -> None:

@@ -59,6 +59,8 @@ _LIST_LIKE: tuple[Callable[[list[Any]], Any], ...] = (
     lambda some: (one for one in some), lambda some: some[0], lambda some: np.array(some, dtype=np.int32),
 )  # fmt: skip
 
+_NO_PLACES = (-1, 2**70, 1.5, True, None, "1", np.int64(0), np.float64(0))
+
 
 class WildCaller:
     """Calls a core with arguments that are mostly right, and checks what each call leaves behind.
@@ -201,18 +203,27 @@ class WildCaller:
             tuple(owners), (list, tuple, lambda pairs: [list(pair) for pair in pairs], dict, len)
         )
 
+    def _parents(self, keys: list[bytes]) -> Any:
+        """Of some places: a key of the offer, another one, or none."""
+        places = [*range(len(keys) + 1), *(_NO_PLACES if self.random.randrange(10) >= self.tame else ())]
+        parents = {
+            self.random.choice(places): self._like(self.random.choice([*keys, *KEYS, b""]), _KEY_LIKE)
+            for _ in range(self.random.choice([0, 1, 3]))
+        }
+        return self._like(parents, (dict, list, tuple, len, lambda pairs: list(pairs.items())))
+
     def _prepare_store(self) -> tuple[Any, ...]:
         keys, blocks, _ = self._offer()
-        return self._name(), keys, blocks
+        return self._name(), keys, blocks, self._key()
 
     def _store(self) -> tuple[Any, ...]:
         keys, blocks, right = self._offer()
         again = self._like({0, 1}, (list, tuple, frozenset, iter, len, str))
-        return self._owners(right), keys, blocks, again
+        return self._owners(right), keys, blocks, again, (), self._parents(right)
 
     def _import_blocks(self) -> tuple[Any, ...]:
         keys, _, right = self._offer()
-        return self._owners(right), keys, self._like("engine p-1", _NAME_LIKE)
+        return self._owners(right), keys, self._like("engine p-1", _NAME_LIKE), self._parents(right)
 
     def _skip(self) -> tuple[Any, ...]:
         keys, _, right = self._offer()

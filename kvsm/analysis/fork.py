@@ -489,9 +489,10 @@ def _parents(
 ) -> dict[bytes, bytes]:
     """Map the first key of each run among these keys of an event to its parent's key."""
     slots, found = to_list(event.slots), dict[bytes, bytes]()
+    own = dict(zip(slots, keys))
     for place, slot in event.parents:
-        begins = slot == slots[place]
-        found[keys[place]] = b"" if begins else _GONE if slot is None else recorded.key_of[slot]
+        parent = _GONE if slot is None else own.get(slot) or recorded.key_of[slot]
+        found[keys[place]] = b"" if slot == slots[place] else parent
     return found
 
 

@@ -2,7 +2,8 @@
 
 Blocks enter the order, or move in it, in runs: consecutive blocks of one prompt. If the block before a run is
 stored too, the policy gets its slot as the parent. So a prompt that is stored over several steps is evicted
-like one that is stored at once, its last block first.
+like one that is stored at once, its last block first. The block before a run may be stored by the same event:
+then its own run enters first.
 
 A copy to another tier is no use of its block. A block keeps its place in the order while only such copies
 hold it. It must not be evicted before they end: the code that asks the policy for victims protects
@@ -11,6 +12,7 @@ hold it. It must not be evicted before they end: the code that asks the policy f
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -97,16 +99,40 @@ def _is_parent(pair: object, places: int, slots: int) -> bool:
 def _runs(
     ledger: LedgerState, slots: IdArray, parents: Parents, planned_at: int
 ) -> Iterator[tuple[int, int, int | None]]:
-    """Yield (begin, end, the policy's parent) for each run of a batch, the last run first.
+    """Yield (begin, end, the policy's parent) for each run of a batch: the last run first, but each one after
+    the run that it continues.
 
     planned_at: the event that named the parents. A block stored in a parent's slot after it is another block.
     """
-    end = len(slots)
-    for place, slot in reversed(parents):
-        yield place, end, None if slot == slots[place] else _place_of(ledger, slot, planned_at)
-        end = place
-    if end:
-        yield 0, end, None
+    named, end = dict(parents), len(slots)
+    begins = sorted(named.keys() | {0}) if end else []
+    ends = [*begins[1:], end]
+    for run in _sequence(slots, begins, parents) if len(begins) > 1 else range(len(begins)):
+        begin = begins[run]
+        own = int(slots[begin])
+        slot = named.get(begin, own)
+        yield begin, ends[run], None if slot == own else _place_of(ledger, slot, planned_at)
+
+
+def _sequence(slots: IdArray, begins: Sequence[int], parents: Parents) -> Iterator[int]:
+    """Yield the numbers of the runs of a batch: the last one first, but each after the run that it continues.
+
+    begins: the place where each run begins.
+    """
+    place_of = {slot: place for place, slot in enumerate(listed(slots))}
+    continued = {
+        bisect_left(begins, place): bisect_right(begins, place_of[slot]) - 1
+        for place, slot in parents
+        if slot in place_of
+    }
+    done = set[int]()
+    for last in reversed(range(len(begins))):
+        line, run = list[int](), last
+        while run not in done:
+            done.add(run)
+            line.append(run)
+            run = continued.get(run, run)
+        yield from reversed(line)
 
 
 def _place_of(ledger: LedgerState, parent: int | None, planned_at: int) -> int | None:

@@ -139,6 +139,19 @@ static int32_t place_of(Folding *folding, SlotQueue *queue, PyObject *parent, in
     return queue_place(queue, slot);
 }
 
+/* Whether a run continues a block of its own batch. Only then the sequence of the runs is not the usual one. */
+static bool continues_itself(Folding *folding, const Batch *slots, PyObject *parents, int64_t planned_at)
+{
+    int64_t place, slot;
+    for (Py_ssize_t run = 0; run < PyTuple_Size(parents); run++) {
+        PyObject *pair = PyTuple_GetItem(parents, run), *parent = PyTuple_GetItem(pair, 1);
+        if (parent != Py_None && read_number(PyTuple_GetItem(pair, 0), &place) && read_number(parent, &slot) &&
+            place < slots->count && slot != slots->ids[place] && folding->fold->generation[slot] == planned_at)
+            return true;
+    }
+    return false;
+}
+
 /* Under LRU: insert the runs of a batch into the queue, the last run first (`_runs`). */
 static Verdict enter_queue(Folding *folding, SlotQueue *queue, const Batch *slots, PyObject *parents,
                            int64_t planned_at)
@@ -160,12 +173,12 @@ static Verdict enter_queue(Folding *folding, SlotQueue *queue, const Batch *slot
     return FOLDED;
 }
 
-/* These blocks are stored now. */
+/* These blocks are stored now. Leave runs that continue each other to Python. */
 Verdict admit(Folding *folding, const Batch *slots, PyObject *keys, PyObject *parents, int64_t planned_at)
 {
     PyObject *policy = field(folding, N_policy), *done;
     SlotQueue *queue = lru_queue(policy);
-    if (queue != NULL)
+    if (queue != NULL && !continues_itself(folding, slots, parents, planned_at))
         return enter_queue(folding, queue, slots, parents, planned_at);
     if (is_empty(parents)) {
         done = PyObject_CallMethodObjArgs(policy, name_of(N_admitted), slots->object, keys, NULL);

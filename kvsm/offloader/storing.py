@@ -108,9 +108,9 @@ def store(
     owners: (request, how many of the keys it has), in the order of the keys; empty if no request has them.
     again: places in the offer that were offered before. That they still wait is not recorded once more.
     spared: slots that are not evicted for this offer.
-    parents: place in the offer -> the key of the block that this one continues; b"": it begins a prompt.
-        Without an entry, a block continues the one before it in the offer, and the first one of a request
-        begins a prompt.
+    parents: place in the offer -> the key of the block that this one continues, on the host or in the offer;
+        b"": it begins a prompt. Without an entry, a block continues the one before it in the offer, and the
+        first one of a request begins a prompt.
     """
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
@@ -144,7 +144,7 @@ def _store(
     if found.count(None) < len(found) or not _all_new(core, keys, sources):
         new, deferred, resident = _partition(core, owners, keys, listed(sources), found, again)
         if resident:
-            runs = _runs(core, owners, parents, found, list(resident.values()), list(resident))
+            runs = _runs(core, owners, parents, keys, list(resident.values()), list(resident), new)
             touch_slots(core, list(resident), runs)
     if not len(new):
         return PreparedStore(None, (), tuple(deferred), len(resident))
@@ -161,7 +161,7 @@ def _store(
     job = None
     if room:
         slots = pack(core.ledger.free.first(room))
-        runs = _runs(core, owners, parents, found, new, listed(unpack(slots)))
+        runs = _runs(core, owners, parents, keys, new, listed(unpack(slots)))
         if len(new) < len(keys):
             owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
         job = _plan_store(core, owners, wanted, slots, sources, runs)
@@ -173,12 +173,13 @@ def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes
 
     parents: as `store` takes them.
     """
-    found = core.ledger.index.find(keys_of("touch", keys))
+    keys = keys_of("touch", keys)
+    found = core.ledger.index.find(keys)
     parents = parents_of("touch", parents)
     resident = _first_places(found, [slot is not None and core.ledger.readable(slot) for slot in found])
     if resident:
         slots = list(resident)
-        runs = _runs(core, (), parents, found, list(resident.values()), slots) if parents else ()
+        runs = _runs(core, (), parents, keys, list(resident.values()), slots) if parents else ()
         touch_slots(core, slots, runs)
 
 
@@ -211,7 +212,7 @@ def import_blocks(
     )
     new.sort()
     if resident:
-        runs = _runs(core, owners, parents, found, list(resident.values()), list(resident))
+        runs = _runs(core, owners, parents, keys, list(resident.values()), list(resident), new)
         touch_slots(core, list(resident), runs)
     if not new:
         return PreparedStore(None, (), (), len(resident))
@@ -225,7 +226,7 @@ def import_blocks(
         return PreparedStore(None, (), (), len(resident))
     evicted = () if choice is None else _evict(core, choice)
     slots = pack(ledger.free.first(len(wanted)))
-    runs = _runs(core, owners, parents, found, new, listed(unpack(slots)))
+    runs = _runs(core, owners, parents, keys, new, listed(unpack(slots)))
     core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source, runs)
     hosts = host_blocks(core, ledger.transfers[ledger.seq].slots)
     job = planned_job(core, STORE, NO_IDS, hosts)
@@ -283,33 +284,52 @@ def _runs(
     core: EventEmitter,
     owners: Owners,
     parents: Mapping[int, bytes],
-    found: Sequence[int | None],
+    keys: Sequence[bytes],
     places: Sequence[int],
     slots: Sequence[int],
+    later: Sequence[int] = (),
 ) -> Parents:
     """The parents of the blocks at these places of an offer, which ascend. They lie, or will lie, in `slots`.
 
-    found: the slot of each key of the offer; None if it had none.
+    later: the places that the offer stores after this.
     """
     firsts = {end - count: b"" for (_, count), end in zip(owners, accumulate(count for _, count in owners))}
-    parent_keys = {**firsts, **parents}
-    begins = sorted(place for place in parent_keys if 0 <= place < len(found))
+    named = {**firsts, **parents}
+    begins = sorted(place for place in named if 0 <= place < len(keys))
+    stored, waiting = dict[bytes, int](), {keys[place]: place for place in later}
     runs, before = list[tuple[int, int | None]](), -1
-    for n in begins if len(places) == len(found) else range(len(places)):
+    for n in begins if len(places) == len(keys) else range(len(places)):
         place, own = places[n], slots[n]
-        if place in parent_keys:
-            key = parent_keys[place]
-            parent = core.ledger.index.get(key) if key else own
-        else:
-            parent = found[place - 1] if place else own
-            in_one_run = bisect_right(begins, before) == bisect_right(begins, place)
-            if in_one_run and (parent is None or before == place - 1):
-                before = place
-                continue
-        if n or parent != own:
+        in_one_run = bisect_right(begins, before) == bisect_right(begins, place)
+        follows, before = in_one_run and before == place - 1, place
+        if follows:
+            continue
+        key = _parent_key(named, keys, waiting, place)
+        parent = core.ledger.index.get(key) if key else own
+        if parent is None:
+            stored = stored or dict(zip([keys[place] for place in places], slots))
+            parent = stored.get(key)
+        if parent is None and in_one_run:
+            continue
+        if parent != (slots[n - 1] if n else own):
             runs.append((n, parent))
-        before = place
     return tuple(runs) if any(parent != slots[n] for n, parent in runs) else ()
+
+
+def _parent_key(
+    named: Mapping[int, bytes], keys: Sequence[bytes], waiting: Mapping[bytes, int], place: int
+) -> bytes:
+    """The key that the one at this place of an offer continues; b"": it begins a prompt.
+
+    waiting: the places that are stored later, by key. What continues one of them continues, until then, what
+        that one continues.
+    """
+    for _ in range(len(waiting) + 1):  # It also ends if keys name each other in a circle.
+        key = named.get(place, keys[place - 1] if place else b"")
+        if key not in waiting:
+            break
+        place = waiting[key]
+    return key
 
 
 def skip(core: EventEmitter, owners: Owners, keys: Sequence[bytes], reason: SkipReason) -> None:
