@@ -319,7 +319,7 @@ def evict_for_its_own_import(monkeypatch: pytest.MonkeyPatch) -> None:
     plant(
         monkeypatch,
         storing.import_blocks,
-        "_room_for(core, wanted, list(resident))",
+        "_room_for(core, wanted, [*resident, *spared])",
         "_room_for(core, wanted, ())",
     )
 
