@@ -13,8 +13,7 @@ hold it. It must not be evicted before they end: the code that asks the policy f
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Iterator, Sequence
 
 from kvsm.errors import InvalidEvent
 from kvsm.events import Parents
@@ -80,20 +79,23 @@ def touch(ledger: LedgerState, slots: IdArray, words: Words, parents: Parents) -
 def check_parents(ledger: LedgerState, seq: int, slots: IdArray, parents: Parents) -> None:
     """Refuse what is not `Parents`, places that do not ascend or are not of the batch, and slots that do not
     exist."""
-    count, host_blocks = len(slots), ledger.config.host_blocks
-    whole = type(parents) is tuple and all(_is_parent(pair, count, host_blocks) for pair in parents)
-    if not whole or any(place >= later for (place, _), (later, _) in pairwise(parents)):
+    if not (type(parents) is tuple and _are_parents(parents, len(slots), ledger.config.host_blocks)):
         raise InvalidEvent(seq, "parents name places of the batch, ascending, and slots of the pool")
 
 
-def _is_parent(pair: object, places: int, slots: int) -> bool:
-    """Whether it is a pair of one of so many places, and one of so many slots or None."""
-    if type(pair) is not tuple or len(pair) != 2:
-        return False
-    place, slot = pair
-    if type(place) is not int or not 0 <= place < places:
-        return False
-    return slot is None or (type(slot) is int and 0 <= slot < slots)
+def _are_parents(pairs: tuple[object, ...], places: int, slots: int) -> bool:
+    """Whether each is a pair of one of so many places, ascending, and one of so many slots or None."""
+    before = -1
+    for pair in pairs:
+        if type(pair) is not tuple or len(pair) != 2:
+            return False
+        place, slot = pair
+        if type(place) is not int or not before < place < places:
+            return False
+        if not (slot is None or (type(slot) is int and 0 <= slot < slots)):
+            return False
+        before = place
+    return True
 
 
 def _runs(
@@ -104,22 +106,31 @@ def _runs(
 
     planned_at: the event that named the parents. A block stored in a parent's slot after it is another block.
     """
-    named, end = dict(parents), len(slots)
-    begins = sorted(named.keys() | {0}) if end else []
-    ends = [*begins[1:], end]
-    for run in _sequence(slots, begins, parents) if len(begins) > 1 else range(len(begins)):
-        begin = begins[run]
-        own = int(slots[begin])
-        slot = named.get(begin, own)
-        yield begin, ends[run], None if slot == own else _place_of(ledger, slot, planned_at)
+    if not len(slots):
+        return
+    own = listed(slots)
+    runs = parents if parents and parents[0][0] == 0 else ((0, own[0]), *parents)
+    ends = [*(place for place, _ in runs[1:]), len(own)]
+    numbers: Iterable[int] = reversed(range(len(runs)))
+    if len(runs) > 1 and _continues_itself(own, runs):
+        numbers = _sequence(own, [place for place, _ in runs], parents)
+    for number in numbers:
+        place, slot = runs[number]
+        yield place, ends[number], None if slot == own[place] else _place_of(ledger, slot, planned_at)
 
 
-def _sequence(slots: IdArray, begins: Sequence[int], parents: Parents) -> Iterator[int]:
+def _continues_itself(slots: Sequence[int], runs: Parents) -> bool:
+    """Whether a run of this batch continues another block of it."""
+    batch = set(slots)
+    return any(slot in batch and slot != slots[place] for place, slot in runs)
+
+
+def _sequence(slots: Sequence[int], begins: Sequence[int], parents: Parents) -> Iterator[int]:
     """Yield the numbers of the runs of a batch: the last one first, but each after the run that it continues.
 
     begins: the place where each run begins.
     """
-    place_of = {slot: place for place, slot in enumerate(listed(slots))}
+    place_of = {slot: place for place, slot in enumerate(slots)}
     continued = {
         bisect_left(begins, place): bisect_right(begins, place_of[slot]) - 1
         for place, slot in parents

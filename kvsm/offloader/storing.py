@@ -304,7 +304,9 @@ def _runs(
         follows, before = in_one_run and before == place - 1, place
         if follows:
             continue
-        key = _parent_key(named, keys, waiting, place)
+        key = named.get(place, keys[place - 1] if place else b"")
+        if key in waiting:
+            key = _parent_key(named, keys, waiting, place)
         parent = core.ledger.index.get(key) if key else own
         if parent is None:
             stored = stored or dict(zip([keys[place] for place in places], slots))
