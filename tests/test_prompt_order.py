@@ -326,19 +326,20 @@ def test_an_import_continues_what_the_host_has(body: Body, policy: str) -> None:
 
 
 @EITHER_BODY
-def test_a_core_remembers_no_parent(body: Body) -> None:
-    """The parent of a store follows from the call and the ledger: a core resumed from a snapshot plans the
-    next piece like the core that wrote the snapshot."""
+def test_a_piece_continues_the_last_block_of_its_request_unless_the_caller_names_another(body: Body) -> None:
+    """What a request has matched counts, too. A core that resumes from a snapshot does not know it any more:
+    there the caller names the parent."""
     with body():
         core = new_core("lru", 8)
         keys = prompt("a" * 9, 6)
         store(core, "a", keys[:2])
         serve(core, "a", keys)
         other = Offloader.resumed(restore(snapshot(core.ledger)), MemoryLog())
+        core.prepare_store("a", keys[2:4], (2, 3))
+        other.prepare_store("a", keys[2:4], (2, 3), keys[1])
         for one in (core, other):
-            one.prepare_store("a", keys[2:4], (2, 3))
-            one.prepare_store("a", keys[4:], (4, 5), keys[3])
-            assert [event.parents for event in planned(one)[-2:]] == [(), ((0, 3),)]
+            one.prepare_store("a", keys[4:], (4, 5))
+            assert [event.parents for event in planned(one)[-2:]] == [((0, 1),), ((0, 3),)]
         assert digest(core.ledger) == digest(other.ledger)
 
 

@@ -161,7 +161,7 @@ typedef struct {
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
     X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
-    X(parents) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
+    X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
     X(max_live_transfers) X(kept) X(using)
 
 typedef enum {

@@ -100,6 +100,18 @@ static bool may_pin(Call *call, PyObject *request, const Batch *slots, int *stat
            are_distinct(look, slots, look->fold->blocks.size);
 }
 
+/* The next store of the request may continue this block. */
+static bool note_last(Call *call, PyObject *request, PyObject *keys, Py_ssize_t hits)
+{
+    PyObject *last_keys = of_core(call, N_last_keys), *key = NULL;
+    if (last_keys != NULL)
+        key = PySequence_GetItem(keys, hits - 1);
+    const bool done = key != NULL && PyDict_SetItem(last_keys, request, key) == 0;
+    Py_XDECREF(last_keys);
+    Py_XDECREF(key);
+    return done;
+}
+
 /* Pin the slots for the request (`_pin`). */
 static bool pin(Call *call, PyObject *request, PyObject *slots, PyObject *missed, int64_t asked, int64_t on_host)
 {
@@ -129,7 +141,7 @@ static Verdict match_prefix(Call *call, PyObject *request, PyObject *keys, Numbe
         const bool done = pin(call, request, ids, missed, count * chunk, slots->count * chunk);
         Py_DECREF(missed);
         Py_XDECREF(ids);
-        if (!done)
+        if (!done || (slots->count > 0 && !note_last(call, request, keys, slots->count)))
             return FAILED;
     }
     PyObject *hits = PyLong_FromSsize_t(slots->count);
@@ -387,6 +399,10 @@ static Verdict finish(Call *call)
     PyObject *const values[] = {request, Py_False};
     PyObject *ended = emitted(call, python.kinds[KIND_RequestFinished], values, 2);
     Py_XDECREF(ended);
+    PyObject *last_keys = ended == NULL ? NULL : of_core(call, N_last_keys);
+    if (last_keys != NULL && PyDict_GetItemWithError(last_keys, request) != NULL)
+        PyDict_DelItem(last_keys, request);
+    Py_XDECREF(last_keys);
     PyObject *requests = ended == NULL ? NULL : of_ledger(call, N_requests);
     const int is_known = requests == NULL ? -1 : PySequence_Contains(requests, request);
     Py_XDECREF(requests);

@@ -96,6 +96,9 @@ class EventEmitter:
         self.using: Callable[[Sequence[bytes]], None] | None = None
         """Called with the keys that a request loads, or uses without a load, in prefix order. It must not
         call the core."""
+        self.last_keys: dict[str, bytes] = {}
+        """Request -> the last key that it has matched, or offered with `prepare_store`: what it offers next
+        continues this block."""
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_seq = 0

@@ -96,6 +96,8 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
             missed = one_key("match", f"keys[{len(slots)}]", missed)
     chunk = core.config.blocks_per_chunk
     _pin(core, request, slots, missed, len(keys) * chunk, None, len(slots) * chunk)
+    if slots:
+        core.last_keys[request] = keys[len(slots) - 1]
     return Match(len(slots))
 
 

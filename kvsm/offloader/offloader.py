@@ -237,6 +237,7 @@ class Offloader(EventEmitter):
         """
         if type(request) is not str or not request.isascii():
             request = request_name("preempt", request)
+        self.last_keys.pop(request, None)
         entry = self.ledger.requests.get(request)
         if entry is None or entry.word & STATE_MASK == FINISHED:
             return
@@ -257,6 +258,7 @@ class Offloader(EventEmitter):
         entry = self.ledger.requests.get(request)
         if entry is not None and entry.word & STATE_MASK != FINISHED:
             self.emit(ev.RequestFinished, request, aborted, hand_over)
+        self.last_keys.pop(request, None)
         return request not in self.ledger.requests
 
     def tick(self) -> None:

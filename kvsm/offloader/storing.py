@@ -76,7 +76,7 @@ def prepare_store(
     request: str,
     keys: Sequence[bytes],
     device_blocks: Sequence[int],
-    parent: bytes = b"",
+    parent: bytes | None = None,
 ) -> PreparedStore:
     """Offer computed blocks: the i-th chunk of device_blocks holds the content of keys[i].
 
@@ -84,14 +84,22 @@ def prepare_store(
     flight from another block, or on a device block with another copy in flight, is deferred (S13). What is
     not stored is recorded (`StoreSkipped`).
 
-    parent: the key of the block that keys[0] continues; b"": it begins a prompt. The policy evicts a block
-        before its parent.
+    parent: the key of the block that keys[0] continues; b"": it begins a prompt. None: it continues the last
+        block that the request has matched or offered here, which no log holds: a core that resumes needs the
+        key. The policy evicts a block before its parent.
     """
     if type(request) is not str or not request.isascii():
         request = request_name("prepare_store", request)
     keys = keys_of("prepare_store", keys)
+    if parent is None:
+        parent = core.last_keys.get(request, b"")
+        if parent in keys:  # The request repeats an offer, so its last key is no parent of it.
+            parent = b""
     parents = {0: one_key("prepare_store", "parent", parent)}
-    return _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, (), parents)
+    prepared = _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, (), parents)
+    if keys:
+        core.last_keys[request] = keys[-1]
+    return prepared
 
 
 def store(

@@ -221,6 +221,7 @@ declare(
     _flushed_seq=Dropped("it decides when the log is flushed, and nothing else"),
     _flush_within_ns=Dropped("an option of the same"),
     _flush_by_ns=Dropped("the same"),
+    last_keys=Dropped("`prepare_store` alone reads it, and no world stores with that"),
     until_look=Dropped(_WARNS),
     looked_at=Dropped(_WARNS),
     warned_of=Dropped(_WARNS),
