@@ -47,7 +47,7 @@ STATES = {
     "shared": 2301,
     "router": 285,
     "restarts": 1789,
-    "restarts-evictions": 352,
+    "restarts-evictions": 349,
     "any-two": 3073,
     "restarts-router": 861,
     "restarts-losing": 156,

@@ -85,7 +85,7 @@ FOUND = {
     "M17": FoundBy(LAYERS, Property.NO_STALE_DATA, 20),
     "M18": FoundBy(PARTIAL, Property.LEGAL_CALLS, 23),
     "M19": FoundBy(LAYERS, Property.LEGAL_CALLS, 20),
-    "M20": FoundBy(LAYERS, Property.MATCH_HOLDS, 12),
+    "M20": FoundBy(SERVING, Property.EVENTS_ARE_STATE, 168),
     "M21": FoundBy(PARTIAL, Property.LEGAL_CALLS, 31),
     "M22": FoundBy(DRAFTS_AGAIN, Property.STORED_ONCE, 40),
     "M23": FoundBy(LAYERS, Property.STORED_ONCE, 22),
