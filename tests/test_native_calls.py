@@ -477,8 +477,13 @@ def test_what_is_not_common_is_left_to_python() -> None:
 
 
 def grown(do: Callable[[], None]) -> list[int]:
-    """How much more memory, and how many more references to what lives for ever, are there after `do`."""
-    fixed = [None, True, False, (), "", 0, 1, LOAD, STORE]
+    """How much more memory, and how many more references to what lives for ever, are there after `do`.
+
+    From Python 3.12 on, the interpreter counts no references to immortal objects, but a body that was built
+    for the stable ABI of 3.11 does: their counts say nothing there.
+    """
+    immortal = sys.version_info >= (3, 12)
+    fixed = [LOAD, STORE] if immortal else [None, True, False, (), "", 0, 1, LOAD, STORE]
 
     def counted() -> list[int]:
         do()
