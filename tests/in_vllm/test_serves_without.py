@@ -9,6 +9,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest.mock import patch
 
@@ -215,8 +216,15 @@ def test_engines_without_a_usable_hand_over_directory_serve(
         engine.close()
 
 
+@pytest.fixture
+def meeting_place() -> Iterator[Path]:
+    """Not `tmp_path`: the path of a socket must be short."""
+    with TemporaryDirectory(prefix="kvsm-test-") as place:
+        yield Path(place, "m")
+
+
 def test_an_engine_that_cannot_bind_its_socket_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    meeting_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It takes hand-overs if it is a decode engine, too, and gives none."""
 
@@ -227,7 +235,7 @@ def test_an_engine_that_cannot_bind_its_socket_serves(
     with monkeypatch.context() as patched:
         patched.setattr("kvsm.hand_over.service.socket.socket", Refusing)
         with heard() as lines:
-            engine = Engine(Shape(extra={"hand_over_directory": str(tmp_path / "m")}), seed=3)
+            engine = Engine(Shape(extra={"hand_over_directory": str(meeting_place)}), seed=3)
     (line,) = lines
     assert "a socket cannot be made: Permission denied; make its directory writable" in line
     side = engine.scheduler.connector._side
@@ -238,10 +246,10 @@ def test_an_engine_that_cannot_bind_its_socket_serves(
 
 
 def test_a_prefill_engine_whose_pool_has_no_file_serves(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    meeting_place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A small /dev/shm, as in a container: its hand-overs fail, and the decode engine computes the prompt."""
-    full(tmp_path, monkeypatch)
-    pair = Pair(tmp_path / "m", Shape(role="kv_producer"), Shape(role="kv_consumer"))
+    full(meeting_place, monkeypatch)
+    pair = Pair(meeting_place, Shape(role="kv_producer"), Shape(role="kv_consumer"))
     assert pair.decoded(PROMPT, pair.prefilled(PROMPT)) == 0
     pair.close()
