@@ -307,7 +307,7 @@ def among_liars(random: Random) -> HandOverWorld:
     [
         (copy_from_slots_that_no_pool_has, "S8"),
         (believe_the_shape_of_an_offer, "S8"),
-        (take_any_answer, "S9"),
+        pytest.param(take_any_answer, "S9", marks=pytest.mark.slow),
         (serve_who_does_not_know_the_prompt, "S7"),
         (let_anybody_decline, "S7"),
     ],

@@ -602,7 +602,7 @@ def test_chooses_like_its_model_if_few_blocks_are_passed_over(
             world.step(*move)
         world.drain()
 
-    check_property(3 * examples, full_pools, body)
+    check_property(examples, full_pools, body)
 
 
 @pytest.mark.parametrize("examples", EXAMPLES)

@@ -120,7 +120,7 @@ def the_oldest_that_wait_are_dropped(patch: pytest.MonkeyPatch) -> None:
     ("bug", "broken"),
     [
         (uses_are_not_heard, Property.FULL_OFFLOAD),
-        (what_the_host_has_gives_way, Property.FULL_OFFLOAD),
+        pytest.param(what_the_host_has_gives_way, Property.FULL_OFFLOAD, marks=pytest.mark.slow),
         (the_oldest_that_wait_are_dropped, Property.FULL_OFFLOAD),
         (a_reset_begins_no_era, Property.NO_STALE_DATA),
         (places_are_kept, Property.CONSERVATION),
