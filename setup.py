@@ -33,13 +33,13 @@ def native_body() -> dict[str, Any]:
     """The arguments of `setup` that build the native body."""
     from setuptools import Extension
 
-    folder = Path("kvsm") / "native"
+    folder = Path("kvsm") / "core" / "native"
     # The buffer protocol is in the stable ABI since 3.11.
     stable = sys.version_info >= (3, 11)
     limits = [("Py_LIMITED_API", "0x030B0000")] if stable else []
     digest = run_path(str(folder / "sources.py"))["digest_of_sources"](folder)
     body = Extension(
-        "kvsm.native._body",
+        "kvsm.core.native._body",
         sources=[str(source) for source in sorted(folder.glob("*.c"))],
         depends=[str(header) for header in sorted(folder.glob("*.h"))],
         define_macros=[("SOURCES_DIGEST", f'"{digest}"'), *limits],

@@ -21,11 +21,11 @@ import click
 import numpy as np
 from page import markdown_table, publish
 
-from kvsm.copy_engines import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
-from kvsm.copy_engines.checksums import CHECKSUM_BYTES
+from kvsm.copies import CopyEngine, HostCopyEngine, HostPool, VerifyingCopyEngine
+from kvsm.copies.checksums import CHECKSUM_BYTES
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
 
 BLOCK_BYTES = (64 << 10, 1 << 20)
 TRANSFER_BYTES = 64 << 20

@@ -17,10 +17,10 @@ from unittest.mock import patch
 
 from scheduler_world import BLOCK_TOKENS, STOP, VllmWorld
 
-from kvsm.copy_engines.interface import CopyResult
+from kvsm.copies.copy_engine import CopyResult
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.ids import count
-from kvsm.plan import TransferJob
 from kvsm.vllm.rank_copies import RankCopies
 
 

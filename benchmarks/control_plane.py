@@ -22,9 +22,9 @@ import click
 from page import markdown_table, publish
 from workload import Requests, expanded, single_blocks
 
+from kvsm.core.log import Durability, LogWriter
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
-from kvsm.log import Durability, LogWriter
-from kvsm.offloader import Offloader
 
 DEVICE_BLOCKS = 1 << 14
 

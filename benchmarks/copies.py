@@ -24,12 +24,12 @@ from copies_gpu import gpu_tables
 from numpy.typing import NDArray
 from page import markdown_table, publish
 
-from kvsm.copy_engines import HostCopyEngine, VerifyingCopyEngine
-from kvsm.copy_engines.simulated import SimulatedDevice
-from kvsm.copy_engines.streams import StreamCopyEngine
+from kvsm.copies import HostCopyEngine, VerifyingCopyEngine
+from kvsm.copies.simulated import SimulatedDevice
+from kvsm.copies.streams import StreamCopyEngine
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
 
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 TRANSFER_BYTES = 256 << 20

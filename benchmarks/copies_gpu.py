@@ -24,15 +24,15 @@ import click
 import numpy as np
 from page import markdown_table
 
-from kvsm.copy_engines import HostPool
-from kvsm.copy_engines.geometry import Fragments
-from kvsm.copy_engines.interface import CopyResult
+from kvsm.copies import HostPool
+from kvsm.copies.copy_engine import CopyResult
+from kvsm.copies.geometry import Fragments
+from kvsm.core.plan import TransferJob
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.cuda_io.driver import BatchCopy
 from kvsm.cuda_io.paths import CopyPath
 from kvsm.events import Direction
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
 
 LAYERS = 32
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)

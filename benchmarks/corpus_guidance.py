@@ -20,10 +20,10 @@ import msgspec
 from museum import EXHIBITS
 from page import markdown_table, publish
 
-from kvsm.checker.fuzz_target import WorldTarget
-from kvsm.checker.rounds import Corpus, walk_in_rounds
-from kvsm.checker.walk import WalkResult, walk
-from kvsm.checker.watch import watching
+from kvsm.check.walks.fuzz_target import WorldTarget
+from kvsm.check.walks.rounds import Corpus, walk_in_rounds
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.walks.watch import watching
 
 WALKS = ("no corpus", "empty corpus", "warm corpus")
 

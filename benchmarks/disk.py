@@ -23,12 +23,12 @@ import click
 import numpy as np
 from page import markdown_table, publish
 
-from kvsm.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile
-from kvsm.disk.aligned import aligned_memory, use_direct
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
+from kvsm.tiers.disk import DiskCopyEngine, DiskGeometry, FlushPolicy, SlotFile
+from kvsm.tiers.disk.aligned import aligned_memory, use_direct
 
 BLOCK_BYTES = (64 << 10, 256 << 10, 1 << 20, 4 << 20)
 IDENTITY = PoolIdentity.of({"benchmark": "disk"})

@@ -30,7 +30,11 @@ import click
 import numpy as np
 from page import markdown_table, publish
 
-from kvsm.disk import (
+from kvsm.core.offloader import Offloader
+from kvsm.events import OffloadConfig
+from kvsm.identity import PoolIdentity
+from kvsm.tiers import DiskTier, adopt_found, compare_with_last_log, disk_config, host_config, note_log
+from kvsm.tiers.disk import (
     DiskEra,
     DiskGeometry,
     FlushPolicy,
@@ -44,13 +48,9 @@ from kvsm.disk import (
     scan,
     take,
 )
-from kvsm.disk.aligned import aligned_memory
-from kvsm.disk.formats import HEADER_BYTES, HEADER_STEP, HeaderState, SlotHeader
-from kvsm.disk.recovery import SCAN_HEADERS, SCAN_THREADS
-from kvsm.events import OffloadConfig
-from kvsm.identity import PoolIdentity
-from kvsm.offloader import Offloader
-from kvsm.tiers import DiskTier, adopt_found, compare_with_last_log, disk_config, host_config, note_log
+from kvsm.tiers.disk.aligned import aligned_memory
+from kvsm.tiers.disk.formats import HEADER_BYTES, HEADER_STEP, HeaderState, SlotHeader
+from kvsm.tiers.disk.recovery import SCAN_HEADERS, SCAN_THREADS
 
 IDENTITY = PoolIdentity.of({"benchmark": "disk restart"})
 WEIGHTS = "v1"

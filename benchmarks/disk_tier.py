@@ -23,11 +23,11 @@ import click
 import msgspec
 from page import markdown_table, publish
 
+from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, StorePlanned
 from kvsm.ids import to_list
-from kvsm.log import LogReader
 from kvsm.serving import RunOptions, RunResult, WorkloadRun, load_workload
-from kvsm.traces import TraceRequest
+from kvsm.serving.traces import TraceRequest
 
 PLAIN = "no disk"
 LARGE = "no disk, all on the host"

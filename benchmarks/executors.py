@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 import click
 from page import markdown_table, publish
 
-from kvsm.checker import walk as walking
-from kvsm.checker.targets import draw_case
-from kvsm.checker.walk import walk
-from kvsm.executors.executor import Executor
-from kvsm.executors.processes import ForkedProcesses
-from kvsm.executors.ray_cluster import RayCluster
-from kvsm.worlds.world import World
+from kvsm.check.walks import walk as walking
+from kvsm.check.walks.targets import draw_case
+from kvsm.check.walks.walk import walk
+from kvsm.check.worlds.world import World
+from kvsm.system.executors.executor import Executor
+from kvsm.system.executors.forked import ForkedProcesses
+from kvsm.system.executors.ray_cluster import RayCluster
 
 NO_OPS = 3000
 ALONE = "this process"

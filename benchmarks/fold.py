@@ -18,10 +18,10 @@ import click
 from page import markdown_table, publish
 
 from kvsm import events as ev
-from kvsm import native
+from kvsm.core import native
+from kvsm.core.ledger import Ledger
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.ids import pack
-from kvsm.ledger import Ledger
 
 EVENTS_OF_A_REQUEST = 7
 SIZES = ((1, 20_000, 10_000), (16, 3_000, 20_000), (64, 1_000, 30_000), (512, 200, 60_000))

@@ -21,14 +21,14 @@ from control_plane import DEVICE_BLOCKS, serve_step
 from page import markdown_table, publish
 from workload import expanded
 
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.frozen import freeze
+from kvsm.core.ledger.snapshot import digest
+from kvsm.core.log import LogReader, LogWriter, WholeState
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig, StorePlanned
-from kvsm.frozen import freeze
-from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter, WholeState
-from kvsm.offloader import Offloader
-from kvsm.replay import entries, rebuild, verify_log
+from kvsm.explain.story import entries, rebuild, verify_log
 from kvsm.serving import RunOptions, run_workload
-from kvsm.snapshot import digest
 
 
 def seconds_of(work: Callable[[], object], rounds: int) -> float:

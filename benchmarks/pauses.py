@@ -24,10 +24,10 @@ import click
 import numpy as np
 from page import markdown_table, publish
 
-from kvsm import native
+from kvsm.core import native
+from kvsm.core.offloader import Offloader
+from kvsm.core.policies import POLICIES
 from kvsm.events import OffloadConfig
-from kvsm.offloader import Offloader
-from kvsm.policies import POLICIES
 
 BLOCKS = 64
 FILL_BLOCKS = 4096

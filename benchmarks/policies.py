@@ -26,9 +26,9 @@ from control_plane import lives, serve_step
 from page import markdown_table, publish
 from workload import TRACE_BLOCK_TOKENS, Requests, expanded
 
+from kvsm.core.offloader import Offloader
+from kvsm.core.policies import POLICIES
 from kvsm.events import OffloadConfig
-from kvsm.offloader import Offloader
-from kvsm.policies import POLICIES
 
 HOST_BLOCKS = (1_000, 2_000, 5_000, 10_000, 20_000, 50_000)
 DEVICE_BLOCKS = 1 << 14

@@ -27,8 +27,8 @@ from pathlib import Path
 import click
 from page import markdown_table, publish
 
-from kvsm.policies import POLICIES, make_policy
-from kvsm.traces import multi_turn, read_trace
+from kvsm.core.policies import POLICIES, make_policy
+from kvsm.serving.traces import multi_turn, read_trace
 
 SIZES = (1_000, 5_000, 20_000, 50_000)
 

@@ -33,7 +33,7 @@ from scheduler_world import (
     VllmWorld,
 )
 
-from kvsm.plan import WorkerReport
+from kvsm.core.plan import WorkerReport
 from kvsm.vllm.trial import connector_config
 
 CLOCK_NS = min(-time.thread_time_ns() + time.thread_time_ns() for _ in range(10_000))
@@ -122,7 +122,7 @@ class Kvsm(VllmContestant):
         self.timed("admit", self.scheduler.on_new_request, request)
 
     def step(self, output: Any) -> None:
-        from kvsm.vllm.messages import StepReports
+        from kvsm.vllm.step_messages import StepReports
 
         plan = self.timed("plan", self.scheduler.build_connector_meta, output).plan
         reports = tuple([WorkerReport(job.transfer, 0, True) for job in plan.loads + plan.stores])

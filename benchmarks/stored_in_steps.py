@@ -40,9 +40,9 @@ from page import markdown_table, publish
 from policies import optimal_hits
 from workload import TRACE_BLOCK_TOKENS, Requests, agent_turns, expanded
 
+from kvsm.core.offloader import Offloader
+from kvsm.core.policies import POLICIES
 from kvsm.events import OffloadConfig
-from kvsm.offloader import Offloader
-from kvsm.policies import POLICIES
 
 HOST_BLOCKS = (1_000, 3_000)
 AT_ONCE = 8

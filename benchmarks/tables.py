@@ -22,12 +22,12 @@ from page import markdown_table, publish
 from workload import expanded
 
 import kvsm
-from kvsm.analysis.arrow import write_parquet
-from kvsm.analysis.index import INDEX_NAME
+from kvsm.core.log import LogReader, LogWriter
+from kvsm.core.log.frames import segment_paths
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
-from kvsm.log import LogReader, LogWriter
-from kvsm.log.frames import segment_paths
-from kvsm.offloader import Offloader
+from kvsm.explain.tables.arrow import write_parquet
+from kvsm.explain.tables.table_index import INDEX_NAME
 from kvsm.serving import RunOptions, run_workload
 
 QUERIES = {

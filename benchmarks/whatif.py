@@ -1,11 +1,11 @@
 """How far `kvsm whatif` is from real runs.
 
-For each of `CASES` a workload runs through the serving engine, with a log. From this one log `kvsm.whatif`
-predicts what the same workload finds under other configurations. Then each of these configurations is run for
-real, with a log of its own. Compared is the share of the looked-up blocks that the device had or the host
-served (`found`), in points. `itself` rows predict the configuration of the log.
+For each of `CASES` a workload runs through the serving engine, with a log. From this one log
+`kvsm.explain.whatif` predicts what the same workload finds under other configurations. Then each of these
+configurations is run for real, with a log of its own. Compared is the share of the looked-up blocks that the
+device had or the host served (`found`), in points. `itself` rows predict the configuration of the log.
 
-The largest differences become the error that `kvsm whatif` prints (`kvsm.whatif.accuracy`).
+The largest differences become the error that `kvsm whatif` prints (`kvsm.explain.whatif.accuracy`).
 
     KVSM_TRACE=TRACE.jsonl python benchmarks/whatif.py --output benchmarks/results/whatif.md
 """
@@ -20,11 +20,11 @@ import click
 import msgspec
 from page import markdown_table, publish
 
-from kvsm.log import LogReader
-from kvsm.replay import Trust
+from kvsm.core.log import LogReader
+from kvsm.explain.story import Trust
+from kvsm.explain.whatif.demand import Demand, read_demand
+from kvsm.explain.whatif.simulate import Scenario, Served, counted_lookups, recorded, simulate
 from kvsm.serving import RunOptions, WorkloadRun, load_workload
-from kvsm.whatif.demand import Demand, read_demand
-from kvsm.whatif.simulate import Scenario, Served, counted_lookups, recorded, simulate
 
 
 class Case(NamedTuple):

@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsm.traces import multi_turn, read_trace
+from kvsm.serving.traces import multi_turn, read_trace
 
 TRACE_BLOCK_TOKENS = 512
 Requests = list[list[bytes]]

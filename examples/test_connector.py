@@ -1,6 +1,6 @@
 """Your connector under test: `pytest examples/test_connector.py`."""
 
-from kvsm.scheduler import OffloadScheduler
+from kvsm.core.scheduler import OffloadScheduler
 from kvsm.testing import OffloadMachine
 
 

@@ -1,6 +1,6 @@
 """Your copy engine under test: `pytest examples/test_copy_engine.py`."""
 
-from kvsm.copy_engines import HostCopyEngine  # stands for yours
+from kvsm.copies import HostCopyEngine  # stands for yours
 from kvsm.testing import CopyEngineMachine
 
 

@@ -1,6 +1,6 @@
 """Your eviction policy under test: `pytest examples/test_policy.py`."""
 
-from kvsm.policies.lru import LRUPolicy
+from kvsm.core.policies.lru import LRUPolicy
 from kvsm.testing import OffloadMachine
 
 

@@ -1,7 +1,7 @@
 """Your eviction policy with a state of its own: `pytest examples/test_policy_state.py`."""
 
-from kvsm.policies import Choice
-from kvsm.policies.lru import LRUPolicy
+from kvsm.core.policies import Choice
+from kvsm.core.policies.lru import LRUPolicy
 from kvsm.testing import OffloadMachine
 
 

@@ -1,8 +1,9 @@
 """kvsm: an event-sourced state machine for KV-cache offload, with formal checking.
 
 The public surface. `Offloader` decides; `LogWriter` keeps what it decided and `LogReader` reads it back;
-`open` gives a log as tables; `Worker` carries plans out, by an engine of `kvsm.copy_engines` or
-`kvsm.cuda_io`; `kvsm.replay` rebuilds, verifies and explains; `kvsm.testing` tests what is built on it.
+`open` gives a log as tables; `Worker` carries plans out, by an engine of `kvsm.copies` or
+`kvsm.cuda_io`; `kvsm.explain.story` rebuilds, verifies and explains; `kvsm.testing` tests what is built on
+it.
 
 The names below are imported when they are first used: pytest imports this package in every project beside
 which it is installed, for its plugin, and must not wait for numpy there.
@@ -14,8 +15,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kvsm.analysis.opened import OpenedLog, open
-    from kvsm.copy_engines import CopyEngine, FileCopyEngine, HostCopyEngine, HostPool
+    from kvsm.copies import CopyEngine, FileCopyEngine, HostCopyEngine, HostPool
+    from kvsm.copies.worker import Worker
+    from kvsm.core.log import LogReader, LogWriter
+    from kvsm.core.offloader import Ended, LookupResult, Match, Offloader, PreparedStore, ReportResult
+    from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
     from kvsm.errors import (
         ConfigError,
         IllegalTransition,
@@ -31,10 +35,7 @@ if TYPE_CHECKING:
         WrongThread,
     )
     from kvsm.events import Direction, OffloadConfig, OffloadingEvent, RejectReason
-    from kvsm.log import LogReader, LogWriter
-    from kvsm.offloader import Ended, LookupResult, Match, Offloader, PreparedStore, ReportResult
-    from kvsm.plan import TransferJob, TransferPlan, WorkerReport
-    from kvsm.worker import Worker
+    from kvsm.explain.tables.opened import OpenedLog, open
 
 __all__ = [
     "Offloader",
@@ -74,14 +75,14 @@ __all__ = [
 ]
 
 _HOMES = (
-    "kvsm.offloader",
+    "kvsm.core.offloader",
     "kvsm.events",
-    "kvsm.plan",
-    "kvsm.log",
+    "kvsm.core.plan",
+    "kvsm.core.log",
     "kvsm.errors",
-    "kvsm.worker",
-    "kvsm.copy_engines",
-    "kvsm.analysis.opened",
+    "kvsm.copies.worker",
+    "kvsm.copies",
+    "kvsm.explain.tables.opened",
 )
 """The modules that these names are from."""
 

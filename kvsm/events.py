@@ -21,10 +21,10 @@ import msgspec
 from kvsm.errors import ConfigError
 from kvsm.identity import KeptPools
 from kvsm.ids import Id, Ids
-from kvsm.options import check_types
 from kvsm.states import BlockTrigger, LeaseTrigger, RequestTrigger, TransferTrigger
 from kvsm.states.block import BLOCK
 from kvsm.states.transfer import TRANSFER
+from kvsm.system.field_types import check_types
 
 SCHEMA_VERSION = 2
 
@@ -51,7 +51,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     block_bytes: bytes of one device block on one worker, for metrics.
     workers: ranks that must report each transfer.
     blocks_per_chunk: device blocks that one slot holds.
-    policy: the eviction policy, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
+    policy: the eviction policy, a name in `kvsm.core.policies.POLICIES` or `package.module:Class`.
     max_live_transfers: transfers that may be planned or in flight at once.
     defer_ticks: longest wait of a request for a block in flight. 0: never wait, compute the block again.
     transfer_ticks: ticks in flight after which a transfer counts as lost. 0: never.
@@ -201,7 +201,7 @@ class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, t
     """The request finished or was aborted. It is RELEASED now, or when its load ends. Its stores go on,
     because other requests may want the blocks.
 
-    hand_over: it held blocks for another engine, and how that ended (`kvsm.hand_over.leases.LeaseEnd`):
+    hand_over: it held blocks for another engine, and how that ended (`kvsm.tiers.hand_over.leases.LeaseEnd`):
         "taken", "not needed" because that engine had them, or why no engine took them. Empty: it is a request
         of the engine, or a copy to the disk.
     """
@@ -426,7 +426,7 @@ class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
 
     life: which process this is of those that have written the log. One that was killed at its start may have
         left no event.
-    config: of the new process. `kvsm.ledger.ALIKE` names what must be as it was.
+    config: of the new process. `kvsm.core.ledger.ALIKE` names what must be as it was.
     machines: digest of the machine tables that write the log from here on.
     ended: how the last process ended, for people. Empty: it closed the log.
     """
@@ -465,7 +465,7 @@ class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 
 
 class Reach(Enum):
-    """What an event changes besides the things that its fields name; `kvsm.replay.concern` finds them."""
+    """Things that an event changes and no field of it names. `kvsm.explain.story.concern` finds them."""
 
     PLAN = "the transfer that it plans"
     PINS = "the slots that its request's match holds"

@@ -26,7 +26,7 @@ few bytes of a damaged log never stand for more ids.
 
 A plain loop over a tuple beats numpy up to about sixteen ids. Above that numpy is ten times faster. Index
 arrays are int64 because numpy gathers several times slower through int32 ones. The native body packs and
-unpacks ten times faster than numpy (`kvsm/native/ids.c`).
+unpacks ten times faster than numpy (`kvsm/core/native/ids.c`).
 """
 
 from __future__ import annotations
@@ -209,3 +209,18 @@ def equal(first: IdArray, second: IdArray) -> bool:
     if type(first) is tuple and type(second) is tuple:
         return first == second
     return bool(np.array_equal(first, second))
+
+
+KEY_DIGITS, LAST_KEY_DIGITS = 12, 4
+"""Hex digits shown of a key: its first ones, and its last ones, which tell KV cache groups apart."""
+
+
+def render_key(key: bytes) -> str:
+    """A key as `3fa90c11d2e4..0001`, enough to find it again in the log: `kvsm show --key` takes this form.
+
+    A key is a hash and the index of a KV cache group. The groups of a hybrid model share the hash.
+    """
+    digits = key.hex()
+    if len(digits) <= KEY_DIGITS + 2 + LAST_KEY_DIGITS:
+        return digits
+    return f"{digits[:KEY_DIGITS]}..{digits[-LAST_KEY_DIGITS:]}"

@@ -2,7 +2,7 @@
 
     pip install -e '.[test]' mutmut==3.8.1
     python specs/mutate.py                  # from the root of a checkout; results in mutants/
-    python specs/mutate.py --only 'kvsm/policies/*' --jobs 2
+    python specs/mutate.py --only 'kvsm/core/policies/*' --jobs 2
     python specs/mutate.py --again --examples 300 --seconds 30      # what survived the last run, or is new
     python specs/mutate.py --show           # survivors, and a table by file
 
@@ -70,11 +70,11 @@ WORK = ROOT / "mutants"
 RESULTS = WORK / "results.json"
 
 IMPORT_TESTS = (
-    "tests/test_states.py::TestDeclaration",
-    "tests/test_diagram.py",
-    "tests/test_states.py",
-    "tests/test_offloader.py",
-    "tests/test_ledger.py",
+    "tests/states/test_states.py::TestDeclaration",
+    "tests/states/test_diagram.py",
+    "tests/states/test_states.py",
+    "tests/core/offloader/test_offloader.py",
+    "tests/core/ledger/test_ledger.py",
 )
 """What runs on a mutant of code that runs at import. The first tests know each table as a whole."""
 
@@ -562,7 +562,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
-        "--only", nargs="+", default=["*"], metavar="GLOB", help="files, as 'kvsm/policies/*'"
+        "--only", nargs="+", default=["*"], metavar="GLOB", help="files, as 'kvsm/core/policies/*'"
     )
     parser.add_argument("--jobs", type=int, default=1, help="processes (default: 1)")
     parser.add_argument(

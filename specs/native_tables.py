@@ -1,4 +1,4 @@
-"""Writes kvsm/native/tables.h: the machines, the layout of words, the kinds of events, for the native body.
+"""Writes kvsm/core/native/tables.h: machines, words and kinds of events for the native body.
 
     PYTHONPATH=.:specs python specs/native_tables.py
 
@@ -27,7 +27,7 @@ from kvsm.states.request import REQUEST_WORDS
 from kvsm.states.transfer import TRANSFER_WORDS
 from kvsm.states.words import STATE_MASK, Codec
 
-HEADER = Path(__file__).parents[1] / "kvsm" / "native" / "tables.h"
+HEADER = Path(__file__).parents[1] / "kvsm" / "core" / "native" / "tables.h"
 
 _TYPES = """\
 #define SET_TO_ZERO INT32_MIN

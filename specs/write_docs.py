@@ -22,10 +22,10 @@ from mutants import table as mutants_table
 from vllm_tables import with_vllm_tables
 from written_blocks import with_written_blocks
 
-from kvsm.analysis.schema_text import schema_page
-from kvsm.analysis.troubles import DETECTORS, Urgency
-from kvsm.diagrams import svg
 from kvsm.errors import ConfigError
+from kvsm.explain.diagrams import svg
+from kvsm.explain.report.troubles import DETECTORS, Urgency
+from kvsm.explain.tables.schema_text import schema_page
 from kvsm.properties import Property
 from kvsm.states import MACHINES
 
@@ -79,7 +79,7 @@ The last ten were found by kvsm, in vLLM's connectors and managers ([findings](f
 _TROUBLES = """\
 # What can stand out
 
-<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/analysis/troubles.py. Do not edit. -->
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/explain/report/troubles.py. Do not edit. -->
 
 `kvsm report` tells what stands out in a log, by urgency, and within one urgency by impact: the part of the
 lookups, copies, requests or time that it costs. A trouble is told from its limit on. Below all limits,

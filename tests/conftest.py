@@ -38,7 +38,7 @@ def pytest_collection_finish() -> None:
 @pytest.fixture
 def _python_folds() -> Iterator[None]:
     """For a test that changes the text of the Python body, or listens to it: the native body has its own."""
-    from kvsm import native  # Not above: a mutant is chosen before kvsm is imported.
+    from kvsm.core import native  # Not above: a mutant is chosen before kvsm is imported.
 
     with native.without():
         yield

@@ -1,6 +1,6 @@
 """A connector that takes several reports at once, and forgets all but the first."""
 
-from kvsm.scheduler import OffloadScheduler
+from kvsm.core.scheduler import OffloadScheduler
 from kvsm.testing import OffloadMachine
 
 

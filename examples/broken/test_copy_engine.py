@@ -1,6 +1,6 @@
 """A copy engine that reports a transfer before its bytes are copied: it writes each copy late."""
 
-from kvsm.copy_engines import HostCopyEngine
+from kvsm.copies import HostCopyEngine
 from kvsm.testing import CopyEngineMachine
 
 

@@ -1,6 +1,6 @@
 """A policy that forgets that a block is in use, and may choose it."""
 
-from kvsm.policies.lru import LRUPolicy
+from kvsm.core.policies.lru import LRUPolicy
 from kvsm.testing import OffloadMachine
 
 

@@ -1,7 +1,7 @@
 """A policy that does not save whose turn it is: after a restart it chooses other blocks."""
 
-from kvsm.policies import Choice
-from kvsm.policies.lru import LRUPolicy
+from kvsm.core.policies import Choice
+from kvsm.core.policies.lru import LRUPolicy
 from kvsm.testing import OffloadMachine
 
 

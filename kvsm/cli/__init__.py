@@ -145,7 +145,7 @@ def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> N
     from importlib.metadata import version
 
     try:
-        from kvsm import native
+        from kvsm.core import native
     except KvsmError as error:
         complain(str(error))
         ctx.exit(ExitCode.UNUSABLE)

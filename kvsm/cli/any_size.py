@@ -12,15 +12,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.counterexample import action_text, render, retell, save_log
-from kvsm.checker.induction.finite import Example, ExampleSearch, Reached, reached
-from kvsm.checker.induction.progress import WINDING_DOWN
-from kvsm.checker.induction.proof import OpenCondition, Proof, ProofProgress, prove
-from kvsm.checker.induction.solvers import Answer, Solver
-from kvsm.checker.model import INTERRUPT, Verdict
-from kvsm.checker.models import CheckedModel
-from kvsm.checker.protocol.plain import ProtocolModel
-from kvsm.checker.protocol.terms import Claim, Declaration
+from kvsm.check.explore.counterexample import action_text, render, retell, save_log
+from kvsm.check.explore.model import INTERRUPT, Verdict
+from kvsm.check.explore.models import CheckedModel
+from kvsm.check.proof.any_size_proof import OpenCondition, Proof, ProofProgress, prove
+from kvsm.check.proof.finite import Example, ExampleSearch, Reached, reached
+from kvsm.check.proof.progress_proof import WINDING_DOWN
+from kvsm.check.proof.solvers import Answer, Solver
+from kvsm.check.protocol.plain import ProtocolModel
+from kvsm.check.protocol.terms import Claim, Declaration
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Toned, complain, in_green, in_red, in_yellow, say, say_json
 from kvsm.events import OffloadingEvent

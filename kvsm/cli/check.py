@@ -16,17 +16,17 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.counterexample import Counterexample, CounterexampleStep, render
-from kvsm.checker.coverage import all_edges, never_taken
-from kvsm.checker.explorer import ExplorationProgress
-from kvsm.checker.induction.solvers import Solver, chosen_solvers
-from kvsm.checker.model import INTERRUPT, Exploration, Refutation, Verdict
-from kvsm.checker.models import MODELS, CheckedModel, ExplorationLimits
-from kvsm.checker.untaken import UNTAKEN
+from kvsm.check.explore.counterexample import Counterexample, CounterexampleStep, render
+from kvsm.check.explore.coverage import all_edges, never_taken
+from kvsm.check.explore.explorer import ExplorationProgress
+from kvsm.check.explore.model import INTERRUPT, Exploration, Refutation, Verdict
+from kvsm.check.explore.models import MODELS, CheckedModel, ExplorationLimits
+from kvsm.check.explore.untaken import UNTAKEN
+from kvsm.check.proof.solvers import Solver, chosen_solvers
 from kvsm.cli.any_size import check_any_size, keep_events
-from kvsm.cli.executors import cluster_option, executor_of_processes, tell_lost
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
+from kvsm.cli.jobs_options import cluster_option, executor_of_processes, tell_lost
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
 from kvsm.errors import ConfigError
 from kvsm.states import MACHINES

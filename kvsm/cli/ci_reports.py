@@ -11,10 +11,10 @@ from xml.etree import ElementTree
 
 import click
 
-from kvsm.checker.failures import SavedFailure
+from kvsm.check.walks.failures import SavedFailure
 from kvsm.cli.output import announce, say
 from kvsm.errors import ConfigError
-from kvsm.private_files import write_whole
+from kvsm.system.private_files import write_whole
 from kvsm.testing.recording import story
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])

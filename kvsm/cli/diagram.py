@@ -25,7 +25,7 @@ from kvsm.states import MACHINES
 )
 def diagram(machine: str, form: str, output: Path | None) -> None:
     """Draw MACHINE as its table declares it."""
-    from kvsm import diagrams  # `transitions` takes long to load, and no other command needs it
+    from kvsm.explain import diagrams  # `transitions` takes long to load, and no other command needs it
 
     text = getattr(diagrams, form)(MACHINES[machine])
     if output is None:

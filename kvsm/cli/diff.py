@@ -10,15 +10,15 @@ from typing import Any
 import click
 from rich.table import Table
 
-from kvsm.analysis.diff import Changed, LogDiff, Parting, StoryStep
-from kvsm.analysis.diff import diff as compare
-from kvsm.analysis.opened import OpenedLog
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.opening import opened_log
+from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json, say_table
-from kvsm.replay.render import render_key
-from kvsm.replay.times import after_start, utc
+from kvsm.explain.story.times import after_start, utc
+from kvsm.explain.tables.opened import OpenedLog
+from kvsm.explain.two_logs import Changed, LogDiff, Parting, StoryStep
+from kvsm.explain.two_logs import diff as compare
+from kvsm.ids import render_key
 
 
 @click.command(cls=Command)

@@ -8,13 +8,13 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.analysis.rows import TABLES
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_options import chosen_log, json_option, trust_options
-from kvsm.cli.opening import opened_log
+from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
-from kvsm.log import LogReader
+from kvsm.explain.tables.row_kinds import TABLES
 
 
 class ExportedLog(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,7 +76,7 @@ def export(logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], as_json: 
 
     Exits with 1 if a log is damaged or lacks events. What comes before is exported.
     """
-    from kvsm.analysis.arrow import arrow_module
+    from kvsm.explain.tables.arrow import arrow_module
 
     arrow_module()
     chosen = [chosen_log(log) for log in logs]
@@ -98,7 +98,7 @@ def export(logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], as_json: 
 
 def _exported(log: Path, run: str, out: Path, tables: tuple[str, ...], trust: dict[str, Any]) -> ExportedLog:
     """Write the files of one log. Raises `LogError` if they cannot be written."""
-    from kvsm.analysis.arrow import write_parquet
+    from kvsm.explain.tables.arrow import write_parquet
 
     with opened_log(log, **trust) as opened:
         rows = {}

@@ -9,19 +9,19 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.analysis.pattern_search import Found, search
-from kvsm.analysis.patterns import GRAMMAR, EventPattern, PatternError, Thing, parse
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, window_options
 from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.core.log import LogReader
+from kvsm.core.log.fold import condition_of, refuse_malformed
 from kvsm.events import KINDS, OffloadingEvent
-from kvsm.log import LogReader
-from kvsm.printable import printable
-from kvsm.replay.fold import condition_of, refuse_malformed
-from kvsm.replay.render import dated, render, render_ids, render_keys, render_requests
-from kvsm.replay.times import duration
-from kvsm.replay.window import LogPoint, Window, find_window
+from kvsm.explain.pattern_search import Found, search
+from kvsm.explain.patterns import GRAMMAR, EventPattern, PatternError, Thing, parse
+from kvsm.explain.story.render import dated, render, render_ids, render_keys, render_requests
+from kvsm.explain.story.times import duration
+from kvsm.explain.story.window import LogPoint, Window, find_window
+from kvsm.system.printable import printable
 
 
 class FoundEvent(msgspec.Struct, frozen=True):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from kvsm.check.worlds.world import Finding
 from kvsm.properties import Property
-from kvsm.worlds.world import Finding
 
 
 class ToldFinding(msgspec.Struct, frozen=True):

@@ -8,18 +8,18 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.analysis.diff import LogDiff
-from kvsm.analysis.diff import diff as compare
-from kvsm.analysis.fork import Forked, OtherChoices
-from kvsm.analysis.fork import fork as fork_log
-from kvsm.analysis.unavoidable import Unavoidable, unavoidable
-from kvsm.cli.counting import counting
 from kvsm.cli.diff import print_diff
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.opening import opened_log
+from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, say, say_json
+from kvsm.cli.progress import counting
+from kvsm.core.policies import POLICIES
 from kvsm.errors import ConfigError
-from kvsm.policies import POLICIES
+from kvsm.explain.other_future import Forked, OtherChoices
+from kvsm.explain.other_future import fork as fork_log
+from kvsm.explain.two_logs import LogDiff
+from kvsm.explain.two_logs import diff as compare
+from kvsm.explain.verify.unavoidable import Unavoidable, unavoidable
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.fork/1"):

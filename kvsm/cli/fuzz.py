@@ -10,15 +10,14 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.checker.corpus import CorpusEntry
-from kvsm.checker.failures import SavedFailure, claim, read, slug_of
-from kvsm.checker.fuzz_target import FuzzTarget
-from kvsm.checker.own_code import is_path
-from kvsm.checker.rounds import Corpus, CorpusTotals, walk_in_rounds
-from kvsm.checker.shard import WHOLE, Shard
-from kvsm.checker.walk import RunMaker, WalkResult
+from kvsm.check.walks.corpus import CorpusEntry
+from kvsm.check.walks.failures import SavedFailure, claim, read, slug_of
+from kvsm.check.walks.fuzz_target import FuzzTarget
+from kvsm.check.walks.own_code import is_path
+from kvsm.check.walks.rounds import Corpus, CorpusTotals, walk_in_rounds
+from kvsm.check.walks.shard import WHOLE, Shard
+from kvsm.check.walks.walk import RunMaker, WalkResult
 from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
-from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.fuzz_targets import (
@@ -29,12 +28,13 @@ from kvsm.cli.fuzz_targets import (
     saved_target,
     target_of,
 )
+from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.output import Command, complain, in_green, say, say_json
 from kvsm.cli.signals import ends_with_sigterm
 from kvsm.cli.walking import shown_walk
 from kvsm.errors import ConfigError
-from kvsm.executors.executor import Executor
-from kvsm.private_files import write_whole
+from kvsm.system.executors.executor import Executor
+from kvsm.system.private_files import write_whole
 
 DEFAULT_SECONDS = 10.0
 STATE_FILE = Path("kvsm-fuzz.json")

@@ -12,11 +12,11 @@ from unittest import TestCase
 import click
 from click.shell_completion import CompletionItem
 
-from kvsm.checker.failures import FILE, SavedFailure, load
-from kvsm.checker.fuzz_target import FuzzTarget, WorldTarget
-from kvsm.checker.option_trust import allowing
-from kvsm.checker.own_code import KINDS, find_own, is_path, make_own_world
-from kvsm.checker.targets import PATH_FORM, TARGETS
+from kvsm.check.walks.failures import FILE, SavedFailure, load
+from kvsm.check.walks.fuzz_target import FuzzTarget, WorldTarget
+from kvsm.check.walks.option_trust import allowing
+from kvsm.check.walks.own_code import KINDS, find_own, is_path, make_own_world
+from kvsm.check.walks.targets import PATH_FORM, TARGETS
 from kvsm.errors import ConfigError
 
 

@@ -6,8 +6,8 @@ from rich.table import Table
 
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import complain, say_table
-from kvsm.replay import LogCondition
-from kvsm.replay.unfinished import Unfinished, end_rows
+from kvsm.explain.story import LogCondition
+from kvsm.explain.story.unfinished import Unfinished, end_rows
 
 
 def print_rows(*rows: tuple[str, str]) -> None:

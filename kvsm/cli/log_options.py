@@ -7,7 +7,8 @@
     @json_option
     def report(log: Path, since: LogPoint | None, until: LogPoint | None, as_json: bool, **trust: Any): ...
 
-`trust` holds `allow_policies` and `max_slots`. `since` and `until` go to `kvsm.replay.window.find_window`.
+`trust` holds `allow_policies` and `max_slots`. `since` and `until` go to
+`kvsm.explain.story.window.find_window`.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any, TypeVar
 import click
 
 from kvsm.cli.output import complain
+from kvsm.core.log import LogReader
+from kvsm.core.log.frames import segment_paths
 from kvsm.errors import ConfigError, LogError
-from kvsm.log import LogReader
-from kvsm.log.frames import segment_paths
-from kvsm.replay.times import utc
-from kvsm.replay.window import LogPoint, point_of
+from kvsm.explain.story.times import utc
+from kvsm.explain.story.window import LogPoint, point_of
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -38,7 +39,7 @@ def log_argument(name: str = "log") -> Callable[[_Command], _Command]:
 
 
 def trust_options(command: _Command) -> _Command:
-    """`--allow-policy` and `--max-slots`: the fields of `kvsm.replay.Trust`."""
+    """`--allow-policy` and `--max-slots`: the fields of `kvsm.explain.story.Trust`."""
     allow = click.option(
         "--allow-policy",
         "allow_policies",
@@ -61,7 +62,7 @@ def json_option(command: _Command) -> _Command:
 
 
 def window_options(command: _Command) -> _Command:
-    """`--since` and `--until`, each a `kvsm.replay.window.LogPoint` or None."""
+    """`--since` and `--until`, each a `kvsm.explain.story.window.LogPoint` or None."""
     since = click.option(
         "--since",
         callback=_point,

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from kvsm.cli.log_options import json_option
 from kvsm.cli.output import Command, say, say_json, say_table
-from kvsm.log.past_logs import ListedLog, delete_past_logs, logs_in
+from kvsm.core.log.past_logs import ListedLog, delete_past_logs, logs_in
 
 _MIB = 1 << 20
 

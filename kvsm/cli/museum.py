@@ -16,16 +16,15 @@ from typing import Any
 import click
 import msgspec
 
-import kvsm
-from kvsm.cli.executors import cluster_option, executor_of_processes
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
+from kvsm.cli.jobs_options import cluster_option, executor_of_processes
 from kvsm.cli.output import Command, say, say_json, say_text
 from kvsm.errors import ConfigError
-from kvsm.executors.executor import Executor
+from kvsm.system.executors.executor import Executor
 
 UNCHANGED = "the unchanged code"
-ROOT = Path(kvsm.__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 class MuseumAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.museum/1"):
@@ -163,7 +162,7 @@ def _import_museum(name: str) -> Any:
             "the museum is not in the package: it changes kvsm's source; clone the repository or unpack the "
             "source distribution, `pip install -e '.[test]'` there, and call `kvsm museum` again"
         )
-    for folder in ("specs", "tests"):
+    for folder in ("specs", "tests/support"):
         if str(ROOT / folder) not in sys.path:
             sys.path.append(str(ROOT / folder))
     try:

@@ -25,8 +25,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 import click
 
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.printable import printable
 from kvsm.properties import json_with_titles
+from kvsm.system.printable import printable
 
 if TYPE_CHECKING:
     import msgspec

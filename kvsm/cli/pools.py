@@ -10,7 +10,7 @@ from rich.table import Table
 
 from kvsm.cli.log_options import json_option
 from kvsm.cli.output import Command, say, say_json, say_table
-from kvsm.copy_engines.kept_file import KeptPoolFacts, read_kept_pool, remove_kept_pool
+from kvsm.copies.host_pools.kept_file import KeptPoolFacts, read_kept_pool, remove_kept_pool
 from kvsm.errors import ConfigError
 
 _GIB = 1 << 30

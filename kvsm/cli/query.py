@@ -15,7 +15,7 @@ from rich.table import Table
 
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.opening import opened_log
+from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json, say_table
 from kvsm.errors import ConfigError
 
@@ -39,7 +39,7 @@ class QueryAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 
 def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
-        from kvsm.analysis.schema_text import schema_lines
+        from kvsm.explain.tables.schema_text import schema_lines
 
         say(*schema_lines())
         context.exit()
@@ -88,7 +88,7 @@ def query(
       kvsm query kvsm-log 'SELECT worker, COUNT(*), SUM(good = 0) FROM copies GROUP BY worker'
       kvsm query kvsm-log 'SELECT * FROM requests WHERE finished IS NULL' --csv
     """
-    from kvsm.analysis.queries import run_query
+    from kvsm.explain.tables.queries import run_query
 
     if as_csv and as_json:
         raise ConfigError("query prints --csv or --json, not both")

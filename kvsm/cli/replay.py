@@ -15,11 +15,11 @@ from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, say_json
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.snapshot import digest
 from kvsm.errors import IllegalTransition, InvalidEvent
-from kvsm.ledger import Ledger
-from kvsm.replay import LogCondition, Rebuilt, Trust, rebuild
-from kvsm.replay.fates import kind_of
-from kvsm.snapshot import digest
+from kvsm.explain.story import LogCondition, Rebuilt, Trust, rebuild
+from kvsm.explain.why.fates import kind_of
 from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 

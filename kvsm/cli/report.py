@@ -9,8 +9,13 @@ from typing import Any
 
 import click
 
-from kvsm.analysis.detectors import number, percent
-from kvsm.analysis.figures import (
+from kvsm.cli.log_answers import end_lines, leave
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.opened_tables import opened_log, opened_tier
+from kvsm.cli.output import Command, say, say_json
+from kvsm.core.log import LogReader
+from kvsm.explain.report.detectors import number, percent
+from kvsm.explain.report.figures import (
     DiskFailureFigures,
     ElsewhereFigures,
     HandOverFigures,
@@ -19,15 +24,10 @@ from kvsm.analysis.figures import (
     Spread,
     TierHitFigures,
 )
-from kvsm.analysis.opened import OpenedLog
-from kvsm.analysis.report import Report, left_open, make_report
-from kvsm.cli.log_answers import end_lines, leave
-from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
-from kvsm.cli.opening import opened_log, opened_tier
-from kvsm.cli.output import Command, say, say_json
-from kvsm.log import LogReader
-from kvsm.replay.times import duration, utc
-from kvsm.replay.window import LogPoint, find_window
+from kvsm.explain.report.log_report import Report, left_open, make_report
+from kvsm.explain.story.times import duration, utc
+from kvsm.explain.story.window import LogPoint, find_window
+from kvsm.explain.tables.opened import OpenedLog
 
 _BARS, _PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
 _NAME_WIDTH = 12

@@ -8,9 +8,9 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.analysis.reproduction import Reproduction, write_reproduction
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, say, say_json
+from kvsm.explain.verify.reproduction import Reproduction, write_reproduction
 
 
 class ReproAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.repro/1"):

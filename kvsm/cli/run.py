@@ -17,8 +17,8 @@ from rich.text import Text
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, complain, say_json
 from kvsm.cli.run_result import print_result
+from kvsm.core.policies import POLICIES
 from kvsm.errors import PropertyBroken
-from kvsm.policies import POLICIES
 from kvsm.serving.ranks import COPIES
 from kvsm.serving.run_options import DISK_FLUSHES, DISK_WRITES, LAST_STEPS, STORES, RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload

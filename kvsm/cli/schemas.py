@@ -7,10 +7,6 @@ imports all commands.
 
 from __future__ import annotations
 
-from kvsm.analysis.diff import LogDiff
-from kvsm.analysis.live import LiveState
-from kvsm.analysis.report import Report
-from kvsm.analysis.unavoidable import Unavoidable
 from kvsm.cli.any_size import AnySizeAnswer
 from kvsm.cli.check import CheckAnswer, ListedModel
 from kvsm.cli.export import ExportAnswer
@@ -31,6 +27,10 @@ from kvsm.cli.vllm import VllmCheckAnswer
 from kvsm.cli.vllm_fuzz import VllmFuzzAnswer
 from kvsm.cli.whatif import WhatIfAnswer
 from kvsm.cli.why import WhyAnswer
+from kvsm.explain.live_view import LiveState
+from kvsm.explain.report.log_report import Report
+from kvsm.explain.two_logs import LogDiff
+from kvsm.explain.verify.unavoidable import Unavoidable
 from kvsm.serving.workload_run import RunResult
 from kvsm.vllm.bench import Comparison
 

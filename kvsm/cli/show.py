@@ -12,13 +12,13 @@ import msgspec
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.output import Command, say, say_json
+from kvsm.core.log import LogReader
+from kvsm.core.log.fold import condition_of
 from kvsm.errors import ConfigError, LogError
-from kvsm.log import LogReader
-from kvsm.replay import BlockLife, KeyLife, RequestLife, Story, StoryLine, TransferLife, Trust
-from kvsm.replay.fold import condition_of
-from kvsm.replay.names import full_name
-from kvsm.replay.times import duration
-from kvsm.replay.window import LogPoint, Window, find_window
+from kvsm.explain.story import BlockLife, KeyLife, RequestLife, Story, StoryLine, TransferLife, Trust
+from kvsm.explain.story.names import full_name
+from kvsm.explain.story.times import duration
+from kvsm.explain.story.window import LogPoint, Window, find_window
 
 GAP_STEPS, GAP_NS = 100, 10**9
 """A gap between two lines is told from here on."""

@@ -16,15 +16,15 @@ import msgspec
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument
 from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.core.log import LogFollower, LogReader, stop_notice, stopped_by
+from kvsm.core.log.fold import condition_of
+from kvsm.core.log.frames import first_event, segment_paths
 from kvsm.errors import LogError
 from kvsm.events import KINDS, LoadPlanned, OffloadingEvent, StorePlanned
-from kvsm.log import LogFollower, LogReader, stop_notice, stopped_by
-from kvsm.log.frames import first_event, segment_paths
-from kvsm.replay.concern import named_by_fields
-from kvsm.replay.event_filter import FAILURES, EventFilter
-from kvsm.replay.fold import condition_of
-from kvsm.replay.names import full_name
-from kvsm.replay.render import dated, render
+from kvsm.explain.story.concern import named_by_fields
+from kvsm.explain.story.event_filter import FAILURES, EventFilter
+from kvsm.explain.story.names import full_name
+from kvsm.explain.story.render import dated, render
 
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 30.0

@@ -13,18 +13,18 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
-from kvsm.analysis.opened import open as open_log
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.output import Command, complain, say_json, say_text
+from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError
-from kvsm.log import LogReader
-from kvsm.private_files import write_whole
-from kvsm.replay import Trust
-from kvsm.replay.window import LogPoint, find_window
-from kvsm.timeline.page import make_page
-from kvsm.timeline.perfetto import perfetto_trace
-from kvsm.timeline.timeline import MOST_EVENTS, Timeline, read_timeline
+from kvsm.explain.story import Trust
+from kvsm.explain.story.window import LogPoint, find_window
+from kvsm.explain.tables.opened import open as open_log
+from kvsm.explain.timeline.page import make_page
+from kvsm.explain.timeline.perfetto import perfetto_trace
+from kvsm.explain.timeline.window_data import MOST_EVENTS, Timeline, read_timeline
+from kvsm.system.private_files import write_whole
 
 _STANDARD_OUTPUT = Path("-")
 _LARGEST = 500_000

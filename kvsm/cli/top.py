@@ -9,18 +9,18 @@ from typing import Any
 
 import click
 
-from kvsm.analysis.live import LiveState, LiveView, RankCounts
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, Screen, complain, in_red, in_yellow, say_json
+from kvsm.core.log import LogEnd, LogFollower, stop_notice, stopped_by
+from kvsm.core.log.fold import condition_of
+from kvsm.core.log.frames import first_event, segment_paths
+from kvsm.core.log.trust import Trust
 from kvsm.errors import IllegalTransition, InvalidEvent, LogError
-from kvsm.log import LogEnd, LogFollower, stop_notice, stopped_by
-from kvsm.log.frames import first_event, segment_paths
-from kvsm.replay.fold import condition_of
-from kvsm.replay.restarts import told_process
-from kvsm.replay.times import duration, utc
-from kvsm.replay.trust import Trust
+from kvsm.explain.live_view import LiveState, LiveView, RankCounts
+from kvsm.explain.story.restarts import told_process
+from kvsm.explain.story.times import duration, utc
 
 BAR = 24
 """Characters of a bar."""

@@ -13,18 +13,18 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 
-from kvsm.analysis.other_tier import is_named_disk, log_of
-from kvsm.checker.conformance.verdict import ProtocolVerdict, ProtocolVerification
-from kvsm.cli.counting import counting
+from kvsm.check.conformance.verdict import ProtocolVerdict, ProtocolVerification
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import end_lines, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.cli.progress import counting
+from kvsm.core.ledger.invariants import PROPERTIES
 from kvsm.errors import LogError
-from kvsm.invariants import PROPERTIES
+from kvsm.explain.other_tier import is_named_disk, log_of
+from kvsm.explain.story import Verification, verify_log
+from kvsm.explain.verify.logged_copies import LogAgreement, LoggedCopies, VerifiedLog, compare_logs
 from kvsm.properties import Property
-from kvsm.replay import Verification, verify_log
-from kvsm.tiers import LogAgreement, LoggedCopies, VerifiedLog, compare_logs
 from kvsm.tiers.disk_tier import DISK, HOST
 
 
@@ -199,7 +199,7 @@ def _leave(checked: _Checked, other: _Other | None, strict: bool) -> None:
 
 
 def _compare_with_protocols(log: Path, trust: dict[str, Any]) -> tuple[ProtocolVerification, ...]:
-    from kvsm.checker.conformance.verifier import PROTOCOLS, verify_protocol
+    from kvsm.check.conformance.verifier import PROTOCOLS, verify_protocol
 
     found = []
     for number, one in enumerate(PROTOCOLS, 1):

@@ -12,22 +12,22 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.checker.failures import SavedFailure, claim, reduced_case, save, told
-from kvsm.checker.schedules import ScheduleCounts
-from kvsm.checker.targets import WalkCase
-from kvsm.checker.walk import WalkFailure, WalkResult, random_of
+from kvsm.check.vllm_fuzz.drawing import ALPHABET, FAULT_ALPHABET
+from kvsm.check.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
+from kvsm.check.walks.failures import SavedFailure, claim, reduced_case, save, told
+from kvsm.check.walks.short_schedules import ScheduleCounts
+from kvsm.check.walks.targets import WalkCase
+from kvsm.check.walks.walk import WalkFailure, WalkResult, random_of
+from kvsm.check.worlds.world import Action, Finding, World
 from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
-from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.fuzz_targets import ConnectorConfig, replay_command
+from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.output import Command, in_green, say, say_json
 from kvsm.cli.signals import EndRequest, ends_with_sigterm
 from kvsm.cli.walking import shown_search, shown_walk
 from kvsm.errors import ConfigError
-from kvsm.executors.executor import Executor
-from kvsm.vllm_fuzz.drawing import ALPHABET, FAULT_ALPHABET
-from kvsm.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
-from kvsm.worlds.world import Action, Finding, World
+from kvsm.system.executors.executor import Executor
 
 DEFAULT_SECONDS = 60.0
 
@@ -92,7 +92,7 @@ class Choices(msgspec.Struct, frozen=True):
 
     def fitted(self) -> Choices:
         """The same, with the faults that the connector must survive, and mamba layers if it serves them."""
-        from kvsm.vllm_fuzz.connectors import faults_of, serves_mamba
+        from kvsm.check.vllm_fuzz.connectors import faults_of, serves_mamba
 
         faults = dict.fromkeys((*faults_of(self.connector, self.extra), *self.faults))
         mamba = serves_mamba(self.connector, self.extra)

@@ -11,11 +11,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from kvsm.checker.schedules import ScheduleCounts, search
-from kvsm.checker.walk import MakeWorld, RunMaker, WalkFailure, WalkResult, walk
-from kvsm.cli.executors import told_workers
-from kvsm.executors.executor import Executor
-from kvsm.worlds.world import Action, World
+from kvsm.check.walks.short_schedules import ScheduleCounts, search
+from kvsm.check.walks.walk import MakeWorld, RunMaker, WalkFailure, WalkResult, walk
+from kvsm.check.worlds.world import Action, World
+from kvsm.cli.jobs_options import told_workers
+from kvsm.system.executors.executor import Executor
 
 _REFRESH_SECONDS = 0.2
 

@@ -14,20 +14,20 @@ from rich.console import Console
 from rich.progress import Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from kvsm.cli.executors import chosen_executor, cluster_option, jobs_option
+from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.output import Command, say, say_json, say_table
+from kvsm.core.log import LogReader
+from kvsm.core.policies import POLICIES, refuse_foreign
 from kvsm.errors import ConfigError
-from kvsm.log import LogReader
-from kvsm.policies import POLICIES, refuse_foreign
-from kvsm.replay import Trust
-from kvsm.replay.window import LogPoint, Window, find_window
-from kvsm.whatif.accuracy import COMPARISONS
-from kvsm.whatif.comparison import Outcome, PoolComparison, compare, scenarios_of, verdict
-from kvsm.whatif.demand import Demand, read_demand
-from kvsm.whatif.plot import plot
-from kvsm.whatif.simulate import EVERYTHING, Scenario
+from kvsm.explain.story import Trust
+from kvsm.explain.story.window import LogPoint, Window, find_window
+from kvsm.explain.whatif.accuracy import COMPARISONS
+from kvsm.explain.whatif.comparison import Outcome, PoolComparison, compare, scenarios_of, verdict
+from kvsm.explain.whatif.demand import Demand, read_demand
+from kvsm.explain.whatif.plot import plot
+from kvsm.explain.whatif.simulate import EVERYTHING, Scenario
 
 NUMBER_MOST = 1 << 24
 SCENARIOS_MOST = 500

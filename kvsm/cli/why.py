@@ -9,20 +9,20 @@ from typing import Any
 import click
 import msgspec
 
-from kvsm.analysis.causes import Evidence, Explanation
-from kvsm.analysis.opened import OpenedLog
-from kvsm.analysis.other_tier import other_tier
-from kvsm.analysis.why import explain_block, explain_keys, explain_request, explain_transfer
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
-from kvsm.cli.opening import opened_log
+from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
-from kvsm.log import LogReader
-from kvsm.replay.names import only_match
-from kvsm.replay.render import render_key
-from kvsm.replay.times import after_start, utc
-from kvsm.replay.window import LogPoint, Window, find_window
+from kvsm.explain.other_tier import other_tier
+from kvsm.explain.story.names import only_match
+from kvsm.explain.story.times import after_start, utc
+from kvsm.explain.story.window import LogPoint, Window, find_window
+from kvsm.explain.tables.opened import OpenedLog
+from kvsm.explain.why.causes import Evidence, Explanation
+from kvsm.explain.why.questions import explain_block, explain_keys, explain_request, explain_transfer
+from kvsm.ids import render_key
 
 MOST_COMMANDS = 4
 """Commands that an answer ends with."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from kvsm.cuda_io.cuda_engine import CudaCopyEngine
 from kvsm.cuda_io.driver import CUDA_PAGE_LOCKING
-from kvsm.cuda_io.engine import CudaCopyEngine
 
 __all__ = ["CudaCopyEngine", "CUDA_PAGE_LOCKING"]

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copy_engines.geometry import Fragments, Rectangles, fragments, rectangles
-from kvsm.copy_engines.layout import MemoryLayout, MemoryRows
+from kvsm.copies.geometry import Fragments, Rectangles, fragments, rectangles
+from kvsm.copies.layout import MemoryLayout, MemoryRows
 from kvsm.cuda_io import driver
 from kvsm.cuda_io.driver import BATCH_VERSION, BatchCopy, CudaContext, CudaError, PitchedCopy, RunsCopy
 from kvsm.cuda_io.kernel import (

@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copy_engines.geometry import Fragments, Rectangles
-from kvsm.copy_engines.host_pool import PageLocking
+from kvsm.copies.geometry import Fragments, Rectangles
+from kvsm.copies.host_pools.host_pool import PageLocking
 from kvsm.errors import ConfigError, DeviceLost, KvsmError
 from kvsm.events import Direction
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copy_engines.geometry import joined
-from kvsm.copy_engines.layout import MemoryLayout
+from kvsm.copies.geometry import joined
+from kvsm.copies.layout import MemoryLayout
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.ids import IdArray

@@ -19,7 +19,7 @@ import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
-from kvsm.private_files import read_trusted, write_whole
+from kvsm.system.private_files import read_trusted, write_whole
 
 
 class CopyPath(Enum):

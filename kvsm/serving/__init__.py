@@ -4,7 +4,7 @@
     assert result.good
 
 kvsm has two small engines. This one serves thousands of requests fast, in virtual time, with real copies of
-real bytes. The other one (`kvsm.worlds`) is a value that an explorer can save, rename and compare.
+real bytes. The other one (`kvsm.check.worlds`) is a value that an explorer can save, rename and compare.
 
 =====================  =====================================================================
 `serving_engine`       the loop: time, arrivals, copies, compute

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
-from kvsm.scheduler.hits import HitSearch
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
+from kvsm.core.scheduler.hits import HitSearch
 from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
-from kvsm.traces import started_blocks
+from kvsm.serving.traces import started_blocks
 
 
 def peak_blocks(group: KVCacheGroup, tokens: int, step_tokens: int) -> int:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
 from kvsm.serving.ranks import WORD_BYTES, Rank
-from kvsm.traces import HASH_BYTES
+from kvsm.serving.traces import HASH_BYTES
 
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio. It is odd, so different words stay different when multiplied by it."""

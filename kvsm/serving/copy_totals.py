@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+from kvsm.copies.worker import Worker
 from kvsm.events import Direction
-from kvsm.worker import Worker
 
 
 class CopyTotals(msgspec.Struct, frozen=True):

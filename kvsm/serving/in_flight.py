@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import msgspec
 
+from kvsm.copies.worker import Worker
+from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import count
-from kvsm.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.properties import Property
-from kvsm.worker import Worker
 
 OVERDUE_SECONDS = 60.0
 """How late a worker may be, in real time, before the run ends with an error."""

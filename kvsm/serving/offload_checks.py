@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kvsm.core.ledger.invariants import Violation
+from kvsm.core.offloader import EventSink
+from kvsm.core.plan import TransferPlan
+from kvsm.core.scheduler import GroupKind, LastStep, OffloadScheduler
+from kvsm.core.scheduler.groups import group_suffix
 from kvsm.events import OffloadingEvent, StoreSkipped
-from kvsm.invariants import Violation
-from kvsm.offloader import EventSink
-from kvsm.plan import TransferPlan
 from kvsm.properties import Property
-from kvsm.scheduler import GroupKind, LastStep, OffloadScheduler
-from kvsm.scheduler.groups import group_suffix
 from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
 

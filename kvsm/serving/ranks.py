@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.copy_engines import (
+from kvsm.copies import (
     CopyEngine,
     FailingCopyEngine,
     FileCopyEngine,
@@ -25,7 +25,7 @@ from kvsm.copy_engines import (
     VerifyingCopyEngine,
     VerifyingStatistics,
 )
-from kvsm.copy_engines.checksums import BlockChecksums
+from kvsm.copies.checksums import BlockChecksums
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 

@@ -13,8 +13,31 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
-from kvsm.copy_engines import FailingCopyEngine
-from kvsm.disk import (
+from kvsm.copies import FailingCopyEngine
+from kvsm.copies.worker import Worker
+from kvsm.core.ledger.invariants import Violation, check_rest
+from kvsm.core.ledger.snapshot import digest
+from kvsm.core.offloader import LogFlush, Offloader
+from kvsm.core.plan import TransferJob, TransferPlan
+from kvsm.errors import ConfigError
+from kvsm.events import Direction
+from kvsm.explain.metrics import Metrics
+from kvsm.explain.story import Verification
+from kvsm.identity import PoolIdentity
+from kvsm.properties import Property
+from kvsm.serving.copy_totals import CopyTotals, copy_totals
+from kvsm.serving.in_flight import Latency, TransfersInFlight
+from kvsm.serving.ranks import Rank
+from kvsm.tiers import (
+    DiskTier,
+    LastLog,
+    WritePolicy,
+    adopt_found,
+    compare_with_last_log,
+    disagreements,
+    note_log,
+)
+from kvsm.tiers.disk import (
     DiskCopyEngine,
     DiskGeometry,
     FlushPolicy,
@@ -25,29 +48,6 @@ from kvsm.disk import (
     read_log_note,
     recover,
 )
-from kvsm.errors import ConfigError
-from kvsm.events import Direction
-from kvsm.identity import PoolIdentity
-from kvsm.invariants import Violation, check_rest
-from kvsm.metrics import Metrics
-from kvsm.offloader import LogFlush, Offloader
-from kvsm.plan import TransferJob, TransferPlan
-from kvsm.properties import Property
-from kvsm.replay import Verification
-from kvsm.serving.copy_totals import CopyTotals, copy_totals
-from kvsm.serving.in_flight import Latency, TransfersInFlight
-from kvsm.serving.ranks import Rank
-from kvsm.snapshot import digest
-from kvsm.tiers import (
-    DiskTier,
-    LastLog,
-    WritePolicy,
-    adopt_found,
-    compare_with_last_log,
-    disagreements,
-    note_log,
-)
-from kvsm.worker import Worker
 
 if TYPE_CHECKING:
     from kvsm.serving.run_options import RunOptions

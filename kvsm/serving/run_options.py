@@ -8,15 +8,15 @@ from math import gcd
 import msgspec
 from msgspec.structs import replace
 
-from kvsm.disk import FlushPolicy
+from kvsm.core.policies import make_policy
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
-from kvsm.policies import make_policy
-from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
+from kvsm.serving.traces import BLOCK_TOKENS, TraceRequest
 from kvsm.tiers import DEFER_TICKS, WritePolicy, host_config
-from kvsm.traces import BLOCK_TOKENS, TraceRequest
+from kvsm.tiers.disk import FlushPolicy
 
 STORES = tuple(mode.value for mode in StoreMode)
 LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
@@ -45,7 +45,8 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     disk_dir: directory of these files. A later run with the same sizes and groups finds what is stored there.
     disk_write: when a block that the host has stored is stored on the disk, a `WritePolicy`.
     disk_flush: when stores to the disk are flushed, a `FlushPolicy`.
-    policy: eviction policy of host and disk, a name in `kvsm.policies.POLICIES` or `package.module:Class`.
+    policy: eviction policy of host and disk, a name in `kvsm.core.policies.POLICIES` or
+    `package.module:Class`.
     workers: ranks.
     store: a `StoreMode`.
     store_threshold: as in `OffloadConfig`.

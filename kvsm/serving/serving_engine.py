@@ -11,9 +11,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
-from kvsm.invariants import Violation, check_rest
+from kvsm.copies.worker import Worker
+from kvsm.core.ledger.invariants import Violation, check_rest
+from kvsm.core.scheduler import LastStep
 from kvsm.properties import Property
-from kvsm.scheduler import LastStep
 from kvsm.serving.content import DeviceContent, Mismatch
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.in_flight import TransfersInFlight
@@ -21,8 +22,7 @@ from kvsm.serving.ranks import Rank
 from kvsm.serving.run_disk import RunDisk
 from kvsm.serving.serving_request import ServingRequest, ServingStatus
 from kvsm.serving.serving_scheduler import ServingScheduler
-from kvsm.traces import BLOCK_TOKENS, TraceRequest
-from kvsm.worker import Worker
+from kvsm.serving.traces import BLOCK_TOKENS, TraceRequest
 
 STEP_MS = 25.0
 TOKEN_MS = 0.01

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from kvsm.scheduler import SchedulerConfig
-from kvsm.scheduler.groups import group_suffix
-from kvsm.traces import TraceRequest, output_hash, prompt_hashes
+from kvsm.core.scheduler import SchedulerConfig
+from kvsm.core.scheduler.groups import group_suffix
+from kvsm.serving.traces import TraceRequest, output_hash, prompt_hashes
 
 
 class ServingStatus(Enum):

@@ -26,7 +26,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.scheduler import OffloadScheduler, StepOutput, StepResults
+from kvsm.core.scheduler import OffloadScheduler, StepOutput, StepResults
 from kvsm.serving.block_tables import BlockTables
 from kvsm.serving.offload_checks import OffloadChecks, SkipNotes
 from kvsm.serving.serving_block_pool import ServingBlockPool

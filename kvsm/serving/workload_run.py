@@ -17,17 +17,19 @@ from typing import Any
 
 import msgspec
 
-from kvsm.copy_engines import VerifyingStatistics
-from kvsm.copy_engines.available_memory import available_memory_bytes
+from kvsm.copies import VerifyingStatistics
+from kvsm.copies.host_pools.available_memory import available_memory_bytes
+from kvsm.copies.worker import Worker
+from kvsm.core.ledger.invariants import PROPERTIES, Violation
+from kvsm.core.ledger.snapshot import digest
+from kvsm.core.log import RUN_BYTES, Durability, LogWriter
+from kvsm.core.offloader import Offloader
+from kvsm.core.scheduler import OffloadScheduler
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, OffloadConfig
-from kvsm.invariants import PROPERTIES, Violation
-from kvsm.log import RUN_BYTES, Durability, LogWriter
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
+from kvsm.explain.metrics import Metrics
+from kvsm.explain.story import Verification, verify_log
 from kvsm.properties import Property
-from kvsm.replay import Verification, verify_log
-from kvsm.scheduler import OffloadScheduler
 from kvsm.serving import offload_checks
 from kvsm.serving.copy_totals import CopyTotals, copy_totals
 from kvsm.serving.disturbances import Disturbances
@@ -38,10 +40,8 @@ from kvsm.serving.run_options import RunOptions
 from kvsm.serving.serving_engine import ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.serving.stopwatch import Stopwatch
-from kvsm.snapshot import digest
+from kvsm.serving.traces import TraceRequest, multi_turn, read_trace
 from kvsm.tiers import disk_config
-from kvsm.traces import TraceRequest, multi_turn, read_trace
-from kvsm.worker import Worker
 
 GENERATED_REQUESTS = 4000
 LEDGER_BYTES_PER_BLOCK = 200

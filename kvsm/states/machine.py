@@ -3,7 +3,7 @@
 A machine has states, triggers, counters with limits, and rows. A row says: in one of `sources`, on
 `trigger`, if the counters are within `when`, go to `target` and change the counters by `then`. Everything
 else is derived from the rows: the words and memos that the hot path runs (`words.py`), the same machine run
-by the library `transitions` (`reference.py`), and the pictures (`kvsm/diagrams.py`).
+by the library `transitions` (`reference.py`), and the pictures (`kvsm/explain/diagrams.py`).
 
 Two things hold for every machine:
 

@@ -5,7 +5,7 @@ reads the same rows and shares none of that: counters are attributes of a model,
 effects are callbacks. A property test drives the two side by side, so an error in the fast path passes only
 if it is made twice, in two different ways. A step costs microseconds here, and nanoseconds there.
 
-`kvsm/diagrams.py` lets `transitions` draw what `library_machine` builds.
+`kvsm/explain/diagrams.py` lets `transitions` draw what `library_machine` builds.
 """
 
 from __future__ import annotations

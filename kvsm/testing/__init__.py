@@ -11,7 +11,7 @@ A machine makes calls in every order that Hypothesis can find. It knows what mus
 failure to a few readable steps. `docs/testing.md` shows the uses, and what a failure looks like. Needs
 `pip install 'kvsm[testing]'`.
 
-The names are imported at their first use: pytest loads `kvsm.testing.plugin` in every project of an
+The names are imported at their first use: pytest loads `kvsm.testing.pytest_plugin` in every project of an
 environment with kvsm, and must neither wait for Hypothesis there nor need it.
 """
 
@@ -21,14 +21,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsm.check.worlds.small_engine import SmallEngine
+    from kvsm.check.worlds.small_request import SmallRequest
     from kvsm.errors import PropertyBroken
     from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, assert_verifies
-    from kvsm.testing.copy_engine import CopyEngineMachine
-    from kvsm.testing.machine import OffloadMachine
-    from kvsm.testing.manager import ManagerMachine  # noqa: F401 (see `_WITH_VLLM`)
+    from kvsm.testing.copy_engine_machine import CopyEngineMachine
+    from kvsm.testing.manager_machine import ManagerMachine  # noqa: F401 (see `_WITH_VLLM`)
+    from kvsm.testing.offload_machine import OffloadMachine
     from kvsm.testing.pool import BlockPool
-    from kvsm.testing.prefix_tree import PrefixTree, PrefixTreeMachine
     from kvsm.testing.prefix_tree_books import PrefixMatch, TreeEvent
+    from kvsm.testing.prefix_tree_machine import PrefixTree, PrefixTreeMachine
     from kvsm.testing.recording import Recorder
     from kvsm.testing.strategies import (
         Arrival,
@@ -40,8 +42,6 @@ if TYPE_CHECKING:
         report_orders,
         workloads,
     )
-    from kvsm.worlds.small_engine import SmallEngine
-    from kvsm.worlds.small_request import SmallRequest
 
 __all__ = [
     "OffloadMachine",
@@ -78,10 +78,10 @@ _HOMES = (
     "pool",
     "strategies",
     "prefix_tree_books",
-    "copy_engine",
-    "prefix_tree",
-    "machine",
-    "manager",
+    "copy_engine_machine",
+    "prefix_tree_machine",
+    "offload_machine",
+    "manager_machine",
 )
 """Where the names are. The first ones do not need Hypothesis, and only the last one needs vLLM."""
 

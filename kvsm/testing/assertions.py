@@ -15,15 +15,15 @@ from typing import Any
 
 import msgspec
 
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.invariants import Violation, check_ledger, check_rest
+from kvsm.core.ledger.snapshot import SavedLedger, restore, snapshot
+from kvsm.core.policies import make_policy
+from kvsm.core.policies.policy_copies import PolicyCopy
 from kvsm.errors import IllegalTransition, InvalidEvent, PropertyBroken
 from kvsm.events import OffloadingEvent
-from kvsm.invariants import Violation, check_ledger, check_rest
-from kvsm.ledger import Ledger
-from kvsm.policies import make_policy
-from kvsm.policies.copies import PolicyCopy
+from kvsm.explain.story import Auditor, render
 from kvsm.properties import Property
-from kvsm.replay import Auditor, render
-from kvsm.snapshot import SavedLedger, restore, snapshot
 from kvsm.states.block import BLOCK_WORDS
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.testing.recording import config_of, fold
@@ -33,7 +33,7 @@ MOST_TOLD = 8
 
 
 def assert_sound(ledger: Ledger) -> None:
-    """Every property that a ledger shows (`kvsm.invariants`), and the promises of its eviction policy.
+    """Every property that a ledger shows (`check_ledger`), and the promises of its eviction policy.
 
     Takes about 100 us for a small ledger.
     """

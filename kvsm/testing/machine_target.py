@@ -24,16 +24,16 @@ from hypothesis.errors import DidNotReproduce
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 
-from kvsm.checker.corpus import CorpusEntry
-from kvsm.checker.failures import FILE, SavedFailure, claim, slug_of, write_files
-from kvsm.checker.fuzz_target import MOST_REDUCING, FuzzTarget, Redone, Shortened
-from kvsm.checker.guided import GUIDED, chance_of
-from kvsm.checker.reduce import reduce_pieces
-from kvsm.checker.walk import NewlyReached, RunMaker, WalkedRun, WalkFailure
-from kvsm.checker.watch import Watch, watching
+from kvsm.check.walks.corpus import CorpusEntry
+from kvsm.check.walks.failures import FILE, SavedFailure, claim, slug_of, write_files
+from kvsm.check.walks.fuzz_target import MOST_REDUCING, FuzzTarget, Redone, Shortened
+from kvsm.check.walks.guided import GUIDED, chance_of
+from kvsm.check.walks.reduce import reduce_pieces
+from kvsm.check.walks.walk import NewlyReached, RunMaker, WalkedRun, WalkFailure
+from kvsm.check.walks.watch import Watch, watching
+from kvsm.check.worlds.world import Finding, finding_of
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.testing import recording
-from kvsm.worlds.world import Finding, finding_of
 
 GENERATED, FROM_BYTES = 10, 10
 """Examples of a run that Hypothesis generates, and those that are drawn from bytes."""

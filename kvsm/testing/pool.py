@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
+from kvsm.check.worlds.small_pool import SmallPool
+from kvsm.core.scheduler import DevicePool
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
-from kvsm.scheduler import DevicePool
-from kvsm.worlds.small_pool import SmallPool
 
 
 class BlockPool(DevicePool, Protocol):

@@ -11,14 +11,14 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
+from kvsm.core.ledger import Ledger
+from kvsm.core.log import LogReader, LogWriter, MemoryLog, WholeState
+from kvsm.core.log.fold import walk
+from kvsm.core.policies import POLICIES
 from kvsm.errors import ConfigError, KvsmError
 from kvsm.events import LogOpened, OffloadConfig, OffloadingEvent
-from kvsm.ledger import Ledger
-from kvsm.log import LogReader, LogWriter, MemoryLog, WholeState
-from kvsm.policies import POLICIES
-from kvsm.replay import BlockLife, KeyLife, RequestLife, TransferLife, Trust, render, tell
-from kvsm.replay.concern import concern
-from kvsm.replay.fold import walk
+from kvsm.explain.story import BlockLife, KeyLife, RequestLife, TransferLife, Trust, render, tell
+from kvsm.explain.story.concern import concern
 
 MOST_THINGS, MOST_LINES = 3, 12
 """A report tells the lives of that many things at most, and the last lines of each."""

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadingEvent, StorePlanned
 from kvsm.ids import to_list
-from kvsm.ledger import Ledger
 from kvsm.properties import Property
-from kvsm.snapshot import restore, snapshot
 
 
 class RestoredCopy:

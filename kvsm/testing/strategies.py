@@ -12,9 +12,9 @@ import msgspec
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
-from kvsm.plan import WorkerReport
-from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
-from kvsm.worlds.small_request import HASH_TOKENS
+from kvsm.check.worlds.small_request import HASH_TOKENS
+from kvsm.core.plan import WorkerReport
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 
 BLOCK_TOKENS = HASH_TOKENS
 """Tokens per block in the small engine."""

@@ -1,7 +1,7 @@
 """Tiers below the host pool: each has an offload core of its own, and `DiskTier` couples it with the core
 above.
 
-`kvsm.disk` has the slots, the copies and the recovery. docs/disk.md says why there is a ledger a tier.
+`kvsm.tiers.disk` has the slots, the copies and the recovery. docs/disk.md says why there is a ledger a tier.
 """
 
 from __future__ import annotations
@@ -11,22 +11,16 @@ from kvsm.tiers.disk_tier import DiskTier, TierCopy, WritePolicy, disk_config, h
 from kvsm.tiers.fetches import DEFER_TICKS
 from kvsm.tiers.found import adopt_found
 from kvsm.tiers.last_log import LastLog, LoggedBlocks, SlotDifference, compare_with_last_log, note_log
-from kvsm.tiers.logged_copies import LogAgreement, LogDifference, LoggedCopies, VerifiedLog, compare_logs
 
 __all__ = [
     "DEFER_TICKS",
     "DiskTier",
     "LastLog",
-    "LogAgreement",
-    "LogDifference",
     "LoggedBlocks",
-    "LoggedCopies",
     "SlotDifference",
     "TierCopy",
-    "VerifiedLog",
     "WritePolicy",
     "adopt_found",
-    "compare_logs",
     "compare_with_last_log",
     "disagreements",
     "disk_config",

@@ -52,13 +52,13 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.disk.health import HealthWatch
+from kvsm.core.offloader import Offloader, PendingHit
+from kvsm.core.offloader.matching import may_defer
+from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction, OffloadConfig
 from kvsm.ids import listed, unpack
-from kvsm.offloader import Offloader, PendingHit
-from kvsm.offloader.matching import may_defer
-from kvsm.plan import TransferJob, WorkerReport
+from kvsm.tiers.disk.health import HealthWatch
 from kvsm.tiers.fetches import Fetches
 from kvsm.tiers.sparing import spared
 

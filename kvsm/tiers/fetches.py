@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from kvsm.core.offloader import Offloader, PendingHit
 from kvsm.errors import LimitReached
 from kvsm.ids import listed
-from kvsm.offloader import Offloader, PendingHit
 from kvsm.states.request import MATCHED
 from kvsm.states.words import STATE_MASK
 

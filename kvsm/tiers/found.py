@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from kvsm.disk.recovery import Recovered
-from kvsm.offloader import Offloader
+from kvsm.core.offloader import Offloader
+from kvsm.tiers.disk.recovery import Recovered
 
 
 def adopt_found(disk: Offloader, found: Recovered) -> int:

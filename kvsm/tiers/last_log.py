@@ -29,7 +29,14 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.disk import (
+from kvsm.core.ledger import Ledger
+from kvsm.core.log import LogReader
+from kvsm.core.log.fold import Rebuilt, rebuild
+from kvsm.core.log.frames import first_event, segment_paths
+from kvsm.errors import KvsmError, LogDamaged, LogError
+from kvsm.ids import render_key
+from kvsm.states.block import are_indexed, are_readable
+from kvsm.tiers.disk import (
     DiskEra,
     FlushPolicy,
     LogNote,
@@ -37,14 +44,7 @@ from kvsm.disk import (
     SlotGeneration,
     TierDirectory,
 )
-from kvsm.errors import KvsmError, LogDamaged, LogError
-from kvsm.ledger import Ledger
-from kvsm.log import LogReader
-from kvsm.log.frames import first_event, segment_paths
-from kvsm.replay import Rebuilt, rebuild
-from kvsm.replay.render import render_key
-from kvsm.restart import MOST_SLOTS
-from kvsm.states.block import are_indexed, are_readable
+from kvsm.tiers.warm_restart import MOST_SLOTS
 
 MOST_TOLD = 8
 """Differences that are told one by one."""
@@ -229,7 +229,7 @@ def _why_not(note: LogNote, found: Recovered, era: DiskEra, made: Sequence[int])
     if found.life <= note.life:
         return "it is about other files"
     if era.after.life >= found.life:
-        return "nothing that it has stored counts (the log kvsm.disk says why)"
+        return "nothing that it has stored counts (the log kvsm.tiers.disk says why)"
     return None if note.log else "it kept no log"
 
 

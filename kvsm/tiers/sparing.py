@@ -7,7 +7,7 @@ smaller disk keeps what its policy chooses.
 
 from __future__ import annotations
 
-from kvsm.offloader import Offloader
+from kvsm.core.offloader import Offloader
 
 SPARED_MAX = 16_384
 """How many blocks one store spares. Beyond that the policy of the disk decides."""

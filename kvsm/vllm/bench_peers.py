@@ -21,10 +21,10 @@ from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
+from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors
 from kvsm.vllm.rank_copies import RankCopies, make_copies
 from kvsm.vllm.spec_worker import block_rows, host_blocks

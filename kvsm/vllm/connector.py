@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvsm.private_files import share_with_group
+from kvsm.system.private_files import share_with_group
 from kvsm.vllm.connector_stats import KvsmPromMetrics, KvsmStats
 from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.scheduler_side import SchedulerSide

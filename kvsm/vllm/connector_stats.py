@@ -23,7 +23,7 @@ from typing import Any
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvsm.metrics import HistogramValue, Metric, Metrics
+from kvsm.explain.metrics import HistogramValue, Metric, Metrics
 from kvsm.vllm.exported_metrics import ADDED, EXPORTED, FACTS, SUM, spread
 
 Series = tuple[str, ...]

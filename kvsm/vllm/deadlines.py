@@ -18,9 +18,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from kvsm.core.ledger import TransferRecord
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
-from kvsm.ledger import TransferRecord
-from kvsm.plan import TransferJob
 
 
 class TransferDeadlines:

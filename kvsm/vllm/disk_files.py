@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvsm.disk import DiskGeometry, SlotFile, TierFiles
 from kvsm.errors import ConfigError
 from kvsm.identity import PoolIdentity
+from kvsm.tiers.disk import DiskGeometry, SlotFile, TierFiles
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import shares_pool
 from kvsm.vllm.kv_cache_config import block_bytes_of

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
-from kvsm.disk import Decided, LogNote, OpenEra, Recovered, read_log_note
+from kvsm.core.kv_events import MEDIUM_STORAGE, Publisher
+from kvsm.core.offloader import LogFlush
+from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import UnusableFiles
 from kvsm.events import Direction
-from kvsm.kv_events import MEDIUM_STORAGE, Publisher
-from kvsm.offloader import LogFlush
-from kvsm.plan import TransferJob, WorkerReport
 from kvsm.tiers import (
     DiskTier,
     LastLog,
@@ -24,6 +23,7 @@ from kvsm.tiers import (
     disk_config,
     note_log,
 )
+from kvsm.tiers.disk import Decided, LogNote, OpenEra, Recovered, read_log_note
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
 from kvsm.vllm.disk_files import DiskPlace
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader

@@ -14,12 +14,9 @@ from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
-from kvsm.copy_engines import PoolMark
-from kvsm.errors import LogError
-from kvsm.events import OffloadConfig
-from kvsm.identity import KeptPools
-from kvsm.kv_events import Publisher
-from kvsm.log import (
+from kvsm.copies import PoolMark
+from kvsm.core.kv_events import Publisher
+from kvsm.core.log import (
     WHAT_TO_DO,
     LateLog,
     LogWriter,
@@ -27,11 +24,14 @@ from kvsm.log import (
     StateCopy,
     is_refused_by_system,
 )
-from kvsm.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
-from kvsm.private_files import make_directory
-from kvsm.restart import start
+from kvsm.core.log.past_logs import PAST_LOGS_BYTES, delete_past_logs
+from kvsm.core.offloader import Offloader
+from kvsm.errors import LogError
+from kvsm.events import OffloadConfig
+from kvsm.explain.metrics import Metrics
+from kvsm.identity import KeptPools
+from kvsm.system.private_files import make_directory
+from kvsm.tiers.warm_restart import start
 from kvsm.vllm.extra_config import CommonOptions, LogOptions
 from kvsm.vllm.log_watch import LogWatch
 

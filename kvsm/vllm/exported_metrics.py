@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from kvsm.metrics import METRICS, Metric
+from kvsm.explain.metrics import METRICS, Metric
 
 _DIRECTIONS = {"direction": ("store", "load")}
 

@@ -12,8 +12,8 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
+from kvsm.core.log import Durability, OnFailure
 from kvsm.errors import ConfigError
-from kvsm.log import Durability, OnFailure
 from kvsm.vllm.vllm_options import OPTIONS
 
 Bytes = Annotated[int, msgspec.Meta(ge=1)]
@@ -41,7 +41,7 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     cpu_bytes_to_use: host memory for KV cache, for all ranks of one engine together (bytes). Give this, or
         `cpu_bytes_to_use_per_rank`.
     cpu_bytes_to_use_per_rank: host memory for KV cache, for each rank (bytes).
-    policy: the eviction policy: a name in `kvsm.policies.POLICIES`, or `package.module:Class`.
+    policy: the eviction policy: a name in `kvsm.core.policies.POLICIES`, or `package.module:Class`.
     store_threshold: how often a block must be offered before it is stored.
     verify_copies: whether each stored block gets a checksum, which every load compares. A load that brings
         other bytes fails. The spec needs `KvsmOffloadingConnector` for this.

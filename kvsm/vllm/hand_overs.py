@@ -7,15 +7,15 @@ from typing import Any, NamedTuple
 
 from vllm.logger import init_logger
 
+from kvsm.core.offloader import Offloader
+from kvsm.core.scheduler import SchedulerConfig
 from kvsm.errors import UnusableFiles
-from kvsm.hand_over.claims import Claims
-from kvsm.hand_over.leases import LeaseTable
-from kvsm.hand_over.messages import hand_over_directory
-from kvsm.hand_over.service import HandOverService
-from kvsm.offloader import Offloader
-from kvsm.scheduler import SchedulerConfig
-from kvsm.scheduler.incoming import IncomingHandOvers
-from kvsm.scheduler.outgoing import OutgoingHandOvers
+from kvsm.tiers.hand_over.claiming import Claims
+from kvsm.tiers.hand_over.incoming import IncomingHandOvers
+from kvsm.tiers.hand_over.leases import LeaseTable
+from kvsm.tiers.hand_over.outgoing import OutgoingHandOvers
+from kvsm.tiers.hand_over.peer_messages import hand_over_directory
+from kvsm.tiers.hand_over.service import HandOverService
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.pool_identity import weights_version
 from kvsm.vllm.prompt_layout import block_layout, prompt_digest

@@ -24,17 +24,17 @@ from typing import Any
 
 import msgspec
 
+from kvsm.core.log import LogReader
 from kvsm.errors import KvsmError
-from kvsm.log import LogReader
-from kvsm.metrics import Metrics
-from kvsm.replay import verify_log
+from kvsm.explain.metrics import Metrics
+from kvsm.explain.story import verify_log
 from kvsm.vllm.interface import changes
 from kvsm.vllm.interface_table import INTERFACES
 from kvsm.vllm.new_weights import TOLD
-from kvsm.vllm.plugin import SWITCH, why_not_loaded
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
 from kvsm.vllm.versions import TESTED, installed
+from kvsm.vllm.vllm_plugin import SWITCH, why_not_loaded
 
 LATER = frozenset(
     method.name for interface in INTERFACES.values() for method in interface.methods if method.since

@@ -3,7 +3,7 @@
 Each rank keeps its pool in a file of `pool_dir`, and the checksums of its blocks in another one beside it.
 Ranks that share a pool share both files. vLLM makes the workers before the scheduler. So the pools are open
 when the scheduler's side starts, and it reads which ones they are from their files. It also maps the mark of
-each file (`kvsm/copy_engines/pool_mark.py`), because it writes the log.
+each file (`kvsm/copies/host_pools/pool_mark.py`), because it writes the log.
 
     pool_dir/engine0-rank0            blocks of rank 0
     pool_dir/engine0-rank0-checksums  their checksums
@@ -15,10 +15,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kvsm.copy_engines import KeptPool, open_mark, read_kept_pool
+from kvsm.copies import KeptPool, open_mark, read_kept_pool
 from kvsm.errors import ConfigError
 from kvsm.identity import KeptPools
-from kvsm.private_files import private_directory
+from kvsm.system.private_files import private_directory
 from kvsm.vllm.engine_offloader import WarmPools
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import shares_pool

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from kvsm.core.scheduler import GroupKind, KVCacheGroup
 from kvsm.errors import ConfigError
-from kvsm.scheduler import GroupKind, KVCacheGroup
 
 _LOST_BYTES = "the model would read KV cache that was never loaded"
 

@@ -1,8 +1,8 @@
 """`LogWatch`: says in vLLM's log that an event log cannot be written. Nobody else would: the engine goes on.
 
 It stands where the log would. It says so at the first flush that fails, once a minute while that lasts, and
-once more when the log goes on. Each line says which events are missing. `kvsm.metrics` tells the same with
-`log_broken` and `log_events_dropped`, and a reader of the log finds the gap (`LogReader.gaps`).
+once more when the log goes on. Each line says which events are missing. `kvsm.explain.metrics` tells the same
+with `log_broken` and `log_events_dropped`, and a reader of the log finds the gap (`LogReader.gaps`).
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from pathlib import Path
 
 from vllm.logger import init_logger
 
+from kvsm.core.ledger import Ledger
+from kvsm.core.log import LateLog, LogWriter, StopMark
+from kvsm.core.offloader import EventSink
 from kvsm.errors import LogError
-from kvsm.ledger import Ledger
-from kvsm.log import LateLog, LogWriter, StopMark
-from kvsm.offloader import EventSink
 
 log = init_logger("vllm.kvsm")
 

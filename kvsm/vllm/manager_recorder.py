@@ -16,16 +16,16 @@ from vllm.logger import init_logger
 from vllm.v1.kv_offload.cpu.common import CPUOffloadingMetrics
 
 from kvsm import events as ev
+from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import TransferRecord
+from kvsm.core.ledger.invariants import Violation
+from kvsm.core.log import LogWriter
+from kvsm.core.offloader import LogFlush, LookupResult, Offloader
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent, SkipReason
+from kvsm.explain.verify.witness import Witness
 from kvsm.ids import Ids, listed, pack
-from kvsm.invariants import Violation
-from kvsm.kv_events import Publisher
-from kvsm.ledger import TransferRecord
-from kvsm.log import LogWriter
-from kvsm.offloader import LogFlush, LookupResult, Offloader
 from kvsm.properties import Property
-from kvsm.replay.witness import Witness
 from kvsm.states.request import RequestState
 from kvsm.states.transfer import TransferState
 from kvsm.vllm.placeholder_blocks import PlaceholderBlocks

@@ -45,10 +45,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import Of
 from vllm.v1.kv_offload.base import make_offload_key
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvsm.core.offloader import Ended
+from kvsm.core.plan import WorkerReport
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
-from kvsm.offloader import Ended
-from kvsm.plan import WorkerReport
 from kvsm.vllm.host_sharing import replicas_on_this_machine
 from kvsm.vllm.reported_manager import ReportedManager
 from kvsm.vllm.spec import told_of_failures

@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsm.copy_engines import (
+from kvsm.copies import (
     CopyEngine,
     HostCopyEngine,
     HostPool,
@@ -20,8 +20,8 @@ from kvsm.copy_engines import (
     ReplicaCopyEngine,
     VerifyingCopyEngine,
 )
-from kvsm.copy_engines.checksums import CHECKSUM_BYTES
-from kvsm.copy_engines.layout import block_bytes_of, make_layout
+from kvsm.copies.checksums import CHECKSUM_BYTES
+from kvsm.copies.layout import block_bytes_of, make_layout
 from kvsm.cuda_io import CUDA_PAGE_LOCKING, CudaCopyEngine
 from kvsm.errors import ConfigError
 from kvsm.vllm.canonical_layout import CanonicalRows

@@ -7,14 +7,14 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from kvsm.copy_engines.checksums import BlockChecksums
-from kvsm.disk import DiskCopyEngine, FlushPolicy, take
+from kvsm.copies.checksums import BlockChecksums
+from kvsm.copies.worker import Worker
+from kvsm.core.plan import TransferJob, WorkerReport, failed_reports
 from kvsm.errors import ConfigError, UnusableFiles
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
-from kvsm.plan import TransferJob, WorkerReport, failed_reports
+from kvsm.tiers.disk import DiskCopyEngine, FlushPolicy, take
 from kvsm.vllm.disk_files import DiskPlace
-from kvsm.worker import Worker
 
 log = init_logger("vllm.kvsm")
 

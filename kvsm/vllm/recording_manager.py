@@ -12,8 +12,8 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager
 
+from kvsm.core.offloader import LogFlush
 from kvsm.errors import described
-from kvsm.offloader import LogFlush
 from kvsm.vllm.manager_recorder import ManagerRecorder
 from kvsm.vllm.spec_stats import LogStats
 from kvsm.vllm.versions import features

@@ -14,9 +14,9 @@ from typing import Any
 from vllm.platforms import current_platform
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from kvsm.core.ledger.frozen import freeze
+from kvsm.core.log import LogWriter
 from kvsm.events import OffloadConfig
-from kvsm.frozen import freeze
-from kvsm.log import LogWriter
 from kvsm.vllm.engine_offloader import open_event_log
 from kvsm.vllm.extra_config import RecordingOptions, parse
 from kvsm.vllm.log_watch import LogWatch

@@ -13,9 +13,9 @@ from typing import Any
 
 from vllm.logger import init_logger
 
+from kvsm.core.offloader import Ended, LogFlush
+from kvsm.core.plan import WorkerReport
 from kvsm.events import Direction
-from kvsm.offloader import Ended, LogFlush
-from kvsm.plan import WorkerReport
 from kvsm.vllm.deadlines import silent_ranks
 from kvsm.vllm.spec_manager import KvsmManager
 

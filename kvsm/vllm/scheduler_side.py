@@ -20,12 +20,10 @@ from vllm.logger import init_logger
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
-from kvsm.events import Direction, OffloadConfig
-from kvsm.ids import listed
-from kvsm.kv_events import Publisher
-from kvsm.offloader import LogFlush
-from kvsm.plan import ImportJob, TransferPlan, WorkerReport
-from kvsm.scheduler import (
+from kvsm.core.kv_events import Publisher
+from kvsm.core.offloader import LogFlush
+from kvsm.core.plan import ImportJob, TransferPlan, WorkerReport
+from kvsm.core.scheduler import (
     GroupKind,
     KVCacheGroup,
     LastStep,
@@ -34,6 +32,8 @@ from kvsm.scheduler import (
     StepOutput,
     StoreMode,
 )
+from kvsm.events import Direction, OffloadConfig
+from kvsm.ids import listed
 from kvsm.tiers import DEFER_TICKS, host_config
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines, silent_ranks
@@ -45,9 +45,9 @@ from kvsm.vllm.hand_overs import hand_overs
 from kvsm.vllm.host_sharing import kv_replicas
 from kvsm.vllm.kept_pools import warm_pools
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
-from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.new_weights import hear_of_new_weights
 from kvsm.vllm.own_process import only_worker
+from kvsm.vllm.step_messages import StepPlan, StepReports
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
 from kvsm.vllm.vllm_kv_events import to_vllm_kv_events
 

@@ -17,10 +17,10 @@ from vllm.config import get_current_vllm_config_or_none
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingManager, OffloadingSpec, OffloadingWorker
 
+from kvsm.core.kv_events import Publisher
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
-from kvsm.kv_events import Publisher
-from kvsm.private_files import share_with_group
+from kvsm.system.private_files import share_with_group
 from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_spec
 from kvsm.vllm.engine_offloader import open_engine_offloader
 from kvsm.vllm.extra_config import SpecOptions, parse

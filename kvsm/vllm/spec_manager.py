@@ -45,12 +45,12 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
-from kvsm import offloader
+from kvsm.core import offloader
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.scheduler.request_params import read_request_params, wants_remote_decode
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import Direction, SkipReason
 from kvsm.ids import IdArray, listed
-from kvsm.kv_events import GROUP_INDEX_BYTES
-from kvsm.scheduler.request_params import read_request_params, wants_remote_decode
 from kvsm.states.transfer import TransferState
 from kvsm.vllm.connector_stats import StatsSource
 from kvsm.vllm.deadlines import TransferDeadlines

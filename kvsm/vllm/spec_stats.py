@@ -14,8 +14,8 @@ from vllm.v1.kv_offload.base import (
     OffloadingMetricMetadata,
 )
 
-from kvsm.log import LogWriter
-from kvsm.metrics import METRICS, Metric
+from kvsm.core.log import LogWriter
+from kvsm.explain.metrics import METRICS, Metric
 from kvsm.vllm.connector_stats import KvsmStats, histograms
 
 _EXPORTED = {metric.name: metric for metric in METRICS}

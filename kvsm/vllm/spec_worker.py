@@ -28,11 +28,11 @@ from typing import Any, NoReturn
 from vllm.logger import init_logger
 from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
 
-from kvsm.copy_engines import CopyResult
+from kvsm.copies import CopyResult
+from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
 from kvsm.vllm.canonical_layout import CanonicalRows
 from kvsm.vllm.kv_cache_config import byte_rows
 from kvsm.vllm.rank_copies import HostSharing, RankCopies, make_copies, pauses

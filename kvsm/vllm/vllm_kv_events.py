@@ -9,7 +9,7 @@ import msgspec
 from vllm.distributed import kv_events as vllm_events
 from vllm.v1.core.kv_cache_utils import maybe_convert_block_hash
 
-from kvsm.kv_events import BlockRemoved, BlockStored, KVCacheEvent
+from kvsm.core.kv_events import BlockRemoved, BlockStored, KVCacheEvent
 
 VLLM_EVENTS = {BlockStored: vllm_events.BlockStored, BlockRemoved: vllm_events.BlockRemoved}
 

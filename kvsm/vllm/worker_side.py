@@ -14,14 +14,15 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 from vllm.logger import init_logger
 
-from kvsm.copy_engines import VerifyingCopyEngine
-from kvsm.copy_engines.checksums import BlockChecksums
-from kvsm.copy_engines.pool_file import remove_dead_pools
-from kvsm.disk import FlushPolicy
+from kvsm.copies import VerifyingCopyEngine
+from kvsm.copies.checksums import BlockChecksums
+from kvsm.copies.host_pools.pool_file import remove_dead_pools
+from kvsm.copies.worker import Worker, WorkerStatistics
+from kvsm.core.plan import WorkerReport, failed_reports
 from kvsm.errors import ConfigError, UnusableFiles
-from kvsm.hand_over.imports import PoolImports
-from kvsm.hand_over.messages import pool_path
-from kvsm.plan import WorkerReport, failed_reports
+from kvsm.tiers.disk import FlushPolicy
+from kvsm.tiers.hand_over.imports import PoolImports
+from kvsm.tiers.hand_over.peer_messages import pool_path
 from kvsm.vllm.canonical_layout import CanonicalRows, canonical_rows, layers_of_connector
 from kvsm.vllm.connector_stats import KvsmStats
 from kvsm.vllm.disk_files import disk_place
@@ -30,7 +31,6 @@ from kvsm.vllm.hand_overs import usable_directory
 from kvsm.vllm.host_sharing import sharing_of
 from kvsm.vllm.kept_pools import kept_place
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors, host_slots
-from kvsm.vllm.messages import StepPlan, StepReports
 from kvsm.vllm.own_process import WORKERS
 from kvsm.vllm.pool_identity import layout_facts, rank_identity
 from kvsm.vllm.rank_copies import (
@@ -42,7 +42,7 @@ from kvsm.vllm.rank_copies import (
     pauses,
 )
 from kvsm.vllm.rank_disk import RankDisk
-from kvsm.worker import Worker, WorkerStatistics
+from kvsm.vllm.step_messages import StepPlan, StepReports
 
 log = init_logger("vllm.kvsm")
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+from kvsm.core.kv_events import Publisher
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
-from kvsm.kv_events import Publisher
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
+from kvsm.explain.metrics import Metrics
 from kvsm.states import block
 from kvsm.states.block import BLOCK, EVICTED, BlockState
 from kvsm.states.machine import UndefinedStep

@@ -1,7 +1,7 @@
 """The block: what one step can do to a host slot, for every state, trigger and count.
 
 `sound` is the invariant that every other contract starts from. `a_step_keeps_it_sound` proves that every step
-keeps it, and the initial state satisfies it (`tests/test_contracts.py`).
+keeps it, and the initial state satisfies it (`tests/check/proof/test_contracts.py`).
 """
 
 from __future__ import annotations

@@ -16,18 +16,18 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from contracts import runs, words
+from kvsm.core.scheduler.groups import KVCacheGroup
+from kvsm.core.scheduler.hits import HitSearch, hit_limit
+from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.cuda_io import paths
-from kvsm.scheduler.groups import KVCacheGroup
-from kvsm.scheduler.hits import HitSearch, hit_limit
-from kvsm.scheduler.tracked import TrackedRequest
 from kvsm.serving.block_tables import peak_blocks
+from kvsm.serving.traces import started_blocks
 from kvsm.states import BLOCK, LEASE, REQUEST, TRANSFER, Machine, TransferTrigger
 from kvsm.states import BlockState as Block
 from kvsm.states import LeaseState as Lease
 from kvsm.states import RequestState as Request
 from kvsm.states import TransferState as Transfer
 from kvsm.states.machine import Arc, Counter, Row
-from kvsm.traces import started_blocks
 
 
 class Bug(NamedTuple):
@@ -338,7 +338,7 @@ _BATCH_BUGS = (
     ),
 )
 
-_FIRST_NEEDED = "kvsm.scheduler.groups.KVCacheGroup.first_needed_token"
+_FIRST_NEEDED = "kvsm.core.scheduler.groups.KVCacheGroup.first_needed_token"
 _TOKEN_BUGS = (
     Bug(
         "tokens.started_blocks_hold_all_tokens",
@@ -375,25 +375,25 @@ _TOKEN_BUGS = (
     Bug(
         "tokens.only_what_is_certain_is_confirmed",
         "the step under way counts as computed",
-        "kvsm.scheduler.tracked.TrackedRequest.confirmed_tokens",
+        "kvsm.core.scheduler.tracked.TrackedRequest.confirmed_tokens",
         rewritten(TrackedRequest.confirmed_tokens, " - request.num_output_placeholders", ""),
     ),
     Bug(
         "tokens.only_full_confirmed_chunks_are_stored",
         "a block is stored that a drafter may still rewrite",
-        "kvsm.scheduler.tracked.TrackedRequest.full_chunks",
+        "kvsm.core.scheduler.tracked.TrackedRequest.full_chunks",
         rewritten(TrackedRequest.full_chunks, "chunks -= 1", "pass"),
     ),
     Bug(
         "tokens.no_full_chunk_is_forgotten",
         "the next offer comes a chunk late",
-        "kvsm.scheduler.tracked.TrackedRequest.full_chunks",
+        "kvsm.core.scheduler.tracked.TrackedRequest.full_chunks",
         rewritten(TrackedRequest.full_chunks, "confirmed // tokens + 1", "confirmed // tokens + 2"),
     ),
     Bug(
         "tokens.only_the_prompt_is_stored_if_asked",
         "the cap of the request is forgotten",
-        "kvsm.scheduler.tracked.TrackedRequest.store_limit",
+        "kvsm.core.scheduler.tracked.TrackedRequest.store_limit",
         rewritten(
             TrackedRequest.store_limit,
             "min(self.max_store_tokens, self.request.num_prompt_tokens)",
@@ -403,14 +403,14 @@ _TOKEN_BUGS = (
     Bug(
         "matching.a_hit_is_the_longest_that_is_served",
         "a match ends one token late",
-        "kvsm.scheduler.hits.HitSearch.longest_hit",
+        "kvsm.core.scheduler.hits.HitSearch.longest_hit",
         rewritten(HitSearch.longest_hit, "self._align(limit)", "self._align(limit + 1)"),
     ),
     *(
         Bug(
             f"matching.{contract}",
             "the first chunk of a window is not looked for",
-            "kvsm.scheduler.hits.HitSearch._served",
+            "kvsm.core.scheduler.hits.HitSearch._served",
             rewritten(HitSearch._served, "if found == len(wanted):", "if found >= len(wanted) - 1:"),
         )
         for contract in ("a_hit_is_the_longest_that_is_served", "also_with_states")

@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from contracts.tokens import Group
-from kvsm.scheduler.groups import GroupKind
-from kvsm.scheduler.hits import HitSearch
+from kvsm.core.scheduler.groups import GroupKind
+from kvsm.core.scheduler.hits import HitSearch
 
 TOKENS = 4
 

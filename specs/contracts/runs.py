@@ -1,7 +1,7 @@
 """Run merging: the pairs of a job in as few copies as possible, and not a byte more.
 
 `merge_runs` works on numpy arrays, which CrossHair cannot follow. These contracts are about `merged`, the
-plain reference. `tests/test_contracts.py` compares the two on all small jobs.
+plain reference. `tests/check/proof/test_contracts.py` compares the two on all small jobs.
 """
 
 from __future__ import annotations

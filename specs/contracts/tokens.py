@@ -9,11 +9,11 @@ from __future__ import annotations
 from sys import maxsize
 from typing import NamedTuple
 
-from kvsm.scheduler.groups import GroupKind, KeyLayout, KVCacheGroup
-from kvsm.scheduler.hits import hit_limit
-from kvsm.scheduler.tracked import TrackedRequest
+from kvsm.core.scheduler.groups import GroupKind, KeyLayout, KVCacheGroup
+from kvsm.core.scheduler.hits import hit_limit
+from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.serving.block_tables import peak_blocks
-from kvsm.traces import started_blocks
+from kvsm.serving.traces import started_blocks
 
 
 class Group(NamedTuple):

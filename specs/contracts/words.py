@@ -2,7 +2,7 @@
 
 `Codec` packs with shifts and masks, which CrossHair cannot follow. What is proved here is about `packed`
 and `unpacked`, which say the same with times and divide; that `Codec` is equal to them for every machine,
-over the whole range of every counter, is enumerated in `tests/test_contracts.py`.
+over the whole range of every counter, is enumerated in `tests/check/proof/test_contracts.py`.
 """
 
 from __future__ import annotations

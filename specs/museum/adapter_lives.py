@@ -1,6 +1,6 @@
 """An engine of vLLM with kvsm, and more than `kvsm vllm-fuzz` draws: new weights, restarts, hung loads.
 
-The engine, its checks and most actions are those of `kvsm.vllm_fuzz`. These are added:
+The engine, its checks and most actions are those of `kvsm.check.vllm_fuzz`. These are added:
 
 =====================  ========================================================================
 action                 what happens
@@ -39,22 +39,22 @@ import msgspec
 from disk_rig import IN_MEMORY
 from vllm.v1.engine.core import EngineCore
 
-from kvsm.copy_engines import HostPool
-from kvsm.copy_engines.streams import StreamCopyEngine
-from kvsm.disk import DiskCopyEngine
+from kvsm.check.vllm_fuzz.connectors import transfer_config
+from kvsm.check.vllm_fuzz.rank import SimulatedRank
+from kvsm.check.vllm_fuzz.runtime import PoolDevice
+from kvsm.check.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.vllm_fuzz.word_model import ModelRunner
+from kvsm.check.worlds.world import Action
+from kvsm.copies import HostPool
+from kvsm.copies.streams import StreamCopyEngine
+from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
 from kvsm.ids import listed
-from kvsm.plan import TransferJob
 from kvsm.properties import Property
+from kvsm.tiers.disk import DiskCopyEngine
 from kvsm.vllm.rank_copies import RankCopies
-from kvsm.vllm_fuzz.connectors import transfer_config
-from kvsm.vllm_fuzz.model import ModelRunner
-from kvsm.vllm_fuzz.rank import SimulatedRank
-from kvsm.vllm_fuzz.runtime import PoolDevice
-from kvsm.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, EngineShape, draw_shape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import Action
 
 WEIGHTS = 3
 """How many weights have names. An engine starts with the first ones."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from kvsm.core.kv_events import Publisher
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
-from kvsm.kv_events import Publisher
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
+from kvsm.explain.metrics import Metrics
 from kvsm.testing import ManagerMachine, Recorder
 from kvsm.vllm.engine_offloader import EngineOffloader
 from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager

@@ -15,9 +15,9 @@ from random import Random
 import msgspec
 from hypothesis.stateful import RuleBasedStateMachine
 
-from kvsm.checker.targets import case_of
-from kvsm.vllm_fuzz.shape import draw_shape
-from kvsm.worlds.world import World
+from kvsm.check.vllm_fuzz.shape import draw_shape
+from kvsm.check.walks.targets import case_of
+from kvsm.check.worlds.world import World
 
 VLLM_IS_THERE = find_spec("vllm") is not None
 
@@ -67,6 +67,6 @@ def _quiet() -> None:
 def _faults_of(connector: str) -> tuple[str, ...]:
     """The kinds of faults that this connector must survive."""
     _quiet()
-    from kvsm.vllm_fuzz.connectors import faults_of
+    from kvsm.check.vllm_fuzz.connectors import faults_of
 
     return faults_of(connector, {})

@@ -80,23 +80,23 @@ from hypothesis import HealthCheck, settings
 from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
-from kvsm.checker.explorer import explore
-from kvsm.checker.model import Model, Verdict
-from kvsm.checker.reduce import reduce
-from kvsm.checker.rerun import RerunModel
-from kvsm.checker.serving import ServingModel, ServingScope
-from kvsm.checker.targets import draw_case
-from kvsm.checker.threads import SCOPES as THREAD_SCOPES
-from kvsm.checker.threads import ThreadScope, explore_schedules, steps_of, switches_of
-from kvsm.checker.walk import MakeWorld, random_of, walk
-from kvsm.scheduler import KVCacheGroup, LastStep, StoreMode
+from kvsm.check.explore.explorer import explore
+from kvsm.check.explore.model import Model, Verdict
+from kvsm.check.explore.rerun import RerunModel
+from kvsm.check.explore.serving_scopes import ServingModel, ServingScope
+from kvsm.check.threads import SCOPES as THREAD_SCOPES
+from kvsm.check.threads import ThreadScope, explore_schedules, steps_of, switches_of
+from kvsm.check.walks.reduce import reduce
+from kvsm.check.walks.targets import draw_case
+from kvsm.check.walks.walk import MakeWorld, random_of, walk
+from kvsm.check.worlds.copy_world import CopyEngineWorld, CopyEngineWorldOptions
+from kvsm.check.worlds.core_options import draw_options
+from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions
+from kvsm.check.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
+from kvsm.check.worlds.world import Action, Finding, finding_of
+from kvsm.core.scheduler import KVCacheGroup, LastStep, StoreMode
 from kvsm.testing import OffloadMachine
-from kvsm.worlds.copy_engine import CopyEngineWorld, CopyEngineWorldOptions
-from kvsm.worlds.core_options import draw_options
-from kvsm.worlds.core_world import CoreWorld
-from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions
-from kvsm.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
-from kvsm.worlds.world import Action, Finding, finding_of
 from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, manager_machine, troubled
 from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.disk_world import drawn

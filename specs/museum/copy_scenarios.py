@@ -7,11 +7,11 @@ from random import Random
 
 import numpy as np
 
-from kvsm.copy_engines.simulated import SimulatedDevice
-from kvsm.copy_engines.streams import StreamCopyEngine
+from kvsm.copies.simulated import SimulatedDevice
+from kvsm.copies.streams import StreamCopyEngine
+from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction
-from kvsm.plan import TransferJob
 from kvsm.properties import Property
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_ISSUE = "kvsm.copy_engines.streams:StreamCopyEngine._issue"
+_ISSUE = "kvsm.copies.streams:StreamCopyEngine._issue"
 
 COPYING = (
     Exhibit(
@@ -45,7 +45,7 @@ COPYING = (
                 """,
             ),
             Edit(
-                "kvsm.copy_engines.streams:StreamCopyEngine._is_over",
+                "kvsm.copies.streams:StreamCopyEngine._is_over",
                 """
                 transfer.error = transfer.error or described(error)
                 return True

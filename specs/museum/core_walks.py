@@ -7,11 +7,11 @@ from random import Random
 
 import msgspec
 
-from kvsm.policies import POLICIES
-from kvsm.worlds.core_options import CoreOptions
-from kvsm.worlds.core_world import CoreWorld
-from kvsm.worlds.hand_over import HandOverWorld
-from kvsm.worlds.hand_over_options import draw_hand_over_options
+from kvsm.check.worlds.core_options import CoreOptions
+from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.hand_over_options import draw_hand_over_options
+from kvsm.check.worlds.hand_over_world import HandOverWorld
+from kvsm.core.policies import POLICIES
 
 
 class WeightedCoreWorld(CoreWorld):

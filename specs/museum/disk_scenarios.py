@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvsm.worlds.world import Action
+from kvsm.check.worlds.world import Action
 from museum.disk_world import DiskWorld
 
 

@@ -22,7 +22,12 @@ from unittest.mock import patch
 import numpy as np
 from disk_rig import IN_MEMORY, job
 
-from kvsm.disk import (
+from kvsm.check.worlds.world import Action
+from kvsm.errors import PropertyBroken, TransferFailed
+from kvsm.events import Direction, OffloadingEvent
+from kvsm.identity import PoolIdentity
+from kvsm.properties import Property
+from kvsm.tiers.disk import (
     DiskCopyEngine,
     DiskEra,
     DiskGeometry,
@@ -33,11 +38,6 @@ from kvsm.disk import (
     era_at_start,
     recover,
 )
-from kvsm.errors import PropertyBroken, TransferFailed
-from kvsm.events import Direction, OffloadingEvent
-from kvsm.identity import PoolIdentity
-from kvsm.properties import Property
-from kvsm.worlds.world import Action
 from museum.disk_history import SECTOR, DiskHistory, Moment
 
 SLOTS, KEYS = 2, 3
@@ -412,7 +412,7 @@ class DiskWorld:
             fdatasync(descriptor)
             history.flush()
 
-        quiet = patch.object(logging.getLogger("kvsm.disk"), "disabled", True)
+        quiet = patch.object(logging.getLogger("kvsm.tiers.disk"), "disabled", True)
         with quiet, patch.object(os, "pwritev", write), patch.object(os, "fdatasync", flush):
             yield
 

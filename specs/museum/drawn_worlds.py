@@ -9,16 +9,16 @@ from random import Random
 
 import msgspec
 
-from kvsm.checker.targets import draw_serving, draw_two_tier_options
-from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
-from kvsm.worlds.audited import AuditedCore, AuditedWorld
-from kvsm.worlds.core_options import draw_options
-from kvsm.worlds.core_world import CoreWorld
-from kvsm.worlds.log_ahead import LogAheadWorld
-from kvsm.worlds.serving import Budgets, RequestSpec, ServingOptions, ServingWorld
-from kvsm.worlds.small_request import HASH_TOKENS
-from kvsm.worlds.two_tiers import TwoTierWorld
-from kvsm.worlds.world import Action
+from kvsm.check.walks.targets import draw_serving, draw_two_tier_options
+from kvsm.check.worlds.audited import AuditedCore, AuditedWorld
+from kvsm.check.worlds.core_options import draw_options
+from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.log_ahead import LogAheadWorld
+from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.check.worlds.small_request import HASH_TOKENS
+from kvsm.check.worlds.two_tiers import TwoTierWorld
+from kvsm.check.worlds.world import Action
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from museum.wrong_books import WrongBooksWorld
 
 _SELDOM = ("lose", "reset", "restart", "fail", "cancel", "touch", "import_blocks", "tick", "preempt")

@@ -15,7 +15,7 @@ ENDING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.ledger.transfers:close",
+                "kvsm.core.ledger.transfers:close",
                 "if transfer.direction is LOAD:",
                 """
                 for name, _ in transfer.owners:
@@ -35,7 +35,7 @@ ENDING = (
         breaks=Property.LAST_STEP,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler.has_pending_work",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler.has_pending_work",
                 "return bool(transfers or self.state.ended_loads or self.device_blocks.has_sent())",
                 "return bool(self.state.tracked)",
             ),
@@ -51,7 +51,7 @@ ENDING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.kv_events:Publisher.take_kv_events",
+                "kvsm.core.kv_events:Publisher.take_kv_events",
                 """
                 for change in changes:
                     if isinstance(change, RemovedKeys):
@@ -64,7 +64,7 @@ ENDING = (
                 """,
             ),
             Edit(
-                "kvsm.kv_events:Publisher.take_kv_events",
+                "kvsm.core.kv_events:Publisher.take_kv_events",
                 "taken += _stored_events(change, self.medium)",
                 """
                 kept = [None if key in gone else one for key, one in zip(change.keys, change.described)]
@@ -82,7 +82,7 @@ ENDING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler.update_connector_output",
                 "ended = core.report(*report.arguments()).ended",
                 "ended = core.report(report.transfer, report.worker, True, report.error).ended",
             ),
@@ -97,7 +97,7 @@ ENDING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.offloader.offloader:Offloader.finish",
+                "kvsm.core.offloader.offloader:Offloader.finish",
                 """
                 if entry is not None and entry.word & STATE_MASK != FINISHED:
                     self.emit(ev.RequestFinished, request, aborted, hand_over)
@@ -116,7 +116,7 @@ ENDING = (
         breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:lose",
+                "kvsm.core.offloader.transferring:lose",
                 """
                 core.emit(ev.TransferLost, transfer)
                 return _ended(core, entry)
@@ -134,7 +134,7 @@ ENDING = (
         breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
-                "kvsm.ledger.transfers:transfers_submitted",
+                "kvsm.core.ledger.transfers:transfers_submitted",
                 "ledger.blocks.advance(transfer.slots, block_machine.SUBMIT_STORE, seq)",
                 """
                 ledger.blocks.advance(transfer.slots, block_machine.SUBMIT_STORE, seq)
@@ -153,7 +153,7 @@ ENDING = (
         breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:submit",
+                "kvsm.core.offloader.transferring:submit",
                 "if transfers:",
                 """
                 if transfers:
@@ -163,7 +163,7 @@ ENDING = (
                 """,
             ),
             Edit(
-                "kvsm.offloader.transfers:_report",
+                "kvsm.core.offloader.transferring:_report",
                 "reason = _why_reject(core, transfer, worker, direction)",
                 """
                 keys, live = getattr(core, "_sent", {}).get(transfer), core.ledger.transfers

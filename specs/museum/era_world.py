@@ -16,7 +16,7 @@ other weights. Watched:
   unless a copy failed or there was no room: no doubled or lost store (S13);
 - both ledgers agree with each other, and with all that `check_ledger` asks: conservation (S1) and more.
 
-A power loss and a damaged disk are in `disk_world.py`; orders of copies in `kvsm.worlds.two_tiers`.
+A power loss and a damaged disk are in `disk_world.py`; orders of copies in `kvsm.check.worlds.two_tiers`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,20 @@ import msgspec
 import numpy as np
 from disk_rig import IN_MEMORY
 
-from kvsm.disk import (
+from kvsm.check.worlds.memory_marks import memory_marks
+from kvsm.check.worlds.tier_requests import TierRequests
+from kvsm.check.worlds.world import Action
+from kvsm.core.ledger import readable_keys
+from kvsm.core.ledger.invariants import check_ledger
+from kvsm.core.offloader import Offloader
+from kvsm.core.plan import TransferJob, WorkerReport
+from kvsm.errors import PropertyBroken
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+from kvsm.identity import KeptPools, PoolIdentity
+from kvsm.ids import listed
+from kvsm.properties import Property
+from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disagreements, disk_config, host_config
+from kvsm.tiers.disk import (
     DiskCopyEngine,
     DiskGeometry,
     FlushPolicy,
@@ -51,20 +64,7 @@ from kvsm.disk import (
     scan,
     take,
 )
-from kvsm.errors import PropertyBroken
-from kvsm.events import Direction, OffloadConfig, OffloadingEvent
-from kvsm.identity import KeptPools, PoolIdentity
-from kvsm.ids import listed
-from kvsm.invariants import check_ledger
-from kvsm.ledger import readable_keys
-from kvsm.offloader import Offloader
-from kvsm.plan import TransferJob, WorkerReport
-from kvsm.properties import Property
-from kvsm.restart import start
-from kvsm.tiers import DiskTier, WritePolicy, adopt_found, disagreements, disk_config, host_config
-from kvsm.worlds.memory_marks import memory_marks
-from kvsm.worlds.tier_requests import TierRequests
-from kvsm.worlds.world import Action
+from kvsm.tiers.warm_restart import start
 from museum.started_world import leave_log
 
 PROMPTS = ((b"a",), (b"b",), (b"a", b"c"))
@@ -233,7 +233,7 @@ class EraWorld:
         if len(numbers) != len(ranges) or not all(0 <= int(n) < most for n, most in zip(numbers, ranges)):
             return False
         before = set(self.disk.ledger.index) if self.lives else set()
-        with patch.object(logging.getLogger("kvsm.disk"), "disabled", True):
+        with patch.object(logging.getLogger("kvsm.tiers.disk"), "disabled", True):
             done = bool(move(*map(int, numbers)))
         if done and self.lives:
             # Evicted, or its load failed.

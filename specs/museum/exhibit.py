@@ -20,7 +20,7 @@ from unittest.mock import patch
 
 import msgspec
 
-from kvsm import native
+from kvsm.core import native
 from kvsm.properties import Property
 from kvsm.states import block
 from kvsm.states.machine import Machine
@@ -29,17 +29,17 @@ PROJECT = Path(__file__).resolve().parents[2]
 BLOCK_ROWS = "kvsm.states.block:_rows"
 """The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
 HAVE_TWO_BODIES = (
-    "kvsm.key_index",
-    "kvsm.ledger.",
-    "kvsm.offloader.emitter",
-    "kvsm.offloader.matching",
-    "kvsm.offloader.offloader",
-    "kvsm.offloader.transfers",
-    "kvsm.policies.",
-    "kvsm.replay.book",
-    "kvsm.replay.witness",
-    "kvsm.scheduler.hits:_first_missing",
-    "kvsm.scheduler.tracked:TrackedRequest.make_keys",
+    "kvsm.core.ledger.key_index",
+    "kvsm.core.ledger.",
+    "kvsm.core.offloader.emitter",
+    "kvsm.core.offloader.matching",
+    "kvsm.core.offloader.offloader",
+    "kvsm.core.offloader.transferring",
+    "kvsm.core.policies.",
+    "kvsm.explain.verify.book",
+    "kvsm.explain.verify.witness",
+    "kvsm.core.scheduler.hits:_first_missing",
+    "kvsm.core.scheduler.tracked:TrackedRequest.make_keys",
     "kvsm.states.",
 )
 """Rooms and functions that the native body has, too. A bug in their text needs the body that runs it."""
@@ -48,7 +48,7 @@ HAVE_TWO_BODIES = (
 class Edit(msgspec.Struct, frozen=True):
     """Lines of a function and their replacement.
 
-    target: the function, as "kvsm.ledger.requests:hit_matched".
+    target: the function, as "kvsm.core.ledger.requests:hit_matched".
     old: consecutive whole lines that occur once in it. Their indentation does not matter.
     new: what replaces them, indented relative to them.
     """

@@ -7,11 +7,11 @@ from collections.abc import Callable
 from core_life import keys, new_core, store
 from scheduler_traffic import SLIDING, Hand, finish_one
 
-from kvsm.kv_events import Publisher
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_request import SmallRequest
+from kvsm.core.kv_events import Publisher
+from kvsm.core.scheduler import LastStep, StoreMode
 from kvsm.properties import Property
-from kvsm.scheduler import LastStep, StoreMode
-from kvsm.worlds.small_engine import SmallEngine
-from kvsm.worlds.small_request import SmallRequest
 from museum.scenarios import come_to_rest, expect, sound_host, under_store
 from museum.tier_scenarios import ON_DISK, RETURNS, acted
 

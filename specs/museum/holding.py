@@ -16,7 +16,7 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.scheduler.device_blocks:DeviceBlocks.take_awaited",
+                "kvsm.core.scheduler.device_blocks:DeviceBlocks.take_awaited",
                 "return self._touching(blocks) if blocks else []",
                 "return []",
             ),
@@ -32,12 +32,12 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler.update_state_after_alloc",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler.update_state_after_alloc",
                 "self._add_to_plan(job)",
                 "self.state.planned.append(job)",
             ),
             Edit(
-                "kvsm.scheduler.device_blocks:DeviceBlocks.release",
+                "kvsm.core.scheduler.device_blocks:DeviceBlocks.release",
                 "if self.pool is not None and not (load and ended.lost):",
                 "if self.pool is not None and not load:",
             ),
@@ -52,7 +52,7 @@ HOLDING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler._note_transfer_end",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler._note_transfer_end",
                 "self.device_blocks.release(ended)",
                 """
                 if ended.direction is Direction.LOAD or self.state.tracked:
@@ -70,7 +70,7 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.ledger.order:leave",
+                "kvsm.core.ledger.order:leave",
                 """
                 if len(used):
                     ledger.policy.busy(used)
@@ -95,7 +95,7 @@ HOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.offloader.storing:_store",
+                "kvsm.core.offloader.storing:_store",
                 "slots = pack(core.ledger.free.first(room))",
                 "slots = pack(tuple(range(room)))",
             ),
@@ -120,7 +120,7 @@ HOLDING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.ledger.loads:load_planned",
+                "kvsm.core.ledger.loads:load_planned",
                 """
                 leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_WRITE, seq)
                 ledger.blocks.commit(slots, new)
@@ -131,7 +131,7 @@ HOLDING = (
                 """,
             ),
             Edit(
-                "kvsm.ledger.stores:store_planned",
+                "kvsm.core.ledger.stores:store_planned",
                 """
                 leased = ledger.leases.check(device_blocks, lease_machine.BEGIN_READ, seq)
                 index.enter(ledger, seq, keys, slots)

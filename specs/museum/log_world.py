@@ -2,7 +2,7 @@
 
 An engine appends, flushes and closes. Any write and any sync may fail. A sync that runs in a thread of its
 own ends when an action says so, or when the writer waits for it. A process is killed, or the power is lost,
-and the next one goes on behind what is left (`kvsm.log.continued`).
+and the next one goes on behind what is left (`kvsm.core.log.continued`).
 
 What is read then is what was appended, each event once and in order: events are state (S10). What is missing
 is told:
@@ -24,12 +24,12 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from kvsm.check.worlds.world import Action
+from kvsm.core.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
+from kvsm.core.log.log_thread import _serve
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent, RequestArrived
-from kvsm.log import LogDirectory, LogEnd, LogReader, LogWriter, WholeState, find_end
-from kvsm.log.log_thread import _serve
 from kvsm.properties import Property
-from kvsm.worlds.world import Action
 from museum.log_disk import LogDisk
 
 _CONFIG = OffloadConfig(host_blocks=2, device_blocks=2)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_IN_FLIGHT = "kvsm.offloader.matching:in_flight"
-_ALLOCATED = "kvsm.scheduler.scheduler:OffloadScheduler.update_state_after_alloc"
+_IN_FLIGHT = "kvsm.core.offloader.matching:in_flight"
+_ALLOCATED = "kvsm.core.scheduler.scheduler:OffloadScheduler.update_state_after_alloc"
 
 MATCHING = (
     Exhibit(
@@ -18,7 +18,7 @@ MATCHING = (
         breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
-                "kvsm.ledger.requests:hit_matched",
+                "kvsm.core.ledger.requests:hit_matched",
                 "new = ledger.blocks.check(slots, block_machine.PIN, event.seq)",
                 "new = ledger.blocks.check(slots, block_machine.TOUCH, event.seq)",
             ),
@@ -35,7 +35,7 @@ MATCHING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.offloader.matching:_readable_prefix",
+                "kvsm.core.offloader.matching:_readable_prefix",
                 "return slots, ledger.generation[slot]",
                 "break",
             ),
@@ -88,7 +88,7 @@ MATCHING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.matching:defer",
+                "kvsm.core.offloader.matching:defer",
                 """
                 if entry.word & STATE_MASK == MATCHED:
                     core.emit(ev.HitReleased, request)
@@ -107,7 +107,7 @@ MATCHING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler._note_load_end",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler._note_load_end",
                 "self.state.ended_loads.append(LoadEnded(name, good, after if good else kept, lost))",
                 "self.state.ended_loads.append(LoadEnded(name, True, after, lost))",
             ),
@@ -123,7 +123,7 @@ MATCHING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.offloader.matching:release",
+                "kvsm.core.offloader.matching:release",
                 "if entry is not None and entry.word & STATE_MASK == MATCHED:",
                 "if False:  # the load gives the pins back",
             ),
@@ -139,7 +139,7 @@ MATCHING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.ledger.requests:unpin",
+                "kvsm.core.ledger.requests:unpin",
                 "new = ledger.blocks.advance(slots, block_machine.UNPIN, seq)",
                 """
                 ledger.blocks.advance(slots, block_machine.UNPIN, seq)

@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Hashable
 from typing import Any
 
-from kvsm.checker.model import Model
+from kvsm.check.explore.model import Model
+from kvsm.check.worlds.world import Action, Finding, finding_of
 from kvsm.properties import Property
-from kvsm.worlds.world import Action, Finding, finding_of
 
 Way = tuple[Action, ...]
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from kvsm.policies import POLICIES
-from kvsm.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
-from kvsm.worlds.serving import Budgets, RequestSpec
-from kvsm.worlds.small_request import HASH_TOKENS
-from kvsm.worlds.wider_serving import WiderOptions, WiderServing
+from kvsm.check.worlds.serving_world import Budgets, RequestSpec
+from kvsm.check.worlds.small_request import HASH_TOKENS
+from kvsm.check.worlds.wider_serving import WiderOptions, WiderServing
+from kvsm.core.policies import POLICIES
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 
 
 def _window(tokens: int) -> KVCacheGroup:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_SCHEDULER = "kvsm.scheduler.scheduler:OffloadScheduler"
+_SCHEDULER = "kvsm.core.scheduler.scheduler:OffloadScheduler"
 _TIER = "kvsm.tiers.disk_tier:DiskTier"
 
 OWN_FINDINGS = (
@@ -67,7 +67,7 @@ OWN_FINDINGS = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.scheduler.device_blocks:DeviceBlocks.keep",
+                "kvsm.core.scheduler.device_blocks:DeviceBlocks.keep",
                 "if not blocks or not self._offloader.leased(blocks):",
                 "if True:  # a store is flushed when its blocks are given away",
             ),
@@ -110,7 +110,7 @@ OWN_FINDINGS = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.scheduler.hits:HitSearch.longest_hit",
+                "kvsm.core.scheduler.hits:HitSearch.longest_hit",
                 "end, self.lacking = self._align(limit), None",
                 """
                 assert any(group.kind is GroupKind.FULL for group in self._groups), "no full attention"
@@ -130,7 +130,7 @@ OWN_FINDINGS = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.scheduler.offer_batch:OfferBatch._blocks_of",
+                "kvsm.core.scheduler.offer_batch:OfferBatch._blocks_of",
                 "if blocks[0] != self._config.null_block and self._pool.key_of(blocks[0]) == key:",
                 """
                 ledger = self._offloader.ledger
@@ -152,7 +152,7 @@ OWN_FINDINGS = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.ledger.cache:cache_reset",
+                "kvsm.core.ledger.cache:cache_reset",
                 "index.invalidate_all(ledger, seq)",
                 """
                 listener, ledger.listener = ledger.listener, None
@@ -181,7 +181,7 @@ OWN_FINDINGS = (
                 """,
             ),
             Edit(
-                "kvsm.scheduler.free_queue:FreeQueueWalk.store",
+                "kvsm.core.scheduler.free_queue:FreeQueueWalk.store",
                 "state.store_budget -= len(prepared.keys)",
             ),
         ),
@@ -223,7 +223,7 @@ OWN_FINDINGS = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.ledger.cache:cache_reset",
+                "kvsm.core.ledger.cache:cache_reset",
                 "ledger.listener.cleared()",
                 """
                 for transfer in ledger.transfers.values():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_STORE = "kvsm.disk.bounce:BounceBuffer.store"
+_STORE = "kvsm.tiers.disk.bounce:BounceBuffer.store"
 
 PERSISTING = (
     Exhibit(
@@ -18,7 +18,7 @@ PERSISTING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.disk.era:_why_over",
+                "kvsm.tiers.disk.era:_why_over",
                 """
                 if era.weights != weights:
                     return f"weights: {era.weights or 'not named'}, and now {weights or 'not named'}"
@@ -56,7 +56,7 @@ PERSISTING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.disk.slot_file:SlotFile._found",
+                "kvsm.tiers.disk.slot_file:SlotFile._found",
                 "reasons = last.identity.differences(self.identity)",
                 """
                 reasons: list[str] = []
@@ -75,7 +75,7 @@ PERSISTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.disk.bounce:BounceBuffer._is_payload",
+                "kvsm.tiers.disk.bounce:BounceBuffer._is_payload",
                 "return xxhash.xxh3_64_intdigest(self._payloads[place]) == expected.payload",
                 "return True",
             ),
@@ -110,12 +110,12 @@ PERSISTING = (
         breaks=Property.PUBLISH_AFTER_COMMIT,
         edits=(
             Edit(
-                "kvsm.disk.recovery:decide",
+                "kvsm.tiers.disk.recovery:decide",
                 "everywhere = np.logical_and.reduce([one.found.all(axis=1) for one in scans])",
                 "everywhere = first.found.all(axis=1)",
             ),
             Edit(
-                "kvsm.disk.recovery:decide",
+                "kvsm.tiers.disk.recovery:decide",
                 "for one in scans[1:]:",
                 "for one in scans[:0]:",
             ),
@@ -131,7 +131,7 @@ PERSISTING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.disk.bounce:BounceBuffer.load",
+                "kvsm.tiers.disk.bounce:BounceBuffer.load",
                 "self._table.step([slot], DiskSlotTrigger.DISPROVE)",
                 "pass",
             ),

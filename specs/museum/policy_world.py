@@ -19,12 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from random import Random
 
+from kvsm.check.worlds.world import Action
+from kvsm.core.policies import POLICIES, Choice, make_policy
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadingEvent
 from kvsm.ids import NO_IDS, SMALL, IdArray, listed, pack, unpack
-from kvsm.policies import POLICIES, Choice, make_policy
 from kvsm.properties import Property
-from kvsm.worlds.world import Action
 
 _NAMES = ("admit", "admit", "begin_use", "end_use", "end_use", "touch", "void", "evict", "evict", "save")
 _QUARTERS = 4

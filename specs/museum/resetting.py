@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import BLOCK_ROWS, Edit, Exhibit
 
-_RESET = "kvsm.scheduler.scheduler:OffloadScheduler.reset_cache"
+_RESET = "kvsm.core.scheduler.scheduler:OffloadScheduler.reset_cache"
 
 RESETTING = (
     Exhibit(
@@ -19,7 +19,7 @@ RESETTING = (
         breaks=Property.STALE_REPORTS,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:_report",
+                "kvsm.core.offloader.transferring:_report",
                 "reason = _why_reject(core, transfer, worker, direction)",
                 """
                 named = core.ledger.transfers.get(transfer)
@@ -79,7 +79,7 @@ RESETTING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:_why_reject",
+                "kvsm.core.offloader.transferring:_why_reject",
                 "planned = entry.word & STATE_MASK == PLANNED",
                 """
                 if entry.state.name == "ABANDONED":

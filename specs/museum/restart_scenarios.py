@@ -7,12 +7,12 @@ from collections.abc import Callable
 from core_life import begin_store, keys, new_core, store
 from scheduler_traffic import finish_one
 
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.core.kv_events import Publisher
+from kvsm.core.log import MemoryLog
+from kvsm.core.offloader import LookupResult, Offloader
 from kvsm.events import OffloadConfig
-from kvsm.kv_events import Publisher
-from kvsm.log import MemoryLog
-from kvsm.offloader import LookupResult, Offloader
 from kvsm.properties import Property
-from kvsm.worlds.small_engine import SmallEngine
 from museum.scenarios import expect, sound
 
 

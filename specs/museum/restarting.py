@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_NEXT_LEDGER = "kvsm.ledger.restart:restarted"
-_NEXT_CORE = "kvsm.offloader.offloader:Offloader.restarted"
+_NEXT_LEDGER = "kvsm.core.ledger.restart:restarted"
+_NEXT_CORE = "kvsm.core.offloader.offloader:Offloader.restarted"
 _GIVEN_BACK = "given_back = np.flatnonzero((ledger.blocks.view == EVICTED_WORD) & (before != EVICTED_WORD))"
 
 RESTARTING = (
@@ -97,7 +97,7 @@ RESTARTING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.offloader.emitter:EventEmitter.flush_log",
+                "kvsm.core.offloader.emitter:EventEmitter.flush_log",
                 "ledger = self.ledger",
                 """
                 ledger = self.ledger
@@ -127,7 +127,7 @@ RESTARTING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.matching:may_defer",
+                "kvsm.core.offloader.matching:may_defer",
                 "return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)",
                 "return ticks > 0",
             ),
@@ -143,7 +143,7 @@ RESTARTING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler.reset_cache",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler.reset_cache",
                 "done = self.offloader.reset(weights)",
                 "done = True",
             ),

@@ -25,9 +25,17 @@ from typing import NamedTuple
 import numpy as np
 from disk_rig import IN_MEMORY
 
-from kvsm.copy_engines.checksums import CHECKSUM_BYTES
-from kvsm.copy_engines.pool_mark import MARK_BYTES
-from kvsm.disk import (
+from kvsm.copies.checksums import CHECKSUM_BYTES
+from kvsm.copies.host_pools.pool_mark import MARK_BYTES
+from kvsm.core.ledger import readable_keys
+from kvsm.core.log import LogDirectory, find_end
+from kvsm.core.offloader import Offloader, PendingHit
+from kvsm.core.plan import WorkerReport
+from kvsm.errors import PropertyBroken
+from kvsm.identity import PoolIdentity
+from kvsm.properties import Property
+from kvsm.tiers import DiskTier, adopt_found, disk_config, host_config
+from kvsm.tiers.disk import (
     DiskCopyEngine,
     DiskEra,
     DiskGeometry,
@@ -38,14 +46,6 @@ from kvsm.disk import (
     read_era,
     recover,
 )
-from kvsm.errors import PropertyBroken
-from kvsm.identity import PoolIdentity
-from kvsm.ledger import readable_keys
-from kvsm.log import LogDirectory, find_end
-from kvsm.offloader import Offloader, PendingHit
-from kvsm.plan import WorkerReport
-from kvsm.properties import Property
-from kvsm.tiers import DiskTier, adopt_found, disk_config, host_config
 from museum.restored_world import (
     BLOCK_BYTES,
     CONFIG,

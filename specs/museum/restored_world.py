@@ -3,8 +3,9 @@ and each of these files may be restored from any earlier moment.
 
 A moment is the state after an action. It may have a partly written copy or unflushed events, and it may
 belong to a branch that began when an older log was continued. After each action every combination of moments
-of the three files is tried that contains the newest moment. A process starts on it with `kvsm.restart.start`,
-and loads all blocks that its log calls readable, with the engine that verifies. So
+of the three files is tried that contains the newest moment. A process starts on it with
+`kvsm.tiers.warm_restart.start`, and loads all blocks that its log calls readable, with the engine that
+verifies. So
 
 - no combination serves a byte of another key, or of other weights: correct bytes (S15);
 - files of one moment serve all that was stored: events are state (S10);
@@ -31,19 +32,19 @@ import numpy as np
 from disk_rig import IN_MEMORY
 from numpy.typing import NDArray
 
-from kvsm.copy_engines import CopyResult, PoolMark, VerifyingCopyEngine
-from kvsm.copy_engines.checksums import CHECKSUM_BYTES
-from kvsm.copy_engines.pool_mark import MARK_BYTES
-from kvsm.copy_engines.pool_sizes import PoolSizes
+from kvsm.check.worlds.world import Action
+from kvsm.copies import CopyResult, PoolMark, VerifyingCopyEngine
+from kvsm.copies.checksums import CHECKSUM_BYTES
+from kvsm.copies.host_pools.pool_mark import MARK_BYTES
+from kvsm.copies.host_pools.pool_sizes import PoolSizes
+from kvsm.core.ledger import readable_keys
+from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import unpack
-from kvsm.ledger import readable_keys
-from kvsm.plan import TransferJob
 from kvsm.properties import Property
-from kvsm.restart import FIRST, Start, start
-from kvsm.worlds.world import Action
+from kvsm.tiers.warm_restart import FIRST, Start, start
 from museum.started_world import leave_log
 
 KEYS, SLOTS, BLOCK_BYTES = 3, 2, 32

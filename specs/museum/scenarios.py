@@ -13,20 +13,20 @@ from core_life import begin_store, keys, load, new_core, store
 from scheduler_traffic import Hand, finish_one, keys_of
 
 from kvsm import events as ev
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_pool import SmallPool
+from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
+from kvsm.core.kv_events import BlockStored, Publisher
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.invariants import check_ledger, check_rest
+from kvsm.core.offloader import LookupResult, Offloader
+from kvsm.core.plan import TransferPlan
+from kvsm.core.scheduler import LastStep
+from kvsm.core.scheduler.free_queue import FreeQueueWalk
 from kvsm.errors import IllegalTransition, PropertyBroken
 from kvsm.events import OffloadConfig
 from kvsm.ids import pack, to_list
-from kvsm.invariants import check_ledger, check_rest
-from kvsm.kv_events import BlockStored, Publisher
-from kvsm.ledger import Ledger
-from kvsm.offloader import LookupResult, Offloader
-from kvsm.plan import TransferPlan
 from kvsm.properties import Property
-from kvsm.scheduler import LastStep
-from kvsm.scheduler.free_queue import FreeQueueWalk
-from kvsm.worlds.small_engine import SmallEngine
-from kvsm.worlds.small_pool import SmallPool
-from kvsm.worlds.small_request import HASH_TOKENS, SmallRequest
 
 MISS, HIT, HIT_PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_PENDING
 

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 from mutants import MUTANTS
 
-from kvsm.worlds.world import Action, Finding, finding_of
+from kvsm.check.worlds.world import Action, Finding, finding_of
 from museum import EXHIBITS
 from museum.adapter_worlds import VLLM_IS_THERE
 from museum.checkers import CHECKERS, Checker, Sighting, Unexplored

@@ -4,9 +4,9 @@
     PYTHONPATH=specs:tests python -m museum.small_scopes M02 M07       look for mutants
     PYTHONPATH=specs:tests python -m museum.small_scopes               look for the forty: an hour
 
-These scopes were not chosen by the exhibits: `kvsm.checker.serving` has some by hand, and
-`kvsm.checker.serving_pairs` and `kvsm.checker.serving_triples` those that rules make. A slow test looks for
-some of them every day.
+These scopes were not chosen by the exhibits: `kvsm.check.explore.serving_scopes` has some by hand, and
+`kvsm.check.explore.serving_pairs` and `kvsm.check.explore.serving_triples` those that rules make. A slow test
+looks for some of them every day.
 
 What the world does and checks was extended for four exhibits that were missed. The world ends a request at
 the core too (B30). The engine checks that a match is over once its request has blocks (B31). A saved world
@@ -19,9 +19,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 
-from kvsm.checker.explorer import explore
-from kvsm.checker.models import MODELS
-from kvsm.checker.serving import ServingModel
+from kvsm.check.explore.explorer import explore
+from kvsm.check.explore.models import MODELS
+from kvsm.check.explore.serving_scopes import ServingModel
 from museum.search import BUGS, EXHIBITS
 
 MOST_STATES = 2_000

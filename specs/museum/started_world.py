@@ -1,8 +1,9 @@
 """The world of starts: real processes of one core on kept pools, with a real log, one after another.
 
 A process stores keys, ends steps, and closes its log or is killed: with all of its log written, in the middle
-of a write, or right after its jobs left. The next one begins with `kvsm.restart.start`. It may have other
-weights, pools that were made again, a rank whose pool is cold, or two ranks whose pools have changed places.
+of a write, or right after its jobs left. The next one begins with `kvsm.tiers.warm_restart.start`. It may
+have other weights, pools that were made again, a rank whose pool is cold, or two ranks whose pools have
+changed places.
 
 - what was stored and written is found again by a process that means the same: events are state (S10);
 - a slot that a copy has overwritten since does not serve its old key, and neither do other weights: no stale
@@ -18,16 +19,16 @@ from pathlib import Path
 from random import Random
 from tempfile import TemporaryDirectory
 
+from kvsm.check.worlds.memory_marks import memory_marks
+from kvsm.check.worlds.world import Action
+from kvsm.core.ledger import readable_keys
+from kvsm.core.log import LogReader
+from kvsm.core.offloader import Offloader
 from kvsm.errors import LogError, PropertyBroken
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.identity import KeptPools, PoolIdentity
-from kvsm.ledger import readable_keys
-from kvsm.log import LogReader
-from kvsm.offloader import Offloader
 from kvsm.properties import Property
-from kvsm.restart import start
-from kvsm.worlds.memory_marks import memory_marks
-from kvsm.worlds.world import Action
+from kvsm.tiers.warm_restart import start
 
 KEYS, SLOTS, RANKS = 4, 2, 2
 _CONFIG = OffloadConfig(host_blocks=SLOTS, device_blocks=KEYS, workers=RANKS)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from kvsm.properties import Property
 from museum.exhibit import Edit, Exhibit
 
-_CONFIRMED = "kvsm.scheduler.tracked:TrackedRequest.confirmed_tokens"
-_ENTER = "kvsm.ledger.index:enter"
+_CONFIRMED = "kvsm.core.scheduler.tracked:TrackedRequest.confirmed_tokens"
+_ENTER = "kvsm.core.ledger.index:enter"
 _CHECK = "kvsm.states.words:StateWords.check"
 
 EVERY_PLANNED_KEY_ENTERS = Edit(
@@ -34,7 +34,7 @@ STORING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.offloader.storing:_admit",
+                "kvsm.core.offloader.storing:_admit",
                 "leased = any(words[block] for block in sources)",
                 "leased, slot = False, None  # what earlier steps have in flight is forgotten",
             ),
@@ -58,7 +58,7 @@ STORING = (
                 "computed = request.num_computed_tokens",
             ),
             Edit(
-                "kvsm.copy_engines.streams:StreamCopyEngine._issue",
+                "kvsm.copies.streams:StreamCopyEngine._issue",
                 "stream.wait(transfer.after)",
                 """
                 if job.direction is Direction.LOAD:
@@ -77,7 +77,7 @@ STORING = (
         breaks=Property.MATCH_HOLDS,
         edits=(
             Edit(
-                "kvsm.offloader.storing:_partition",
+                "kvsm.core.offloader.storing:_partition",
                 "return list(new.values()), sorted(chain.from_iterable(skipped.values())), resident",
                 "return list(new.values()), sorted(chain.from_iterable(skipped.values())), {}",
             ),
@@ -92,7 +92,7 @@ STORING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.offloader.storing:_all_new",
+                "kvsm.core.offloader.storing:_all_new",
                 "if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):",
                 "if len(set(keys)) != len(keys):",
             ),
@@ -115,7 +115,7 @@ STORING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.offloader.storing:_all_new",
+                "kvsm.core.offloader.storing:_all_new",
                 "if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):",
                 "if not leases.distinct(device_blocks):",
             ),
@@ -133,7 +133,7 @@ STORING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler.update_connector_output",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler.update_connector_output",
                 "for report in reports:",
                 """
                 for report in reports:
@@ -175,17 +175,17 @@ STORING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
+                "kvsm.core.scheduler.tracked:TrackedRequest.full_chunks",
                 "chunks = storable // tokens",
                 "chunks = storable // tokens if table else hashes // stride",
             ),
             Edit(
-                "kvsm.scheduler.tracked:TrackedRequest.full_chunks",
+                "kvsm.core.scheduler.tracked:TrackedRequest.full_chunks",
                 "counts.append(max(0, min(chunks, hashes // stride, len(table) // blocks_per_chunk)))",
                 "counts.append(max(0, min(chunks, hashes // stride)))",
             ),
             Edit(
-                "kvsm.scheduler.scheduler:OffloadScheduler.request_finished",
+                "kvsm.core.scheduler.scheduler:OffloadScheduler.request_finished",
                 "if self._stores_eagerly(tracked) and block_ids:",
                 "if self._stores_eagerly(tracked):",
             ),
@@ -202,7 +202,7 @@ STORING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.scheduler.free_queue:FreeQueueWalk._walk",
+                "kvsm.core.scheduler.free_queue:FreeQueueWalk._walk",
                 "queue = self._pool.free_queue()",
                 """
                 free = list(self._pool.free_queue())

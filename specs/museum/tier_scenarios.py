@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvsm.checker.walk import rest
-from kvsm.worlds.two_tiers import TwoTierOptions, TwoTierWorld
-from kvsm.worlds.world import Action
+from kvsm.check.walks.walk import rest
+from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
+from kvsm.check.worlds.world import Action
 
 
 def acted(*actions: Action, **options: int) -> Callable[[], None]:

@@ -111,7 +111,7 @@ TIERING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.disk.recovery:decide",
+                "kvsm.tiers.disk.recovery:decide",
                 "everywhere = np.logical_and.reduce([one.found.all(axis=1) for one in scans])",
                 """
                 others = [place for place, name in enumerate(CONDITIONS) if name != "same identity"]

@@ -17,23 +17,23 @@ from random import Random
 from typing import NamedTuple
 
 from kvsm import events as ev
+from kvsm.check.worlds.audited import AuditedCore
+from kvsm.check.worlds.world import Action, World
+from kvsm.check.worlds.wrapped import WrappedWorld
+from kvsm.core.ledger import Ledger, RequestRecord, TransferRecord
+from kvsm.core.ledger.invariants import check_ledger, check_rest
+from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.errors import InvalidEvent, PropertyBroken
 from kvsm.events import Direction, OffloadingEvent
+from kvsm.explain.verify.witness import Witness
 from kvsm.ids import to_list
-from kvsm.invariants import check_ledger, check_rest
-from kvsm.ledger import Ledger, RequestRecord, TransferRecord
 from kvsm.properties import Property
-from kvsm.replay.witness import Witness
-from kvsm.snapshot import restore, snapshot
 from kvsm.states.block import BLOCK_WORDS, BlockState
 from kvsm.states.lease import LEASE_WORDS, LeaseState
 from kvsm.states.request import REQUEST_WORDS, RequestState
 from kvsm.states.transfer import TransferState
 from kvsm.states.words import StateWords
 from kvsm.tiers import DiskTier, disagreements
-from kvsm.worlds.audited import AuditedCore
-from kvsm.worlds.world import Action, World
-from kvsm.worlds.wrapped import WrappedWorld
 
 CHANGE_BOOKS: Action = ("wrong books",)
 _SHARE = 0.05

@@ -9,9 +9,9 @@ from kvsm.properties import Property
 from mutants.mutant import Mutant
 
 AREA = "workers, copy engines, events and restarts"
-_WORKER = "kvsm.worker:Worker"
-_STREAMS = "kvsm.copy_engines.streams:StreamCopyEngine"
-_PUBLISHER = "kvsm.kv_events:Publisher"
+_WORKER = "kvsm.copies.worker:Worker"
+_STREAMS = "kvsm.copies.streams:StreamCopyEngine"
+_PUBLISHER = "kvsm.core.kv_events:Publisher"
 
 ADAPTING = (
     Mutant(
@@ -134,7 +134,7 @@ ADAPTING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.kv_events:_stored_events",
+                "kvsm.core.kv_events:_stored_events",
                 """
                 yield from _legacy(unknown, medium)
                 unknown.clear()
@@ -156,7 +156,7 @@ ADAPTING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.restart:_differences",
+                "kvsm.tiers.warm_restart:_differences",
                 """
             if ledger.weights != weights:
                 lines.append(f"weights: {ledger.weights or 'not named'}, and now {weights or 'not named'}")
@@ -174,7 +174,7 @@ ADAPTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.restart:_differences",
+                "kvsm.tiers.warm_restart:_differences",
                 """
                 if not lines and ledger.kept.ids != pools.ids:
                     lines.append("the log speaks of other pools than those that are there")
@@ -191,7 +191,7 @@ ADAPTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.restart:_start",
+                "kvsm.tiers.warm_restart:_start",
                 "if left is not None and not (why_cold or reasons):",
                 "if left is not None and not reasons:",
             ),
@@ -249,7 +249,7 @@ ADAPTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.copy_engines.replicas:ReplicaCopyEngine._part",
+                "kvsm.copies.replicas:ReplicaCopyEngine._part",
                 "ours = slice(*(len(hosts) * number // self._replicas for number in"
                 " (self._number, self._number + 1)))",
                 """
@@ -269,7 +269,7 @@ ADAPTING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.copy_engines.threaded:ThreadedCopyEngine._end_piece",
+                "kvsm.copies.threaded:ThreadedCopyEngine._end_piece",
                 "transfer.error = transfer.error or error",
                 "transfer.error = error",
             ),
@@ -285,7 +285,7 @@ ADAPTING = (
         breaks=Property.COPY_ORDER,
         edits=(
             Edit(
-                "kvsm.copy_engines.verifying:VerifyingCopyEngine.wait",
+                "kvsm.copies.verifying:VerifyingCopyEngine.wait",
                 "self._await_proofs(named)",
             ),
         ),
@@ -300,7 +300,7 @@ ADAPTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.scheduler.incoming:IncomingHandOvers._judged",
+                "kvsm.tiers.hand_over.incoming:IncomingHandOvers._judged",
                 "reports = [WorkerReport(said.transfer, said.worker, False, why) for said in reports]",
             ),
         ),
@@ -316,7 +316,7 @@ ADAPTING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.scheduler.outgoing:OutgoingHandOvers._hold_or_revoke",
+                "kvsm.tiers.hand_over.outgoing:OutgoingHandOvers._hold_or_revoke",
                 "self.leases.revoke(lease)",
                 "pass",
             ),

@@ -8,8 +8,8 @@ from kvsm.properties import Property
 from mutants.mutant import Mutant
 
 AREA = "the checks"
-_BOOK = "kvsm.replay.book:Book"
-_INVARIANTS = "kvsm.invariants"
+_BOOK = "kvsm.explain.verify.book:Book"
+_INVARIANTS = "kvsm.core.ledger.invariants"
 
 CHECKING = (
     Mutant(
@@ -107,7 +107,7 @@ CHECKING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.replay.witness:Witness._compare_transfer",
+                "kvsm.explain.verify.witness:Witness._compare_transfer",
                 """
             if transfer.since != booked.since:
                 message = f"transfer {id} is in flight since tick {transfer.since}; it must be {booked.since}"

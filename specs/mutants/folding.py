@@ -20,7 +20,7 @@ FOLDING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.ledger.ledger:Ledger.apply",
+                "kvsm.core.ledger.ledger:Ledger.apply",
                 "if event.seq != self.seq + 1:",
                 "if event.seq <= self.seq:",
             ),
@@ -34,7 +34,7 @@ FOLDING = (
         "offer stores it again, whatever store_threshold says.",
         shows_when="store_threshold is 2; a key is stored, evicted, and offered once.",
         breaks=Property.EVENTS_ARE_STATE,
-        edits=(Edit("kvsm.ledger.transfers:end_copies", "ledger.offers.forget(transfer.keys)"),),
+        edits=(Edit("kvsm.core.ledger.transfers:end_copies", "ledger.offers.forget(transfer.keys)"),),
     ),
     Mutant(
         id="M50",
@@ -47,7 +47,7 @@ FOLDING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.ledger.transfers:close",
+                "kvsm.core.ledger.transfers:close",
                 """
                 ledger.ended_at = seq
                 if transfer.direction is LOAD:
@@ -69,7 +69,7 @@ FOLDING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.ledger.cache:cache_reset",
+                "kvsm.core.ledger.cache:cache_reset",
                 """
                 for request in ledger.requests.values():
                     request.settled = request.offered = ()
@@ -87,7 +87,7 @@ FOLDING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.ledger.transfers:worker_reported",
+                "kvsm.core.ledger.transfers:worker_reported",
                 """
                 if state == transfer_machine.FAILED and transfer.direction is LOAD:
                     index.invalidate(ledger, transfer.slots, seq)
@@ -104,7 +104,7 @@ FOLDING = (
         shows_when="Two requests match one block; the load of the first one is lost, and the second one "
         "begins its own.",
         breaks=Property.MATCH_HOLDS,
-        edits=(Edit("kvsm.ledger.transfers:transfer_lost", "ledger.voided_at = seq"),),
+        edits=(Edit("kvsm.core.ledger.transfers:transfer_lost", "ledger.voided_at = seq"),),
     ),
     Mutant(
         id="M54",
@@ -115,7 +115,7 @@ FOLDING = (
         shows_when="A host pool that outlives its process, with a copy to the disk in flight when the "
         "process is killed.",
         breaks=Property.CONSERVATION,
-        edits=(Edit("kvsm.ledger.restart:restarted", "ledger.copied_out.clear()"),),
+        edits=(Edit("kvsm.core.ledger.restart:restarted", "ledger.copied_out.clear()"),),
     ),
     Mutant(
         id="M55",
@@ -126,7 +126,7 @@ FOLDING = (
         breaks=Property.ONE_RELEASE_PER_HOLD,
         edits=(
             Edit(
-                "kvsm.ledger.loads:load_planned",
+                "kvsm.core.ledger.loads:load_planned",
                 "requests.unpin(ledger, request, live[loaded:], seq)",
                 "requests.unpin(ledger, request, live[loaded + 1 :], seq)",
             ),
@@ -142,7 +142,7 @@ FOLDING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.ledger.records:Provenance.bring",
+                "kvsm.core.ledger.records:Provenance.bring",
                 "self.rewritten(device_blocks)",
             ),
         ),
@@ -155,7 +155,7 @@ FOLDING = (
         "once more, nor does the last offer of a request.",
         shows_when="A key is evicted whose block the device still has.",
         breaks=Property.STORED_ONCE,
-        edits=(Edit("kvsm.ledger.index:remove", "ledger.forgotten_at = ledger.seq + 1"),),
+        edits=(Edit("kvsm.core.ledger.index:remove", "ledger.forgotten_at = ledger.seq + 1"),),
     ),
     Mutant(
         id="M58",
@@ -167,7 +167,7 @@ FOLDING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.ledger.index:withdraw",
+                "kvsm.core.ledger.index:withdraw",
                 """
                 if ledger.listener is not None:
                     ledger.listener.removed([ledger.key_of[slot] for slot in readable.tolist()])
@@ -185,7 +185,7 @@ FOLDING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.ledger.order:_unused",
+                "kvsm.core.ledger.order:_unused",
                 "if slot in free or (slot in copied_out and holders(words[slot]) - pins == copied_out[slot])",
                 "if slot in free or (slot in copied_out and holders(words[slot]) == copied_out[slot])",
             ),
@@ -201,7 +201,7 @@ FOLDING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.ledger.requests:_leave",
+                "kvsm.core.ledger.requests:_leave",
                 "request.patience, request.settled, request.offered = -1, (), ()",
                 "request.patience = -1",
             ),
@@ -217,7 +217,7 @@ FOLDING = (
         breaks=Property.NO_REUSE_IN_FLIGHT,
         edits=(
             Edit(
-                "kvsm.ledger.transfers:transfer_lost",
+                "kvsm.core.ledger.transfers:transfer_lost",
                 "transfer.device_blocks, lease_machine.END_READ if store else lease_machine.LOSE, seq",
                 "transfer.device_blocks, lease_machine.END_READ if store else lease_machine.END_WRITE, seq",
             ),

@@ -8,8 +8,8 @@ from kvsm.properties import Property
 from mutants.mutant import Mutant
 
 AREA = "the log"
-_EMITTER = "kvsm.offloader.emitter:EventEmitter"
-_WRITER = "kvsm.log.writer:LogWriter"
+_EMITTER = "kvsm.core.offloader.emitter:EventEmitter"
+_WRITER = "kvsm.core.log.writer:LogWriter"
 
 LOGS = (
     Mutant(
@@ -22,7 +22,7 @@ LOGS = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.offloader.transfers:submit",
+                "kvsm.core.offloader.transferring:submit",
                 """
                 core.emit(ev.TransfersSubmitted, transfers)
                 core.flush_log(LogFlush.JOBS_LEAVE)
@@ -80,7 +80,7 @@ LOGS = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.offloader.offloader:Offloader.reset",
+                "kvsm.core.offloader.offloader:Offloader.reset",
                 "self.flush_log(LogFlush.CACHE_RESET)",
             ),
         ),
@@ -123,7 +123,7 @@ LOGS = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.log.continued:_behind",
+                "kvsm.core.log.continued:_behind",
                 "return EndedLog(claimed, seq, head.life + 1, head.run, life_id=head.life_id, **more)",
                 "return EndedLog(claimed, seq, head.life, head.run, life_id=head.life_id, **more)",
             ),
@@ -203,7 +203,7 @@ LOGS = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.log.continued:_inherit",
+                "kvsm.core.log.continued:_inherit",
                 """
                 if end.torn is not None and Path(end.torn.path) == path:
                     older.cut(end.torn.offset)

@@ -8,9 +8,9 @@ from kvsm.properties import Property
 from mutants.mutant import Mutant
 
 AREA = "the core and its policies"
-_TRANSFERS = "kvsm.offloader.transfers"
-_STORING = "kvsm.offloader.storing"
-_MATCHING = "kvsm.offloader.matching"
+_TRANSFERS = "kvsm.core.offloader.transferring"
+_STORING = "kvsm.core.offloader.storing"
+_MATCHING = "kvsm.core.offloader.matching"
 
 OFFLOADING = (
     Mutant(
@@ -111,7 +111,7 @@ OFFLOADING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.offloader.offloader:Offloader.tick",
+                "kvsm.core.offloader.offloader:Offloader.tick",
                 "if self.ledger.deferred or (self.ledger.transfers and self.config.transfer_ticks):",
                 "if self.ledger.deferred:",
             ),
@@ -147,7 +147,7 @@ OFFLOADING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.offloader.offloader:Offloader.reset",
+                "kvsm.core.offloader.offloader:Offloader.reset",
                 "if live or ledger.index or ledger.provenance.brought or others:",
                 "if live or ledger.index or others:",
             ),
@@ -208,7 +208,7 @@ OFFLOADING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.policies.use_counts:UseCounts._search_arrays",
+                "kvsm.core.policies.use_counts:UseCounts._search_arrays",
                 """
                 if barred is not None:
                     held |= np.isin(window, barred)
@@ -227,7 +227,7 @@ OFFLOADING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.policies.arc:ARCPolicy.choose",
+                "kvsm.core.policies.arc:ARCPolicy.choose",
                 "t1 = self._t1.first(count - len(t2), protected)",
                 "t1 = self._t1.first(count - len(t2), ())",
             ),
@@ -243,7 +243,7 @@ OFFLOADING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.policies.slot_queue:SlotQueue.append",
+                "kvsm.core.policies.slot_queue:SlotQueue.append",
                 "self._size += int(np.count_nonzero(self._place_view[slots] == _ABSENT))",
                 "self._size += len(slots)",
             ),
@@ -259,7 +259,7 @@ OFFLOADING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.policies.slru:SLRUPolicy.touched",
+                "kvsm.core.policies.slru:SLRUPolicy.touched",
                 "self._probation.remove(slots)",
             ),
         ),

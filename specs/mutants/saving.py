@@ -21,7 +21,7 @@ SAVING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.snapshot:saved_record",
+                "kvsm.core.ledger.snapshot:saved_record",
                 "return tuple([pack(one) if isinstance(one, np.ndarray) else one"
                 " for one in astuple(record)])",
                 """
@@ -42,7 +42,7 @@ SAVING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.snapshot:_ledger_of",
+                "kvsm.core.ledger.snapshot:_ledger_of",
                 """
                 if request.state is RequestState.DEFERRED:
                     ledger.deferred[request.name] = request
@@ -59,7 +59,9 @@ SAVING = (
         shows_when="A snapshot of the host's ledger while a copy to the disk is in flight, and the state "
         "goes on from it.",
         breaks=Property.CONSERVATION,
-        edits=(Edit("kvsm.snapshot:_ledger_of", "ledger.copied_out = ledger.count_copies_out()"),),
+        edits=(
+            Edit("kvsm.core.ledger.snapshot:_ledger_of", "ledger.copied_out = ledger.count_copies_out()"),
+        ),
     ),
     Mutant(
         id="M76",
@@ -71,7 +73,7 @@ SAVING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.snapshot:_state_of",
+                "kvsm.core.ledger.snapshot:_state_of",
                 "stale=tuple(sorted(ledger.provenance.stale.items())),",
                 "stale=tuple(sorted(ledger.provenance.brought.items())),",
             ),
@@ -87,7 +89,7 @@ SAVING = (
         breaks=Property.DETERMINISM,
         edits=(
             Edit(
-                "kvsm.snapshot:_state_of",
+                "kvsm.core.ledger.snapshot:_state_of",
                 'free=ledger.free.order().astype("<u4").tobytes(),',
                 'free=np.sort(ledger.free.order()).astype("<u4").tobytes(),',
             ),
@@ -101,7 +103,7 @@ SAVING = (
         "state differs from a fold of the whole log.",
         shows_when="A snapshot between the plan and the end of a store whose key ARC remembers.",
         breaks=Property.EVENTS_ARE_STATE,
-        edits=(Edit("kvsm.policies.arc:ARCPolicy.snapshot", "list(self._returning),", "[],"),),
+        edits=(Edit("kvsm.core.policies.arc:ARCPolicy.snapshot", "list(self._returning),", "[],"),),
     ),
     Mutant(
         id="M79",
@@ -113,7 +115,7 @@ SAVING = (
         breaks=Property.CONSERVATION,
         edits=(
             Edit(
-                "kvsm.policies.use_counts:UseCounts.restore",
+                "kvsm.core.policies.use_counts:UseCounts.restore",
                 "self._idle = int(np.count_nonzero(self._view <= self._most))",
             ),
         ),
@@ -128,7 +130,7 @@ SAVING = (
         breaks=Property.EVENTS_ARE_STATE,
         edits=(
             Edit(
-                "kvsm.snapshot:_state_of",
+                "kvsm.core.ledger.snapshot:_state_of",
                 "offers=tuple(ledger.offers.times.items()),",
                 "offers=tuple(sorted(ledger.offers.times.items())),",
             ),
@@ -144,7 +146,7 @@ SAVING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.scheduler.retry:RetryStamp.seen",
+                "kvsm.core.scheduler.retry:RetryStamp.seen",
                 "return self.available_slots if self.ended_at == ledger.ended_at else NOBODY",
                 "return NOBODY",
             ),

@@ -8,12 +8,12 @@ from kvsm.properties import Property
 from mutants.mutant import Mutant
 
 AREA = "the scheduler side"
-_DEVICE_BLOCKS = "kvsm.scheduler.device_blocks:DeviceBlocks"
-_SCHEDULER = "kvsm.scheduler.scheduler:OffloadScheduler"
-_TRACKED = "kvsm.scheduler.tracked:TrackedRequest"
-_WALK = "kvsm.scheduler.free_queue:FreeQueueWalk"
-_BATCH = "kvsm.scheduler.offer_batch:OfferBatch"
-_HITS = "kvsm.scheduler.hits:HitSearch"
+_DEVICE_BLOCKS = "kvsm.core.scheduler.device_blocks:DeviceBlocks"
+_SCHEDULER = "kvsm.core.scheduler.scheduler:OffloadScheduler"
+_TRACKED = "kvsm.core.scheduler.tracked:TrackedRequest"
+_WALK = "kvsm.core.scheduler.free_queue:FreeQueueWalk"
+_BATCH = "kvsm.core.scheduler.offer_batch:OfferBatch"
+_HITS = "kvsm.core.scheduler.hits:HitSearch"
 
 SCHEDULING = (
     Mutant(
@@ -26,7 +26,7 @@ SCHEDULING = (
         breaks=Property.CORRECT_BYTES,
         edits=(
             Edit(
-                "kvsm.scheduler.groups:KVCacheGroup.first_needed_token",
+                "kvsm.core.scheduler.groups:KVCacheGroup.first_needed_token",
                 "reach = self.window - 1 if self.kind is GroupKind.SLIDING_WINDOW else 1",
                 "reach = self.window - 2 if self.kind is GroupKind.SLIDING_WINDOW else 1",
             ),
@@ -148,7 +148,7 @@ SCHEDULING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                "kvsm.scheduler.retry:RetryStamp.of",
+                "kvsm.core.scheduler.retry:RetryStamp.of",
                 "return cls(ledger.ended_at, len(ledger.free) + ledger.evictable())",
                 "return cls(ledger.ended_at, len(ledger.free))",
             ),
@@ -326,7 +326,7 @@ SCHEDULING = (
         breaks=Property.LEGAL_CALLS,
         edits=(
             Edit(
-                "kvsm.scheduler.load_targets:load_targets",
+                "kvsm.core.scheduler.load_targets:load_targets",
                 "before = (chunks - span.first) * blocks_per_chunk",
                 "before = -span.first * blocks_per_chunk",
             ),
@@ -477,7 +477,7 @@ SCHEDULING = (
         breaks=Property.ONE_TOKEN_LEFT,
         edits=(
             Edit(
-                "kvsm.scheduler.hits:hit_limit",
+                "kvsm.core.scheduler.hits:hit_limit",
                 "return min(num_tokens - 1, local + max_load_tokens)",
                 "return min(num_tokens, local + max_load_tokens)",
             ),

@@ -63,7 +63,7 @@ TIERING = (
         breaks=Property.PROGRESS,
         edits=(
             Edit(
-                "kvsm.disk.health:HealthWatch.succeeded",
+                "kvsm.tiers.disk.health:HealthWatch.succeeded",
                 'self._failures, self._error = 0, ""',
                 'self._error = ""',
             ),
@@ -80,7 +80,7 @@ TIERING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.disk.recovery:decide",
+                "kvsm.tiers.disk.recovery:decide",
                 """
                 everywhere &= one.eras == first.eras
                 everywhere &= (one.lives == first.lives) & (one.numbers == first.numbers)
@@ -98,7 +98,7 @@ TIERING = (
         breaks=Property.FAILURE_IS_NOT_SUCCESS,
         edits=(
             Edit(
-                "kvsm.disk.engine:DiskCopyEngine._lost",
+                "kvsm.tiers.disk.disk_engine:DiskCopyEngine._lost",
                 "begun = self._begun.get(transfer.job.transfer, self._failed_flushes)",
                 "begun = self._failed_flushes",
             ),
@@ -129,7 +129,7 @@ TIERING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.disk.era:OpenEra.begin",
+                "kvsm.tiers.disk.era:OpenEra.begin",
                 "begun = DiskEra(weights, SlotGeneration(self._life, last))",
                 "begun = DiskEra(weights, SlotGeneration(self._life, last), self._era.id)",
             ),
@@ -144,7 +144,7 @@ TIERING = (
         shows_when="A process is killed between the opening of its first and its second file; the next one "
         "stores blocks and is started again.",
         breaks=Property.STORED_ONCE,
-        edits=(Edit("kvsm.disk.recovery:take", "file.raise_life(recovered.life)"),),
+        edits=(Edit("kvsm.tiers.disk.recovery:take", "file.raise_life(recovered.life)"),),
     ),
     Mutant(
         id="M71",
@@ -157,7 +157,7 @@ TIERING = (
         breaks=Property.NO_STALE_DATA,
         edits=(
             Edit(
-                "kvsm.disk.era:OpenEra.begin",
+                "kvsm.tiers.disk.era:OpenEra.begin",
                 "weights = self._era.weights if weights is None else weights",
                 "weights = self._era.weights",
             ),

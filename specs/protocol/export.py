@@ -12,7 +12,7 @@ from enum import Enum
 from textwrap import wrap
 from typing import Any
 
-from kvsm.checker.protocol.terms import (
+from kvsm.check.protocol.terms import (
     Add,
     After,
     And,

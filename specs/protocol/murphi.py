@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from textwrap import wrap
 
-from kvsm.checker.protocol.terms import (
+from kvsm.check.protocol.terms import (
     Action,
     After,
     Assign,

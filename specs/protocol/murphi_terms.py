@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from kvsm.checker.protocol.terms import (
+from kvsm.check.protocol.terms import (
     Add,
     After,
     And,

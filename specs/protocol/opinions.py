@@ -14,12 +14,12 @@ from dataclasses import replace
 import msgspec
 from msgspec import structs
 
-from kvsm.checker.protocol.explore import explore
-from kvsm.checker.protocol.offload import Variant, offload_protocol
-from kvsm.checker.protocol.request_scope import RequestScope
-from kvsm.checker.protocol.requests import request_protocol
-from kvsm.checker.protocol.scope import ProtocolScope
-from kvsm.checker.protocol.terms import Declaration
+from kvsm.check.protocol.explore import explore
+from kvsm.check.protocol.offload_protocol import Variant, offload_protocol
+from kvsm.check.protocol.request_protocol import request_protocol
+from kvsm.check.protocol.request_scope import RequestScope
+from kvsm.check.protocol.scope import ProtocolScope
+from kvsm.check.protocol.terms import Declaration
 from kvsm.properties import Property
 from protocol.export import in_one_word
 from protocol.murphi import murphi_text

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvsm.checker.models import MODELS
-from kvsm.checker.protocol.terms import Claim, Declaration
+from kvsm.check.explore.models import MODELS
+from kvsm.check.protocol.terms import Claim, Declaration
 
 _HEAD = """\
 # What is proved for any size
 
-<!-- Written by `PYTHONPATH=specs python -m protocol.texts` from the declarations in kvsm/checker/protocol.
+<!-- Written by `PYTHONPATH=specs python -m protocol.texts` from the declarations in kvsm/check/protocol.
 Do not edit. -->
 
 `kvsm check --any-size` proves the protocols by induction, for any number of members of each set. Every
@@ -19,7 +19,7 @@ after it. So all of them hold in every reachable state. [verification.md](../../
 what else is proved, how, and what still stands between this proof and the code.
 
 The properties say what kvsm promises. The invariants say what else is true in every state; without them the
-properties would not follow. The terms of both are in `kvsm/checker/protocol`.
+properties would not follow. The terms of both are in `kvsm/check/protocol`.
 """
 
 

@@ -1,4 +1,4 @@
-"""Writes the texts beside this file from the declarations in `kvsm.checker.protocol`.
+"""Writes the texts beside this file from the declarations in `kvsm.check.protocol`.
 
 PYTHONPATH=specs python -m protocol.texts
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvsm.checker.protocol.offload import offload_protocol
-from kvsm.checker.protocol.request_scope import RequestScope
-from kvsm.checker.protocol.requests import request_protocol
-from kvsm.checker.protocol.scope import ProtocolScope
+from kvsm.check.protocol.offload_protocol import offload_protocol
+from kvsm.check.protocol.request_protocol import request_protocol
+from kvsm.check.protocol.request_scope import RequestScope
+from kvsm.check.protocol.scope import ProtocolScope
 from protocol.export import file_name
 from protocol.murphi import murphi_text
 from protocol.proof_text import proof_text

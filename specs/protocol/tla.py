@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvsm.checker.protocol.terms import (
+from kvsm.check.protocol.terms import (
     Action,
     And,
     Assign,

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvsm.checker.protocol.terms import (
+from kvsm.check.protocol.terms import (
     Add,
     After,
     And,

@@ -10,12 +10,12 @@ from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector i
     SimpleCPUOffloadConnector,
 )
 
+from kvsm.check.vllm_fuzz.runtime import acting
+from kvsm.core.plan import WorkerReport
 from kvsm.events import Direction
-from kvsm.plan import WorkerReport
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.deadlines import silent_ranks
-from kvsm.vllm.messages import StepReports
-from kvsm.vllm_fuzz.runtime import acting
+from kvsm.vllm.step_messages import StepReports
 
 
 class HidesFailedCopies(KvsmConnector):

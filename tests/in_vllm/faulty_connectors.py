@@ -18,17 +18,17 @@ import msgspec
 from log_life import Disk
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
-from kvsm.copy_engines import CopyEngine, CopyResult, FailingCopyEngine
+from kvsm.copies import CopyEngine, CopyResult, FailingCopyEngine
+from kvsm.copies.worker import Worker
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.ids import listed, pack
-from kvsm.plan import TransferJob
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 from kvsm.vllm.recording_spec import RecordingSpec
 from kvsm.vllm.spec import KvsmSpec
 from kvsm.vllm.worker_side import WorkerSide
-from kvsm.worker import Worker
 
 
 class SteeredEngine:

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
-from kvsm.copy_engines import CopyEngine, CopyResult
+from kvsm.copies import CopyEngine, CopyResult
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
-from kvsm.plan import TransferJob
 
 TIMEOUT_S = 20.0
 """The `transfer_timeout_s` of engines whose copies hang. A step takes one second."""

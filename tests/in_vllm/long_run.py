@@ -35,10 +35,10 @@ from scenes import run_session, search_path  # noqa: E402 (the path comes first)
 from unreliable import FAULTS, TIMEOUT_S, Faults, UnreliableEngine  # noqa: E402
 from workloads import Row, make_rounds, make_trial  # noqa: E402
 
-from kvsm.invariants import check_ledger, check_rest  # noqa: E402
-from kvsm.ledger import Ledger  # noqa: E402
-from kvsm.replay import verify_log  # noqa: E402
-from kvsm.snapshot import digest  # noqa: E402
+from kvsm.core.ledger import Ledger  # noqa: E402
+from kvsm.core.ledger.invariants import check_ledger, check_rest  # noqa: E402
+from kvsm.core.ledger.snapshot import digest  # noqa: E402
+from kvsm.explain.story import verify_log  # noqa: E402
 from kvsm.vllm.tiny_model import LLAMA, tiny_model  # noqa: E402
 from kvsm.vllm.trial import (  # noqa: E402
     Trial,

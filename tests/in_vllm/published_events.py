@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from workloads import KV_EVENTS
 
-from kvsm.kv_events import GROUP_INDEX_BYTES
-from kvsm.ledger import Ledger
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.ledger import Ledger
 
 Named = tuple[int, "bytes | int"]
 """A block as events name it: its group and its hash."""

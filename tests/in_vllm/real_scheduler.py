@@ -7,8 +7,8 @@ flight.
 
 A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step and in
 any order, as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
-(`kvsm.vllm_fuzz.model`), and all words that its layers look back at must be correct. This shows a wrong
-match, a load that was not waited for, and a block that was freed too early; so does the race detector.
+(`kvsm.check.vllm_fuzz.word_model`), and all words that its layers look back at must be correct. This shows a
+wrong match, a load that was not waited for, and a block that was freed too early; so does the race detector.
 Rejected drafts leave garbage.
 
 Not simulated: mamba groups, images, requests that arrive in parts.
@@ -49,27 +49,27 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
-from kvsm.copy_engines import HostPool, SimulatedCopyEngine
-from kvsm.copy_engines.failing import FailingCopyEngine
-from kvsm.copy_engines.simulated import SimulatedDevice
+from kvsm.check.vllm_fuzz.longest_hits import watch_hits
+from kvsm.check.vllm_fuzz.rank import ModelRank, workers_of_kvsm
+from kvsm.check.vllm_fuzz.word_model import EngineStep, KnownTokens, ModelRunner
+from kvsm.copies import HostPool, SimulatedCopyEngine
+from kvsm.copies.failing import FailingCopyEngine
+from kvsm.copies.simulated import SimulatedDevice
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.invariants import check_ledger
+from kvsm.core.ledger.snapshot import digest
+from kvsm.core.plan import TransferPlan, WorkerReport
 from kvsm.errors import PropertyBroken
-from kvsm.gauges import gauges
-from kvsm.invariants import check_ledger
-from kvsm.ledger import Ledger
-from kvsm.plan import TransferPlan, WorkerReport
+from kvsm.explain.gauges import gauges
+from kvsm.explain.story import verify_log
 from kvsm.properties import Property
-from kvsm.replay import verify_log
-from kvsm.snapshot import digest
 from kvsm.states.lease import LeaseState
 from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.messages import StepReports
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
-from kvsm.vllm_fuzz.longest_hits import watch_hits
-from kvsm.vllm_fuzz.model import EngineStep, KnownTokens, ModelRunner
-from kvsm.vllm_fuzz.rank import ModelRank, workers_of_kvsm
+from kvsm.vllm.step_messages import StepReports
 
 DRAIN_STEPS = 2000
 """More steps than any of these engines needs to finish all its work."""

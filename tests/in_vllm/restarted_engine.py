@@ -32,7 +32,7 @@ import click
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1])]
 
-from kvsm.disk import DiskGeometry  # noqa: E402 (the path comes first)
+from kvsm.tiers.disk import DiskGeometry  # noqa: E402 (the path comes first)
 from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, SETTINGS, tiny_model  # noqa: E402 (the path comes first)
 from kvsm.vllm.trial import connector_config  # noqa: E402
 
@@ -96,7 +96,7 @@ def answer(llm: Any, number: int) -> dict[str, Any]:
 
 def die_in_copy(which: int) -> None:
     """Let the thread that makes this copy, counted from 1, kill the process when half of it is done."""
-    from kvsm.copy_engines.pools import NumpyPools
+    from kvsm.copies.rank_memory import NumpyPools
 
     real, copies = NumpyPools.copy, iter(range(1, which + 1))
 

@@ -21,9 +21,9 @@ from typing import Any
 import msgspec
 from engine_forks import begin
 
+from kvsm.core.ledger.invariants import check_ledger, check_rest
+from kvsm.core.ledger.snapshot import digest
 from kvsm.events import Direction
-from kvsm.invariants import check_ledger, check_rest
-from kvsm.snapshot import digest
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA, VOCABULARY, tiny_model
 from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial, spec_config
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 from hanging_copies import TIMEOUT_S
 from vllm.config import KVTransferConfig
 
-from kvsm.disk import DiskGeometry
-from kvsm.vllm_fuzz.configs import changed, hasher, make_config, make_kv_cache_config
-from kvsm.vllm_fuzz.configs import make_scheduler as make_vllm_scheduler
-from kvsm.vllm_fuzz.shape import (
+from kvsm.check.vllm_fuzz.configs import changed, hasher, make_config, make_kv_cache_config
+from kvsm.check.vllm_fuzz.configs import make_scheduler as make_vllm_scheduler
+from kvsm.check.vllm_fuzz.shape import (
     BLOCK_BYTES,
     BLOCK_TOKENS,
     MOST_BLOCKS,
@@ -21,6 +20,7 @@ from kvsm.vllm_fuzz.shape import (
     WINDOW,
     WORD_BYTES,
 )
+from kvsm.tiers.disk import DiskGeometry
 
 __all__ = [
     "BLOCK_TOKENS",

@@ -22,10 +22,10 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
 )
 
+from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.ids import pack
-from kvsm.plan import TransferJob
 from kvsm.vllm.canonical_layout import CanonicalRows, Layer, canonical_rows, layers_of_connector
 from kvsm.vllm.host_sharing import check_canonical
 from kvsm.vllm.rank_copies import HostSharing, RankCopies, make_copies

@@ -17,8 +17,8 @@ from typing import Any
 from click.testing import CliRunner
 
 from kvsm.cli import main
-from kvsm.replay import rebuild, verify_log
-from kvsm.snapshot import digest
+from kvsm.core.ledger.snapshot import digest
+from kvsm.explain.story import rebuild, verify_log
 from kvsm.vllm import installation_check, trial
 from kvsm.vllm.bench import PEERS, PLAIN, SMALL, SMALL_AND_DISK
 from kvsm.vllm.installation_check import SHORT_START, missing_names

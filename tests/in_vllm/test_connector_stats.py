@@ -17,9 +17,9 @@ from typing import Any
 from core_life import begin_store, keys, load
 from prometheus_client import Counter, Gauge, Histogram
 
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
+from kvsm.explain.metrics import Metrics
 from kvsm.vllm.connector_stats import STATS_INTERVAL_S, KvsmPromMetrics, KvsmStats, StatsSource
 from kvsm.vllm.exported_metrics import FACTS
 

@@ -22,8 +22,8 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 from real_scheduler import Engine
 from scheduler_shapes import BLOCK_TOKENS, VOCABULARY, Shape, valid
 
+from kvsm.core.log import LogReader
 from kvsm.events import OffloadingEvent, RequestFinished, StorePlanned
-from kvsm.log import LogReader
 from kvsm.testing import assert_at_rest
 
 ROOMY = Shape(device_blocks=48, host_blocks=40, step_tokens=16)
@@ -383,7 +383,7 @@ def test_a_copy_that_fails_is_a_recompute(
     """The pool's file is gone, for example."""
     pair = make_pair()
     answer = pair.prefilled(PROMPT)
-    monkeypatch.setattr("kvsm.hand_over.imports.pool_path", lambda *_: Path("/nowhere/pool"))
+    monkeypatch.setattr("kvsm.tiers.hand_over.imports.pool_path", lambda *_: Path("/nowhere/pool"))
     assert pair.decoded(PROMPT, answer) == 0
     [why] = refused(caplog)
     assert why.startswith("the copy failed: /nowhere/pool: cannot be opened")

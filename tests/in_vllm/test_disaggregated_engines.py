@@ -23,10 +23,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from paired_engines import PairedEngine, paired_engine
 
+from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, OffloadingEvent, RequestFinished, StorePlanned
+from kvsm.explain.story import verify_log
 from kvsm.ids import to_list
-from kvsm.log import LogReader
-from kvsm.replay import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
 from kvsm.vllm.trial import connector_config, environment
 

@@ -24,16 +24,16 @@ from test_warm_restart import Lives, run_lives, wrong_answers
 from workloads import TIGHT, TIMEOUT_S, Row, make_trial
 
 import kvsm
-from kvsm.analysis.other_tier import other_tier
 from kvsm.cli import main
-from kvsm.disk import FlushPolicy, SlotFile, TierFiles
+from kvsm.core.kv_events import MEDIUM_CPU, MEDIUM_STORAGE
+from kvsm.core.log import LogReader
+from kvsm.core.plan import WorkerReport
 from kvsm.errors import UnusableFiles
 from kvsm.events import Direction, LoadPlanned
+from kvsm.explain.other_tier import other_tier
+from kvsm.explain.story import rebuild, verify_log
 from kvsm.identity import PoolIdentity
-from kvsm.kv_events import MEDIUM_CPU, MEDIUM_STORAGE
-from kvsm.log import LogReader
-from kvsm.plan import WorkerReport
-from kvsm.replay import rebuild, verify_log
+from kvsm.tiers.disk import FlushPolicy, SlotFile, TierFiles
 from kvsm.vllm.rank_disk import RankDisk
 from kvsm.vllm.tiny_model import LLAMA
 from kvsm.vllm.trial import connector_config, run_trial

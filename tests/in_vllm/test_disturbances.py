@@ -27,7 +27,7 @@ from scenes import (
     steered,
 )
 
-from kvsm.replay import Verification, verify_log
+from kvsm.explain.story import Verification, verify_log
 from kvsm.vllm.trial import Trial, run_trial
 
 Played = tuple[str, str, Told, Verification]

@@ -15,12 +15,12 @@ import torch
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading.events import get_offloading_event_group_spec
 from vllm.v1 import kv_cache_interface as kv
 
+from kvsm.check.vllm_fuzz.configs import changed, make_kv_cache_config
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS
+from kvsm.core.scheduler import SchedulerConfig
+from kvsm.core.scheduler.payloads import describe
 from kvsm.errors import ConfigError
-from kvsm.scheduler import SchedulerConfig
-from kvsm.scheduler.payloads import describe
 from kvsm.vllm.kv_cache_config import groups_of
-from kvsm.vllm_fuzz.configs import changed, make_kv_cache_config
-from kvsm.vllm_fuzz.shape import BLOCK_TOKENS
 
 VALUES: dict[str, Any] = {
     "attention_chunk_size": 2 * BLOCK_TOKENS,

@@ -16,12 +16,12 @@ from published_events import folded_kv_events, published, readable
 from workloads import CASES, END_DIGEST, case_name, make_rounds
 
 import kvsm
-from kvsm.analysis.report import make_report
-from kvsm.kv_events import MEDIUM_CPU
-from kvsm.log import LogReader
-from kvsm.metrics import Metrics
-from kvsm.replay import rebuild, verify_log
-from kvsm.snapshot import digest
+from kvsm.core.kv_events import MEDIUM_CPU
+from kvsm.core.ledger.snapshot import digest
+from kvsm.core.log import LogReader
+from kvsm.explain.metrics import Metrics
+from kvsm.explain.report.log_report import make_report
+from kvsm.explain.story import rebuild, verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
 
 each_case = pytest.mark.parametrize("case", CASES, ids=case_name)

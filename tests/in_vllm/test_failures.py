@@ -27,10 +27,10 @@ from scenes import (
 from scheduler_shapes import Shape, changed, make_configs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError
 from kvsm.events import LoadPlanned, WorkerReported
-from kvsm.log import LogReader
-from kvsm.replay import Verification, verify_log
+from kvsm.explain.story import Verification, verify_log
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions, parse
 from kvsm.vllm.trial import Trial, TrialFailed, connector_config, run_trial

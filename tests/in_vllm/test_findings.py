@@ -8,10 +8,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import msgspec
 
-from kvsm.checker.reduce import rerun
-from kvsm.vllm_fuzz.shape import EngineShape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import Action
+from kvsm.check.vllm_fuzz.shape import EngineShape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.worlds.world import Action
 
 SETTLE: Action = ("settle",)
 SCHEDULE: Action = ("schedule",)

@@ -11,9 +11,9 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from workloads import HYBRID, ROOMY, case_name, make_rounds, reusable_tokens
 
+from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, StorePlanned
 from kvsm.ids import listed, unpack
-from kvsm.log import LogReader
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
 
 each_case = pytest.mark.parametrize("case", HYBRID, ids=case_name)

@@ -27,17 +27,17 @@ from config_fields import COUNTED
 from vllm.config import KVTransferConfig
 from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
-from kvsm.copy_engines import KeptPool
-from kvsm.copy_engines.kept_record import check_kept
-from kvsm.disk.formats import SUPERBLOCK_BYTES
+from kvsm.check.vllm_fuzz.configs import changed, make_config, make_kv_cache_config
+from kvsm.copies import KeptPool
+from kvsm.copies.host_pools.kept_record import check_kept
 from kvsm.identity import PoolIdentity
+from kvsm.tiers.disk.formats import SUPERBLOCK_BYTES
 from kvsm.vllm.config_exceptions import BETWEEN_ENGINES, EXCEPTIONS
 from kvsm.vllm.config_facts import MOST_CHARACTERS, default_of, is_config, plain, short
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.pool_identity import engine_facts, model_facts
 from kvsm.vllm.prompt_layout import block_layout, prompt_digest
 from kvsm.vllm.versions import TESTED, installed
-from kvsm.vllm_fuzz.configs import changed, make_config, make_kv_cache_config
 
 OPTIONS = ConnectorOptions(cpu_bytes_to_use=1 << 20)
 KV_CACHE = make_kv_cache_config(34, (0, 8))

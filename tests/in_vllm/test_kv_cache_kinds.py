@@ -21,10 +21,10 @@ from block_contents import group_of
 from model_stage import ModelOutcome, Stage, conversations, refusal, serve_model
 from model_zoo import CHUNKED, MLA, MODELS
 
+from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, StorePlanned
+from kvsm.explain.story import verify_log
 from kvsm.ids import listed, unpack
-from kvsm.log import LogReader
-from kvsm.replay import verify_log
 from kvsm.vllm.trial import OFFLOADS
 
 

@@ -20,7 +20,7 @@ from scheduler_shapes import Shape
 from vllm import envs
 
 from kvsm.events import Direction
-from kvsm.replay import verify_log
+from kvsm.explain.story import verify_log
 
 STORE = Direction.STORE
 

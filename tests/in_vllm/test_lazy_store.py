@@ -8,8 +8,8 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
-from kvsm.vllm_fuzz.shape import EngineShape
-from kvsm.vllm_fuzz.world import VllmWorld
+from kvsm.check.vllm_fuzz.shape import EngineShape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 
 
 def test_a_step_in_which_each_request_begins_a_block_evicts_nothing_that_the_host_lacks(

@@ -17,14 +17,14 @@ from hanging_copies import Clock
 from log_life import Disk, disk
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
+from kvsm.core.ledger.snapshot import snapshot
+from kvsm.core.log import LateLog, LogReader, LogWriter, WholeState, writer
+from kvsm.core.log.stop_mark import NAME
+from kvsm.core.log.writer import FRAME_EVENTS
+from kvsm.core.offloader import LogFlush
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig
-from kvsm.log import LateLog, LogReader, LogWriter, WholeState, writer
-from kvsm.log.stop_mark import NAME
-from kvsm.log.writer import FRAME_EVENTS
-from kvsm.metrics import Metrics
-from kvsm.offloader import LogFlush
-from kvsm.snapshot import snapshot
+from kvsm.explain.metrics import Metrics
 from kvsm.vllm import log_watch
 from kvsm.vllm.connector_stats import STATS_INTERVAL_S, StatsSource
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader

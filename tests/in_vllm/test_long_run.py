@@ -17,7 +17,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import long_run
 from long_run import LOG_BYTES, Told
 
-from kvsm.replay import verify_log
+from kvsm.explain.story import verify_log
 
 MINUTES = float(os.environ.get("KVSM_LONG_RUN_MINUTES", "20"))
 

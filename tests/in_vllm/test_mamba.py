@@ -29,11 +29,11 @@ from vllm.v1.kv_cache_interface import (
 from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request
 
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.plan import WorkerReport
 from kvsm.events import Direction
 from kvsm.ids import listed
-from kvsm.kv_events import GROUP_INDEX_BYTES
-from kvsm.plan import WorkerReport
-from kvsm.vllm.messages import StepReports
+from kvsm.vllm.step_messages import StepReports
 
 SHAPE = Shape(device_blocks=24, host_blocks=64, step_tokens=2 * BLOCK_TOKENS)
 MAMBA = 1

@@ -26,13 +26,13 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
+from kvsm.core.kv_events import Publisher
+from kvsm.core.log import MemoryLog
+from kvsm.core.offloader import Offloader
+from kvsm.core.policies import POLICIES
 from kvsm.errors import InvalidEvent, LimitReached
 from kvsm.events import OffloadConfig
-from kvsm.kv_events import Publisher
-from kvsm.log import MemoryLog
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
-from kvsm.policies import POLICIES
+from kvsm.explain.metrics import Metrics
 from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest, assert_replays, assert_sound, assert_verifies

@@ -22,9 +22,9 @@ from scenes import run_session, search_path
 from tiny_tokenizer import text_of, write_tokenizer
 from workloads import TIMEOUT_S
 
+from kvsm.core.log import LogReader
 from kvsm.events import RequestPreempted
-from kvsm.log import LogReader
-from kvsm.replay import verify_log
+from kvsm.explain.story import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
 from kvsm.vllm.trial import OFFLOADS, Trial, environment
 

@@ -22,7 +22,7 @@ from vllm.utils.hashing import sha256
 from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
 from vllm.v1.request import Request, RequestStatus
 
-from kvsm.replay import verify_log
+from kvsm.explain.story import verify_log
 from kvsm.vllm.trial import OFFLOADS, Trial, TrialOutcome, connector_config, run_trial, spec_config
 
 

@@ -26,13 +26,13 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.v1.kv_offload.base import CanonicalKVCacheTensor, GPULoadStoreSpec
 
+from kvsm.check.vllm_fuzz.shape import EngineShape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 from kvsm.errors import ConfigError
 from kvsm.vllm import KvsmOffloadingConnector, reported_manager, spec
 from kvsm.vllm.spec_manager import HostSlots
 from kvsm.vllm.spec_worker import ReportingWorker
 from kvsm.vllm.versions import features
-from kvsm.vllm_fuzz.shape import EngineShape
-from kvsm.vllm_fuzz.world import VllmWorld
 
 PROMPT = 16
 """Tokens of the prompts that are stored and loaded here."""

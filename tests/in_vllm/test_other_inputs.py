@@ -17,7 +17,7 @@ from model_stage import Answer, Stage
 from model_zoo import LLAMA_MODEL, PICTURES, WINDOW
 from other_inputs import KVSM, PLAIN, serve_adapters, serve_embeddings, serve_pictures
 
-from kvsm.replay import verify_log
+from kvsm.explain.story import verify_log
 
 Rounds = dict[str, list[list[Answer]]]
 

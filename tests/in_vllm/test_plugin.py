@@ -17,8 +17,9 @@ from vllm.config import CacheConfig, DeviceConfig, KVTransferConfig, VllmConfig
 from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-from kvsm.replay import verify_log
-from kvsm.vllm import KvsmConnector, KvsmSpec, plugin
+from kvsm.explain.story import verify_log
+from kvsm.vllm import KvsmConnector, KvsmSpec
+from kvsm.vllm import vllm_plugin as plugin
 from kvsm.vllm.trial import Trial, run_trial
 
 GIB = 1 << 30

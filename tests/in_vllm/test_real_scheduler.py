@@ -22,7 +22,7 @@ from hypothesis.stateful import initialize, precondition, rule
 from real_scheduler import Engine, walk
 from scheduler_shapes import BLOCK_TOKENS, CHOICES, Shape, valid
 
-from kvsm.testing.base import PropertyMachine
+from kvsm.testing.machine_base import PropertyMachine
 from kvsm.vllm import scheduler_side
 
 STEPS = 6000

@@ -27,13 +27,13 @@ from vllm.v1.kv_offload.base import (
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 from workloads import TIGHT, Row, make_trial
 
-import kvsm.offloader
+import kvsm.core.offloader
+from kvsm.core.ledger.snapshot import digest, snapshot
+from kvsm.core.log import LogReader, LogWriter, WholeState
 from kvsm.errors import ConfigError
 from kvsm.events import HitMatched, OffloadConfig
-from kvsm.log import LogReader, LogWriter, WholeState
+from kvsm.explain.story import rebuild, verify_log
 from kvsm.properties import Property
-from kvsm.replay import rebuild, verify_log
-from kvsm.snapshot import digest, snapshot
 from kvsm.vllm import recording_manager
 from kvsm.vllm.extra_config import RecordingOptions, parse
 from kvsm.vllm.manager_recorder import FINDINGS, STORES_PER_SLOT, ManagerRecorder
@@ -522,7 +522,7 @@ def test_every_method_of_a_manager_is_recorded_or_named_as_not_recorded() -> Non
 
 def test_the_recorder_knows_every_answer_of_a_lookup() -> None:
     """The recorder compares an answer with what the recorded calls add up to. RETRY promises nothing."""
-    ours = {member.name for member in kvsm.offloader.LookupResult}
+    ours = {member.name for member in kvsm.core.offloader.LookupResult}
     assert {member.name for member in LookupResult} == ours | {"RETRY"}
 
 

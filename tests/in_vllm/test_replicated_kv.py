@@ -17,9 +17,9 @@ from scheduler_shapes import Shape, changed, make_configs
 from vllm.v1.kv_cache_interface import KVCacheGroupSpec, MLAAttentionSpec
 from workloads import TIMEOUT_S, Row, make_rounds, make_trial
 
+from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, WorkerReported
-from kvsm.log import LogReader
-from kvsm.replay import verify_log
+from kvsm.explain.story import verify_log
 from kvsm.vllm import host_sharing
 from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions
 from kvsm.vllm.host_sharing import kv_replicas, pool_path, spec_replicas

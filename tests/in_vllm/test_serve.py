@@ -26,10 +26,10 @@ from openai import AsyncOpenAI
 from scenes import HOST_BYTES, MAX_TOKENS, PROMPTS, expected
 from tiny_tokenizer import text_of, write_tokenizer
 
+from kvsm.core.log import LogEnd, LogReader
 from kvsm.events import CacheReset, LoadPlanned
-from kvsm.log import LogEnd, LogReader
-from kvsm.metrics import Metrics
-from kvsm.replay import rebuild, verify_log
+from kvsm.explain.metrics import Metrics
+from kvsm.explain.story import rebuild, verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
 from kvsm.vllm.trial import OFFLOADS, environment
 

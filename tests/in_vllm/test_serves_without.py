@@ -22,8 +22,8 @@ from scheduler_shapes import BLOCK_BYTES, Shape
 from test_disaggregated import PROMPT, Pair
 from test_last_step import all_answers
 
-from kvsm.disk import DiskGeometry
 from kvsm.errors import ConfigError, UnusableFiles
+from kvsm.tiers.disk import DiskGeometry
 from kvsm.vllm import engine_disk, hand_overs, worker_side
 
 SHAPE = Shape(shards=2, host_blocks=160)
@@ -233,7 +233,7 @@ def test_an_engine_that_cannot_bind_its_socket_serves(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     with monkeypatch.context() as patched:
-        patched.setattr("kvsm.hand_over.service.socket.socket", Refusing)
+        patched.setattr("kvsm.tiers.hand_over.service.socket.socket", Refusing)
         with heard() as lines:
             engine = Engine(Shape(extra={"hand_over_directory": str(meeting_place)}), seed=3)
     (line,) = lines

@@ -14,9 +14,9 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorStats
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
+from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
-from kvsm.metrics import Metrics
-from kvsm.offloader import Offloader
+from kvsm.explain.metrics import Metrics
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
 from kvsm.vllm.spec_stats import to_offloading_stats
 from kvsm.vllm.trial import connector_config, spec_config

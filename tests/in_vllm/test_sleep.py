@@ -17,10 +17,10 @@ import torch
 from scheduler_shapes import BLOCK_TOKENS, WORD_BYTES, Shape, make_configs
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
+from kvsm.core.plan import TransferJob, TransferPlan
 from kvsm.events import Direction
-from kvsm.plan import TransferJob, TransferPlan
 from kvsm.vllm import KvsmConnector
-from kvsm.vllm.messages import StepPlan
+from kvsm.vllm.step_messages import StepPlan
 
 BLOCKS = 32
 

@@ -31,7 +31,7 @@ from workloads import make_rounds, make_trial, reusable_tokens
 
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
-from kvsm.replay.verify import verify_log
+from kvsm.explain.verify.auditor import verify_log
 from kvsm.vllm import KvsmSpec
 from kvsm.vllm.extra_config import SpecOptions, parse
 from kvsm.vllm.spec_manager import GIVEN_UP_AFTER, HostSlots

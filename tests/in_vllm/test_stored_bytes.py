@@ -6,12 +6,12 @@ import pytest
 
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
+from kvsm.check.vllm_fuzz.shape import EngineShape
+from kvsm.check.vllm_fuzz.stored_bytes import cores_of
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.core.ledger import readable_keys
 from kvsm.errors import PropertyBroken
-from kvsm.ledger import readable_keys
 from kvsm.properties import Property
-from kvsm.vllm_fuzz.shape import EngineShape
-from kvsm.vllm_fuzz.stored_bytes import cores_of
-from kvsm.vllm_fuzz.world import VllmWorld
 
 
 @pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector"])

@@ -15,14 +15,14 @@ from broken_connectors import BROKEN
 from click.testing import CliRunner, Result
 from vllm import __version__
 
-from kvsm.checker.failures import load
-from kvsm.checker.reduce import rerun
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.check.vllm_fuzz.shape import EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.failures import load
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.worlds.world import Action
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import Action
 
 RUNS = 60
 

@@ -16,14 +16,14 @@ import msgspec
 from vllm import __version__
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector
 
-from kvsm.checker.reduce import rerun
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.check.vllm_fuzz.connectors import classes_of, faults_of, transfer_config
+from kvsm.check.vllm_fuzz.shape import EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.worlds.world import Action, World
 from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.properties import Property
-from kvsm.vllm_fuzz.connectors import classes_of, faults_of, transfer_config
-from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import Action, World
 
 KVSM, SIMPLE, OFFLOADING = (
     {"kv_connector": name} for name in ("KvsmConnector", "SimpleCPUOffloadConnector", "OffloadingConnector")
@@ -36,7 +36,7 @@ def multi(*children: dict[str, Any]) -> EngineShape:
 
 
 def tiered(**options: Any) -> EngineShape:
-    tier = {"type": "MemoryTier", "module_path": "kvsm.vllm_fuzz.memory_tier", **options}
+    tier = {"type": "MemoryTier", "module_path": "kvsm.check.vllm_fuzz.memory_tier", **options}
     extra = {"spec_name": "TieringOffloadingSpec", "secondary_tiers": [tier]}
     return EngineShape(connector="OffloadingConnector", extra=extra)
 

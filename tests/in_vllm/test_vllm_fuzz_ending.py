@@ -15,15 +15,15 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import msgspec
 from broken_endings import BROKEN_AT_THE_END
 
-from kvsm.checker.counterexample import save_log
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.check.explore.counterexample import save_log
+from kvsm.check.vllm_fuzz.rank import SimulatedRank
+from kvsm.check.vllm_fuzz.shape import EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.worlds.world import Action
 from kvsm.events import LogOpened, StorePlanned
+from kvsm.explain.story import verify_log
 from kvsm.properties import Property
-from kvsm.replay import verify_log
-from kvsm.vllm_fuzz.rank import SimulatedRank
-from kvsm.vllm_fuzz.shape import EngineShape, draw_shape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import Action
 
 
 def walked(connector: str, runs: int, seed: int = 1) -> WalkResult:

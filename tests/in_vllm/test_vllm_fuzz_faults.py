@@ -13,17 +13,17 @@ from broken_connectors import LeaksOnAbort
 from broken_under_faults import BROKEN_UNDER_FAULTS, CleansUpGoodLoadsOnly
 from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 
-from kvsm.checker.reduce import rerun
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.check.vllm_fuzz.connectors import faults_of
+from kvsm.check.vllm_fuzz.faults import survived_by
+from kvsm.check.vllm_fuzz.shape import FAULTS, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.worlds.world import Action, Finding, World
 from kvsm.events import TransferLost
 from kvsm.properties import Property
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
-from kvsm.vllm_fuzz.connectors import faults_of
-from kvsm.vllm_fuzz.faults import survived_by
-from kvsm.vllm_fuzz.shape import FAULTS, EngineShape, draw_shape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import Action, Finding, World
 
 RUNS = 60
 

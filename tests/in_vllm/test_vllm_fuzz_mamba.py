@@ -11,13 +11,13 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 import msgspec
 from broken_connectors import BROKEN_WITH_STATES
 
-from kvsm.checker.walk import WalkResult, walk
+from kvsm.check.vllm_fuzz.connectors import serves_mamba
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, EngineShape, draw_shape
+from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
+from kvsm.check.walks.walk import WalkResult, walk
+from kvsm.check.worlds.world import World
 from kvsm.events import LoadPlanned
 from kvsm.ids import listed
-from kvsm.vllm_fuzz.connectors import serves_mamba
-from kvsm.vllm_fuzz.shape import BLOCK_TOKENS, EngineShape, draw_shape
-from kvsm.vllm_fuzz.world import VllmWorld
-from kvsm.worlds.world import World
 
 SETTLE = ("settle",)
 

@@ -1,7 +1,7 @@
 """A hit is as long as vLLM's own rules make it, and each answer of the connector is the longest hit.
 
 vLLM's coordinators find the hits of a device. Here they look into the keys of a host, so the rules of each
-kind of layers are vLLM's: `HitSearch` and `kvsm.worlds.longest_hit` must find the same end.
+kind of layers are vLLM's: `HitSearch` and `kvsm.check.worlds.longest_hit` must find the same end.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from vllm.v1.kv_cache_interface import (
 )
 from vllm.v1.request import RequestStatus
 
+from kvsm.check.worlds.longest_hit import Prompt
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, SchedulerConfig, hits, scheduler
+from kvsm.core.scheduler.groups import group_suffix
+from kvsm.core.scheduler.hits import HitSearch
 from kvsm.errors import PropertyBroken
-from kvsm.scheduler import GroupKind, KVCacheGroup, SchedulerConfig, hits, scheduler
-from kvsm.scheduler.groups import group_suffix
-from kvsm.scheduler.hits import HitSearch
-from kvsm.worlds.longest_hit import Prompt
 
 HASH_TOKENS, MOST_TOKENS = 4, 48
 

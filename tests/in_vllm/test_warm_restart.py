@@ -17,10 +17,10 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from restarted_engine import KNOWN
 
+from kvsm.core.log import LogReader
 from kvsm.events import Restarted, WorkerReported
-from kvsm.log import LogReader
-from kvsm.replay import verify_log
-from kvsm.restart import KILLED
+from kvsm.explain.story import verify_log
+from kvsm.tiers.warm_restart import KILLED
 from kvsm.vllm.scheduler_side import UNNAMED_WEIGHTS
 
 LIVES = 12

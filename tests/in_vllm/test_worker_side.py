@@ -13,12 +13,12 @@ import numpy as np
 from real_scheduler import Engine
 from scheduler_shapes import Shape
 
-from kvsm.copy_engines import HostCopyEngine
+from kvsm.copies import HostCopyEngine
+from kvsm.copies.worker import Worker
+from kvsm.core.plan import TransferJob, TransferPlan
 from kvsm.events import Direction
-from kvsm.plan import TransferJob, TransferPlan
-from kvsm.vllm.messages import StepPlan
 from kvsm.vllm.rank_copies import A_MOMENT_S
-from kvsm.worker import Worker
+from kvsm.vllm.step_messages import StepPlan
 
 JOB = TransferJob(1, Direction.STORE, (0, 1), (0, 1))
 

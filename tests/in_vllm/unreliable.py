@@ -14,9 +14,9 @@ from typing import Any
 import msgspec
 from faulty_connectors import SteeredConnector, half_of
 
-from kvsm.copy_engines import CopyEngine, CopyResult
+from kvsm.copies import CopyEngine, CopyResult
+from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
-from kvsm.plan import TransferJob
 from kvsm.vllm.rank_copies import RankCopies
 from kvsm.vllm.spec import KvsmSpec
 

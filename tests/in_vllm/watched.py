@@ -14,7 +14,7 @@ from vllm.distributed.kv_events import EventBatch, EventPublisher, EventPublishe
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from workloads import END_DIGEST, KV_EVENTS
 
-from kvsm.snapshot import digest
+from kvsm.core.ledger.snapshot import digest
 from kvsm.vllm.connector import KvsmConnector
 
 

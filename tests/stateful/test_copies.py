@@ -21,7 +21,7 @@ from disk_rig import IN_MEMORY
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvsm.copy_engines import (
+from kvsm.copies import (
     CopyEngine,
     FailingCopyEngine,
     FileCopyEngine,
@@ -30,12 +30,12 @@ from kvsm.copy_engines import (
     VerifyingCopyEngine,
     threaded,
 )
-from kvsm.copy_engines.simulated import SimulatedDevice
+from kvsm.copies.simulated import SimulatedDevice
 from kvsm.cuda_io import CudaCopyEngine
 from kvsm.cuda_io.paths import PathTable
-from kvsm.disk import FlushPolicy
 from kvsm.events import Direction
 from kvsm.testing import CopyEngineMachine
+from kvsm.tiers.disk import FlushPolicy
 
 
 class Threads(CopyEngineMachine):

@@ -16,12 +16,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from kvsm.policies import POLICIES
-from kvsm.snapshot import digest, restore, snapshot
-from kvsm.testing.base import PropertyMachine
+from kvsm.check.worlds.core_options import CoreOptions, action_kinds
+from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.core.ledger.snapshot import digest, restore, snapshot
+from kvsm.core.policies import POLICIES
+from kvsm.testing.machine_base import PropertyMachine
 from kvsm.testing.recording import event_lines
-from kvsm.worlds.core_options import CoreOptions, action_kinds
-from kvsm.worlds.core_world import CoreWorld
 
 SMALLEST = CoreOptions(host_blocks=5, chunks=7, max_live_transfers=6, length=4)
 PLACES = st.integers(0, 5)

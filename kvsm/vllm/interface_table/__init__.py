@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kvsm.vllm.interface_table.connector_interfaces import CONNECTOR_INTERFACES
-from kvsm.vllm.interface_table.records import RECORDS
+from kvsm.vllm.interface_table.interface_records import RECORDS
 from kvsm.vllm.interface_table.rows import PROPERTY, Interface, Method, Record
 from kvsm.vllm.interface_table.spec_interfaces import SPEC_INTERFACES
 

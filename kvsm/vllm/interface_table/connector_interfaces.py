@@ -278,7 +278,7 @@ CONNECTOR_INTERFACES: Mapping[str, Interface] = {
     ),
     "KVConnectorWorkerMetadata": Interface(
         _BASE,
-        ("kvsm.vllm.messages", "StepReports"),
+        ("kvsm.vllm.step_messages", "StepReports"),
         (
             Method(
                 "aggregate",

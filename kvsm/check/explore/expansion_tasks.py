@@ -1,0 +1,66 @@
+"""The expansion of levels by an executor, so also by the workers of a cluster.
+
+The processes of `kvsm.check.explore.expansion` remember which states they have sent. A task remembers
+nothing: its result depends on its batch alone, not on the worker, and a lost worker is made up for. So some
+states are checked and sent several times, once for each batch that reaches them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Hashable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+from kvsm.check.explore import coverage
+from kvsm.check.explore.coverage import TableEdge
+from kvsm.check.explore.expansion import BATCH_STATES, Expander, Expansion
+from kvsm.check.explore.model import Model
+from kvsm.system.executors.executor import Executor
+
+Batch = Sequence[Any]
+"""Saved states."""
+
+
+class ExpansionTasks:
+    """Expands levels by an executor. A context manager: at its end no worker goes on."""
+
+    def __init__(self, model: Model[Any, Any], executor: Executor) -> None:
+        self._model, self._executor = model, executor
+        self._edges: set[TableEdge] = set()
+        self._level: Generator[Expansion, None, None] | None = None
+
+    def __enter__(self) -> ExpansionTasks:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._level is not None:
+            self._level.close()
+
+    def expand(self, level: Batch) -> Iterator[Expansion]:
+        """What these states lead to, in their order. The caller may stop early."""
+        self._level = self._expanded(level)
+        return self._level
+
+    def _expanded(self, level: Batch) -> Generator[Expansion, None, None]:
+        size = max(1, min(BATCH_STATES, len(level) // (4 * self._executor.workers)))
+        batches = (level[first : first + size] for first in range(0, len(level), size))
+        task, named = partial(_expanded, self._model), f"states of model {self._model.name}"
+        with self._executor.results(task, batches, name=lambda _: named) as results:
+            for expansions, edges in results:
+                self._edges |= edges
+                yield from expansions
+
+    def edges(self) -> set[TableEdge]:
+        """The edges taken on the way to the states that were asked for."""
+        return self._edges
+
+
+def _expanded(model: Model[Any, Any], batch: Batch) -> tuple[list[Expansion], set[TableEdge]]:
+    known: set[Hashable] = set()
+    expander = Expander(model, known)
+    coverage.forget()
+    expansions = []
+    for saved in batch:
+        expansions.append(expander.expand(saved))
+        known.update(expansions[-1].new)
+    return expansions, coverage.taken()

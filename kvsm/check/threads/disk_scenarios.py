@@ -1,0 +1,142 @@
+"""Scenarios of the engine between a host pool and a disk: copying threads, and the thread that flushes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from kvsm.check.threads.control import control
+from kvsm.check.threads.faulty_disk import FaultyDisk
+from kvsm.check.threads.log_scenarios import IN_MEMORY
+from kvsm.check.threads.scenario import ThreadScenario
+from kvsm.copies.copy_engine import CopyResult
+from kvsm.core.plan import TransferJob
+from kvsm.errors import PropertyBroken
+from kvsm.events import Direction
+from kvsm.identity import PoolIdentity
+from kvsm.ids import IdArray, pack
+from kvsm.properties import Property
+from kvsm.tiers.disk.disk_engine import DiskCopyEngine, FlushPolicy
+from kvsm.tiers.disk.formats import DiskGeometry
+from kvsm.tiers.disk.slot_file import SlotFile
+
+_PAYLOAD = 512
+_IDENTITY = PoolIdentity.of({"model": "a scenario"})
+
+
+class WatchedDisk(DiskCopyEngine):
+    """The real engine. It notes when the writes of each store began and ended."""
+
+    disk: FaultyDisk
+    began: dict[int, int]
+    ended: dict[int, int]
+
+    def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
+        pairs = super().checked(job)
+        self.began[job.transfer] = self.disk.tick()
+        return pairs
+
+    def copy_part(self, job: TransferJob, first: int, device_blocks: IdArray, host_blocks: IdArray) -> None:
+        super().copy_part(job, first, device_blocks, host_blocks)
+        self.ended[job.transfer] = self.disk.tick()
+
+
+class FlushedStores(ThreadScenario):
+    """Stores to disk, of which each is good only if a flush has covered it, and loads of what they wrote."""
+
+    says = "stores to a disk are flushed by a thread, and a flush may fail"
+    sizes: Mapping[str, int] = {"stores": 2, "threads": 1, "now_and_then": 0}
+    modules = (
+        "kvsm.copies.threaded",
+        "kvsm.copies.vectored",
+        "kvsm.tiers.disk.disk_engine",
+        "kvsm.tiers.disk.health",
+        "kvsm.tiers.disk.slot_file",
+    )
+    line_modules = ("kvsm.tiers.disk.disk_engine", "kvsm.copies.threaded")
+    notable = ("a flush fails", "all flushes are good", "a flush covers two stores")
+
+    def __init__(self, sizes: Mapping[str, int]) -> None:
+        super().__init__(sizes)
+        self._disk = FaultyDisk(-1)
+
+    def calls(self) -> Mapping[str, Callable[..., Any]]:
+        return {"fdatasync": lambda descriptor: self._disk.fdatasync(descriptor)}
+
+    def body(self) -> None:
+        run, stores = control(), self.size["stores"]
+        disk = self._disk = FaultyDisk(-1)
+        with TemporaryDirectory(prefix="kvsm-threads-", dir=IN_MEMORY) as place:
+            file = SlotFile(Path(place) / "slots", DiskGeometry(_PAYLOAD, stores), _IDENTITY, direct=False)
+            host = np.zeros((2 * stores, _PAYLOAD), np.uint8)
+            for block in range(stores):
+                host[block] = 100 + block
+            policy = FlushPolicy.INTERVAL if self.size["now_and_then"] else FlushPolicy.EVERY
+            engine = WatchedDisk(host, file, policy, threads=self.size["threads"])
+            engine.disk, engine.began, engine.ended = disk, {}, {}
+            disk.failing = disk.syncs + run.choose("the flush that fails, or none", stores + 1)
+            before = len(disk.good)
+            for number in range(stores):
+                engine.submit(_job(1 + number, Direction.STORE, number, number))
+            results = self._ended(engine, [])
+            engine.drain()
+            results = self._ended(engine, results)
+            good = {one.transfer for one in results if one.good}
+            for store in range(1, stores + 1):
+                engine.submit(_job(stores + store, Direction.LOAD, stores + store - 1, store - 1))
+            engine.close()
+            results = self._ended(engine, results)
+            if len(results) != 2 * stores:
+                raise PropertyBroken(Property.PROGRESS, f"only {len(results)} transfers have ended")
+            for one in results:
+                self._check(one, good, engine, host)
+            run.note_reached("a flush fails" if disk.failed else "all flushes are good")
+            if len(good) > len(disk.good) - before:
+                run.note_reached("a flush covers two stores")
+            if self.size["now_and_then"]:
+                self._check_flushed(engine, good)
+
+    def _ended(self, engine: WatchedDisk, results: list[CopyResult]) -> list[CopyResult]:
+        return results + engine.poll()
+
+    def _check(self, result: CopyResult, good: set[int], engine: WatchedDisk, host: Any) -> None:
+        transfer, stores, disk = result.transfer, self.size["stores"], self._disk
+        if transfer > stores:
+            is_stored = transfer - stores in good
+            if result.good and not is_stored:
+                raise PropertyBroken(
+                    Property.FAILURE_IS_NOT_SUCCESS,
+                    f"load {transfer} is good, and the store of its slot failed",
+                )
+            if is_stored and not result.good:
+                raise PropertyBroken(Property.PROGRESS, f"a good load is bad: {result.error}")
+            if result.good and not (host[transfer - 1] == host[transfer - 1 - stores]).all():
+                raise PropertyBroken(Property.CORRECT_BYTES, f"load {transfer} brought other bytes")
+        elif result.good and not self.size["now_and_then"]:
+            self._check_covered(transfer, engine)
+        elif not result.good and not disk.failed:
+            raise PropertyBroken(Property.PROGRESS, f"a good store is bad: {result.error}")
+
+    def _check_covered(self, transfer: int, engine: WatchedDisk) -> None:
+        """A flush that began after the writes of a store was good; none failed that may have lost them."""
+        began, ended = engine.began[transfer], engine.ended[transfer]
+        covered = [flush for flush in self._disk.good if flush[0] > ended]
+        first = min((flush[1] for flush in covered), default=0)
+        lost = [flush for flush in self._disk.bad if began < flush[1] and flush[0] < first]
+        if not covered or lost:
+            why = "a flush failed that may have lost it" if lost else "no flush has covered it"
+            raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, f"store {transfer} is good, and {why}")
+
+    def _check_flushed(self, engine: WatchedDisk, stores: set[int]) -> None:
+        """What was stored before the engine was closed was flushed, or a flush has failed and was told."""
+        for store in sorted(stores):
+            if not any(flush[0] > engine.ended[store] for flush in (*self._disk.good, *self._disk.bad)):
+                raise PropertyBroken(Property.NO_STALE_DATA, f"store {store} was never flushed")
+
+
+def _job(transfer: int, direction: Direction, block: int, slot: int) -> TransferJob:
+    return TransferJob(transfer, direction, pack([block]), pack([slot]), (f"key {slot}".encode(),))

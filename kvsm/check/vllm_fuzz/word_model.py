@@ -1,0 +1,216 @@
+"""A model that computes only known words, so that a wrong byte is seen where it is read.
+
+The word of a token follows from all tokens up to it, the salt of its request, the KV cache group, the epoch
+of the weights, and the rank (which the rank mixes in). The output of a request follows from its prompt
+alone, so its tokens can be checked.
+
+A mamba layer has a state instead of a word for each token. The state follows from all tokens before it. A
+step reads the state behind the last token that was computed, and writes the one behind its own last token,
+into the same block or into the next one of the request's table. vLLM lets prefill steps end at the ends of
+blocks, so that a block that is kept holds the state at its end.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.check.vllm_fuzz.shape import BLOCK_TOKENS, STATES, VOCABULARY, WINDOW
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+
+Words = NDArray[np.uint64]
+
+
+class KnownTokens:
+    """What a request must compute: its endless tokens, and the hash of the prefix up to each token.
+
+    salt: requests with different salts share nothing.
+    """
+
+    def __init__(self, prompt: Sequence[int], salt: int = 0) -> None:
+        self.tokens: list[int] = []
+        self._hashes: list[int] = []
+        self._salt = salt
+        for token in prompt:
+            self._append(token)
+
+    def token(self, place: int) -> int:
+        """A token of the prompt, or of the answer, which follows from all tokens before it."""
+        while place >= len(self.tokens):
+            self._append((self._hashes[-1] >> 33) % VOCABULARY)
+        return self.tokens[place]
+
+    def hashes(self, first: int, last: int) -> list[int]:
+        """The hashes up to the tokens from `first` to `last`, without the last one."""
+        self.token(last)
+        return self._hashes[first:last]
+
+    def _append(self, token: int) -> None:
+        before = self._hashes[-1] if self._hashes else self._salt
+        self.tokens.append(token)
+        self._hashes.append((before * 0x5851F42D4C957F2D + 2 * token + 1) % 2**64)
+
+
+class Places(NamedTuple):
+    """Tokens in the KV cache: where each is, and its word before the rank is mixed in."""
+
+    blocks: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    words: Words
+    names: tuple[str, ...]
+
+
+class EngineStep(NamedTuple):
+    """A step in flight.
+
+    before: what it reads before it writes. reads: what it reads afterwards.
+    finished: requests that ended since the step before.
+    """
+
+    output: Any
+    metadata: bytes
+    before: Places
+    reads: Places
+    writes: Places
+    sampled: dict[str, list[int]]
+    finished: set[str]
+    drafted: tuple[str, ...]
+
+
+class RunnerRow:
+    """A request in a model runner: the block table of each group, and how many tokens have KV cache."""
+
+    def __init__(self, tables: Sequence[Sequence[int]], computed: int) -> None:
+        self.tables, self.computed = [list(table) for table in tables], computed
+
+
+class ModelRunner:
+    """Turns each scheduler output into what the ranks read and write. It is the same on all ranks.
+
+    drafts: speculative tokens of each step.
+    random: decides how many of them are accepted.
+    windows: the sliding window of each KV cache group (tokens); 0: full attention; `STATES`: mamba states.
+    """
+
+    def __init__(self, drafts: int, random: Random, windows: Sequence[int] = (0, WINDOW)) -> None:
+        self._drafts, self._random, self._windows = drafts, random, windows
+        self._rows: dict[str, RunnerRow] = {}
+        self.epoch = 0
+        """The epoch of the weights. Other weights compute other content."""
+
+    def step(self, output: Any, requests: Mapping[str, Any], truths: Mapping[str, KnownTokens]) -> EngineStep:
+        """The step of an output that was just scheduled."""
+        if output.kv_cache_block_copies:
+            raise AssertionError("blocks are copied on write; that is not simulated")
+        self._take_rows(output)
+        before, reads, writes = _PlaceList(), _PlaceList(), _PlaceList()
+        sampled: dict[str, list[int]] = {}
+        for name, count in output.num_scheduled_tokens.items():
+            drafts = len(output.scheduled_spec_decode_tokens.get(name, ()))
+            is_last = not requests[name].is_prefill_chunk
+            accepted = self._random.randint(0, drafts) if is_last else drafts
+            row, truth = self._rows[name], truths[name]
+            begin, right = row.computed, row.computed + count - (drafts - accepted)
+            for group, table in enumerate(row.tables):
+                window = self._windows[group]
+                if window == STATES:
+                    before.add_state(name, table, begin, truth, self._salt(group))
+                    writes.add_state(name, table, right, truth, self._salt(group))
+                    continue
+                first = max(0, begin - window + 1) if window else 0
+                reads.add(name, table, first, truth.hashes(first, begin), self._salt(group))
+                writes.add(name, table, begin, truth.hashes(begin, right), self._salt(group))
+                garbage = [self._random.getrandbits(64) for _ in range(drafts - accepted)]
+                writes.add(name, table, right, garbage, 0)
+            row.computed = right
+            # Each accepted draft is a token, and one more token is sampled after it.
+            sampled[name] = [truth.token(right - n) for n in range(accepted, -1, -1)] if is_last else []
+        return EngineStep(
+            output,
+            pickle.dumps(output.kv_connector_metadata),
+            before.places(),
+            reads.places(),
+            writes.places(),
+            sampled,
+            set(output.finished_req_ids),
+            tuple(name for name, tokens in sampled.items() if tokens and self._drafts),
+        )
+
+    def _take_rows(self, output: Any) -> None:
+        for name in output.finished_req_ids:
+            self._rows.pop(name, None)
+        for new in output.scheduled_new_reqs:
+            self._rows[new.req_id] = RunnerRow(new.block_ids, new.num_computed_tokens)
+        cached = output.scheduled_cached_reqs
+        for name, blocks, computed in zip(cached.req_ids, cached.new_block_ids, cached.num_computed_tokens):
+            if name in cached.resumed_req_ids:
+                self._rows[name] = RunnerRow(blocks, computed)
+                continue
+            row = self._rows[name]
+            for table, more in zip(row.tables, blocks or ()):
+                table += more
+            # With drafts in flight, the scheduler assumes that all of them were accepted.
+            if computed != row.computed and not self._drafts:
+                raise PropertyBroken(
+                    Property.CORRECT_BYTES, f"request {name} has {row.computed} tokens, vLLM says {computed}"
+                )
+
+    def block_words(self, group: int, block: int, truth: KnownTokens) -> Words:
+        """What this group holds in a full block of these tokens, before a rank is mixed in."""
+        first, end, salt = block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS, self._salt(group)
+        if self._windows[group] == STATES:
+            return np.array(_state_words(truth, end, salt), np.uint64)
+        return np.array([_word(one, salt) for one in truth.hashes(first, end)], np.uint64)
+
+    def _salt(self, group: int) -> int:
+        return (self.epoch << 8) + group
+
+
+def _word(hash: int, salt: int) -> int:
+    return (hash + salt * 0x9E3779B97F4A7C15) % 2**64
+
+
+def _state_words(truth: KnownTokens, tokens: int, salt: int) -> list[int]:
+    """The state after this number of tokens: it fills its block."""
+    (word,) = truth.hashes(tokens - 1, tokens)
+    return [(_word(word, salt) + offset) % 2**64 for offset in range(BLOCK_TOKENS)]
+
+
+class _PlaceList:
+    def __init__(self) -> None:
+        self._blocks: list[int] = []
+        self._offsets: list[int] = []
+        self._words: list[int] = []
+        self._names: list[str] = []
+
+    def add(self, name: str, table: Sequence[int], first: int, words: Sequence[int], salt: int) -> None:
+        for place, word in enumerate(words, first):
+            block, offset = divmod(place, BLOCK_TOKENS)
+            self._blocks.append(table[block])
+            self._offsets.append(offset)
+            self._words.append(_word(word, salt))
+            self._names.append(f"token {place} of request {name}")
+
+    def add_state(self, name: str, table: Sequence[int], tokens: int, truth: KnownTokens, salt: int) -> None:
+        """The state after this number of tokens, if any."""
+        if not tokens:
+            return
+        for offset, word in enumerate(_state_words(truth, tokens, salt)):
+            self._blocks.append(table[(tokens - 1) // BLOCK_TOKENS])
+            self._offsets.append(offset)
+            self._words.append(word)
+            self._names.append(f"the state of request {name} after {tokens} tokens")
+
+    def places(self) -> Places:
+        return Places(
+            np.array(self._blocks, np.int64),
+            np.array(self._offsets, np.int64),
+            np.array(self._words, np.uint64),
+            tuple(self._names),
+        )

@@ -1,0 +1,265 @@
+"""A failure that the walk found: told for people, and saved so that it can be repeated.
+
+A directory of a failure holds
+
+    actions.json    the world, its actions, what broke, and the seed that led there
+    steps.txt       the same for people: what each action changed, and why the end is wrong
+    log/            the events of the core, for `kvsm show`, `kvsm verify`, `kvsm replay`
+    test_*.py       a test that fails until the bug is fixed
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from pprint import pformat
+from typing import Any
+
+import msgspec
+
+from kvsm.check.explore.counterexample import render, retell, save_log
+from kvsm.check.explore.model import Refutation
+from kvsm.check.explore.rerun import RerunModel
+from kvsm.check.walks.option_trust import refuse_named
+from kvsm.check.walks.reduce import NotRepeated, Reduction, reduce, rerun
+from kvsm.check.walks.targets import WalkCase, case_of, draw_case
+from kvsm.check.walks.walk import WalkFailure, random_of
+from kvsm.check.worlds.world import Action, Finding
+from kvsm.errors import ConfigError, LogError
+from kvsm.properties import Property
+
+FILE = "actions.json"
+
+
+class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property": "property_id"}):
+    """The content of `actions.json`.
+
+    options: the world's options, as builtins.
+    actions: after reduction.
+    found: how many actions there were before it.
+    reruns: how many reruns the reduction took.
+    systematic: the length up to which all schedules were run, or 0; then `run` is the schedule's number.
+    """
+
+    def found_by(self) -> str:
+        """The options of the command that found it."""
+        return f"--systematic {self.systematic}" if self.systematic else f"--seed {self.seed}"
+
+    target: str
+    options: dict[str, Any]
+    actions: tuple[tuple[str | int, ...], ...]
+    property: Property
+    message: str
+    seed: int
+    run: int
+    found: int
+    reruns: int
+    systematic: int = 0
+
+    def finding(self) -> Finding:
+        """What went wrong."""
+        return Finding(self.property, self.message)
+
+    def after(self, actions: tuple[Action, ...], finding: Finding) -> SavedFailure:
+        """The same failure, as these actions show it."""
+        return msgspec.structs.replace(self, actions=actions, **_fields(finding))
+
+    def case(self) -> WalkCase:
+        """The world. Raises `ConfigError` if this version of kvsm does not have it."""
+        return case_of(self.target, self.options)
+
+
+def slug_of(failure: SavedFailure) -> str:
+    """The target in names of files and functions."""
+    return re.sub(r"\W+", "_", failure.target)
+
+
+def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
+    """Reduce a failure of a walk through this target."""
+    return reduced_case(draw_case(target, random_of(seed, failure.run)), seed, failure)
+
+
+def reduced_case(case: WalkCase, seed: int, failure: WalkFailure) -> SavedFailure:
+    """Reduce a failure in this case. One that its actions do not repeat is kept unreduced, as broken
+    determinism."""
+    try:
+        case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
+    except NotRepeated as error:
+        finding = Finding(Property.DETERMINISM, f"{error}; it was: {failure.finding}")
+        reduction = Reduction(failure.actions, finding, 1)
+    return SavedFailure(
+        target=case.target,
+        options=msgspec.to_builtins(case.options),
+        actions=reduction.actions,
+        **_fields(reduction.finding),
+        seed=seed,
+        run=failure.run,
+        found=len(failure.actions),
+        reruns=reduction.reruns,
+    )
+
+
+def _fields(finding: Finding) -> dict[str, Any]:
+    """A finding as fields of a `SavedFailure`. Worlds name only kvsm's properties."""
+    assert isinstance(finding.property, Property)
+    return {"property": finding.property, "message": finding.message}
+
+
+def _reduced_with_requests(case: WalkCase, reduction: Reduction) -> tuple[WalkCase, Reduction]:
+    """Leave out requests together with their arrivals, then reduce further.
+
+    If requests arrive in the order of the options, leaving out an arrival alone would only let another
+    request take its place. Requests that never arrived are left out, too.
+    """
+    if not isinstance(getattr(case.options, "requests", None), tuple):
+        return case, reduction
+    actions, finding, reruns = reduction.actions, reduction.finding, reduction.reruns
+    arrivals = sum(action[0] == "arrive" for action in actions)
+    case = _with_requests(case, case.options.requests[:arrivals])  # type: ignore[attr-defined]
+    for number in reversed(range(arrivals)):
+        requests = case.options.requests  # type: ignore[attr-defined]
+        fewer = _with_requests(case, requests[:number] + requests[number + 1 :])
+        outcome = rerun(fewer.make, _without_arrival(actions, number), to_rest=True)
+        reruns += 1
+        if outcome.finding is not None and outcome.finding.property == finding.property:
+            case, actions, finding = fewer, outcome.actions, outcome.finding
+    again = reduce(case.make, actions, finding)
+    return case, msgspec.structs.replace(again, reruns=reruns + again.reruns)
+
+
+def _with_requests(case: WalkCase, requests: tuple[Any, ...]) -> WalkCase:
+    return WalkCase(case.target, msgspec.structs.replace(case.options, requests=requests))
+
+
+def _without_arrival(actions: tuple[Action, ...], number: int) -> tuple[Action, ...]:
+    places = [place for place, action in enumerate(actions) if action[0] == "arrive"]
+    return actions[: places[number]] + actions[places[number] + 1 :]
+
+
+def told(failure: SavedFailure) -> str:
+    """The failure for people: numbered steps, the broken property, and where to look first."""
+    case = failure.case()
+    found_by = f"systematic {failure.systematic}" if failure.systematic else f"seed {failure.seed}"
+    bounds = f"{found_by}, run {failure.run}: {_options_text(case.options)}"
+    model = RerunModel(f"{failure.target} world", bounds, case.make)
+    lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
+    # The first line of `render` gives the length of a shortest path, which only a search can know.
+    steps = "step" if len(failure.actions) == 1 else "steps"
+    size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.reruns} reruns"
+    return "\n".join([f"{failure.target}: {failure.property} is broken: {size}", *lines[1:]])
+
+
+def _options_text(options: msgspec.Struct) -> str:
+    return ", ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(options).items())
+
+
+def save(failure: SavedFailure, directory: Path) -> list[Path]:
+    """Write the files named above and return their paths. Raises `LogError` for an unusable directory."""
+    claim(directory)
+    outcome = rerun(failure.case().make, failure.actions)
+    test = f"test_{slug_of(failure)}_{failure.seed}_{failure.run}.py"
+    encoded = msgspec.json.format(msgspec.json.encode(failure), indent=1)
+    texts = {FILE: encoded, "steps.txt": (told(failure) + "\n").encode()}
+    texts[test] = regression_test(failure).encode()
+    written = write_files(directory, texts)
+    if not outcome.world.events:
+        return written
+    save_log(outcome.world.events, directory / "log")
+    return [*written, directory / "log"]
+
+
+def write_files(directory: Path, texts: Mapping[str, bytes]) -> list[Path]:
+    """Write new files into a claimed directory. Raises `LogError`."""
+    try:
+        for name, text in texts.items():
+            # "x": a link that another user put here after the directory was claimed is not followed.
+            with (directory / name).open("xb") as file:
+                file.write(text)
+    except OSError as error:
+        raise LogError(f"{directory}: {error}") from error
+    return [directory / name for name in texts]
+
+
+def claim(directory: Path) -> None:
+    """Make the directory if it is absent. Raises `LogError` unless it is empty."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise LogError(f"{directory}: not empty; a failure is written to a directory of its own")
+    except OSError as error:
+        raise LogError(f"{directory}: {error}") from error
+
+
+def read(directory: Path) -> SavedFailure:
+    """Read a saved failure. Raises `ConfigError` if there is none or it is unreadable."""
+    path = directory / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=SavedFailure)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: {error.strerror}; name a directory that `kvsm fuzz` has written"
+        ) from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def load(directory: Path, given: Mapping[str, Collection[Any]] | None = None) -> SavedFailure:
+    """Read a saved failure of a world of kvsm. Raises `ConfigError`, also if it names code or a path.
+
+    given: values that the user allows, by the name of an option: {"policy": ["package.module:Class"]}.
+    """
+    failure = read(directory)
+    try:
+        refuse_named(failure.case().options, given or {})
+    except ConfigError as error:
+        raise ConfigError(f"{directory / FILE}: {error}") from error
+    return failure
+
+
+_TEST = '''"""{finding}
+
+Found by `{command} {found_by}` in run {run}, and reduced from {found} actions.
+It fails until the bug is fixed.
+"""
+
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.targets import case_of
+
+OPTIONS = {options}
+
+ACTIONS = {actions}
+
+
+def test_{name}_keeps_{property}() -> None:
+    outcome = rerun(case_of("{target}", OPTIONS).make, ACTIONS, to_rest=True)
+    assert outcome.finding is None, str(outcome.finding)
+'''
+
+
+def regression_test(failure: SavedFailure) -> str:
+    """The text of a test for pytest that needs only kvsm."""
+    return _TEST.format(
+        finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
+        target=failure.target,
+        command=_command(failure),
+        found_by=failure.found_by(),
+        name=slug_of(failure),
+        run=failure.run,
+        found=failure.found,
+        options=pformat(failure.options, width=100, sort_dicts=False),
+        actions=_listed(failure.actions),
+        property=failure.property.name.lower(),
+    )
+
+
+def _command(failure: SavedFailure) -> str:
+    """The command whose walk found it, without its seed."""
+    connector = failure.options.get("connector")
+    if connector is not None:
+        return f"kvsm vllm-fuzz --connector {connector}"
+    return f"kvsm fuzz --target {failure.target}"
+
+
+def _listed(actions: tuple[Action, ...]) -> str:
+    return "\n".join(["[", *[f"    {action!r}," for action in actions], "]"])

@@ -1,0 +1,200 @@
+"""What `kvsm fuzz` walks through: one interface for worlds and for Hypothesis' machines.
+
+A target makes runs, and each run depends on its number alone. So shards, processes, limits, resumed walks and
+the corpus are the same for all targets. `WorldTarget` is for worlds; `kvsm.testing.machine_target` is for
+machines.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm.check.walks import failures
+from kvsm.check.walks.corpus import CorpusEntry
+from kvsm.check.walks.failures import SavedFailure
+from kvsm.check.walks.guided import GuidedRuns, Schedule, chance_of, picked, reached_by
+from kvsm.check.walks.option_trust import refuse_named
+from kvsm.check.walks.own_code import find_own, is_path, where
+from kvsm.check.walks.reduce import reduce_pieces, rerun
+from kvsm.check.walks.targets import TARGETS, WalkCase, case_of, draw_case
+from kvsm.check.walks.walk import NewlyReached, RunMaker, WalkFailure, WorldRuns, random_of
+from kvsm.check.walks.watch import watching
+from kvsm.check.worlds.world import Action, World
+from kvsm.errors import ConfigError
+
+MOST_REDUCING = 30
+"""How often the reduction of a schedule of a corpus may do its actions again, all of them."""
+
+
+class Shortened(NamedTuple):
+    """A reduced entry. done: the actions that the reduction did."""
+
+    entry: CorpusEntry
+    done: int
+
+
+class Redone(NamedTuple):
+    """What a schedule reaches now. failure: if it fails by now."""
+
+    features: frozenset[str]
+    failure: WalkFailure | None
+
+
+class FuzzTarget(ABC):
+    """Something to walk through. name: as the user gives it."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def source(self) -> tuple[str, int] | None:
+        """File and line of the user's code; None for a target of kvsm."""
+        return where(find_own(self.name)) if is_path(self.name) else None
+
+    # Runs.
+
+    @abstractmethod
+    def runs(self, seed: int) -> RunMaker:
+        """The runs of a walk."""
+
+    @abstractmethod
+    def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
+        """Watched runs. Some of them begin with an entry.
+
+        known: features that are not new.
+        """
+
+    # The corpus.
+
+    @abstractmethod
+    def check_entry(self, entry: CorpusEntry) -> None:
+        """Raises `ConfigError` if this entry of the target cannot be done here."""
+
+    def owns(self, entry: CorpusEntry) -> bool:
+        """Whether this is an entry of the target."""
+        return entry.target == self.name
+
+    @abstractmethod
+    def entry(self, seed: int, reached: NewlyReached, entries: Sequence[CorpusEntry]) -> CorpusEntry:
+        """The schedule of a run that reached something. entries: as `guided_runs` had them."""
+
+    @abstractmethod
+    def redo(self, entry: CorpusEntry) -> Redone:
+        """Do a schedule again."""
+
+    @abstractmethod
+    def shortened(self, entry: CorpusEntry, wanted: Collection[str]) -> Shortened:
+        """The entry without what is not needed to reach these features."""
+
+    # Failures.
+
+    @abstractmethod
+    def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
+        """A failure of a run, reduced. entries: as `guided_runs` had them."""
+
+    @abstractmethod
+    def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
+        """A failure of an entry, reduced."""
+
+    @abstractmethod
+    def again(self, failure: SavedFailure) -> SavedFailure | None:
+        """The failure as it is now; None if it no longer fails."""
+
+    @abstractmethod
+    def told(self, failure: SavedFailure) -> str:
+        """The failure for people."""
+
+    @abstractmethod
+    def save(self, failure: SavedFailure, directory: Path) -> None:
+        """Write what is told, the log, and a test, into an empty directory."""
+
+
+class WorldTarget(FuzzTarget):
+    """A world of kvsm, all of them in turn, or one of the user's."""
+
+    def owns(self, entry: CorpusEntry) -> bool:
+        return entry.target in TARGETS if self.name == "all" else super().owns(entry)
+
+    def check_entry(self, entry: CorpusEntry) -> None:
+        if not entry.actions:
+            raise ConfigError("it has no actions")
+        refuse_named(_case(entry).options, {})
+
+    def runs(self, seed: int) -> RunMaker:
+        return WorldRuns(self._make, seed)
+
+    def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
+        schedules = [Schedule(_case(entry).make, entry.actions) for entry in entries]
+        return GuidedRuns(self._make, seed, schedules, known)
+
+    def _make(self, random: Random) -> World:
+        return draw_case(self.name, random).make()
+
+    def _case_of_run(self, seed: int, run: int, entries: Sequence[CorpusEntry]) -> WalkCase:
+        place = picked(chance_of(seed, run), len(entries))
+        return draw_case(self.name, random_of(seed, run)) if place is None else _case(entries[place])
+
+    def entry(self, seed: int, reached: NewlyReached, entries: Sequence[CorpusEntry]) -> CorpusEntry:
+        case = self._case_of_run(seed, reached.run, entries)
+        return CorpusEntry(
+            target=case.target,
+            seed=seed,
+            run=reached.run,
+            options=msgspec.to_builtins(case.options),
+            actions=reached.actions,
+        )
+
+    def redo(self, entry: CorpusEntry) -> Redone:
+        features, _, failure = _redo(entry, entry.actions)
+        return Redone(features, failure)
+
+    def shortened(self, entry: CorpusEntry, wanted: Collection[str]) -> Shortened:
+        done, needed = 0, frozenset(wanted)
+
+        def tried(actions: Sequence[Action]) -> Sequence[Action] | None:
+            nonlocal done
+            if done + len(actions) > MOST_REDUCING * len(entry.actions):
+                raise StopIteration
+            done += len(actions)
+            features, happened, _ = _redo(entry, actions)
+            return happened if needed <= features else None
+
+        return Shortened(entry.with_actions(reduce_pieces(entry.actions, tried), reduced=True), done)
+
+    def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
+        return failures.reduced_case(self._case_of_run(seed, failure.run, entries), seed, failure)
+
+    def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
+        return failures.reduced_case(_case(entry), entry.seed, failure)
+
+    def again(self, failure: SavedFailure) -> SavedFailure | None:
+        outcome = rerun(failure.case().make, failure.actions, to_rest=True)
+        return None if outcome.finding is None else failure.after(outcome.actions, outcome.finding)
+
+    def told(self, failure: SavedFailure) -> str:
+        return failures.told(failure)
+
+    def save(self, failure: SavedFailure, directory: Path) -> None:
+        failures.save(failure, directory)
+
+
+def _case(entry: CorpusEntry) -> WalkCase:
+    return case_of(entry.target, entry.options)
+
+
+def _redo(
+    entry: CorpusEntry, actions: Sequence[Action]
+) -> tuple[frozenset[str], tuple[Action, ...], WalkFailure | None]:
+    """What these actions reach in the entry's world, which of them happen, and how they fail if they do."""
+    with watching() as watch:
+        outcome = rerun(_case(entry).make, actions)
+        watch.say(reached_by(outcome.world))
+    found = outcome.finding
+    failure = None if found is None else WalkFailure(entry.run, outcome.actions, found)
+    return frozenset(watch.new), outcome.actions, failure

@@ -1,0 +1,146 @@
+"""Which code and paths a file of options may name.
+
+A saved failure, or a schedule of a corpus, contains the options of its world, and its author may be unknown.
+So a field that names code or a path is refused, unless its value is harmless or the user has given the same
+value on the command line. `TEXTS` lists what each field with text may name; numbers, booleans and choices
+name nothing. A field that is missing there is treated as naming code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from shlex import join
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import inspect
+
+from kvsm.check.vllm_fuzz.shape import EngineShape
+from kvsm.check.walks.targets import OwnWorldOptions
+from kvsm.check.worlds.core_options import CoreOptions
+from kvsm.check.worlds.hand_over_options import HandOverWorldOptions
+from kvsm.check.worlds.serving_world import RequestSpec, ServingOptions
+from kvsm.check.worlds.two_tiers import TwoTierOptions
+from kvsm.core.policies import POLICIES
+from kvsm.core.scheduler import KVCacheGroup
+from kvsm.errors import ConfigError
+
+_LONGEST_SHOWN = 200
+
+
+class Named(NamedTuple):
+    """What a field names.
+
+    what: for people.
+    option: of the command line, by which a user allows a value.
+    harmless: values that need no leave.
+    """
+
+    what: str
+    option: str
+    harmless: Collection[Any] = ()
+
+
+_POLICY = Named("code of an eviction policy", "--allow-policy", tuple(POLICIES))
+
+TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
+    CoreOptions: {"policy": _POLICY},
+    ServingOptions: {"policy": _POLICY},
+    # What a client sends with a request. It is read as data, and in this world no other engine exists.
+    RequestSpec: {"parameters": None},
+    # A word in KV events.
+    KVCacheGroup: {"event_kind": None},
+    HandOverWorldOptions: {"policy": _POLICY},
+    TwoTierOptions: {"writes": None},
+    EngineShape: {
+        "connector": Named("code of a connector", "--connector", ("KvsmConnector",)),
+        "extra": Named("code and paths of a connector's choice", "--config", ({},)),
+        # Kinds of actions, which are only compared.
+        "faults": None,
+        "without": None,
+    },
+    # It seeds random numbers. The code is named by the target, which the user gives with --target.
+    OwnWorldOptions: {"seed": None},
+}
+"""Struct -> field -> what it names; None: nothing, whatever it holds."""
+
+_UNKNOWN = Named("something that kvsm has not judged", "a newer kvsm")
+
+
+def refuse_named(options: msgspec.Struct, given: Mapping[str, Collection[Any]]) -> None:
+    """Raises `ConfigError` if the options of a file name code or a path that the user has not given.
+
+    given: what the user has given, by field.
+    """
+    for name, value, named in _named_in(options):
+        if value in named.harmless or value in given.get(name, ()):
+            continue
+        shown = repr(value)
+        shown = shown if len(shown) <= _LONGEST_SHOWN else shown[:_LONGEST_SHOWN] + ".."
+        raise ConfigError(
+            f"its {name} is {shown}, which names {named.what}: to repeat it runs code of that name, or "
+            f"writes there; if you trust it, allow that: {_allowed(named, value)}"
+        )
+    absent = [name for name, values in given.items() if values and not hasattr(options, name)]
+    if absent:
+        raise ConfigError(f"it has no {absent[0]}; leave out the option that allows one")
+
+
+def allowing(options: msgspec.Struct) -> str:
+    """The options of the command line that allow what these options name, each after a blank."""
+    needed = [(named, value) for _, value, named in _named_in(options) if value not in named.harmless]
+    return "".join([f" {_allowed(named, value)}" for named, value in needed])
+
+
+def _allowed(named: Named, value: Any) -> str:
+    text = value if isinstance(value, str) else msgspec.json.encode(value).decode()
+    return join([named.option, text])
+
+
+def _named_in(options: msgspec.Struct) -> Iterator[tuple[str, Any, Named]]:
+    """Return (field, value, what it names) for each field that may name something, in nested structs, too."""
+    texts = TEXTS.get(type(options), {})
+    for field in fields_with_text(type(options)):
+        named = texts.get(field, _UNKNOWN)
+        if named is not None:
+            yield field, getattr(options, field), named
+    for value in msgspec.structs.asdict(options).values():
+        for part in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(part, msgspec.Struct):
+                yield from _named_in(part)
+
+
+def fields_with_text(options: type[msgspec.Struct]) -> list[str]:
+    """Return the fields that can hold any text, directly or in a list or dict."""
+    found = inspect.type_info(options)
+    assert isinstance(found, inspect.StructType)
+    return [field.name for field in found.fields if _can_hold_text(field.type)]
+
+
+def structs_in(options: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
+    """Return this struct type and all struct types in its fields."""
+    found = inspect.type_info(options)
+    assert isinstance(found, inspect.StructType)
+    inside = [one for field in found.fields for part in _parts(field.type) for one in _structs(part)]
+    return [options, *[one for struct in inside for one in structs_in(struct)]]
+
+
+def _structs(found: inspect.Type) -> list[type[msgspec.Struct]]:
+    return [found.cls] if isinstance(found, inspect.StructType) else []
+
+
+def _can_hold_text(found: inspect.Type) -> bool:
+    named = (inspect.IntType, inspect.FloatType, inspect.BoolType, inspect.NoneType)
+    closed = (inspect.EnumType, inspect.LiteralType, inspect.StructType)
+    return any(not isinstance(part, (*named, *closed)) for part in _parts(found))
+
+
+def _parts(found: inspect.Type) -> list[inspect.Type]:
+    """Return the element types of a type: of lists, dicts and unions."""
+    if isinstance(found, inspect.UnionType):
+        return [part for one in found.types for part in _parts(one)]
+    if isinstance(found, inspect.TupleType):
+        return [part for one in found.item_types for part in _parts(one)]
+    if isinstance(found, (inspect.VarTupleType, inspect.ListType)):
+        return _parts(found.item_type)
+    return [found]

@@ -1,0 +1,95 @@
+"""Code of the user by its import path, `package.module:name`: a world or a machine to walk through."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from importlib import import_module
+from random import Random
+from typing import Any
+
+from kvsm.check.worlds.world import World
+from kvsm.errors import ConfigError, described
+
+KINDS = "a function that makes a World from a Random, a class of worlds, or a RuleBasedStateMachine"
+"""What a path may name."""
+
+
+def is_path(target: str) -> bool:
+    """Whether this is an import path, and not the name of a target of kvsm."""
+    return ":" in target
+
+
+def find_own(path: str) -> Any:
+    """What `package.module:name` names. The current directory can be imported, as with `python -m`.
+
+    Raises `ConfigError`: it says what is missing, and where it was looked for.
+    """
+    module_name, _, name = path.partition(":")
+    if not (module_name and name):
+        raise ConfigError(f"target {path!r}: give package.module:name, where name is {KINDS}")
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ConfigError(
+                f"target {path}: importing {module_name} failed: {error}; install it"
+            ) from error
+        raise ConfigError(
+            f"target {path}: there is no module {error.name}; it was looked for in {here} and among the "
+            f"installed packages of {sys.executable}. Call kvsm where the module is, or install its package"
+        ) from error
+    except (Exception, SystemExit) as error:  # the code of somebody else may raise anything
+        raise ConfigError(f"target {path}: importing {module_name} raised {described(error)}") from error
+    try:
+        return getattr(module, name)
+    except AttributeError:
+        has = [
+            one for one in vars(module) if not one.startswith("_") and _may_be(getattr(module, one), module)
+        ]
+        listed = f"; it has {', '.join(has[:8])}" if has else ""
+        raise ConfigError(f"target {path}: {module.__file__} has no {name}{listed}. Name {KINDS}") from None
+
+
+def _may_be(thing: Any, module: Any) -> bool:
+    return callable(thing) and getattr(thing, "__module__", None) == module.__name__
+
+
+def where(thing: Any) -> tuple[str, int] | None:
+    """The file, relative to the current directory if it is below, and the line of a class or function."""
+    try:
+        file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
+    except (OSError, TypeError):
+        return None
+    if file is None:
+        return None
+    relative = os.path.relpath(file)
+    return (file if relative.startswith("..") else relative), max(line, 1)
+
+
+def make_own_world(path: str, random: Random) -> World:
+    """The world that the user's code makes from the random numbers. Raises `ConfigError` if it makes none."""
+    make = find_own(path)
+    if not callable(make):
+        raise ConfigError(f"target {path} is {type(make).__name__} {make!r:.60}, not {KINDS}")
+    try:
+        world = make(random)
+    except Exception as error:  # the code of somebody else may raise anything
+        raise ConfigError(
+            f"target {path} cannot make a world: {path.partition(':')[2]}(random) raised {described(error)}. "
+            f"It must be {KINDS}"
+        ) from error
+    missing = [name for name in _METHODS if not hasattr(world, name)]
+    if missing:
+        raise ConfigError(
+            f"target {path} makes {type(world).__name__}, which is no World: it lacks {', '.join(missing)}; "
+            "see kvsm.check.worlds.world.World"
+        )
+    return world  # type: ignore[no-any-return]
+
+
+_METHODS = tuple(name for name in vars(World) if not name.startswith("_"))

@@ -1,0 +1,182 @@
+"""Reduction: from all actions of a failed run to the few that it takes to fail.
+
+Actions name things by their place, so a run without some of its actions is still a valid run. Each candidate
+runs in a fresh world, and counts if it breaks the same property. Reduction first leaves out whole kinds of
+action, then all actions on one thing, then ever smaller pieces down to single actions (delta debugging:
+Zeller and Hildebrandt, 2002). Last it makes the numbers small. The result is minimal, because no single
+action can be left out. A shorter failing run may exist.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from kvsm.check.walks.walk import rest
+from kvsm.check.worlds.world import Action, Finding, World, finding_of
+from kvsm.errors import KvsmError
+
+Item = TypeVar("Item")
+
+MOST_RERUNS = 4000
+
+
+class Rerun(msgspec.Struct, frozen=True):
+    """What happened when actions were done in a fresh world.
+
+    actions: those that happened, up to the failing one.
+    finding: None if nothing failed.
+    """
+
+    world: World
+    actions: tuple[Action, ...]
+    finding: Finding | None
+
+
+class Reduction(msgspec.Struct, frozen=True):
+    """The fewest failing actions that were found, their finding, and how many reruns it took."""
+
+    actions: tuple[Action, ...]
+    finding: Finding
+    reruns: int
+
+
+class NotRepeated(KvsmError):
+    """A failure that the same actions do not repeat, so something outside of them decides, too."""
+
+
+def rerun(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Rerun:
+    """Do these actions in a fresh world, then check everything. Actions that cannot happen are left out.
+
+    to_rest: afterwards wind down and check again. The actions of winding down are not recorded.
+    """
+    world = make_world()
+    done: list[Action] = []
+    try:
+        for action in actions:
+            done.append(action)
+            if not world.do(action):
+                done.pop()
+        world.check()
+        if to_rest:
+            rest(world, [])
+    except Exception as error:  # whatever the real code raises is a finding
+        return Rerun(world, tuple(done), finding_of(error))
+    return Rerun(world, tuple(done), None)
+
+
+def reduce(
+    make_world: Callable[[], World],
+    actions: Sequence[Action],
+    finding: Finding,
+    *,
+    most_reruns: int = MOST_RERUNS,
+) -> Reduction:
+    """Reduce to few actions that break the same property at the same place. Raises `NotRepeated` if all
+    together do not.
+
+    make_world: makes a fresh world with the configuration of the failed run.
+    """
+    reducer = _Reducer(make_world, finding, most_reruns)
+    # A fault on the way to rest shows only there. Any other fault is told more briefly without it.
+    if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
+        raise NotRepeated(f"{len(actions)} actions broke {finding.property}, and done again they do not")
+    reducer.leave_out_kinds()
+    reducer.leave_out_things()
+    reducer.leave_out_pieces()
+    reducer.make_numbers_small()
+    return Reduction(tuple(reducer.best), reducer.finding, reducer.reruns)
+
+
+def reduce_pieces(
+    items: Sequence[Item], tried: Callable[[Sequence[Item]], Sequence[Item] | None]
+) -> Sequence[Item]:
+    """Delta debugging: leave out halves, quarters, and so on; then single items, until none can be left out.
+
+    tried: what is left of these items if they still show what is wanted, else None. It may end the search by
+    `StopIteration`.
+    """
+    best, size = items, max(1, len(items) // 2)
+    while True:
+        before, start = len(best), 0
+        while start < len(best):
+            try:
+                fewer = tried([*best[:start], *best[start + size :]])
+            except StopIteration:
+                return best
+            if fewer is None:
+                start += size
+            else:
+                best = fewer
+        if size > 1:
+            size //= 2
+        elif len(best) == before:
+            return best
+
+
+class _Reducer:
+    """Keeps the shortest failing list so far as `best`.
+
+    A failing candidate replaces it, cut after the failure and without the actions that could not happen.
+    """
+
+    def __init__(self, make_world: Callable[[], World], finding: Finding, most_reruns: int) -> None:
+        self._make_world, self.finding, self._most_reruns = make_world, finding, most_reruns
+        self.best: list[Action] = []
+        self.reruns = 0
+        self._to_rest = False
+
+    def fails(self, candidate: list[Action]) -> bool:
+        if self.reruns >= self._most_reruns:
+            return False
+        self.reruns += 1
+        outcome = rerun(self._make_world, candidate, to_rest=self._to_rest)
+        if outcome.finding is None or not outcome.finding.is_like(self.finding):
+            return False
+        self.best, self.finding = list(outcome.actions), outcome.finding
+        return True
+
+    def fails_on_the_way_to_rest(self, candidate: list[Action]) -> bool:
+        """From now on each candidate is wound down as well."""
+        self._to_rest = True
+        return self.fails(candidate)
+
+    def leave_out_kinds(self) -> None:
+        """The most frequent kind first, so that later reruns are quicker."""
+        for (name,), _ in Counter(action[:1] for action in self.best).most_common():
+            self.fails([action for action in self.best if action[0] != name])
+
+    def leave_out_things(self) -> None:
+        """All actions of one kind on one request, copy or place."""
+        for thing, _ in Counter(action[:2] for action in self.best if len(action) > 1).most_common():
+            self.fails([action for action in self.best if action[:2] != thing])
+
+    def leave_out_pieces(self) -> None:
+        """Halves, quarters, and so on; then single actions until none can be left out."""
+        reduce_pieces(self.best, self._tried)
+
+    def _tried(self, candidate: Sequence[Action]) -> list[Action] | None:
+        if self.reruns >= self._most_reruns:
+            raise StopIteration
+        return self.best if self.fails(list(candidate)) else None
+
+    def make_numbers_small(self) -> None:
+        """Try 0 and 1 in place of larger numbers. This may shorten the list, and never lengthens it."""
+        for place in range(len(self.best)):
+            for number in range(1, len(self.best[place]) if place < len(self.best) else 0):
+                self._make_small(place, number)
+
+    def _make_small(self, place: int, number: int) -> None:
+        for smaller in (0, 1):
+            if place >= len(self.best) or number >= len(self.best[place]):
+                return
+            action = self.best[place]
+            old = action[number]
+            if not isinstance(old, int) or old <= smaller:
+                return
+            changed = (*action[:number], smaller, *action[number + 1 :])
+            if self.fails([*self.best[:place], changed, *self.best[place + 1 :]]):
+                return

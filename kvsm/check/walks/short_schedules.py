@@ -1,0 +1,116 @@
+"""Every short schedule of a world, in order of length: complete where a random walk is not.
+
+A schedule is a list of actions from a small alphabet. Each one runs in a fresh world, which is then brought
+to rest and checked. Among schedules of one length, those with few changes between actors come first: few
+changes show most bugs (Musuvathi and Qadeer, 2007). A schedule whose last action cannot happen is the same
+as a shorter one, so it is skipped with all that begin like it. So is what begins like a schedule that failed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import msgspec
+
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.walk import WalkFailure
+from kvsm.check.worlds.world import Action, Finding, World
+from kvsm.system.executors.executor import Executor
+
+Schedule = tuple[Action, ...]
+_CHUNK = 16
+"""Schedules that a worker takes at a time."""
+
+
+class ScheduleCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a search is.
+
+    length: of the longest schedules that were begun.
+    schedules: how many have run, with this number of actions.
+    skipped: how many were the same as a shorter one.
+    seconds: since it began.
+    complete: the length up to which all schedules have run.
+    """
+
+    length: int = 0
+    schedules: int = 0
+    actions: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    complete: int = 0
+
+
+class _Outcome(msgspec.Struct, frozen=True):
+    """happened: whether the last action did."""
+
+    happened: bool
+    finding: Finding | None
+
+
+def search(
+    make_world: Callable[[], World],
+    alphabet: Sequence[Action],
+    actor: Callable[[Action], str],
+    most: int,
+    executor: Executor | None = None,
+) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
+    """Run every schedule of at most this many actions. Yields the counts after each, and its failure if any.
+
+    The order and the findings are the same for any executor. `WalkFailure.run` is the number of the schedule.
+
+    actor: who takes an action. executor: who runs the schedules; None for this process.
+    """
+    counts, began = ScheduleCounts(), time.monotonic()
+    prefixes: list[Schedule] = [()]
+    for length in range(1, most + 1):
+        longer = [(*prefix, action) for prefix in prefixes for action in alphabet]
+        longer.sort(key=lambda schedule: _changes(schedule, actor))
+        prefixes = []
+        with _outcomes(make_world, longer, executor) as outcomes:
+            for schedule, outcome in zip(longer, outcomes):
+                counts = msgspec.structs.replace(
+                    counts,
+                    length=length,
+                    schedules=counts.schedules + outcome.happened,
+                    actions=counts.actions + length * outcome.happened,
+                    skipped=counts.skipped + (not outcome.happened),
+                    seconds=time.monotonic() - began,
+                )
+                if outcome.finding is not None:
+                    yield counts, WalkFailure(counts.schedules, schedule, outcome.finding)
+                    continue
+                if outcome.happened:
+                    prefixes.append(schedule)
+                yield counts, None
+        counts = msgspec.structs.replace(counts, complete=length)
+        yield counts, None
+
+
+def _changes(schedule: Schedule, actor: Callable[[Action], str]) -> int:
+    return sum(actor(one) != actor(other) for one, other in itertools.pairwise(schedule))
+
+
+@contextmanager
+def _outcomes(
+    make_world: Callable[[], World], schedules: Sequence[Schedule], executor: Executor | None
+) -> Iterator[Iterator[_Outcome]]:
+    task = partial(_outcomes_of, make_world)
+    if executor is None:
+        yield (outcome for one in schedules for outcome in task([one]))
+        return
+    chunks = (schedules[first : first + _CHUNK] for first in range(0, len(schedules), _CHUNK))
+    with executor.results(task, chunks, name="the schedules from {0[0]} on".format) as results:
+        yield (outcome for outcomes in results for outcome in outcomes)
+
+
+def _outcomes_of(make_world: Callable[[], World], schedules: Sequence[Schedule]) -> list[_Outcome]:
+    return [_outcome(make_world, one) for one in schedules]
+
+
+def _outcome(make_world: Callable[[], World], schedule: Schedule) -> _Outcome:
+    done = rerun(make_world, schedule, to_rest=True)
+    return _Outcome(len(done.actions) == len(schedule), done.finding)

@@ -1,0 +1,351 @@
+"""The random walk: many short runs of a world, each from a seed of its own.
+
+A run draws a small configuration. With `swarm` it also draws a profile: most kinds of action happen as often
+as the world draws them, some seldom, some never. Some bugs need a run in which something never happens (no
+report fails, nothing is cancelled), and no fixed mixture of actions gives such runs. The run then does
+actions, checks the world now and again, and winds down to rest.
+
+Only the seed and the number of the run decide what happens in it, so these two numbers and the list of
+actions describe a failure. Clocks and limits only decide how many runs there are. Several processes give the
+same result as one, because runs are counted in order.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import count
+from random import Random
+from typing import Protocol, runtime_checkable
+
+import msgspec
+
+from kvsm.check.walks.shard import WHOLE, Shard
+from kvsm.check.worlds.world import Action, Finding, World, finding_of
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+from kvsm.system.executors.executor import Executor
+from kvsm.system.executors.forked import ForkedProcesses
+
+MakeWorld = Callable[[Random], World]
+"""Makes a new world with a configuration drawn from the random numbers."""
+
+FEWEST_ACTIONS, MOST_ACTIONS = 300, 2000
+CHECK_EVERY = 250
+"""Actions between two checks of the whole world, unless it has its own `check_every`."""
+MOST_WINDING = 20_000
+"""After this many actions the way to rest counts as endless."""
+FEW_WINDING = 500
+"""After this many actions the way to rest is searched for a cycle, which costs time."""
+_BATCH = 8
+"""Runs that a process makes at a time. Garbage is collected between batches; a run makes little of it."""
+_SHARES = (0.0, 0.05, 0.3, 1.0, 1.0, 1.0)
+_TRIES = 16
+
+
+class WalkFailure(msgspec.Struct, frozen=True):
+    """A run that ended in a finding, with the actions that happened in it."""
+
+    run: int
+    actions: tuple[Action, ...]
+    finding: Finding
+
+
+class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The result of a walk.
+
+    next_run: the run to continue with.
+    operations: as the world counts them, or else how many actions happened.
+    most_in_flight: the most copies at once, if the world counts them.
+    interrupted: whether Ctrl-C ended the walk.
+    reached: the runs that reached something new, if they are watched (`kvsm.check.walks.guided`).
+    """
+
+    seed: int
+    next_run: int = 0
+    runs: int = 0
+    operations: int = 0
+    seconds: float = 0.0
+    most_in_flight: int = 0
+    interrupted: bool = False
+    failure: WalkFailure | None = None
+    reached: tuple[NewlyReached, ...] = ()
+
+    @property
+    def operations_per_second(self) -> float:
+        """Operations per second of wall time."""
+        return self.operations / self.seconds if self.seconds else 0.0
+
+
+class NewlyReached(msgspec.Struct, frozen=True):
+    """A run that reached something new.
+
+    features: what it reached, by name.
+    actions: those up to the one that reached the last of them.
+    choices: in place of actions, for a machine of Hypothesis: the bytes that it drew from.
+    """
+
+    run: int
+    features: frozenset[str]
+    actions: tuple[Action, ...] = ()
+    choices: bytes = b""
+
+
+class WalkedRun(msgspec.Struct, frozen=True):
+    """What one run adds to a `WalkResult`."""
+
+    operations: int
+    most_in_flight: int
+    failure: WalkFailure | None
+    reached: tuple[NewlyReached, ...] = ()
+
+
+def walk(
+    make_world: MakeWorld | RunMaker,
+    seed: int,
+    *,
+    first_run: int = 0,
+    runs: int | None = None,
+    operations: int | None = None,
+    seconds: float | None = None,
+    swarm: bool = True,
+    jobs: int = 1,
+    executor: Executor | None = None,
+    shard: Shard = WHOLE,
+    progress: Callable[[WalkResult], None] | None = None,
+) -> WalkResult:
+    """Make runs from `first_run` on until one fails, a limit is reached, or Ctrl-C. Without a limit,
+    endlessly.
+
+    With `runs` or `operations` the result is the same every time, for any `jobs` and any executor.
+
+    make_world: or what makes the runs in another way.
+    runs: of the whole walk. A shard makes those of them that belong to it.
+    jobs: how many processes. They are forked, so `make_world` need not be picklable.
+    executor: who makes the runs, in place of processes of this machine.
+    progress: called after every run.
+
+    Raises `ConfigError` if some runs lose one worker after the other.
+    """
+    maker = make_world if isinstance(make_world, RunMaker) else WorldRuns(make_world, seed, swarm)
+    result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
+    first, end = shard.place(first_run), None if runs is None else first_run + runs
+    if end is not None and shard.place(end) == first:  # none of them belongs to the shard
+        return msgspec.structs.replace(result, next_run=end)
+    with _runs_of(maker if shard == WHOLE else _ShardRuns(maker, shard), first, jobs, executor) as made:
+        try:
+            for place, run in enumerate(made, first):
+                is_last = end is not None and shard.place(end) == place + 1
+                result = msgspec.structs.replace(
+                    result,
+                    next_run=end if is_last else shard.run(place) + 1,
+                    runs=result.runs + 1,
+                    operations=result.operations + run.operations,
+                    most_in_flight=max(result.most_in_flight, run.most_in_flight),
+                    seconds=time.monotonic() - start,
+                    failure=run.failure,
+                    reached=result.reached + run.reached,
+                )
+                if progress is not None:
+                    progress(result)
+                if (
+                    run.failure is not None
+                    or is_last
+                    or (operations is not None and result.operations >= operations)
+                    or (seconds is not None and result.seconds >= seconds)
+                ):
+                    break
+        except KeyboardInterrupt:
+            result = msgspec.structs.replace(result, interrupted=True)
+    return result
+
+
+def random_of(seed: int, run: int) -> Random:
+    """The random numbers of a run. `make_world(random_of(seed, run))` makes its initial world."""
+    return Random(f"{seed}/{run}")
+
+
+class RunMaker(ABC):
+    """Makes runs; holds all that decides what happens in them."""
+
+    @abstractmethod
+    def run(self, number: int) -> WalkedRun:
+        """Make the run with this number. What comes of it depends on the number alone."""
+
+    def batch(self, first: int) -> list[WalkedRun]:
+        """A batch of runs from `first` on. It ends early after a failed run."""
+        made: list[WalkedRun] = []
+        while len(made) < _BATCH and not (made and made[-1].failure):
+            made.append(self.run(first + len(made)))
+        gc.collect()
+        return made
+
+
+class _ShardRuns(RunMaker):
+    """The runs that belong to a shard, by their places in it."""
+
+    def __init__(self, maker: RunMaker, shard: Shard) -> None:
+        self._maker, self._shard = maker, shard
+
+    def run(self, number: int) -> WalkedRun:
+        return self._maker.run(self._shard.run(number))
+
+
+class WorldRuns(RunMaker):
+    """Runs of a world. `kvsm.check.walks.guided` begins them in places that earlier runs have reached."""
+
+    def __init__(self, make_world: MakeWorld, seed: int, swarm: bool = True) -> None:
+        self.make_world, self.seed, self.swarm = make_world, seed, swarm
+
+    def begin(self, number: int, random: Random) -> tuple[World, Sequence[Action]]:  # noqa: ARG002
+        """The world of a run, and the actions that happen in it before any is drawn."""
+        return self.make_world(random), ()
+
+    def run(self, number: int) -> WalkedRun:
+        """Make the run with this number."""
+        return self.make(number, [])[1]
+
+    def make(self, number: int, done: list[Action]) -> tuple[World, WalkedRun]:
+        """The same. `done` has at any time the actions that have happened."""
+        random = random_of(self.seed, number)
+        world, planned = self.begin(number, random)
+        draw = _swarm_of(world, f"{self.seed}/{number}") if self.swarm else _draw
+        check_every = getattr(world, "check_every", CHECK_EVERY)
+        try:
+            for action in planned:
+                _do(world, action, done)
+            for place in range(random.randint(FEWEST_ACTIONS, MOST_ACTIONS)):
+                try:
+                    action = draw(world, random)
+                except IndexError:  # from `Random.choice`: there is nothing to choose from
+                    break
+                _do(world, action, done)
+                if place % check_every == check_every - 1:
+                    world.check()
+            world.check()
+            rest(world, done)
+        except Exception as error:  # whatever the real code raises is a finding
+            failure = WalkFailure(number, tuple(done), finding_of(error))
+            return world, _run_of(world, done, failure)
+        return world, _run_of(world, done, None)
+
+
+def rest(world: World, done: list[Action]) -> None:
+    """Wind down, then check the world. Appends the actions to `done`.
+
+    Raises `PropertyBroken` (progress, S9) if the way to rest does not end. Then `done` is as it was before,
+    because the way is always the same.
+    """
+    began, seen = len(done), set[bytes]()
+    for number in range(MOST_WINDING):
+        action = world.wind_down()
+        if action is None:
+            world.check()
+            return
+        happened = len(done)
+        _do(world, action, done)
+        if len(done) == happened:
+            raise PropertyBroken(Property.PROGRESS, f"{action} should lead to rest, and cannot happen")
+        if number >= FEW_WINDING:
+            fingerprint = world.fingerprint()
+            if fingerprint in seen:
+                break
+            seen.add(fingerprint)
+    message = f"after {len(done) - began} actions towards rest it is not at rest"
+    del done[began:]
+    raise PropertyBroken(Property.PROGRESS, message)
+
+
+def _do(world: World, action: Action, done: list[Action]) -> None:
+    """Do an action and record it. An action that raises stays recorded, as the last one."""
+    done.append(action)
+    if not world.do(action):
+        done.pop()
+
+
+def _draw(world: World, random: Random) -> Action:
+    return world.draw(random)
+
+
+def _run_of(world: World, done: list[Action], failure: WalkFailure | None) -> WalkedRun:
+    operations = getattr(world, "operations", len(done))
+    return WalkedRun(operations, getattr(world, "most_in_flight", 0), failure)
+
+
+@runtime_checkable
+class Favouring(Protocol):
+    """A world that applies a profile itself, which is faster than drawing and discarding actions."""
+
+    def favour(self, share: Callable[[str], float]) -> None:
+        """Draw only this share of each kind of action."""
+
+
+def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
+    """A function that draws actions by the profile of this run.
+
+    The share of a kind depends on its name, not on when it is drawn first.
+    """
+
+    def share(name: str) -> float:
+        return Random(f"{seed}/{name}").choice(_SHARES)
+
+    if isinstance(world, Favouring):
+        world.favour(share)
+        return _draw
+    shares: dict[str, float] = {}
+
+    def draw(world: World, random: Random) -> Action:
+        for _ in range(_TRIES):
+            action = world.draw(random)
+            name = str(action[0])
+            if name not in shares:
+                shares[name] = share(name)
+            if random.random() < shares[name]:
+                break
+        return action  # after too many tries any action will do: a run must go on
+
+    return draw
+
+
+@contextmanager
+def _runs_of(
+    task: RunMaker, first_run: int, jobs: int, executor: Executor | None
+) -> Iterator[Iterator[WalkedRun]]:
+    """An endless series of runs in order, made in this process or in others."""
+    if executor is None and jobs > 1:
+        executor = ForkedProcesses(jobs)
+    if executor is not None:
+        firsts = count(first_run, _BATCH)
+        with executor.results(partial(_batch_of, task), firsts, name=_batch_named) as batches:
+            yield (run for batch in batches for run in batch)
+        return
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield _one_by_one(task, first_run)
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
+def _one_by_one(task: RunMaker, first_run: int) -> Iterator[WalkedRun]:
+    for number in count(first_run):
+        yield task.run(number)
+        if not number % _BATCH:
+            gc.collect()
+
+
+def _batch_of(task: RunMaker, first: int) -> list[WalkedRun]:
+    gc.disable()  # a batch collects when it ends
+    try:
+        return task.batch(first)
+    finally:
+        gc.enable()
+
+
+def _batch_named(first: int) -> str:
+    return f"runs {first} to {first + _BATCH - 1}"

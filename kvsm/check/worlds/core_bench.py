@@ -1,0 +1,104 @@
+"""What the actions of the core world share: the real core, its log, and the reference books beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvsm.check.worlds.core_books import BookedCopy, ReferenceBooks
+from kvsm.check.worlds.core_options import CoreOptions
+from kvsm.core.kv_events import Publisher
+from kvsm.core.log import MemoryLog
+from kvsm.core.offloader import Offloader
+from kvsm.core.plan import TransferJob
+from kvsm.errors import PropertyBroken
+from kvsm.ids import to_list
+from kvsm.properties import Property
+
+_ENDED_KEPT = 16
+"""How many of the transfers that ended last may still be reported."""
+
+
+class CoreBench:
+    """The core under test and its reference books.
+
+    prompts: the keys of each prompt.
+    names: the requests that may call.
+    ended: the transfers that ended last, oldest first.
+    operations: calls on the core and moves of bytes so far. Each of them was compared.
+    """
+
+    def __init__(self, options: CoreOptions) -> None:
+        config = options.config()
+        self.options = options
+        self.log = MemoryLog()
+        self.core = Offloader(config, self.log, publisher=Publisher(), clock_ns=lambda: 0)
+        self.books = ReferenceBooks(
+            options.host_blocks,
+            config.device_blocks,
+            options.workers,
+            options.blocks_per_chunk,
+            options.defer_ticks,
+        )
+        self.prompts = [options.keys(prompt) for prompt in range(options.prompts)]
+        self.names = [f"r{number}" for number in range(options.requests)]
+        self.ended: list[BookedCopy] = []
+        self.operations = 0
+
+    def name(self, number: int) -> str:
+        """The request of this number."""
+        return self.names[number % len(self.names)]
+
+    def prompt(self, number: int) -> list[bytes]:
+        """The keys of the prompt of this number."""
+        return self.prompts[number % len(self.prompts)]
+
+    def planned(self) -> list[BookedCopy]:
+        """Copies that no worker has seen yet."""
+        return [copy for copy in self.books.copies.values() if not copy.submitted]
+
+    def submitted(self) -> list[BookedCopy]:
+        """Copies that are under way at the workers."""
+        return [copy for copy in self.books.copies.values() if copy.submitted]
+
+    def live_copy(self, place: int) -> BookedCopy | None:
+        """One of the copies that are planned or under way; None if there is none."""
+        copies = list(self.books.copies.values())
+        return copies[place % len(copies)] if copies else None
+
+    def keep_ended(self, copies: Sequence[BookedCopy]) -> None:
+        """Remember these copies, so that they can be reported too late."""
+        self.ended += copies
+        del self.ended[:-_ENDED_KEPT]
+
+    def pairs_of(self, job: TransferJob, blocks: Sequence[int]) -> list[tuple[int, int]]:
+        """(device block, host block) of each copy of the job, which must name these device blocks (S15)."""
+        sources = to_list(job.device_blocks)
+        if sources != list(blocks):
+            message = f"a job names device blocks {sources} instead of {list(blocks)}"
+            raise PropertyBroken(Property.CORRECT_BYTES, message)
+        return list(zip(sources, to_list(job.host_blocks), strict=True))
+
+    def check_leases(self, blocks: Sequence[int]) -> None:
+        """A device block is leased exactly while a copy holds it (S3)."""
+        words, books = self.core.ledger.leases.words, self.books
+        for block in blocks:
+            if (words[block] != 0) != (block in books.leased or block in books.retired):
+                held = "is leased, but no copy has it" if words[block] else "is not leased, but a copy has it"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, f"device block {block} {held}")
+
+
+class CoreActions:
+    """Base of the groups of actions. Each public method is the action of its name.
+
+    It returns False, with nothing changed, if it cannot happen now. It raises `PropertyBroken` if an answer
+    of the core differs from the books.
+    """
+
+    def __init__(self, bench: CoreBench) -> None:
+        self.bench, self.options = bench, bench.options
+        self.books, self.log = bench.books, bench.log
+
+    @property
+    def core(self) -> Offloader:
+        """The core under test. A restart makes another one."""
+        return self.bench.core

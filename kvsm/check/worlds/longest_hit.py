@@ -1,0 +1,149 @@
+"""The longest hit, from the definitions: slow and obvious.
+
+`kvsm.core.scheduler.hits.HitSearch` lowers an end group by group. Here each end is tried, the longest first.
+An end is served if each token that a group reads there is on the device, or in a chunk that can be read on
+the host. The two share no code. The small engine compares each answer of the scheduler, and its own device
+hits, which it finds with `HitSearch`.
+
+Taken as given, not checked: the device tokens that the engine reports, the keys that the ledger calls
+readable, and the reasons for which a request may not load or not wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from sys import maxsize
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+
+from kvsm.check.worlds.small_request import SmallRequest
+from kvsm.core.ledger import RequestRecord
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, OffloadScheduler
+from kvsm.core.scheduler.groups import group_suffix
+from kvsm.core.scheduler.protocols import EngineRequest
+from kvsm.errors import PropertyBroken
+from kvsm.ids import to_list
+from kvsm.properties import Property
+from kvsm.states.request import RequestState
+
+if TYPE_CHECKING:
+    from kvsm.check.worlds.small_engine import SmallEngine
+
+Has = Callable[[bytes], bool]
+Key = bytes | None
+"""None: the chunk is not full, so it has no key."""
+
+
+def tokens_read(group: KVCacheGroup, end: int) -> range:
+    """The tokens whose KV the layers of a group read to compute the token at `end`."""
+    if group.kind is GroupKind.FULL:
+        return range(end)
+    if group.kind is GroupKind.SLIDING_WINDOW:
+        # The window holds the token itself.
+        return range(max(0, end + 1 - group.window), end)
+    return range(end - 1, end)
+
+
+class Prompt(NamedTuple):
+    """A request that asks for a hit.
+
+    cells: hash of the prefix that ends with each token.
+    chunk: device blocks in one chunk.
+    """
+
+    groups: tuple[KVCacheGroup, ...]
+    cells: Sequence[bytes]
+    chunk: int = 1
+
+    def key(self, index: int, token: int) -> Key:
+        """The key of the chunk of group `index` that holds this token."""
+        tokens = self.groups[index].block_tokens * self.chunk
+        end = token - token % tokens + tokens
+        return self.cells[end - 1] + group_suffix(index) if end <= len(self.cells) else None
+
+    def keys_read(self, local: int, end: int) -> Iterator[Key]:
+        """What a hit up to `end` reads of the host, if the device has `local` tokens. A key may repeat."""
+        for index, group in enumerate(self.groups):
+            for token in tokens_read(group, end):
+                if token >= local:
+                    yield self.key(index, token)
+
+    def longest_hit(self, local: int, most_loaded: int, has: Has) -> int:
+        """The end of the longest hit (tokens); `local` if the host adds nothing.
+
+        most_loaded: how many tokens may be loaded.
+        """
+        for end in range(len(self.cells) - 1, local, -1):
+            if end - local > most_loaded or any(end % group.block_tokens for group in self.groups):
+                continue
+            if all(key is not None and has(key) for key in self.keys_read(local, end)):
+                return end
+        return local
+
+
+def check_device_hit(engine: SmallEngine, request: SmallRequest, local: int) -> None:
+    """The engine finds all that its device has of a request. Raises `PropertyBroken`."""
+    if engine.prefix_cache and not request.skip_reading_prefix_cache:
+        has = engine.pool.cached.__contains__
+        longest = Prompt(engine.groups, request.cells).longest_hit(0, maxsize, has)
+        if local != longest:
+            _broken(request, f"has {local} tokens on the device, and the longest hit {longest}")
+
+
+def check_answer(request: EngineRequest, local: int, found: int | None, expected: int | None) -> None:
+    """The scheduler answers as expected. Raises `PropertyBroken`."""
+    if found != expected:
+        _broken(request, f"is offered {found} tokens behind {local}, and the longest hit has {expected}")
+
+
+def _broken(request: EngineRequest, message: str) -> NoReturn:
+    raise PropertyBroken(Property.MATCH_HOLDS, f"request {request.request_id} {message}")
+
+
+def expected_answer(
+    scheduler: OffloadScheduler, request: EngineRequest, cells: Sequence[bytes], local: int
+) -> int | None:
+    """How many tokens behind `local` the scheduler must offer to load. None: it must let the request wait.
+
+    Call it before the scheduler is asked. There must be no tier below the host.
+
+    cells: hash of the prefix that ends with each token of the request; of tokens that end no block, anything.
+    """
+    core, ledger = scheduler.offloader, scheduler.offloader.ledger
+    entry = ledger.requests.get(request.request_id) or RequestRecord(request.request_id)
+    tracked = scheduler.state.tracked.get(request.request_id)
+    if entry.state is RequestState.DEFERRED:
+        return None
+    if entry.state is RequestState.FINISHED:
+        # An earlier request of its name still loads.
+        return 0
+    # A request that asks after it had blocks was preempted, and begins to wait anew.
+    begins = entry.patience < 0 or (tracked is not None and any(tracked.tables))
+    may_wait = core.config.defer_ticks > 0 and (begins or entry.patience > ledger.tick)
+    if entry.load:
+        # Two loads of one request could not be told apart.
+        return None if may_wait else 0
+    if request.skip_reading_prefix_cache or len(ledger.transfers) >= core.config.max_live_transfers:
+        return 0
+    prompt = Prompt(scheduler.config.groups, cells, core.config.blocks_per_chunk)
+    most, index = (request.kv_transfer_params or {}).get("max_load_tokens", maxsize), ledger.index
+    end = prompt.longest_hit(local, most, index.__contains__)
+    busy = {slot for transfer in ledger.transfers.values() for slot in to_list(transfer.slots)}
+    if may_wait and any(index[key] in busy for key in prompt.keys_read(local, end) if key is not None):
+        return None
+    return prompt.longest_hit(local, most, lambda key: key in index and ledger.readable(index[key])) - local
+
+
+def watch_answers(scheduler: OffloadScheduler) -> None:
+    """Check each answer of a scheduler from now on. There must be no tier below the host."""
+    ask = scheduler.get_num_new_matched_tokens
+
+    def watched(request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:
+        cells = [b""] * request.num_tokens
+        for number, value in enumerate(request.block_hashes, 1):
+            cells[number * scheduler.config.tokens_per_hash - 1] = value
+        expected = expected_answer(scheduler, request, cells, num_computed_tokens)
+        found, loads = ask(request, num_computed_tokens)
+        check_answer(request, num_computed_tokens, found, expected)
+        return found, loads
+
+    scheduler.get_num_new_matched_tokens = watched  # type: ignore[method-assign]

@@ -1,0 +1,80 @@
+"""What the host should have: no block is lost that could have been stored (no doubled or lost store, S13).
+
+The small engine asks this at two moments, if it is told to:
+
+- at the end of a request, each of its full chunks is on the host or on its way there, or a reason is recorded
+  now why it is not;
+- after a step of a lazy store, what the device gives away next holds nothing that the host lacks and has room
+  for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+from typing import TYPE_CHECKING
+
+from kvsm import events as ev
+from kvsm.check.worlds.small_request import SmallRequest
+from kvsm.core.scheduler import GroupKind
+from kvsm.core.scheduler.groups import group_suffix
+from kvsm.errors import PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.properties import Property
+
+if TYPE_CHECKING:
+    from kvsm.check.worlds.small_engine import SmallEngine
+
+
+def check_kept(
+    engine: SmallEngine,
+    request: SmallRequest,
+    had: Set[bytes],
+    decided: Sequence[OffloadingEvent],
+    broken: Property,
+) -> None:
+    """Each full chunk of full attention is on the host, in flight, or was skipped for a recorded reason.
+
+    had: keys that the host had before, and may have evicted for other chunks of the request since.
+    decided: the events of the call that ended the request.
+    """
+    if request.loading or not request.tables:
+        return
+    computed = request.num_computed_tokens - request.num_output_placeholders
+    confirmed = min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
+    skipped = {key for event in decided if isinstance(event, ev.StoreSkipped) for key in event.keys}
+    for index, group in enumerate(engine.groups):
+        if group.kind is not GroupKind.FULL:
+            continue
+        tokens = group.block_tokens * engine.core.config.blocks_per_chunk
+        for end in range(tokens, confirmed + 1, tokens):
+            key = request.cells[end - 1] + group_suffix(index)
+            blocks = request.tables[index][(end - tokens) // group.block_tokens : end // group.block_tokens]
+            if is_of_an_older_epoch(engine, key, blocks):
+                continue
+            if key not in engine.core.ledger.index and key not in skipped and key not in had:
+                message = f"request {request.request_id} is over, and its first {end} tokens are not kept"
+                raise PropertyBroken(broken, message)
+
+
+def is_of_an_older_epoch(engine: SmallEngine, key: bytes, blocks: Sequence[int]) -> bool:
+    """Whether a load of an older epoch brought what the device blocks of a chunk hold. It is not stored."""
+    stale = engine.core.ledger.provenance.stale
+    return stale.get(blocks[-1]) == key or not stale.keys().isdisjoint(blocks[:-1])
+
+
+def check_next_to_go(engine: SmallEngine, *, rests: bool = False) -> None:
+    """A lazy store keeps the head of the free queue safe while it may store and the host has free slots.
+    What a load of an older epoch brought is not stored. rests: the engine rests, so it has stored all."""
+    ledger, pool, walk = engine.core.ledger, engine.pool, engine.scheduler.walk
+    if walk is None or not len(ledger.free):
+        return
+    full = len(ledger.transfers) >= engine.core.config.max_live_transfers
+    # One step stores a part of what is next to go. The next one stores more.
+    goes_on = bool(engine.plan.stores)
+    if not rests and (full or goes_on or not walk.state.store_budget or ledger.draining()):
+        return
+    for block in pool.queue[: engine.config.lazy_target_blocks]:
+        key = pool.key_of(block)
+        if key is not None and key not in ledger.index and ledger.provenance.stale.get(block) != key:
+            message = f"device block {block} is next to go, and the host has room for it and lacks it"
+            raise PropertyBroken(Property.STORED_ONCE, message)

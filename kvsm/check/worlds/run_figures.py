@@ -1,0 +1,268 @@
+"""Notes of what an engine did in a run, to compare with the figures of its log.
+
+The engine of a world notes who reads the cache, what each request had when it was admitted, and what was
+copied where: from what it did itself, and not from events. After each action of a world the admissions are
+compared with the events of that action. At rest, if the world keeps its log, everything that counts is
+compared: the metrics (`kvsm.explain.metrics`), the tables, and the figures that `kvsm report` reads from
+them.
+
+Not compared: times, and why a prefix stops.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from kvsm import events as ev
+from kvsm.core.ledger import Ledger
+from kvsm.core.plan import TransferJob, WorkerReport
+from kvsm.errors import PropertyBroken
+from kvsm.events import Direction, OffloadConfig, OffloadingEvent
+from kvsm.explain.metrics import Metrics
+from kvsm.explain.report.measures import ADMITTED, Tables, hit_figures, stored_blocks
+from kvsm.explain.story.window import Window
+from kvsm.explain.tables.extract import Extractor
+from kvsm.explain.tables.opened import OpenedLog
+from kvsm.explain.tables.sqlite_tables import TableWriter, make_tables
+from kvsm.ids import to_list
+from kvsm.properties import Property
+
+STORED, LOADED, COPIED_OUT, IMPORTED = "stored", "loaded", "copied out", "imported"
+
+
+class AdmittedRequest(NamedTuple):
+    """A request that reads the cache gets its blocks. Counts are device blocks of its tokens.
+
+    resumed: it had blocks before, and has lost them.
+    """
+
+    request: str
+    asked: int
+    on_device: int
+    on_host: int
+    resumed: bool
+
+
+class CopiedSlots(NamedTuple):
+    """All ranks have ended a copy well, and it was not given up before, nor overtaken by a reset.
+
+    way: `STORED` or another of them. What is imported is stored, too. A copy out counts whether or not the
+        disk has it then: only the log of the disk knows that.
+    """
+
+    way: str
+    slots: int
+
+
+class _Noted(NamedTuple):
+    """event: if a crash loses this event from the log, the note is forgotten too."""
+
+    event: int
+    what: AdmittedRequest | CopiedSlots
+
+
+class _UnderWay(msgspec.Struct):
+    """A copy under way. left: ranks that have not reported. good: whether all reports so far are good."""
+
+    job: TransferJob
+    left: set[int]
+    good: bool = True
+
+
+class RunNotes:
+    """What an engine did. A world that is loaded without events begins with none.
+
+    admissions: those of the last action.
+    """
+
+    def __init__(self) -> None:
+        self.admissions: list[AdmittedRequest] = []
+        self._noted: list[_Noted] = []
+        self._under_way: dict[int, _UnderWay] = {}
+        self._ended: dict[int, CopiedSlots] = {}  # all ranks have reported them; no event says so yet
+        self._checked: OffloadingEvent | None = None  # the last event of the log that was checked last
+
+    def begin_action(self) -> None:
+        """The next action begins."""
+        self.admissions.clear()
+
+    def admit(self, event: int, *admitted: Any) -> None:
+        """A request gets its blocks. event: the last one. admitted: the fields of an `AdmittedRequest`."""
+        self.admissions.append(AdmittedRequest(*admitted))
+        self._noted.append(_Noted(event, self.admissions[-1]))
+
+    def copy(self, event: int, way: str, slots: int) -> None:
+        """A copy has ended well. event: the last one."""
+        self._noted.append(_Noted(event, CopiedSlots(way, slots)))
+
+    # For an engine that hands on reports one by one.
+
+    def leave(self, job: TransferJob, workers: int) -> None:
+        """The workers get a job."""
+        self._under_way[job.transfer] = _UnderWay(job, set(range(workers)))
+
+    def report(self, ledger: Ledger, reports: Sequence[WorkerReport]) -> None:
+        """Note the reports that the engine now passes on. A copy that it has given up does not count."""
+        for report in reports:
+            copy = self._under_way.get(report.transfer)
+            if copy is None:
+                continue
+            copy.left.discard(report.worker)
+            copy.good &= report.good
+            if not copy.left:
+                del self._under_way[report.transfer]
+                if copy.good and report.transfer in ledger.transfers:
+                    way = STORED if copy.job.direction is Direction.STORE else LOADED
+                    chunk = ledger.config.blocks_per_chunk
+                    slots = {place // chunk for place in to_list(copy.job.host_blocks)}
+                    self._ended[report.transfer] = CopiedSlots(way, len(slots))
+
+    def reported(self, ledger: Ledger, news: Sequence[OffloadingEvent]) -> None:
+        """Note the copies that have ended with these events, if all ranks have reported them well."""
+        for event in reversed(news):  # the last report of a copy ends it
+            if isinstance(event, ev.WorkerReported) and event.transfer not in ledger.transfers:
+                copied = self._ended.pop(event.transfer, None)
+                if copied is not None:
+                    self._noted.append(_Noted(event.seq, copied))
+
+    def reset(self) -> None:
+        """The cache is reset: no copy under way counts."""
+        self._under_way.clear()
+        self._ended.clear()
+
+    def crash(self, notes: RunNotes, last: int) -> None:
+        """Another process goes on after event `last` of the one that made these notes."""
+        self._noted = [one for one in notes._noted if one.event <= last]
+
+    # What must hold.
+
+    def check_action(self, news: Sequence[OffloadingEvent]) -> None:
+        """The events of an action say of each admission what the engine knows. Raises `PropertyBroken`."""
+        told = [
+            (event.request, event.asked, event.on_device, event.on_host, event.resumed)
+            for event in news
+            if isinstance(event, ev.RequestAdmitted)
+        ]
+        for ours, theirs in zip([*self.admissions, None], [*told, None]):
+            if ours != theirs:
+                message = f"the engine admits {ours or 'no request'}, and the log says {theirs or 'nothing'}"
+                raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+
+    def check(self, config: OffloadConfig, log: Sequence[OffloadingEvent]) -> None:
+        """Check that each figure of a log is what the engine did. Raises `PropertyBroken`.
+
+        A log that does not begin with its first event says nothing of what was before: it is left out.
+        """
+        if not log or not isinstance(log[0], ev.LogOpened) or log[-1] is self._checked:
+            return
+        truth = _truth([one.what for one in self._noted])
+        for name, figures in _figures(config, log).items():
+            for figure, value in figures.items():
+                if value != truth[figure]:
+                    message = f"{name} says {value} for {figure}, and the engine counts {truth[figure]}"
+                    raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
+        self._checked = log[-1]
+
+
+def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
+    admitted = [one for one in noted if isinstance(one, AdmittedRequest) and not one.resumed]
+    slots = Counter[str]()
+    for one in noted:
+        if isinstance(one, CopiedSlots):
+            slots[one.way] += one.slots
+    return {
+        "admitted": len(admitted),
+        "hits": sum(one.on_host > 0 for one in admitted),
+        "asked": sum(one.asked for one in admitted),
+        "on the device": sum(one.on_device for one in admitted),
+        "on the host": sum(one.on_host for one in admitted),
+        **{way: slots[way] for way in (STORED, LOADED, COPIED_OUT, IMPORTED)},
+    }
+
+
+@cache
+def _empty_tables() -> sqlite3.Connection:
+    """Return empty tables to copy: copying is faster than creating them."""
+    connection = sqlite3.connect(":memory:", check_same_thread=False)
+    make_tables(connection)
+    connection.commit()
+    return connection
+
+
+def _figures(config: OffloadConfig, log: Sequence[OffloadingEvent]) -> dict[str, dict[str, Any]]:
+    """Who counts -> figure -> its value."""
+    connection, ledger = sqlite3.connect(":memory:"), Ledger(config)
+    _empty_tables().backup(connection)
+    tables, metrics = TableWriter(connection), Metrics(ledger)
+    extractor = Extractor(tables)
+    for event in log:
+        extractor.follow(ledger, event)
+        metrics.append(event)
+    extractor.write_unfinished()
+    return {
+        "metrics": _of_metrics(metrics.values()),
+        "tables": _of_tables(connection),
+        "report": _of_report(connection, config, log),
+    }
+
+
+def _of_metrics(values: dict[str, Any]) -> dict[str, Any]:
+    found, matches = values["blocks_asked"], values["matches"]
+    return {
+        "admitted": matches["hit"] + matches["miss"],
+        "hits": matches["hit"],
+        "asked": sum(found.values()),
+        "on the device": found["on the device"],
+        "on the host": found["on the host"],
+        STORED: values["blocks_stored"],
+        LOADED: values["blocks_loaded"],
+        COPIED_OUT: values["blocks_copied_out"],
+        IMPORTED: values["blocks_imported"],
+    }
+
+
+def _of_tables(connection: sqlite3.Connection) -> dict[str, Any]:
+    def one(query: str) -> int:
+        return int(connection.execute(query).fetchone()[0] or 0)
+
+    ended = "SELECT sum(slots) FROM transfers WHERE outcome = 'completed' AND"
+    return {
+        "admitted": one(f"SELECT count(*) FROM lookups WHERE {ADMITTED}"),
+        "asked": one("SELECT sum(asked) FROM requests"),
+        "on the device": one("SELECT sum(on_device) FROM requests"),
+        "on the host": one("SELECT sum(on_host) FROM requests"),
+        STORED: one(f"{ended} direction = 'store'"),
+        LOADED: one("SELECT sum(loaded) FROM requests"),
+        COPIED_OUT: one(f"{ended} target IS NOT NULL"),
+        IMPORTED: one(f"{ended} source IS NOT NULL"),
+    }
+
+
+class _InMemory:
+    """What `Tables` reads of an `OpenedLog`."""
+
+    def __init__(
+        self, connection: sqlite3.Connection, config: OffloadConfig, log: Sequence[OffloadingEvent]
+    ) -> None:
+        self.sql, self.config = connection.execute, config
+        self.first, self.last = log[0].seq, log[-1].seq
+
+
+def _of_report(
+    connection: sqlite3.Connection, config: OffloadConfig, log: Sequence[OffloadingEvent]
+) -> dict[str, Any]:
+    tables = Tables(cast(OpenedLog, _InMemory(connection, config, log)), Window())
+    hits = hit_figures(tables)
+    return {
+        "admitted": hits.lookups,
+        "asked": hits.asked or 0,
+        "on the device": hits.on_device or 0,
+        "on the host": hits.on_host or 0,
+        STORED: stored_blocks(tables),
+    }

@@ -1,0 +1,600 @@
+"""The serving world: the real `Offloader` and `OffloadScheduler`, driven by the small engine.
+
+Nothing happens by itself. A request arrives, the engine steps, one worker carries out its part of one copy,
+one report is handed on: each of these is an action. So is each disturbance, as often as the options say: a
+worker fails, a report comes twice or late, a request is aborted or preempted, the cache is reset, the engine
+accepts less than it was offered.
+
+The small engine checks some properties itself (`kvsm.check.worlds.small_engine`). The world adds:
+
+- after each action, flush at last step (S17): an engine that steps no more leaves no copy behind;
+- in `check`, the ledger's own properties, and that host bytes that can be read are right on every worker
+  (publish after commit, S2; correct bytes, S15);
+- at rest, that nothing is held or on its way (one release per hold, S4; progress, S9), that a lazy store has
+  stored what is next to go (no doubled or lost store, S13), and, if events are kept, that they fold to the
+  present state (events are state, S10);
+- with a router, that it is told exactly what can be read (events are state, S10).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import structs
+
+from kvsm.check.worlds.crash import FlushedLog
+from kvsm.check.worlds.describing import describe_ledger
+from kvsm.check.worlds.fingerprint import fingerprint
+from kvsm.check.worlds.lost_stores import check_next_to_go
+from kvsm.check.worlds.mistakes import load_over_a_copy, may_load_over_a_copy
+from kvsm.check.worlds.router import Router
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
+from kvsm.check.worlds.world import Action
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.canonical import FIXED, KEPT, PART, Fixed, Names, Remade, Seen, declared
+from kvsm.core.ledger.invariants import check_ledger, check_rest
+from kvsm.core.ledger.snapshot import digest, restore
+from kvsm.core.plan import WorkerReport
+from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
+from kvsm.core.scheduler.groups import group_suffix
+from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.events import OffloadingEvent
+from kvsm.properties import Property
+from kvsm.states.lease import LeaseState
+from kvsm.states.transfer import TransferState
+from kvsm.states.words import STATE_MASK
+
+
+class RequestSpec(msgspec.Struct, frozen=True):
+    """A request to come, as `SmallRequest` takes it."""
+
+    prompt: tuple[int, ...]
+    outputs: int = 1
+    parameters: dict[str, Any] | None = None
+    parts: tuple[tuple[int, ...], ...] = ()
+    embeds: bool = False
+    skip_reading: bool = False
+
+
+class Budgets(msgspec.Struct, frozen=True, kw_only=True):
+    """How often each disturbance may happen."""
+
+    failures: int = 0
+    aborts: int = 0
+    preemptions: int = 0
+    resets: int = 0
+    repeats: int = 0
+    """A report comes again, for a copy that is under way or over."""
+    partial: int = 0
+    """The engine accepts less than it was offered."""
+    waits: int = 0
+    """The engine steps, and admits nobody."""
+    crashes: int = 0
+    """The process is killed, and another one goes on."""
+    losses: int = 0
+    """A copy is given up between two steps. Its workers may still carry it out."""
+    mistakes: int = 0
+    """The engine gives a load a device block that a copy touches (`kvsm.check.worlds.mistakes`)."""
+    most: int = 0
+    """Disturbances in all. 0: as many as the others add up to."""
+
+
+class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The engine, its workload and its disturbances.
+
+    Names are as in `OffloadConfig`, `SchedulerConfig` and `SmallEngine`.
+
+    slots: `OffloadConfig.host_blocks`.
+    router: whether a router takes the KV events.
+    checks_stores: as in `SmallEngine`.
+    """
+
+    requests: tuple[RequestSpec, ...] = (RequestSpec((1, 2, 3, 4, 5)), RequestSpec((1, 2, 3, 4, 6)))
+    device_blocks: int = 3
+    slots: int = 2
+    workers: int = 2
+    groups: tuple[KVCacheGroup, ...] = (KVCacheGroup(HASH_TOKENS),)
+    store: StoreMode = StoreMode.EAGER
+    last_step: LastStep = LastStep.FLUSH
+    references: bool = True
+    prefix_cache: bool = True
+    asynchronous: bool = False
+    drafts: int = 0
+    chunk_tokens: int = 64
+    lazy_target_blocks: int = 1
+    policy: str = "lru"
+    blocks_per_chunk: int = 1
+    store_threshold: int = 1
+    max_live_transfers: int = 8
+    defer_ticks: int = 1
+    transfer_ticks: int = 0
+    router: bool = False
+    checks_stores: bool = False
+    budgets: Budgets = Budgets()
+
+    def __post_init__(self) -> None:
+        """Raises `ConfigError` for a world in which a request could never end."""
+        for name, least, most in (
+            ("slots", 1, 1 << 10),
+            ("device_blocks", 1, 1 << 12),
+            ("workers", 1, 8),
+            ("chunk_tokens", 1, 1 << 20),
+            ("drafts", 0, 1 << 6),
+        ):
+            if not least <= getattr(self, name) <= most:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be from {least} to {most}")
+        full = [group.block_tokens for group in self.groups if group.kind is GroupKind.FULL]
+        for request in self.requests:
+            if not 0 <= request.outputs <= 1 << 12:
+                raise ConfigError(f"a request has {request.outputs} outputs; it must be from 0 to {1 << 12}")
+            parts = [len(part) + request.outputs for part in request.parts]
+            tokens = len(request.prompt) + request.outputs - 1 + sum(parts)
+            needed = max(1, sum(-(-tokens // size) for size in full))
+            if self.device_blocks < needed:
+                raise ConfigError(
+                    f"device_blocks is {self.device_blocks}; a request of {tokens} tokens needs {needed}"
+                )
+
+
+_RETIRED = LeaseState.RETIRED
+_BUDGET_OF = {
+    "fail": "failures",
+    "abort": "aborts",
+    "preempt": "preemptions",
+    "reconsider": "preemptions",
+    "reset": "resets",
+    "repeat": "repeats",
+    "accept": "partial",
+    "wait": "waits",
+    "crash": "crashes",
+    "lose": "losses",
+    "mistake": "mistakes",
+}
+"""Action -> the budget that it is taken from."""
+_CORE = "policy", "blocks_per_chunk", "store_threshold", "max_live_transfers", "defer_ticks", "transfer_ticks"
+
+
+def _over(world: ServingWorld, _: Names) -> bool:
+    """The report can be repeated as long as the budget allows. It is refused, whichever it is."""
+    return world.left["repeats"] > 0 and world.over is not None
+
+
+@declared
+class ServingWorld:
+    """A `World`. keep_events: keep all events; if false, only the last action's."""
+
+    engine_class = SmallEngine
+    options: Annotated[ServingOptions, FIXED]
+    keep_events: Annotated[bool, FIXED]
+    engine: Annotated[SmallEngine, PART]
+    router: Annotated[Router | None, PART]
+    left: Annotated[dict[str, int], KEPT]
+    """What is left of the budgets."""
+    arrived: Annotated[int, KEPT]
+    """How many requests have arrived."""
+    owes_step: Annotated[bool, KEPT]
+    """The engine makes one more step: a request has ended since the last one, or a copy has ended and a lazy
+    store may have waited for it."""
+    over: Annotated[WorkerReport | None, Seen(_over)]
+    """The report with which the last copy ended."""
+    first_news: Annotated[int, Remade(lambda _: 0, "a world is loaded without events")]
+    """How many events there were before the last action."""
+    contents: Annotated[dict[bytes, list[list[bytes]]], Fixed("it follows from the requests of the options")]
+    """Key -> what its blocks must hold, as far as it was asked."""
+
+    def __init__(self, options: ServingOptions, *, keep_events: bool = True) -> None:
+        self.options, self.keep_events = options, keep_events
+        self.router = None
+        if options.router:
+            self.router = Router(options.blocks_per_chunk, wants_tokens=options.store is StoreMode.EAGER)
+        self.engine = self._make_engine(FlushedLog() if options.budgets.crashes else None)
+        self.left = structs.asdict(options.budgets)
+        self.left["most"] = self.left["most"] or sum(self.left.values())
+        self.arrived, self.owes_step, self.over = 0, False, None
+        self.first_news, self.contents = 0, {}
+        self._begin_log()
+
+    def _make_engine(self, log: FlushedLog | None, ledger: Ledger | None = None) -> SmallEngine:
+        options = self.options
+        return self.engine_class(
+            options.groups,
+            options.device_blocks,
+            options.slots,
+            options.workers,
+            references=options.references,
+            prefix_cache=options.prefix_cache,
+            asynchronous=options.asynchronous,
+            drafts=options.drafts,
+            chunk_tokens=options.chunk_tokens,
+            checks_stores=options.checks_stores,
+            publisher=self.router.publisher if self.router else None,
+            log=log,
+            ledger=ledger,
+            core={name: getattr(options, name) for name in _CORE},
+            store=options.store,
+            last_step=options.last_step,
+            lazy_target_blocks=options.lazy_target_blocks,
+        )
+
+    def _begin_log(self) -> None:
+        log = self.engine.log
+        if isinstance(log, FlushedLog):
+            log.ledger = self.engine.core.ledger
+            log.flush()
+
+    def parts(self) -> tuple[object, ...]:
+        """The objects that the world is made of, in a fixed order; None for one that it does not have."""
+        engine, scheduler, ledger = self.engine, self.engine.scheduler, self.engine.core.ledger
+        return (
+            *(self, engine, engine.pool, engine.core, engine.log, ledger, ledger.listener),
+            *(scheduler, scheduler.device_blocks, scheduler.walk, self.router),
+        )
+
+    @property
+    def events(self) -> Sequence[OffloadingEvent]:
+        return self.engine.log
+
+    @property
+    def news(self) -> Sequence[OffloadingEvent]:
+        """The events of the last action."""
+        return self.engine.log[self.first_news :]
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        engine, left = self.engine, self.left
+        actions: list[Action] = []
+        if self.arrived < len(self.options.requests):
+            actions.append(("arrive",))
+        if self.may_step():
+            actions.append(("step",))
+            if engine.waiting and left["waits"]:
+                actions.append(("wait",))
+            if engine.waiting and left["partial"] and engine.core.ledger.index:
+                actions += [("accept", blocks) for blocks in range(self._most_matched())]
+        for place, copy in enumerate(engine.copies.values()):
+            actions += [("copy", place, worker) for worker in sorted(copy.left)]
+            if left["failures"]:
+                actions += [("fail", place, worker) for worker in sorted(copy.left)]
+        actions += [("report", place) for place in range(len(engine.reports))]
+        if left["repeats"]:
+            actions += [("repeat", place) for place in range(len(self._repeatable()))]
+        if self._has_lost_memory():
+            actions += [("finish", place) for place in range(len(self._unfinished()))]
+        if left["aborts"]:
+            actions += [("abort", place) for place in range(len(self._unfinished()))]
+        if left["preemptions"]:
+            actions += [("preempt", place) for place in range(len(engine.running))]
+        if left["resets"]:
+            actions.append(("reset",))
+        if left["losses"]:
+            actions += [("lose", place) for place in range(len(engine.copies))]
+        if left["crashes"]:
+            actions.append(("crash",))
+        if left["mistakes"] and may_load_over_a_copy(engine.core):
+            actions.append(("mistake",))
+        if self._has_news():
+            actions.append(("take",))
+        return actions
+
+    def may_step(self) -> bool:
+        """Whether the engine steps again.
+
+        It does while a request is unfinished, once after the last one has ended, and, if it keeps stepping,
+        while work is pending.
+        """
+        if self.engine.unfinished() or self.owes_step:
+            return True
+        keeps_stepping = self.options.last_step is LastStep.KEEP_STEPPING
+        return keeps_stepping and self.engine.scheduler.has_pending_work()
+
+    def _has_lost_memory(self) -> bool:
+        """Whether a lost copy may still write to device blocks. The blocks left may be too few for a request,
+        which must be ended then."""
+        leases = self.engine.core.ledger.leases.words
+        return self._may_lose() and any(word & STATE_MASK == _RETIRED for word in leases)
+
+    def _may_lose(self) -> bool:
+        return self.options.transfer_ticks > 0 or self.options.budgets.losses > 0
+
+    def _has_news(self) -> bool:
+        return self.router is not None and self.router.has_news()
+
+    def _most_matched(self) -> int:
+        """How many blocks of a request can be matched at most."""
+        return max(one.num_tokens - 1 for one in self.engine.waiting) // self.engine.config.alignment
+
+    def _unfinished(self) -> list[SmallRequest]:
+        return [one for one in self.engine.requests.values() if not one.finished]
+
+    def _repeatable(self) -> list[WorkerReport]:
+        """Reports that were handed on: for copies that other workers have yet to report, and for the last
+        copy that ended."""
+        reports = [
+            WorkerReport(one.id, worker, True)
+            for one in self.engine.core.ledger.transfers.values()
+            for worker in range(self.engine.workers)
+            if one.reported >> worker & 1
+        ]
+        return reports if self.over is None else [*reports, self.over]
+
+    def draw(self, random: Random) -> Action:
+        """Mostly the engine, its copies and their reports; now and then a disturbance."""
+        actions = self.actions()
+        usual = [one for one in actions if one[0] not in _BUDGET_OF]
+        if usual and random.random() < 0.85:
+            actions = usual
+        return random.choice(actions) if actions else ("step",)
+
+    # What happens.
+
+    def do(self, action: Action) -> bool:
+        name, *numbers = action
+        budget = _BUDGET_OF.get(str(name))
+        if budget is not None and not self.left[budget]:
+            return False
+        move = getattr(self, f"_do_{name}", None)
+        if move is None:
+            return False
+        engine = self.engine
+        if self.keep_events:
+            self.first_news = len(engine.log)
+        else:
+            engine.log.clear()
+        engine.results.clear()
+        engine.notes.begin_action()
+        finished = len(self._unfinished())
+        if not move(*numbers):
+            return False
+        self.engine.notes.check_action(self.news)
+        if budget is not None:
+            self._spend(budget)
+        if name != "arrive" and len(self._unfinished()) < finished:
+            self.owes_step = True
+        self._check_last_step()
+        return True
+
+    def _spend(self, budget: str) -> None:
+        self.left[budget] -= 1
+        self.left["most"] -= 1
+        if not self.left["most"]:
+            self.left = dict.fromkeys(self.left, 0)
+        if isinstance(self.engine.log, FlushedLog) and not self.left["crashes"]:
+            self.engine.log.left = None
+
+    def _do_arrive(self) -> bool:
+        if self.arrived == len(self.options.requests):
+            return False
+        self.engine.arrive(self._request(self.arrived))
+        self.arrived += 1
+        return True
+
+    def _request(self, place: int) -> SmallRequest:
+        spec = self.options.requests[place]
+        return SmallRequest(f"r{place}", **structs.asdict(spec))
+
+    def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
+        self.owes_step = False
+        self.engine.step(accept=accept, admit=admit, hand_on=False)
+        # An engine asks in each step, even if no report has come.
+        self.engine.hand_on(0)
+        return True
+
+    def _do_wait(self) -> bool:
+        return bool(self.engine.waiting) and self._do_step(admit=False)
+
+    def _do_accept(self, blocks: int) -> bool:
+        """The engine accepts at most this number of blocks of each match."""
+        return bool(self.engine.waiting) and self._do_step(accept=blocks * self.engine.config.alignment)
+
+    def _do_copy(self, place: int, worker: int, good: bool = True) -> bool:
+        copies = list(self.engine.copies.values())
+        if place >= len(copies) or worker not in copies[place].left:
+            return False
+        self.engine.carry_out(copies[place].job.transfer, worker, good=good)
+        return True
+
+    def _do_fail(self, place: int, worker: int) -> bool:
+        return self._do_copy(place, worker, good=False)
+
+    def _do_report(self, place: int) -> bool:
+        reports = self.engine.reports
+        if place >= len(reports):
+            return False
+        reports.insert(0, reports.pop(place))
+        report, live = reports[0], self.engine.core.ledger.transfers
+        was_live = report.transfer in live
+        self.engine.hand_on(1)
+        if was_live and report.transfer not in live:
+            self.over = report
+            self.owes_step |= self.options.store is StoreMode.LAZY
+        return True
+
+    def _do_repeat(self, place: int) -> bool:
+        """Hand on a report again. Stale reports change nothing (S5)."""
+        repeatable = self._repeatable()
+        if place >= len(repeatable):
+            return False
+        self.engine.reports.insert(0, repeatable[place])
+        self.engine.hand_on(1)
+        return True
+
+    def _do_abort(self, place: int) -> bool:
+        return self._end_request(place, aborted=True)
+
+    def _do_finish(self, place: int) -> bool:
+        return self._end_request(place, aborted=False)
+
+    def _end_request(self, place: int, *, aborted: bool) -> bool:
+        unfinished = self._unfinished()
+        if place >= len(unfinished):
+            return False
+        self.engine.finish(unfinished[place], aborted=aborted)
+        # To finish is idempotent (every call is legal, S8), for the scheduler and for the core below it.
+        self.engine.finish(unfinished[place], aborted=aborted)
+        self.engine.core.finish(unfinished[place].request_id, aborted=aborted)
+        return True
+
+    def _do_preempt(self, place: int) -> bool:
+        running = list(self.engine.running.values())
+        if place >= len(running):
+            return False
+        self.engine.preempt(running[place])
+        return True
+
+    def _do_reset(self) -> bool:
+        self.engine.reset()
+        if self.engine.core.ledger.index:
+            raise PropertyBroken(Property.NO_STALE_DATA, "a key outlives a reset of the cache")
+        if isinstance(self.engine.log, FlushedLog):
+            self.engine.log.check_forgotten()
+        return True
+
+    def _do_lose(self, place: int) -> bool:
+        """The engine gives a copy up."""
+        copies = list(self.engine.copies)
+        return place < len(copies) and self.engine.scheduler.lose(copies[place]) is not None
+
+    def _do_mistake(self) -> bool:
+        return load_over_a_copy(self.engine.core)
+
+    def _do_crash(self) -> bool:
+        """The process is killed with its workers. Another one goes on with the log and the host pool, and the
+        clients of unfinished requests ask again. A router forgets an engine that is gone."""
+        old, log = self.engine, self.engine.log
+        assert isinstance(log, FlushedLog)
+        assert log.left is not None
+        # Requests begin again, and decode later what is kept of them.
+        self.contents.update(self._expected())
+        log.keep_written()
+        self.first_news, left = len(log), log.left
+        if self.router is not None:
+            self.router = Router(wants_tokens=False)
+        log.ledger = restore(left.saved)
+        self.engine = self._make_engine(log, log.ledger)
+        self.engine.host = old.host
+        self.engine.notes.crash(old.notes, left.seq)
+        for place, request in enumerate(old.requests.values()):
+            if request.finished:
+                self.engine.requests[request.request_id] = request
+            else:
+                self.engine.arrive(self._request(place))
+        self.owes_step, self.over = True, None
+        kept = self.engine.core.ledger.index
+        if kept != left.kept:
+            message = f"the log has {len(left.kept)} stored blocks, and the next process finds {len(kept)}"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+        return True
+
+    def _do_take(self) -> bool:
+        """The router takes the KV events."""
+        if self.router is None or not self.router.has_news():
+            return False
+        engine = self.engine
+        self.router.take(engine.scheduler.take_events(), engine.core.ledger, engine.requests.values())
+        return True
+
+    # What must hold.
+
+    def _check_last_step(self) -> None:
+        scheduler = self.engine.scheduler
+        for name, request in self.engine.running.items():
+            if request.loading and not scheduler.has_pending_work():
+                message = f"request {name} waits to be told of its load, and no work is pending"
+                raise PropertyBroken(Property.PROGRESS, message)
+        if self.may_step():
+            return
+        for one in self.engine.core.ledger.transfers.values():
+            if one.state is TransferState.PLANNED or one.id in self.engine.copies:
+                message = f"the engine steps no more, and transfer {one.id} is {one.state.name}"
+                raise PropertyBroken(Property.LAST_STEP, message)
+
+    def check(self) -> None:
+        """Check every property."""
+        self.check_ledger()
+        self.check_bytes()
+        self.is_at_rest()
+
+    def check_ledger(self) -> None:
+        """Check the ledger's own properties."""
+        for violation in check_ledger(self.engine.core.ledger):
+            raise PropertyBroken(violation.property, violation.message)
+
+    def check_bytes(self) -> None:
+        """Every block that can be read on the host holds the right bytes on every worker."""
+        ledger, chunk = self.engine.core.ledger, self.options.blocks_per_chunk
+        for key, slot in ledger.index.items():
+            if not ledger.readable(slot):
+                continue
+            if key not in self.contents:
+                self.contents.update(self._expected())
+            if key not in self.contents:
+                message = f"slot {slot} can be read under key {key.hex()}, which no request has"
+                raise PropertyBroken(Property.CORRECT_BYTES, message)
+            for place, expected in enumerate(self.contents[key], slot * chunk):
+                for worker, held in enumerate(self.engine.host[place]):
+                    if held != expected:
+                        message = f"slot {slot} can be read, and worker {worker} has other bytes in it"
+                        raise PropertyBroken(Property.CORRECT_BYTES, message)
+        log = self.engine.log
+        if isinstance(log, FlushedLog) and log.left is not None:
+            if not log.left.kept.keys() <= self.contents.keys():
+                self.contents.update(self._expected())
+            log.check_bytes(self.engine.core.config, self.engine.host, self.contents)
+
+    def _expected(self) -> dict[bytes, list[list[bytes]]]:
+        """Key -> what its blocks must hold, for all requests so far."""
+        contents = {}
+        for request in self.engine.requests.values():
+            for index, group in enumerate(self.options.groups):
+                size = group.block_tokens
+                tokens = size * self.options.blocks_per_chunk
+                for end in range(tokens, len(request.cells) + 1, tokens):
+                    blocks = [request.cells[n : n + size] for n in range(end - tokens, end, size)]
+                    contents[request.cells[end - 1] + group_suffix(index)] = blocks
+        return contents
+
+    def describe(self) -> dict[str, str]:
+        return describe_ledger(self.engine.core.ledger)
+
+    def wind_down(self) -> Action | None:
+        engine = self.engine
+        for copy in engine.copies.values():
+            return ("copy", 0, min(copy.left))
+        if engine.reports:
+            return ("report", 0)
+        if self._has_lost_memory() and engine.unfinished():
+            return ("finish", 0)
+        if self.may_step():
+            return ("step",)
+        return ("take",) if self._has_news() else None
+
+    def is_at_rest(self) -> bool:
+        """Whether nothing is left to happen. Raises `PropertyBroken` if something is still held then."""
+        if self.wind_down() is not None:
+            return False
+        engine = self.engine
+        for violation in check_rest(engine.core.ledger):
+            raise PropertyBroken(violation.property, violation.message)
+        engine.check_nothing_is_held()
+        if not (self.options.budgets.failures or self._may_lose()):
+            # A store that failed is not repeated without end.
+            check_next_to_go(engine, rests=True)
+        if self.keep_events:
+            self._check_fold()
+            engine.notes.check(engine.core.config, engine.log)
+        return True
+
+    def _check_fold(self) -> None:
+        replayed = Ledger(self.engine.core.config)
+        for event in self.engine.log:
+            replayed.apply(event)
+        if digest(replayed) != digest(self.engine.core.ledger):
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state than there is")
+
+    def fingerprint(self) -> bytes:
+        return fingerprint(self)

@@ -1,0 +1,215 @@
+"""The small engine, with more of what engines do.
+
+- While a request decodes, drafts that are rejected rewrite its last tokens in the layers of a drafter. The
+  next step writes them again, and a request that ends has none (`KVCacheGroup.drafter`).
+- A session pauses until the next part of its prompt comes. Meanwhile it keeps its blocks.
+- A request may have the name of one that is over, whose blocks may not go yet.
+- A step may preempt a request that it has just admitted, and give its blocks to others.
+
+It checks more, too: what each step stores (`kvsm.check.worlds.offered_chunks`), and, for no reuse in flight
+(S3), that no copy touches the blocks of a finished request when they may go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from kvsm.check.worlds.offered_chunks import OfferedChunksBook, check_head_of_queue
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_request import NULL, SmallRequest
+from kvsm.check.worlds.small_workers import ComputedRange
+from kvsm.core.ledger.canonical import KEPT, PART, Seen, declared
+from kvsm.core.scheduler import StepResults
+from kvsm.errors import PropertyBroken
+from kvsm.ids import to_list
+from kvsm.properties import Property
+from kvsm.states.request import RequestState
+
+REJECTED = b"rejected"
+"""What a draft that was rejected has written."""
+
+
+@declared
+class WiderEngine(SmallEngine):
+    """A `SmallEngine` that drafts, pauses, and thinks again. Names are as there."""
+
+    paused: Annotated[
+        dict[str, SmallRequest],
+        Seen(lambda engine, names: [names.requests[name] for name in engine.paused]),
+    ]
+    """Sessions that wait for the next part of their prompt."""
+    unverified: Annotated[
+        dict[str, ComputedRange],
+        Seen(
+            lambda engine, names: [(names.requests[name], it.first) for name, it in engine.unverified.items()]
+        ),
+    ]
+    """Requests whose last tokens a draft has rewritten, with these tokens."""
+    reconsiders: Annotated[bool, KEPT]
+    """Whether this step preempts a request that it admits."""
+    offered: Annotated[OfferedChunksBook, PART]
+
+    def __init__(self, *options: Any, **more: Any) -> None:
+        super().__init__(*options, **more)
+        self.paused, self.unverified = {}, {}
+        self.reconsiders, self.offered = False, OfferedChunksBook()
+
+    # Names that are used again.
+
+    def arrive(self, request: SmallRequest) -> SmallRequest:
+        """Let a request arrive. Its name is new, or that of a request that is over."""
+        earlier = self.requests.get(request.request_id)
+        if earlier is not None and earlier.finished:
+            del self.requests[request.request_id]
+            self.preempted.discard(request.request_id)
+        return super().arrive(request)
+
+    def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
+        """End a request. Its blocks may not go before those of earlier requests of its name."""
+        name = request.request_id
+        self.verify(request)
+        if request.finished:
+            super().finish(request, aborted=aborted)
+            return
+        self.paused.pop(name, None)
+        self.offered.lost_blocks(request)
+        earlier = self.sending.pop(name, None)
+        checks, self.checks_stores = self.checks_stores, self.checks_stores and not self.is_shadowed(request)
+        super().finish(request, aborted=aborted)
+        self.checks_stores = checks
+        if earlier is not None:
+            self.sending[name] = earlier + self.sending.get(name, [])
+
+    def is_shadowed(self, request: SmallRequest) -> bool:
+        """Whether an earlier request of its name still loads. Until that ends nothing of it is stored."""
+        entry = self.core.ledger.requests.get(request.request_id)
+        return entry is not None and entry.state is RequestState.FINISHED
+
+    def take_results(self, results: StepResults) -> None:
+        """Do what the scheduler answered to reports."""
+        live = self.core.ledger.transfers
+        under_copy = {
+            block
+            for id, copy in self.copies.items()
+            if id in live
+            for block in to_list(copy.job.device_blocks)
+        }
+        for name in results.finished_sending:
+            touched = under_copy.intersection(self.sending[name])
+            if touched:
+                message = f"blocks of request {name} may go, and copies touch {sorted(touched)}"
+                raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
+        # The end of a load may be told when its request waits for it no more.
+        brought = [one for one in results.loads if one.good and self.requests[one.request].loading]
+        super().take_results(results)
+        for load in brought:
+            if not self.requests[load.request].finished:
+                self.offered.loaded(self, self.requests[load.request], load.num_computed_tokens)
+
+    # Sessions that pause.
+
+    def unfinished(self) -> bool:
+        return super().unfinished() or bool(self.paused)
+
+    def end_part(self, request: SmallRequest) -> None:
+        """A session pauses; any other request is over."""
+        if request.parts:
+            del self.running[request.request_id]
+            self.paused[request.request_id] = request
+        else:
+            self.finish(request)
+
+    def next_part(self, request: SmallRequest) -> None:
+        """The next part of a session's prompt comes."""
+        self.verify(request)
+        del self.paused[request.request_id]
+        request.go_on()
+        self.running[request.request_id] = request
+
+    # A step that thinks again.
+
+    def preempt(self, request: SmallRequest) -> None:
+        self.verify(request)
+        self.offered.lost_blocks(request)
+        super().preempt(request)
+
+    def _admit(self, scheduled: dict[str, int], accept: int | None) -> None:
+        before = dict(self.running)
+        super()._admit(scheduled, accept)
+        admitted = [one for name, one in self.running.items() if name not in before]
+        if not self.reconsiders or not admitted:
+            return
+        given_up = admitted[-1]
+        self.preempt(given_up)
+        scheduled.pop(given_up.request_id, None)
+        # Others come first, so that they get its blocks.
+        self.waiting.append(self.waiting.pop(0))
+        super()._admit(scheduled, accept)
+
+    # Drafts.
+
+    def _cache(self, request: SmallRequest, computed: int) -> None:
+        """Let its full blocks be found by their content, except what drafts may still rewrite."""
+        if any(group.drafter for group in self.groups):
+            computed = max(computed - self.drafts, min(computed, request.num_prompt_tokens))
+        super()._cache(request, computed)
+
+    def compute(self) -> None:
+        computing = list(self.computing)
+        for one in computing:
+            self.verify(one.request)
+        super().compute()
+        for one in computing:
+            self._draft(one)
+
+    def _draft(self, one: ComputedRange) -> None:
+        """Let drafts that are rejected rewrite the last tokens of the request, in the layers of a drafter."""
+        request = one.request
+        if request.finished or request.tables is not one.owned or one.last >= request.num_tokens:
+            return
+        first = max(request.num_prompt_tokens, one.last - self.drafts)
+        if first >= one.last:
+            return
+        self.unverified[request.request_id] = ComputedRange(
+            request, first, one.last, one.owned, self._drafted_tables(request)
+        )
+        for token in range(first, one.last):
+            self.write(self.unverified[request.request_id], token, REJECTED)
+
+    def _drafted_tables(self, request: SmallRequest) -> list[list[int]]:
+        """The blocks that drafts may rewrite. What other requests may have found is not among them."""
+        return [
+            [NULL if block in self.pool.caches else block for block in table] if group.drafter else []
+            for group, table in zip(self.groups, request.tables)
+        ]
+
+    def verify(self, request: SmallRequest) -> None:
+        """Write again what drafts have rewritten."""
+        one = self.unverified.get(request.request_id)
+        if one is not None and one.request is request:
+            del self.unverified[request.request_id]
+            for token in range(one.first, one.last):
+                self.write(one, token, request.cells[token])
+
+    # What is stored.
+
+    def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
+        end, blocks = super()._local(request)
+        self.offered.found[request.request_id] = end
+        return end, blocks
+
+    def reset(self) -> bool:
+        epoch = self.core.ledger.epoch
+        done = super().reset()
+        if self.core.ledger.epoch > epoch:
+            # A reset of an empty host is none. What the host has lost before is offered at the end.
+            self.offered.forget()
+        return done
+
+    def _advance(self, scheduled: Mapping[str, int]) -> None:
+        """The plan of the step is there, and its tokens do not count yet."""
+        if self.checks_stores:
+            check_head_of_queue(self)
+            self.offered.check(self, scheduled)
+        super()._advance(scheduled)

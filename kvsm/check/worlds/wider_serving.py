@@ -1,0 +1,99 @@
+"""The serving world around the wider engine (`kvsm.check.worlds.wider_engine`).
+
+Two more things happen: the next part of a session's prompt comes ("next"), and the engine steps, and preempts
+a request that this step admits ("reconsider", as often as `Budgets.preemptions` says). A request comes when
+no unfinished one has its name.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Annotated
+
+from kvsm.check.worlds.serving_world import ServingOptions, ServingWorld
+from kvsm.check.worlds.small_request import SmallRequest
+from kvsm.check.worlds.wider_engine import WiderEngine
+from kvsm.check.worlds.world import Action
+from kvsm.core.ledger.canonical import FIXED, PART, declared
+
+
+class WiderOptions(ServingOptions, frozen=True, kw_only=True):
+    """As `ServingOptions`.
+
+    names: how many names there are; requests take them in turn. 0: each request has its own.
+    """
+
+    names: int = 0
+
+
+@declared
+class WiderServing(ServingWorld):
+    """A `World`. It is checked often, because its own checks say less about the ledger."""
+
+    check_every = 20
+    engine_class = WiderEngine
+
+    engine: Annotated[WiderEngine, PART]
+    names: Annotated[int, FIXED]
+
+    def __init__(self, options: WiderOptions, *, keep_events: bool = True) -> None:
+        self.names = options.names or len(options.requests)
+        super().__init__(options, keep_events=keep_events)
+
+    def parts(self) -> tuple[object, ...]:
+        return (*super().parts(), self.engine.offered)
+
+    def _request(self, place: int) -> SmallRequest:
+        request = super()._request(place)
+        request.request_id = f"r{place % self.names}"
+        return request
+
+    # What may happen.
+
+    def actions(self) -> list[Action]:
+        actions = super().actions()
+        if not self._may_arrive():
+            actions = [one for one in actions if one != ("arrive",)]
+        actions += [("next", place) for place in range(len(self.engine.paused))]
+        if self.engine.waiting and self.left["preemptions"]:
+            actions.append(("reconsider",))
+        return actions
+
+    def _may_arrive(self) -> bool:
+        if self.arrived == len(self.options.requests):
+            return False
+        earlier = self.engine.requests.get(f"r{self.arrived % self.names}")
+        return earlier is None or earlier.finished
+
+    def draw(self, random: Random) -> Action:
+        """As there. Ends a run when the engine has nothing more to do."""
+        action = super().draw(random)
+        if action == ("step",) and not self.may_step():
+            raise IndexError("nothing is left to do")
+        return action
+
+    def wind_down(self) -> Action | None:
+        if self.engine.paused and not (self.engine.copies or self.engine.reports):
+            return ("next", 0)
+        return super().wind_down()
+
+    # What happens.
+
+    def _do_arrive(self) -> bool:
+        # The earlier request of this name goes, and the host may still hold its blocks.
+        self.contents.update(self._expected())
+        return self._may_arrive() and super()._do_arrive()
+
+    def _do_next(self, place: int) -> bool:
+        paused = list(self.engine.paused.values())
+        if place >= len(paused):
+            return False
+        self.engine.next_part(paused[place])
+        return True
+
+    def _do_reconsider(self) -> bool:
+        self.engine.reconsiders = True
+        try:
+            return bool(self.engine.waiting) and self._do_step()
+        finally:
+            self.engine.reconsiders = False

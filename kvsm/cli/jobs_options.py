@@ -1,0 +1,82 @@
+"""`--jobs` and `--cluster`: who works, and how many at once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from kvsm.cli.output import complain
+from kvsm.system.executors.executor import Executor, LostWorker
+from kvsm.system.executors.forked import ForkedProcesses
+
+MOST_JOBS = 256
+MOST_CLUSTER_JOBS = 10_000
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def jobs_option(command: Decorated) -> Decorated:
+    """`--jobs N`."""
+    return click.option(
+        "--jobs",
+        type=click.IntRange(1, MOST_CLUSTER_JOBS),
+        metavar="N",
+        help="Processes.  [default: one per CPU, of the cluster with --cluster]",
+    )(command)
+
+
+def cluster_option(command: Decorated) -> Decorated:
+    """`--cluster ADDRESS`."""
+    return click.option(
+        "--cluster",
+        metavar="ADDRESS",
+        help="Work on a Ray cluster: ray://HOST:PORT or HOST:PORT; auto, the one that runs on this machine; "
+        "local, one of its own on this machine. The results are the same as without. Needs kvsm[ray], and "
+        "this kvsm on every machine.",
+    )(command)
+
+
+@contextmanager
+def chosen_executor(cluster: str | None, jobs: int | None) -> Iterator[Executor | None]:
+    """The executor that the user chose; None for one process, which is this one. Raises `ConfigError`."""
+    jobs = jobs if cluster else jobs or os.cpu_count() or 1
+    if jobs == 1 and cluster is None:
+        yield None
+        return
+    with executor_of_processes(cluster, jobs) as executor:
+        yield executor
+
+
+@contextmanager
+def executor_of_processes(cluster: str | None, jobs: int | None) -> Iterator[Executor]:
+    """The same, and never this process. Without a cluster `jobs` must be given.
+
+    A worker that is lost and made up for is told on standard error.
+    """
+    if cluster is None:
+        assert jobs is not None
+        if jobs > MOST_JOBS:
+            raise click.UsageError(f"--jobs {jobs}: at most {MOST_JOBS} without --cluster")
+        yield ForkedProcesses(jobs, tell_lost)
+        return
+    from kvsm.system.executors.ray_cluster import RayCluster  # Only here: most people have no Ray.
+
+    with RayCluster(cluster, jobs, tell_lost) as executor:
+        yield executor
+
+
+def told_workers(executor: Executor | None) -> str:
+    """For the end of a line of progress: how many work, and how many were lost."""
+    if executor is None:
+        return ""
+    lost = f", {executor.losses} lost and made up for" if executor.losses else ""
+    return f", {executor.workers:,} workers{lost}"
+
+
+def tell_lost(lost: LostWorker) -> None:
+    """Say on standard error that a worker was lost and made up for."""
+    complain(str(lost))

@@ -1,0 +1,88 @@
+"""A copy engine that fails on purpose: some transfers copy a part of their blocks, and end as bad.
+
+Which transfers, and how much of them, follows from a seed and the transfer's id alone. So the same transfers
+fail on every engine below, in whatever order they end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import msgspec
+
+from kvsm.copies.copy_engine import CopyEngine, CopyResult
+from kvsm.copies.pairs import checked_pairs
+from kvsm.core.plan import TransferJob
+from kvsm.errors import TransferFailed
+from kvsm.ids import listed, pack
+
+
+class FailingCopyEngine:
+    """A `CopyEngine` over another one. A job that cannot be right is passed on whole: nothing of it runs.
+
+    engine: the one below.
+    seed: engines with different seeds fail different transfers.
+    rate: share of transfers that fail, 0 to 1.
+    """
+
+    def __init__(self, engine: CopyEngine, seed: int, rate: float) -> None:
+        self._engine, self._seed, self._rate = engine, seed, rate
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self._engine.num_device_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._engine.num_host_blocks
+
+    def mark(self) -> Any:
+        return self._engine.mark()
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        random = self._draws(job.transfer)
+        if random.random() < self._rate:
+            job = self._part(job, random)
+        self._engine.submit(job, after)
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        self._engine.hold_compute(transfers)
+
+    def poll(self) -> list[CopyResult]:
+        return [self._outcome(result) for result in self._engine.poll()]
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        self._engine.wait(transfers)
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _draws(self, transfer: int) -> Random:
+        """The first draw says whether a transfer fails, the second after how many blocks."""
+        return Random(f"fails {self._seed} {transfer}")
+
+    def _part(self, job: TransferJob, random: Random) -> TransferJob:
+        """A job of the first blocks of this one."""
+        try:
+            devices, hosts = map(listed, checked_pairs(job, self.num_device_blocks, self.num_host_blocks))
+        except TransferFailed:
+            return job
+        copied = random.randint(0, len(hosts))
+        return msgspec.structs.replace(
+            job,
+            device_blocks=pack(devices[:copied]),
+            host_blocks=pack(hosts[:copied]),
+            keys=job.keys[:copied],
+        )
+
+    def _outcome(self, result: CopyResult) -> CopyResult:
+        if not result.good or self._draws(result.transfer).random() >= self._rate:
+            return result
+        return msgspec.structs.replace(
+            result, good=False, error="made to fail after a part of its blocks", bytes=0
+        )

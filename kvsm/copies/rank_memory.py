@@ -1,0 +1,171 @@
+"""The two memories of one rank as numpy arrays, and the copy between them.
+
+The copy has three forms, because threads that copy share the interpreter's lock with the thread that decides;
+`vectored.py` says what that costs.
+
+====================  ==================================  ===========================================
+runs, on average      form                                why
+====================  ==================================  ===========================================
+256 KiB and longer,   one slice assignment for each run,  each byte moves once: full bandwidth. When another
+or up to four runs    while that is quick; then the rest  thread keeps the lock, the rest takes it once
+                      as below                            instead of once a run
+12 KiB and longer     all in one `process_vm_readv`       each byte moves once, and the lock is taken once;
+                                                          but the kernel looks up each page
+shorter               one indexed assignment for each     each byte moves twice, but a block costs less
+                      tensor                              than the 1 us of a statement or of the kernel
+====================  ==================================  ===========================================
+
+If that call is refused, and for short rows in long runs, runs from 12 KiB on are copied by slices while
+that is quick, and the rest by indices.
+
+Measured on 2 cores, random blocks, pieces of 16 MiB, medians in GB/s. The second figure is the share of
+slices of 16 MiB of contiguous memory, which reached 10.3 with one thread and 15.8 with two. Small pages
+have 4 KiB.
+
+=========  ==========  ===========  ======================  ============================
+blocks of  one thread  two threads  one, with small pages   two beside a busy Python one
+=========  ==========  ===========  ======================  ============================
+4 KiB      3.8  0.37   6.3  0.40    2.9  0.30               0.6
+16 KiB     5.7  0.57   9.0  0.56    4.3  0.44               0.8
+64 KiB     9.7  0.95   12.5 0.82    5.4  0.60               3.1
+1 MiB      13.0 1.24   14.3 0.88    11.6 1.21               1.9
+=========  ==========  ===========  ======================  ============================
+
+Slices of 64 KiB are as fast with large pages, twice as fast with small ones by one thread (10.0), and a
+hundred times slower beside a busy thread (0.03).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.copies.geometry import fragments, run_rectangles
+from kvsm.copies.layout import make_layout, tensors_of
+from kvsm.copies.pairs import BlockRuns, merge_runs
+from kvsm.copies.vectored import copy_vectored, reaches
+from kvsm.errors import ConfigError, TransferFailed
+from kvsm.events import Direction
+from kvsm.ids import IdArray
+
+LONG_BYTES = 12 << 10
+"""Least mean length for which a statement for each run, or a fragment for each row, pays."""
+
+FEW_RUNS = 4
+"""This many statements wait for the lock no longer than one call and its planning take."""
+
+SLICED_BYTES = 256 << 10
+"""Least mean length for which copying threads may take the lock for each run without holding each other
+up.
+"""
+
+PATIENCE_SECONDS = 0.004
+"""How far copying by slices may fall behind its pace. One wait for the lock takes 5 ms."""
+
+PACE_BYTES_PER_SECOND = 2e9
+"""The pace of one thread. Memory is faster; copying 12 KiB and then waiting for the lock is slower."""
+
+
+class NumpyPools:
+    """Device pool and host pool of one rank; `layout` says where the blocks are.
+
+    device: the tensors of the device pool, or its only one: numpy arrays, or torch CPU tensors, which are
+        viewed
+    without copying.
+    host: the host pool, likewise.
+    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
+
+    Raises `ConfigError`.
+    """
+
+    def __init__(self, device: Any | Sequence[Any], host: Any, offsets: Sequence[int] | None = None) -> None:
+        tensors = tensors_of(device)
+        self.layout, places = make_layout(tensors, host, offsets)
+        self.device = [_as_bytes(f"device tensor {place}", tensors[place]) for place in places]
+        whole = _as_bytes("host pool", host)
+        self.host = [
+            whole[:, offset : offset + rows.row_bytes]
+            for offset, rows in zip(self.layout.offsets, self.layout.tensors)
+        ]
+        are_long = self.layout.is_dense or self.layout.block_bytes >= LONG_BYTES * len(self.device)
+        self._vectored = are_long and reaches((*self.layout.tensors, self.layout.host))
+
+    def copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
+        """Copy checked pairs now.
+
+        Raises `TransferFailed` if the targets are read-only; nothing is copied then. After an error of
+        numpy or of the system the targets may hold part of the bytes.
+        """
+        if not len(host_blocks):
+            return
+        to_host = direction is Direction.STORE
+        targets = self.host if to_host else self.device
+        if not all(one.flags.writeable for one in targets):
+            raise TransferFailed(
+                f"the {'host' if to_host else 'device'} pool is read-only; give a writable one"
+            )
+        pairs = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
+        runs = merge_runs(*pairs)
+        statements = len(runs.counts) * len(targets)
+        run_bytes = len(host_blocks) * self.layout.block_bytes // statements
+        if (
+            statements <= FEW_RUNS
+            or run_bytes >= SLICED_BYTES
+            or (run_bytes >= LONG_BYTES and not self._vectored)
+        ):
+            runs = self._copy_while_quick(to_host, runs)
+        if not len(runs.counts):
+            return
+        if run_bytes >= LONG_BYTES and self._vectored:
+            copy_vectored(fragments(run_rectangles(self.layout, direction, runs)))
+        else:
+            self._copy_indexed(to_host, *pairs)
+
+    def _copy_while_quick(self, to_host: bool, runs: BlockRuns) -> BlockRuns:
+        """Copy run by run as long as that keeps its pace. Returns the runs that are left."""
+        sources, targets = (self.device, self.host) if to_host else (self.host, self.device)
+        tensors = list(zip(targets, sources))
+        heads = (runs.host_blocks, runs.device_blocks) if to_host else (runs.device_blocks, runs.host_blocks)
+        into, out_of = (_places(head, runs.counts) for head in heads)
+        seconds = (runs.counts * (self.layout.block_bytes / PACE_BYTES_PER_SECOND)).tolist()
+        due = perf_counter() + PATIENCE_SECONDS
+        for done, (there, here, pace) in enumerate(zip(into, out_of, seconds)):
+            for target, source in tensors:
+                if perf_counter() > due:
+                    return BlockRuns(*(column[done:] for column in runs))
+                target[there] = source[here]
+            due += pace
+        return BlockRuns(*(column[:0] for column in runs))
+
+    def _copy_indexed(
+        self, to_host: bool, device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]
+    ) -> None:
+        for device, host in zip(self.device, self.host):
+            if to_host:
+                host[host_blocks] = device[device_blocks]
+            else:
+                device[device_blocks] = host[host_blocks]
+
+
+def _places(heads: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterable[int | slice]:
+    """The index that numpy takes for each run. A number is quicker than a slice of length one."""
+    if (counts == 1).all():
+        return heads.tolist()  # type: ignore[no-any-return]
+    return map(slice, heads.tolist(), (heads + counts).tolist())
+
+
+def _as_bytes(name: str, pool: Any) -> NDArray[np.uint8]:
+    """View an array or torch tensor as numpy bytes. A tensor may have a type that numpy lacks."""
+    try:
+        if not isinstance(pool, np.ndarray):
+            import torch  # needed only for a tensor
+
+            pool = pool.view(torch.uint8).numpy()
+        array: NDArray[np.uint8] = pool.view(np.uint8)
+    except (TypeError, RuntimeError, ValueError) as error:
+        raise ConfigError(f"{name} cannot be viewed as bytes by numpy: {error}") from error
+    return array

@@ -1,0 +1,90 @@
+"""Ranks that hold the same bytes, and keep them in one host pool.
+
+The KV cache of some models is the same on several ranks: with latent attention (MLA), or with fewer KV heads
+than ranks. Such ranks are replicas. Their host pool has one row for a block, and each of them loads it. A
+store writes each row once: every replica gets the same job, and copies its own part of it. The parts are
+equal and consecutive, so that runs of blocks stay together.
+
+Why this is safe:
+
+- **A load reads what was stored.** A transfer ends when every rank has reported it (publish after commit,
+  S2). So no load of a block is planned on any rank before its writer has ended the store.
+- **A failure counts.** A writer that fails reports its store as failed, and the store has failed for all
+  ranks.
+- **A row is not overwritten while it is read.** Its slot is free again when every rank has reported the load
+  (no reuse in flight, S3). A slot of a copy that was given up is never used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from kvsm.copies.copy_engine import CopyEngine, CopyResult
+from kvsm.copies.pairs import checked_pairs
+from kvsm.core.plan import TransferJob
+from kvsm.errors import ConfigError, TransferFailed
+from kvsm.events import Direction
+from kvsm.ids import pack
+
+
+class ReplicaCopyEngine:
+    """A `CopyEngine` over another one, for one of several ranks that share their host blocks.
+
+    engine: the one below. Its host pool is the shared one.
+    replicas: how many ranks share it.
+    number: of this one, from 0.
+
+    A job that cannot be right is passed on whole, so that all replicas refuse it. Raises `ConfigError`.
+    """
+
+    def __init__(self, engine: CopyEngine, replicas: int, number: int) -> None:
+        if not 0 <= number < replicas:
+            raise ConfigError(f"number is {number}; it must be from 0 to {replicas - 1}")
+        self._engine, self._replicas, self._number = engine, replicas, number
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self._engine.num_device_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._engine.num_host_blocks
+
+    def mark(self) -> Any:
+        return self._engine.mark()
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        self._engine.submit(self._part(job) if job.direction is Direction.STORE else job, after)
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        self._engine.hold_compute(transfers)
+
+    def poll(self) -> list[CopyResult]:
+        return self._engine.poll()
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        self._engine.wait(transfers)
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def close(self) -> None:
+        self._engine.close()
+
+    def _part(self, job: TransferJob) -> TransferJob:
+        """What this replica writes of a store."""
+        try:
+            devices, hosts = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
+        except TransferFailed:
+            return job
+        ours = slice(*(len(hosts) * number // self._replicas for number in (self._number, self._number + 1)))
+        return msgspec.structs.replace(
+            job,
+            device_blocks=pack(devices[ours]),
+            host_blocks=pack(hosts[ours]),
+            keys=job.keys[ours],
+            generations=job.generations[ours],
+        )

@@ -1,0 +1,93 @@
+"""`Ledger.apply`, which folds one event into the state, and the handler of each kind of event."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from kvsm import events as ev
+from kvsm.core import native
+from kvsm.core.ledger import cache, loads, requests, restart, stores, transfers
+from kvsm.core.ledger.records import TransferRecord
+from kvsm.core.ledger.state import LedgerState
+from kvsm.errors import InvalidEvent
+from kvsm.events import OffloadingEvent
+from kvsm.ids import MalformedIds
+
+
+class Ledger(LedgerState):
+    """The state and its fold. Read anything; change it by `apply` alone."""
+
+    def __new__(cls, *_: object, **__: object) -> Ledger:
+        """A ledger with the body that runs (`kvsm.core.native`)."""
+        return super().__new__(NativeLedger if cls is Ledger and native.runs() else cls)
+
+    def apply(self, event: OffloadingEvent) -> TransferRecord | None:
+        """Fold one event. Returns the transfer that it ended, or None.
+
+        Raises `IllegalTransition` or `InvalidEvent`, with nothing changed, if the event cannot follow.
+        """
+        if event.seq != self.seq + 1:
+            raise InvalidEvent(event.seq, f"expected event {self.seq + 1}")
+        try:
+            ended = HANDLERS[type(event)](self, event)
+        except MalformedIds as error:  # Handlers unpack before they change anything.
+            raise InvalidEvent(event.seq, str(error)) from None
+        self.seq = event.seq
+        self.step = event.step
+        return ended
+
+    def apply_all(self, events: Iterable[OffloadingEvent]) -> None:
+        """Fold events in their order. Raises as `apply` does; the events before are folded then."""
+        for event in events:
+            self.apply(event)
+
+
+def log_opened(ledger: LedgerState, event: ev.LogOpened) -> None:
+    """The first event of a log."""
+    if ledger.seq != 0 or event.config != ledger.config:
+        raise InvalidEvent(event.seq, "the log opens once, and with this ledger's configuration")
+    ledger.kept, ledger.weights = event.kept, event.weights
+
+
+def only_recorded(ledger: LedgerState, event: OffloadingEvent) -> None:
+    """For the reader of the log; nothing changes."""
+
+
+HANDLERS: dict[type[OffloadingEvent], Callable[[LedgerState, Any], TransferRecord | None]] = {
+    ev.LogOpened: log_opened,
+    ev.RequestArrived: requests.request_arrived,
+    ev.RequestPreempted: requests.request_preempted,
+    ev.RequestFinished: requests.request_finished,
+    ev.HitMatched: requests.hit_matched,
+    ev.HitReleased: requests.hit_released,
+    ev.RequestDeferred: requests.request_deferred,
+    ev.KeysRecalled: stores.keys_recalled,
+    ev.BlocksEvicted: stores.blocks_evicted,
+    ev.StorePlanned: stores.store_planned,
+    ev.StoreSkipped: only_recorded,
+    ev.LoadPlanned: loads.load_planned,
+    ev.TransfersSubmitted: transfers.transfers_submitted,
+    ev.TransferCancelled: transfers.transfer_cancelled,
+    ev.WorkerReported: transfers.worker_reported,
+    ev.ReportRejected: only_recorded,
+    ev.TransferLost: transfers.transfer_lost,
+    ev.BlocksTouched: cache.blocks_touched,
+    ev.FlushRequested: transfers.flush_requested,
+    ev.CacheReset: cache.cache_reset,
+    ev.StepEnded: only_recorded,
+    ev.Ticked: requests.ticked,
+    ev.BlocksOffered: stores.blocks_offered,
+    ev.OffersCounted: stores.offers_counted,
+    ev.BlocksRewritten: loads.blocks_rewritten,
+    ev.Restarted: restart.restarted,
+    ev.RequestAdmitted: requests.request_admitted,
+}
+"""What each kind of event does to a ledger. A handler checks everything before it changes anything."""
+
+
+class NativeLedger(native.FoldBody, Ledger):
+    """A ledger whose `apply` is the native body's. It leaves to `Ledger.apply` what it does not fold."""
+
+
+native.connect()

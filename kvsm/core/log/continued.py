@@ -1,0 +1,216 @@
+"""Going on with a log whose writer has ended: what is found at its end, and what is done with it.
+
+    claimed = LogDirectory("log")          # No other process writes here from now on.
+    end = find_end(claimed)                # Raises `LogError`: why no writer can go on.
+    ledger = rebuild("log").ledger         # The state after event `end.seq`; only if that is not 0.
+    writer = LogWriter(end, config=ledger.config, snapshot=..., ...)
+
+The new life begins with a segment of its own. Its head has the snapshot after the last whole event, and the
+number of the life. That head is what ends the life before: nothing is written to older segments. A segment
+without events has the name that the new one needs. So the new one replaces it, in one step, by renaming. If
+the old one told how its life ended, the new head repeats that.
+
+==========================================  ======================  ==========================================
+the log ends with                           the new life            because
+==========================================  ======================  ==========================================
+nothing, or an unpublished segment          begins a new log        no reader ever saw an event
+the head of the first segment, whole or     begins a new log, and   likewise: its first event was never
+torn, and no event                          replaces that segment   written
+events; the log was closed, perhaps after   goes on                 all of it is there
+an error; its mark may be missing
+events, no last record; perhaps torn: a     cuts what is torn, and  nobody acted on an event before it was
+frame, a last record, pages of zeros        goes on                 written whole
+a segment without events; the head, which   replaces it, and goes   nobody acted on it; the state is in the
+may be torn, has nothing that its           on behind the last      new snapshot
+predecessor does not tell                   event
+a segment without events behind lost        replaces it, and goes   the gap is told, and the state behind it
+events, its head whole                      on behind the gap       is in the snapshot
+- its head torn                             is refused              nobody knows the state behind the gap
+lost events, and nothing behind them        is refused              somebody may have acted on lost events
+the head of the only segment, torn, and it  is refused              nobody knows the state before it
+is not the first one
+damage, another schema, foreign bytes       is refused              a reader could not cross it
+==========================================  ======================  ==========================================
+
+In the first two rows `EndedLog.seq` is 0. Damage in older segments shows when they are folded, before.
+
+A process that continues may be killed at any step, too. Each step leaves a log of one of these rows:
+
+1. Unpublished segments are deleted. No reader sees them.
+2. What is torn is cut. A reader would cut it, too.
+3. The last segment's bytes are written once more, older segments are synced, and the new one is written and
+   synced under another name.
+4. It is renamed. Now the log ends with a segment without events.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kvsm.core.ledger.state_copy import StateCopy
+from kvsm.core.log.frames import SegmentHead, SegmentTail, Torn, first_event, segment_paths
+from kvsm.core.log.log_directory import WHAT_TO_DO, LogDirectory
+from kvsm.core.log.reader import LogEnd, LogReader, Segment
+from kvsm.core.log.retention import Retention
+from kvsm.core.log.segment_file import SegmentFile
+from kvsm.core.log.segment_maker import SegmentMaker
+from kvsm.errors import LogError, LogWriteFailed
+
+
+class EndedLog(NamedTuple):
+    """The end of a log that nobody writes, so that a `LogWriter` can go on behind it.
+
+    claimed: its directory.
+    seq: the last whole event; 0 if there is none, and the writer begins a new log.
+    life: the number of the life that comes.
+    run: the id of the run; None if there is no event.
+    replaces: the last segment has no event. The next one takes its name.
+    torn: the unfinished end behind event `seq`, or None.
+    ended: how the last life ended, if the segment that is replaced says so.
+    life_id: the id of the last life; empty if it has none.
+    """
+
+    claimed: LogDirectory
+    seq: int = 0
+    life: int = 1
+    run: bytes | None = None
+    replaces: bool = False
+    torn: Torn | None = None
+    ended: SegmentTail | None = None
+    life_id: bytes = b""
+
+
+def new_log(directory: str | os.PathLike[str], durable: bool) -> EndedLog:
+    """Where a new log begins: in a directory that is made, if it is absent, and must be empty.
+
+    Raises `LogError`.
+    """
+    claimed = LogDirectory(directory, durable)
+    try:
+        claimed.require_empty()
+    except BaseException:
+        claimed.close()
+        raise
+    return EndedLog(claimed)
+
+
+def find_end(claimed: LogDirectory) -> EndedLog:
+    """Where a log ends, by the table above. It changes nothing. It reads the last segment, or the last two.
+
+    Raises `LogError` if no writer can go on: the text says why, for a person. Begin a log elsewhere then.
+    """
+    paths = segment_paths(claimed.path)
+    if not paths:
+        claimed.require_empty(leftovers=True)
+        return EndedLog(claimed)
+    if claimed.why_unlocked is not None:
+        raise LogError(f"{claimed.path}: this log cannot be continued: {claimed.why_unlocked}")
+    reader, last = _read_from(claimed.path, paths[-1])
+    if last is not None and last.last > last.head.seq:
+        _refuse_lost(reader)
+        return _behind(claimed, last.head, last.last, torn=reader.torn)
+    if last is not None:
+        _refuse_lost(reader)
+    if len(paths) == 1 and first_event(paths[0]) == 1:
+        return EndedLog(claimed, replaces=True)
+    if len(paths) == 1 and last is None:
+        raise LogError(f"{claimed.path}: this log cannot be continued: {paths[0].name} is torn in its head")
+    if len(paths) == 1:
+        assert last is not None
+        return _behind(claimed, last.head, last.head.seq, replaces=True)
+    reader, before = _read_from(claimed.path, paths[-2])
+    assert before is not None  # A head that is torn, with a segment behind it, is damage.
+    if last is None and reader.gaps:
+        lost = (
+            f"events {reader.gaps[0][0]} to {reader.gaps[0][1]} were lost, and the head behind them is torn"
+        )
+        raise LogError(f"{claimed.path}: this log cannot be continued: {lost}")
+    seq = first_event(paths[-1]) - 1
+    if last is None:
+        return _behind(claimed, before.head, seq, replaces=True)
+    # The segment that is replaced ends the life before, or was itself the first one of a life.
+    ended = last.tail if last.head.life == before.head.life else last.head.ended
+    return _behind(claimed, last.head, seq, replaces=True, ended=ended)
+
+
+def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> EndedLog:
+    """The end of a log behind event `seq`. head: of a segment of its last life."""
+    return EndedLog(claimed, seq, head.life + 1, head.run, life_id=head.life_id, **more)
+
+
+def _read_from(directory: Path, path: Path) -> tuple[LogReader, Segment | None]:
+    """Read a log from this segment to its end. Returns that segment too; None if its head is torn."""
+    reader, begun = LogReader(directory), None
+    for segment in reader.segments(first_event(path)):
+        begun = begun or segment
+        for _ in segment.batches():
+            pass
+    return reader, begun
+
+
+def _refuse_lost(reader: LogReader) -> None:
+    if reader.end is LogEnd.BROKEN:
+        raise LogError(
+            f"{reader.directory}: this log cannot be continued: its last events, from {reader.broken_from} "
+            f"on, were lost when a write failed"
+        )
+
+
+def begin_life(
+    end: EndedLog,
+    segment: SegmentFile,
+    maker: SegmentMaker,
+    retention: Retention,
+    snapshot: Callable[[], StateCopy],
+    syncs: bool,
+) -> None:
+    """Make the first segment of a life, behind what `end` says. syncs: whether all is durable then.
+
+    Raises `LogError`.
+    """
+    directory = end.claimed.path
+    if end.claimed.spent:
+        raise LogError(f"{directory}: a writer had this claim already; claim the directory again")
+    try:
+        for path in end.claimed.leftovers():
+            path.unlink(missing_ok=True)
+        _inherit(end, retention, syncs)
+        maker.make(segment, snapshot(), end.ended)
+    except BaseException as error:
+        with suppress(OSError):
+            segment.discard()
+        if isinstance(error, FileExistsError):
+            raise LogError(f"{directory}: another writer has just started a log here") from error
+        cause = error if isinstance(error, OSError) else error.__cause__
+        if isinstance(cause, OSError):
+            raise LogWriteFailed(f"{directory}: no log can be started: {error}; {WHAT_TO_DO}") from cause
+        raise
+    if end.replaces:
+        retention.replace_newest(segment)
+    else:
+        retention.add(segment)
+    retention.opening_bytes = 0
+    end.claimed.spent = True
+
+
+def _inherit(end: EndedLog, retention: Retention, syncs: bool) -> None:
+    """Note the older segments. Cut the torn end, and sync what perhaps nobody has synced."""
+    paths = segment_paths(end.claimed.path)
+    for path in paths:
+        older = SegmentFile(end.claimed.path, first_event(path))
+        older.reopen()
+        try:
+            if end.torn is not None and Path(end.torn.path) == path:
+                older.cut(end.torn.offset)
+            if syncs:
+                if path == paths[-1]:
+                    # An older one was synced before the next one began.
+                    older.write_again()
+                older.sync()
+        finally:
+            older.close()
+        retention.inherit(older)

@@ -1,0 +1,371 @@
+"""Rebuilding a ledger from a log: all of it, or up to an event or a step.
+
+A whole replay folds every event that is kept. For the state at one point the fold starts from the nearest
+snapshot before it. Both stream: one frame of events is in memory at a time. An entry is one slot named in one
+event.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple, get_type_hints
+
+import msgspec
+
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.invariants import check_ledger
+from kvsm.core.ledger.snapshot import is_saved_as, restore_foreign, saved_step
+from kvsm.core.log import LogEnd, LogGap, LogReader, Segment, Torn, stopped_by, told_stop
+from kvsm.core.log.trust import Trust
+from kvsm.errors import ConfigError, InvalidEvent, LogDamaged, LogError
+from kvsm.events import KINDS, OffloadingEvent
+from kvsm.ids import Ids, MalformedIds, count, unpack
+from kvsm.states import machines_digest
+
+
+class Rebuilt(NamedTuple):
+    """A ledger, and the number of events and entries that were folded, from event `first` on."""
+
+    ledger: Ledger
+    first: int
+    events: int
+    entries: int
+    seconds: float
+    condition: LogCondition
+
+
+class LogCondition(msgspec.Struct, frozen=True):
+    """What a reader found out about a log besides its events.
+
+    torn: its unfinished end, which was cut. A crash leaves one, so it is legal.
+    broken_from: the first event that a failed write lost.
+    gaps: (first, last) of the events that are missing before the log goes on.
+    other_machines: other machine tables wrote it, so a fold may give another state than there was.
+    end: how it ends.
+    error: the error with which it was closed, or None.
+    missing: (first, last) of the events in the oldest segments, if these were deleted but not by retention.
+    stopped_by: the signal that asked the process to end, if it did not close the log; empty if none is known.
+    """
+
+    torn: Torn | None
+    broken_from: int | None
+    gaps: tuple[tuple[int, int], ...]
+    other_machines: bool
+    end: LogEnd = LogEnd.NOT_REACHED
+    error: str | None = None
+    missing: tuple[int, int] | None = None
+    stopped_by: str = ""
+
+    @property
+    def complete(self) -> bool:
+        """Whether no event was lost before the end."""
+        return self.broken_from is None and not self.gaps and self.missing is None
+
+    def notes(self) -> list[str]:
+        """What a person must know, a line each."""
+        notes = []
+        if self.torn is not None:
+            torn = self.torn
+            notes.append(
+                f"{torn.path}: unfinished end, cut at byte {torn.offset} ({torn.bytes_cut} bytes); "
+                f"the last whole event is {torn.seq - 1}"
+            )
+        notes += [f"events {first} to {last} are not in the log: a write failed" for first, last in self.gaps]
+        if self.missing is not None:
+            first, last = self.missing
+            notes.append(f"events {first} to {last} are not in the log: the first segments are missing")
+        notes += self._end_notes()
+        if self.other_machines:
+            notes.append(
+                "written by a kvsm with other machine tables: the replayed state may differ from the live one"
+            )
+        return notes
+
+    def _end_notes(self) -> list[str]:
+        """What the end of the log tells, unless a torn end or a broken mark has told it."""
+        if self.end is LogEnd.STOPPED:
+            return [f"the log was closed after an error: {self.error}"]
+        if self.end is LogEnd.BROKEN and self.gaps:
+            return ["the last events are not in the log either: a write failed"]
+        if self.end is LogEnd.BROKEN:
+            return [f"the log is broken from event {self.broken_from} on: a write failed"]
+        if self.end is LogEnd.OPEN and self.stopped_by:
+            return [f"the log was not closed: {told_stop(self.stopped_by)}"]
+        if self.end is LogEnd.OPEN and self.torn is None:
+            why = "the engine was killed or still runs, or the end of the log is missing"
+            return [f"the log was not closed: {why}"]
+        return []
+
+
+def condition_of(reader: LogReader) -> LogCondition:
+    """The condition of the part of a log that was read."""
+    condition = LogCondition(
+        reader.torn,
+        reader.broken_from,
+        tuple(reader.gaps),
+        reader.head.machines != machines_digest(),
+        reader.end,
+        reader.error,
+        reader.missing,
+    )
+    return with_stop(condition, reader.directory)
+
+
+def with_stop(condition: LogCondition, directory: Path) -> LogCondition:
+    """The same, with the signal that asked the process to end: it may come after the last event was read."""
+    name = stopped_by(directory) if condition.end is LogEnd.OPEN else ""
+    return msgspec.structs.replace(condition, stopped_by=name)
+
+
+def entries(events: Iterable[OffloadingEvent]) -> int:
+    """Number of entries in these events: one for each slot that an event names."""
+    named = 0
+    for event in events:
+        if type(event) in _SLOT_FIELDS:
+            for field in _SLOT_FIELDS[type(event)]:
+                slots = getattr(event, field)
+                named += len(slots) if type(slots) is tuple else count(slots)
+    return named
+
+
+_SLOT_FIELDS = {
+    kind: [field for field in kind.__struct_fields__ if field in ("slots", "moved")]
+    for kind in KINDS
+    if "slots" in kind.__struct_fields__
+}
+
+
+def opening(segment: Segment, trust: Trust) -> Ledger:
+    """The ledger with which a segment begins.
+
+    Raises `LogDamaged` if its snapshot is not the state before its first event, and `LogError` if its head
+    claims more than `trust` allows. The state may still break a property: `whole` refuses that.
+    """
+    head = segment.head
+    trust.check(head.config, segment.path.parent)
+    if not head.snapshot and not head.seq:
+        return Ledger(head.config)
+    try:
+        ledger = restore_foreign(head.snapshot, head.config)
+    except ValueError as error:
+        raise _wrong_head(segment, f"cannot be restored: {error}") from error
+    if ledger.seq != head.seq:
+        raise _wrong_head(segment, f"is of event {ledger.seq}, not {head.seq}")
+    return ledger
+
+
+def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
+    """The ledger to which a segment's events are applied.
+
+    ledger: after the segment before it; None for the first one. If that was read while it was written, it may
+        be beyond the first events of this one.
+
+    Raises `LogDamaged` if the snapshot in the head is not what the fold gives or, at the start and after a
+    gap, if it breaks a property.
+    """
+    if ledger is not None and segment.gap is None:
+        if ledger.seq == segment.head.seq and not is_saved_as(ledger, segment.head.snapshot):
+            raise _wrong_head(segment, "is not what the fold gives")
+        return ledger
+    ledger = opening(segment, trust)
+    for violation in check_ledger(ledger) if ledger.seq else ():
+        raise _wrong_head(segment, f"breaks a property: {violation.property}: {violation.message}")
+    return ledger
+
+
+def gathered(segment: Segment) -> Iterator[list[OffloadingEvent]]:
+    """The events of a segment as `Segment.batches` has them, small frames together. Where reading ends in an
+    error, the events before it come first."""
+    events: list[OffloadingEvent] = []
+    try:
+        for batch in segment.batches():
+            events += batch
+            if len(events) >= _EVENTS_TOGETHER:
+                yield events
+                events = []
+    except LogError:
+        if events:
+            yield events
+        raise
+    if events:
+        yield events
+
+
+_EVENTS_TOGETHER = 256
+
+
+def _wrong_head(segment: Segment, what: str) -> LogDamaged:
+    return LogDamaged(str(segment.path), 0, segment.head.seq + 1, f"the snapshot in its head {what}")
+
+
+def rebuild(
+    log: str | os.PathLike[str],
+    *,
+    seq: int | None = None,
+    step: int | None = None,
+    since: int | None = None,
+    allow_policies: Collection[str] = (),
+    max_slots: int | None = None,
+) -> Rebuilt:
+    """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
+
+    since: fold only from the segment on that has this event, to the last event. If it is not kept, from the
+        oldest segment on.
+    allow_policies, max_slots: as in `Trust`.
+
+    Raises `LogError` if there is no such point in the log, or if the log claims more than is allowed;
+    `LogDamaged` for damage before that point; and `IllegalTransition` or `InvalidEvent` for an event that
+    cannot follow (`verify_log` tells more).
+    """
+    if seq is not None and step is not None:
+        raise ConfigError("give an event number or a step, not both")
+    if since is not None and (seq is not None or step is not None):
+        raise ConfigError("a fold since an event goes to the end of the log; leave out seq and step")
+    trust = Trust(allow_policies, max_slots)
+    with trust.guarded(log):
+        return _rebuild(log, seq, step, since, trust)
+
+
+def _rebuild(
+    log: str | os.PathLike[str], seq: int | None, step: int | None, since: int | None, trust: Trust
+) -> Rebuilt:
+    began = time.perf_counter()
+    reader = LogReader(log)
+    holding = seq if step is None else _segment_of_step(reader, step)
+    if since is not None:
+        holding = max(since, reader.head.seq + 1)
+    ledger: Ledger | None = None
+    first = folded = named = 0
+    stopped = False
+    for segment in reader.segments(holding):
+        ledger = go_on(ledger, segment, trust)
+        first = first or ledger.seq + 1
+        # What lies behind the point is not read.
+        for batch in gathered(segment) if seq is None and step is None else segment.batches():
+            wanted = batch if seq is None and step is None else _up_to(batch, seq, step)
+            ledger.apply_all(wanted)
+            folded += len(wanted)
+            named += entries(wanted)
+            stopped = len(wanted) < len(batch) or ledger.seq == seq
+            if stopped:
+                break
+        if stopped:
+            break
+    if ledger is None:
+        raise LogError(f"{log}: there is no whole event" + ("" if holding is None else f" from {holding} on"))
+    _reached(reader, ledger, stopped, seq, step)
+    return Rebuilt(ledger, first, folded, named, time.perf_counter() - began, condition_of(reader))
+
+
+def _up_to(batch: list[OffloadingEvent], seq: int | None, step: int | None) -> list[OffloadingEvent]:
+    if seq is not None:
+        return batch[: seq - batch[0].seq + 1]
+    return [event for event in batch if step is not None and event.step <= step]
+
+
+def _segment_of_step(reader: LogReader, step: int) -> int | None:
+    """An event of the last segment that begins in step `step` or before. None: start with the oldest."""
+    holding = None
+    for segment in reader.segments():
+        if _first_step(segment) > step:
+            break
+        holding = segment.head.seq + 1
+    return holding
+
+
+def _first_step(segment: Segment) -> int:
+    """The engine step in which a segment begins."""
+    try:
+        return saved_step(segment.head.snapshot) if segment.head.snapshot else 0
+    except msgspec.MsgspecError as error:
+        raise _wrong_head(segment, f"cannot be restored: {error}") from error
+
+
+def _reached(reader: LogReader, ledger: Ledger, stopped: bool, seq: int | None, step: int | None) -> None:
+    """Raise unless the point asked for is in the log."""
+    if seq is not None and ledger.seq != seq:
+        for first, last in reader.gaps:
+            if first <= seq <= last:
+                raise LogGap(reader.directory, first, last)
+        raise LogError(f"{reader.directory}: there is no event {seq}; the last one is {ledger.seq}")
+    if step is not None and ledger.step > step:
+        raise LogError(f"{reader.directory}: step {step} is not kept; the oldest step is {ledger.step}")
+    if step is not None and ledger.step < step and not stopped:
+        raise LogError(f"{reader.directory}: there is no step {step}; the last one is {ledger.step}")
+
+
+class Moment(NamedTuple):
+    """An event, the ledger right before it, and the event that follows (None at the end)."""
+
+    ledger: Ledger
+    event: OffloadingEvent
+    following: OffloadingEvent | None
+
+
+def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
+    """All events of a log in order. Apply each event to its ledger before you ask for the next.
+
+    After a gap the ledger is a new one, restored from the next segment's snapshot. Raises as `rebuild` does.
+    """
+    ledger: Ledger | None = None
+    current: Segment | None = None
+    opened: deque[Segment] = deque()
+
+    def stream() -> Iterator[tuple[Segment, OffloadingEvent]]:
+        for number, segment in enumerate(reader.segments()):
+            if not number or segment.gap is not None:
+                trust.check(segment.head.config, reader.directory)  # Before its first event is read.
+            opened.append(segment)
+            for event in segment.events():
+                yield segment, event
+
+    for (segment, event), following in _with_next(stream()):
+        while current is not segment:  # A segment may be without events.
+            current = opened.popleft()
+            ledger = go_on(ledger, current, trust)
+        assert ledger is not None
+        refuse_malformed(event)
+        yield Moment(ledger, event, None if following is None else following[1])
+    for current in opened:
+        ledger = go_on(ledger, current, trust)
+
+
+def refuse_malformed(event: OffloadingEvent) -> None:
+    """Raises `InvalidEvent` if a batch of ids in the event is not what `kvsm.ids.pack` makes."""
+    for field in _ID_FIELDS[type(event)]:
+        ids = getattr(event, field)
+        if type(ids) is not tuple:
+            try:
+                unpack(ids)
+            except MalformedIds as error:
+                raise InvalidEvent(event.seq, f"{field}: {error}") from None
+
+
+_ID_FIELDS = {
+    kind: [name for name, hint in get_type_hints(kind, include_extras=True).items() if hint == Ids]
+    for kind in KINDS
+}
+"""The fields of each kind that are batches of ids."""
+
+
+def _with_next(
+    stream: Iterator[tuple[Segment, OffloadingEvent]],
+) -> Iterator[tuple[tuple[Segment, OffloadingEvent], tuple[Segment, OffloadingEvent] | None]]:
+    """Each item with its successor. If the stream ends in an error, the last item comes before the error."""
+    previous = None
+    while True:
+        try:
+            item = next(stream, None)
+        except LogError:
+            if previous is not None:
+                yield previous, None
+            raise
+        if previous is not None:
+            yield previous, item
+        if item is None:
+            return
+        previous = item

@@ -1,0 +1,122 @@
+"""Following a log while an engine writes it.
+
+    follower = LogFollower("log")
+    while not follower.closed:
+        for news in follower.poll():  # What was written since the last poll, at once; then it ends.
+            ...
+        time.sleep(0.2)
+
+A log that is written changes under its reader: the last frame is unfinished, a segment is completed and the
+next one begins, retention (`max_bytes`) deletes the oldest segment, perhaps before it was read, and the
+writer dies. A follower takes an unfinished end for "not yet". A dead writer and an idle one look the same to
+it: nothing comes. If another writer goes on with the log, then its events come, also after a closed end.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from kvsm.core.log.frames import Torn, first_event
+from kvsm.core.log.reader import LogEnd, LogReader, Segment, SegmentGone
+from kvsm.errors import LogError
+from kvsm.events import OffloadingEvent
+
+
+class News(NamedTuple):
+    """Events that were written since the last poll, of one segment, in order.
+
+    The first news of a segment have no events: they bring its head. If `segment.gap` is not None, the events
+    of the gap cannot be read. Then only the snapshot in the head has the state before the events that come.
+    """
+
+    segment: Segment
+    events: list[OffloadingEvent]
+
+
+class LogFollower(LogReader):
+    """A log that may still be written, read as it grows. The attributes of `LogReader` tell how it ends now.
+
+    overtaken: (first, last) of the events that retention deleted before they were read, each time.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], holding: int | None = None) -> None:
+        """holding: begin with the segment that has this event; None: with the oldest.
+
+        Raises `LogError` if there is no log, or no such event.
+        """
+        super().__init__(directory)
+        self.overtaken: list[tuple[int, int]] = []
+        self._last_read = 0
+        self._move_to(self._begin(holding)[0], None)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the engine has closed the log. Nothing follows, unless another engine goes on with it."""
+        return self.end in (LogEnd.CLOSED, LogEnd.STOPPED)
+
+    def poll(self) -> Iterator[News]:
+        """What was written since the last call. It ends when all of this was read; call again later.
+
+        Raises `LogDamaged` for wrong bytes, and `LogError` if the log was deleted or replaced. It raises
+        `EventsTakenBack` if its writer has lost events that were read: a sync failed after they were written.
+        """
+        while True:
+            # Ask before reading the segment: a segment that has a successor is complete.
+            successor = next((later for later in self._paths() if later > self._path), None)
+            try:
+                yield from self._news(successor)
+                if successor is None or self._segment is None:
+                    self._note_end_so_far()
+                    return
+                gap = self._leave(self._segment, successor)
+            except SegmentGone:
+                successor, gap = self._overtake()
+            self._move_to(successor, gap)
+
+    def _move_to(self, path: Path, gap: tuple[int, int] | None) -> None:
+        self._path, self._gap = path, gap
+        self._segment: Segment | None = None
+        self._last_read = max(self._last_read, first_event(path) - 1)
+
+    def _news(self, successor: Path | None) -> Iterator[News]:
+        if self._segment is None:
+            opened = self._open(self._path, self._gap, successor)
+            if isinstance(opened, Torn):
+                return  # Its writer has not finished the head.
+            self._segment = opened
+            yield News(opened, [])
+        self._segment.successor = None if successor is None else first_event(successor)
+        for batch in self._segment.batches():
+            self._last_read = batch[-1].seq
+            yield News(self._segment, batch)
+
+    def _overtake(self) -> tuple[Path, tuple[int, int] | None]:
+        """Where to go on, and the gap before that, if the segment is not the one that was opened.
+
+        It is the oldest segment that is left; or the same one, if another writer replaced it without events.
+        """
+        oldest, *_ = paths = self._paths()
+        if self._path in paths and self._last_read == first_event(self._path) - 1:
+            return self._path, self._gap
+        self._left = None
+        if oldest <= self._path:
+            raise LogError(f"{self.directory}: the log was deleted while it was read, and another began here")
+        if first_event(oldest) == self._last_read + 1:
+            return oldest, None
+        self.overtaken.append((self._last_read + 1, first_event(oldest) - 1))
+        return oldest, self.overtaken[-1]
+
+    def _note_end_so_far(self) -> None:
+        """Note how the log ends now. What looks torn may be a record that is being written."""
+        if self._segment is None:
+            self.end, self.error = LogEnd.OPEN, None
+            return
+        self._note_end(self._segment)
+        self._note_life(self._segment, self._segment.last)
+        lost = self._segment.lost_from()
+        if lost is not None:
+            self.end, self.broken_from = LogEnd.BROKEN, lost
+            self.lives[-1] = self.lives[-1]._replace(end=LogEnd.BROKEN)

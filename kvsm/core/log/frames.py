@@ -1,0 +1,591 @@
+"""The bytes of a log: what a segment is made of, and how to judge bytes that are missing or wrong.
+
+A segment is a preamble, a head frame, frames of events and, where a life ends well, a tail frame. All
+integers are little endian.
+
+=============  =======================================================================================
+preamble       magic (8 bytes), schema version (4), CRC of both (4), mark (12)
+mark           zeros; or a number (8) and its CRC (4), written in place: the first lost event when a
+               write failed, or `CLOSED` when the log was closed
+frame          header, then `length` bytes of payload
+frame header   run mark (4), length (4), flags (2), events (2), first event (8), synced (8),
+               payload CRC (4), CRC of these 32 (4)
+payload        one msgpack value, perhaps compressed, and the byte `END`. Events are compressed as a
+               stream (`event_stream.py`)
+=============  =======================================================================================
+
+A frame holds the events of one flush: to encode a list costs a third of encoding its events one by one. The
+header has its own CRC, so a damaged length is never followed. This CRC covers the payload's CRC, so header
+and payload belong together. `END` is not zero, so an intact frame never ends in zeros.
+
+The run mark is the CRC of the run id and the life in the segment's head. So a frame of another run, or of
+another life, is refused, and a search for frames behind damage knows what to look for. `synced` says up to
+which byte the segment had been synced when the frame was written; 0 if nothing had been.
+
+The tail frame says with which error the life ended. It has the number of the next event.
+
+A segment ends where the next one begins: its name is the number of its first event. A large snapshot takes
+the next segment some time to open, and meanwhile events go to the segment before it. They are written to the
+new one, too, before it gets its name. So the same events may stand in both, and readers take them from the
+later one.
+
+A segment is complete if another segment follows, or if it has a mark. Then each of its bytes is there, up to
+the first event of the next one. The last segment of a log that was not closed may end anywhere. Its bytes are
+whole up to the last sync, and a power loss may leave anything behind that.
+
+A log may have several lives: a process goes on with the log of one that has ended. A segment whose head names
+a later life begins it, and ends the life before, however that was left. Event numbers have no gap there, so
+nothing can be missing between two lives. `continued.py` says how a log is continued.
+
+The first row that fits says what is at the place where a frame begins:
+
+==================================================  ==================================================
+bytes                                               verdict
+==================================================  ==================================================
+none                                                end; damaged if the segment is complete and its
+                                                    tail is missing
+a header and payload, both with the right CRC       frame
+anything else, in a complete segment                damaged
+anything else, in the head of a segment             torn if the file ends in it, or only zeros follow;
+                                                    otherwise damaged: it was synced before it had a name
+anything else, and a later frame was written when   damaged
+this place had been synced
+anything else                                       torn: nobody promised these bytes
+==================================================  ==================================================
+
+A torn end is cut. So after a power loss all events up to the last sync are read. With durability `none`
+nothing is promised then: the log may be torn anywhere, because no frame proves anything, or read as damaged.
+
+What a file claims is believed only as far as the file can hold it. A payload fits into the file. What it
+decompresses to has at most 1 MiB and 32 times its bytes (`content_limit`). The writer stores as it is what
+would shrink more. A reader holds one frame, and its Python objects take at most 30 times that size; and the
+last `WINDOW_BYTES` of a compressed segment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator, Sequence
+from functools import reduce
+from operator import or_
+from pathlib import Path
+from struct import Struct
+from typing import BinaryIO, NamedTuple, TypeVar
+from zlib import crc32
+
+import msgspec
+import zstandard
+
+from kvsm.core.log.event_stream import EventCompressor, EventDecompressor
+from kvsm.errors import LogDamaged, LogError
+from kvsm.events import KINDS, SCHEMA_VERSION, OffloadConfig, OffloadingEvent
+
+MAGIC = b"kvsmlog\n"
+END = b"\xc1"
+"""Last byte of each payload: msgpack never uses it."""
+
+HEAD, COMPRESSED, TAIL, FRESH = 1, 2, 4, 8
+"""Flags of a frame."""
+
+CLOSED = (1 << 64) - 1
+"""The mark of the last segment of a log that was closed."""
+
+RUN_BYTES = 16
+"""Length of the id of a run."""
+
+PREAMBLE = Struct("<8sII")
+MARK = Struct("<QI")
+MARK_OFFSET = PREAMBLE.size
+PREAMBLE_BYTES = MARK_OFFSET + MARK.size
+HEADER = Struct("<IIHHQQII")
+_HEADER_COVERED = HEADER.size - 4
+_CLAIMS, _CLAIMS_OFFSET = Struct("<QQ"), 12
+"""The first event and the synced place in a frame header."""
+
+_NO_BYTES, _BYTES = b"\xc4\x00", Struct(">BI")
+"""How msgpack writes a field of no bytes, and how a field of up to 4 GiB begins."""
+
+_CHUNK_BYTES = 1 << 18
+_HOLES_BYTES = 256 << 20
+"""So much may a payload have that the file system stores as holes: pages of zeros."""
+
+_T = TypeVar("_T")
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
+    """Last record of a life.
+
+    error: the error that ended it; None if it was closed without one.
+    oldest: the first event that the log keeps in the end.
+    """
+
+    error: str | None = None
+    oldest: int = 1
+
+
+class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
+    """First record of a segment: what it takes to read it without the segments before it.
+
+    schema: version of the records.
+    machines: digest of the tables that wrote them.
+    seq: the last event before this segment; 0 if there is none.
+    created_ns: Unix time (ns).
+    run: id of the run that wrote the log (16 bytes): the same in all its segments.
+    oldest: the first event that the log keeps while this segment is written. Retention deletes what is older.
+    life: number of the process that writes the log, from 1 on. A process that continues the log has a
+        larger one.
+    ended: how the life before ended, if it said so in a segment without events, which this one has replaced.
+    snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`. It
+        is written in pieces.
+    life_id: random id of the life (16 bytes), which tells it from another life of its number; empty if the
+        log speaks of no pools that are kept.
+    """
+
+    schema: int
+    machines: str
+    config: OffloadConfig
+    seq: int
+    created_ns: int
+    run: bytes = bytes(RUN_BYTES)
+    oldest: int = 1
+    life: int = 1
+    ended: SegmentTail | None = None
+    snapshot: bytes = b""
+    life_id: bytes = b""
+
+
+_EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
+_HEAD = msgspec.msgpack.Decoder(SegmentHead)
+_TAIL = msgspec.msgpack.Decoder(SegmentTail)
+
+
+class Frame(NamedTuple):
+    """A frame that was read. `end` is the offset of the byte after it, `header` has its checksums."""
+
+    run_mark: int
+    flags: int
+    event_count: int
+    first: int
+    payload: bytes
+    end: int
+    header: bytes
+
+
+class Torn(msgspec.Struct, frozen=True):
+    """The unfinished end of a log: from byte `offset` of `path`, `bytes_cut` bytes are not read.
+
+    seq: the first event that is missing, if it was ever written.
+    """
+
+    path: str
+    offset: int
+    seq: int
+    bytes_cut: int
+
+
+def segment_path(directory: Path, first: int) -> Path:
+    """The file of the segment whose first event is `first`. Names sort by event number."""
+    return directory / f"{first:020d}.kvsm"
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    """The segments of a directory, in order; other files are ignored. Raises `LogError`."""
+    try:
+        paths = sorted(path for path in directory.iterdir() if path.suffix == ".kvsm")
+    except FileNotFoundError as error:
+        raise LogError(f"{directory}: no such directory; a log is a directory of .kvsm segments") from error
+    except NotADirectoryError:
+        raise LogError(f"{directory}: not a directory; give the directory that holds the segments") from None
+    except OSError as error:
+        raise LogError(f"{directory}: cannot be listed: {error}") from error
+    for path in paths:
+        if not re.fullmatch("[0-9]{20}", path.stem):
+            raise LogError(f"{path}: not the name of a segment, which is 20 digits and .kvsm; move it away")
+    return paths
+
+
+def first_event(path: Path) -> int:
+    """The event number in a segment's name."""
+    return int(path.stem)
+
+
+def encode_preamble() -> bytes:
+    """The first bytes of a segment, not marked as broken."""
+    covered = PREAMBLE.pack(MAGIC, SCHEMA_VERSION, 0)[:-4]
+    return covered + crc32(covered).to_bytes(4, "little") + bytes(MARK.size)
+
+
+def encode_mark(number: int) -> bytes:
+    """The mark of a segment: its first lost event, or `CLOSED`."""
+    return MARK.pack(number, crc32(number.to_bytes(8, "little")))
+
+
+def run_mark(run: bytes, life: int = 1) -> int:
+    """What the header of each frame of a life begins with. No two lives of a run have the same."""
+    return crc32(run, life - 1)
+
+
+def content_limit(length: int) -> int:
+    """The most bytes that a compressed payload of `length` bytes may stand for."""
+    return (1 << 20) + 32 * length
+
+
+class FrameEncoder:
+    """Turns events, heads and tails into frames.
+
+    run: id of the run (16 bytes).
+    compress: with zstd.
+    life: the number of the life.
+
+    Each method takes `synced`: up to which byte the segment has been synced.
+    """
+
+    def __init__(self, run: bytes, compress: bool, life: int = 1) -> None:
+        self._run_mark = run_mark(run, life)
+        self._compressor = zstandard.ZstdCompressor(level=1) if compress else None
+        self._stream = EventCompressor() if compress else None
+
+    def begin_stream(self) -> None:
+        """The next frame of events refers to none before it."""
+        if self._stream is not None:
+            self._stream.restart()
+
+    def events(self, events: Sequence[OffloadingEvent], synced: int) -> bytes:
+        """One frame of consecutive events. The next frame may refer to it only if `keep` is called."""
+        content, flags = _ENCODER.encode(events), 0
+        if self._stream is not None:
+            packed, is_fresh = self._stream.compress(content)
+            if len(content) <= content_limit(len(packed)):
+                content, flags = packed, COMPRESSED | FRESH * is_fresh
+            else:
+                self._stream.restart()
+        return b"".join(self._framed([content], flags, len(events), events[0].seq, synced))
+
+    def keep(self) -> None:
+        """The last frame of `events` is sure to be written. Call it once."""
+        if self._stream is not None:
+            self._stream.keep()
+
+    def head(self, head: SegmentHead, snapshot: Sequence[bytes] = ()) -> list[bytes]:
+        """The first frame of a segment, in pieces.
+
+        head: without its snapshot.
+        snapshot: in pieces. They are written as they are.
+        """
+        size = sum(map(len, snapshot))
+        _check_length(size, head.seq + 1)
+        life_id = _ENCODER.encode(head.life_id)
+        fields = _ENCODER.encode(head).removesuffix(_NO_BYTES + life_id) + _BYTES.pack(0xC6, size)
+        return self._frame([fields, *snapshot, life_id], HEAD, 0, head.seq + 1, 0)
+
+    def most_head_bytes(self, head: SegmentHead) -> int:
+        """The most bytes that `head` returns, beside the snapshot's own. The head may not shrink: how well it
+        is compressed depends on the snapshot behind it."""
+        return HEADER.size + len(_ENCODER.encode(head)) - len(_NO_BYTES) + _BYTES.size + len(END)
+
+    def tail(self, tail: SegmentTail, following: int, synced: int) -> bytes:
+        """The last frame of a life. following: the number of the next event."""
+        return b"".join(self._frame([_ENCODER.encode(tail)], TAIL, 0, following, synced))
+
+    def _frame(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
+        """A frame in pieces, compressed if it shrinks."""
+        if self._compressor is not None:
+            compressed = _compressed(self._compressor, payload)
+            if _size_of(compressed) < _size_of(payload) <= content_limit(_size_of(compressed)):
+                payload, flags = compressed, flags | COMPRESSED
+        return self._framed(payload, flags, count, first, synced)
+
+    def _framed(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
+        """A frame in pieces. Only pieces of the payload may be large."""
+        length = _size_of(payload) + len(END)
+        _check_length(length, first)
+        payload_crc = crc32(END, reduce(lambda crc, piece: crc32(piece, crc), payload, 0))
+        header = HEADER.pack(self._run_mark, length, flags, count, first, synced, payload_crc, 0)
+        return [_with_crc(header), *payload, END]
+
+
+def _compressed(compressor: zstandard.ZstdCompressor, payload: Sequence[bytes]) -> list[bytes]:
+    packing = compressor.compressobj(size=_size_of(payload))
+    return [*map(packing.compress, payload), packing.flush()]
+
+
+def _size_of(pieces: Sequence[bytes]) -> int:
+    return sum(map(len, pieces))
+
+
+def _check_length(length: int, first: int) -> None:
+    if length >= 1 << 32:
+        raise LogError(f"events from {first} on take {length} bytes; one frame holds at most 4 GiB")
+
+
+def _with_crc(header: bytes) -> bytes:
+    covered = header[:_HEADER_COVERED]
+    return covered + crc32(covered).to_bytes(4, "little")
+
+
+def copied(frames: bytes) -> bytes:
+    """The whole frames at the beginning of these bytes, for another segment of this life.
+
+    Nothing of that segment has been synced yet, and so they say.
+    """
+    copy, begin = bytearray(frames), 0
+    while begin + HEADER.size <= len(copy):
+        mark, length, flags, count, first, _, payload_crc, _ = HEADER.unpack_from(copy, begin)
+        end = begin + HEADER.size + length
+        if end > len(copy):
+            break
+        header = HEADER.pack(mark, length, flags, count, first, 0, payload_crc, 0)
+        copy[begin : begin + HEADER.size] = _with_crc(header)
+        begin = end
+    return bytes(copy[:begin])
+
+
+def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
+    """Check a segment's first bytes. Raises `LogDamaged`, or `LogError` if the schema is unknown."""
+    fixed = file.read(MARK_OFFSET)
+    if len(fixed) < MARK_OFFSET or (crc32(fixed[:-4]) != int.from_bytes(fixed[-4:], "little")):
+        return _never_written(
+            file, path, 0, seq, fixed, MARK_OFFSET, "these are not the first bytes of a segment"
+        )
+    magic, schema, _ = PREAMBLE.unpack(fixed)
+    if magic != MAGIC:
+        raise LogDamaged(path, 0, seq, "these are not the first bytes of a segment")
+    if schema != SCHEMA_VERSION:
+        raise LogError(
+            f"{path}: written with log schema {schema}; this kvsm reads schema {SCHEMA_VERSION}. "
+            f"Read it with the kvsm that wrote it, or start a new log in an empty directory"
+        )
+    return None if len(file.read(MARK.size)) == MARK.size else _torn(file, path, 0, seq)
+
+
+def has_mark(file: BinaryIO) -> bool:
+    """Whether a segment has a mark, so that each of its bytes must be there. Moves the file's position."""
+    file.seek(MARK_OFFSET)
+    return any(file.read(MARK.size))
+
+
+def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
+    """The first event lost after this segment, or `CLOSED`; None if it has no mark. Raises `LogDamaged`."""
+    file.seek(MARK_OFFSET)
+    data = file.read(MARK.size)
+    if not any(data):
+        return None
+    number, crc = MARK.unpack(data) if len(data) == MARK.size else (0, 0)
+    if crc32(data[:8]) != crc:
+        raise LogDamaged(path, MARK_OFFSET, seq, "the mark of the segment does not match its checksum")
+    return int(number)
+
+
+class FrameReader:
+    """Reads the frames of a segment, and judges what is no frame by the table at the top of the file.
+
+    run_mark: what each frame's header must begin with; None for the head frame, which tells the run and life.
+    complete: whether each byte of the segment must be there.
+    """
+
+    def __init__(self, file: BinaryIO, path: str, run_mark: int | None, complete: bool) -> None:
+        self._file, self._path, self._run_mark, self._complete = file, path, run_mark, complete
+        self._size = _size(file)
+
+    def read(self, offset: int, seq: int) -> Frame | Torn | None:
+        """Read the frame at `offset`, the file's position; None at its end, but the head must be there.
+
+        seq: the first event that this frame must have.
+
+        Raises `LogDamaged`.
+        """
+        file = self._file
+        header = file.read(HEADER.size)
+        if not header and self._run_mark is not None:
+            return None
+        if len(header) < HEADER.size:
+            return self._unreadable(
+                offset, seq, header, HEADER.size, "the segment ends inside a frame header"
+            )
+        mark, length, flags, count, first, _, payload_crc, header_crc = HEADER.unpack(header)
+        if crc32(header[:_HEADER_COVERED]) != header_crc:
+            reason = "a frame header does not match its checksum"
+            return self._unreadable(offset, seq, header, HEADER.size, reason)
+        end = offset + HEADER.size + length
+        if end > self._size or length > _HOLES_BYTES:
+            status = os.fstat(file.fileno())  # A writer may have added bytes meanwhile.
+            self._size = status.st_size
+            if end > self._size:
+                return self._unreadable(offset, seq, b"", length, "the segment ends inside a frame")
+            if length > _HOLES_BYTES + content_limit(512 * status.st_blocks):
+                raise LogDamaged(self._path, offset, seq, f"most of a frame of {length} bytes is a hole")
+        payload = file.read(length)
+        if len(payload) < length or crc32(payload) != payload_crc:
+            return self._unreadable(offset, seq, payload, length, "a frame does not match its checksum")
+        if self._run_mark is not None and mark != self._run_mark:
+            raise LogDamaged(self._path, offset, seq, "a frame of another run or life stands here")
+        if first != seq:
+            raise LogDamaged(self._path, offset, seq, f"a frame starts with event {first} in its place")
+        return Frame(mark, flags, count, first, payload, end, header)
+
+    def end(self, offset: int, seq: int) -> Torn | None:
+        """None if the file ends at `offset`, its position, as it must behind a tail. Raises `LogDamaged`."""
+        more = self._file.read(1)
+        return self._unreadable(offset, seq, more, 1, "more bytes follow the last record") if more else None
+
+    def _unreadable(self, offset: int, seq: int, part: bytes, size: int, reason: str) -> Torn:
+        """Judge the place `offset`, where a `part` of `size` bytes is no part of a frame."""
+        if self._complete:
+            raise LogDamaged(self._path, offset, seq, reason)
+        if self._run_mark is None:
+            return _never_written(self._file, self._path, offset, seq, part, size, reason)
+        if self._was_synced(offset, seq, self._run_mark):
+            raise LogDamaged(self._path, offset, seq, reason)
+        return _torn(self._file, self._path, offset, seq)
+
+    def _was_synced(self, offset: int, seq: int, mark: int) -> bool:
+        """Whether a later frame of this segment was written when the byte at `offset` had been synced.
+
+        A header with the right CRC tells it, whatever became of its payload.
+        """
+        pattern = mark.to_bytes(4, "little")
+        for start, data in _written(self._file, offset):
+            at = data.find(pattern)
+            while 0 <= at <= len(data) - HEADER.size:
+                first, synced = _CLAIMS.unpack_from(data, at + _CLAIMS_OFFSET)
+                # The disk may show a block of an older segment here. Its events are older too.
+                if first >= seq and offset < synced <= start + at:
+                    header = data[at : at + HEADER.size]
+                    if crc32(header[:_HEADER_COVERED]) == int.from_bytes(header[_HEADER_COVERED:], "little"):
+                        return True
+                at = data.find(pattern, at + 1)
+        return False
+
+
+def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
+    """The head in a segment's first frame. Raises `LogDamaged`."""
+    if not frame.flags & HEAD:
+        raise LogDamaged(path, offset, frame.first, "the segment does not open with its head")
+    head = _decode(_HEAD, frame, path, offset)
+    if head.seq + 1 != frame.first:
+        raise LogDamaged(path, offset, frame.first, f"the head stands after event {head.seq}")
+    if not 1 <= head.life < 1 << 32:
+        raise LogDamaged(path, offset, frame.first, f"the head names {head.life} as its life")
+    if len(head.run) != RUN_BYTES or run_mark(head.run, head.life) != frame.run_mark:
+        raise LogDamaged(path, offset, frame.first, "the head names another run or life than its frame")
+    if len(head.life_id) not in (0, RUN_BYTES):
+        raise LogDamaged(path, offset, frame.first, f"the id of its life has {len(head.life_id)} bytes")
+    if not 1 <= head.oldest <= frame.first:
+        raise LogDamaged(path, offset, frame.first, f"the head names {head.oldest} as the oldest event")
+    return head
+
+
+def decode_tail(frame: Frame, path: str, offset: int) -> SegmentTail:
+    """The tail in a segment's last frame. Raises `LogDamaged`."""
+    return _decode(_TAIL, frame, path, offset)
+
+
+class EventDecoder:
+    """Turns the frames of a segment back into events: each frame once, in their order."""
+
+    def __init__(self) -> None:
+        self._stream = EventDecompressor()
+
+    def decode(self, frame: Frame, path: str, offset: int) -> list[OffloadingEvent]:
+        """The events of the next frame. Raises `LogDamaged`."""
+        if frame.flags & HEAD:
+            raise LogDamaged(path, offset, frame.first, "a second head inside the segment")
+        events = _decoded(_EVENTS, self._content(frame, path, offset), frame, path, offset)
+        if not events or len(events) != frame.event_count or events[0].seq != frame.first:
+            raise LogDamaged(path, offset, frame.first, "the events of a frame do not match its header")
+        if events[-1].seq != frame.first + frame.event_count - 1:
+            raise LogDamaged(path, offset, frame.first, "event numbers of a frame have a gap")
+        return events
+
+    def _content(self, frame: Frame, path: str, offset: int) -> bytes | memoryview:
+        payload = memoryview(frame.payload)[: -len(END)]
+        if not frame.flags & COMPRESSED:
+            return payload
+        try:
+            return self._stream.decompress(payload, bool(frame.flags & FRESH), content_limit(len(payload)))
+        except ValueError as error:
+            reason = f"a frame cannot be decompressed: {error}"
+            raise LogDamaged(path, offset, frame.first, reason) from error
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offset: int) -> _T:
+    """The record of a head or a tail."""
+    content: bytes | memoryview = memoryview(frame.payload)[: -len(END)]
+    if frame.flags & COMPRESSED:
+        content = _decompressed(content, frame, path, offset)
+    return _decoded(decoder, content, frame, path, offset)
+
+
+def _decoded(
+    decoder: msgspec.msgpack.Decoder[_T], content: bytes | memoryview, frame: Frame, path: str, offset: int
+) -> _T:
+    try:
+        return decoder.decode(content)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        reason = f"whole, but no record that this kvsm knows ({error}); a newer kvsm may have written it"
+        raise LogDamaged(path, offset, frame.first, reason) from error
+
+
+def _decompressed(payload: bytes | memoryview, frame: Frame, path: str, offset: int) -> bytes:
+    """What a compressed payload stands for. Allocates no more than `content_limit`."""
+    try:
+        size = zstandard.frame_content_size(payload)
+        if 0 <= size <= content_limit(len(payload)):
+            return zstandard.ZstdDecompressor().decompress(payload, allow_extra_data=False)
+        claim = f"{size} bytes" if size >= 0 else "an unknown size"
+        reason = f"it claims {claim}, and {len(payload)} bytes may stand for {content_limit(len(payload))}"
+    except zstandard.ZstdError as error:
+        reason = str(error)
+    raise LogDamaged(path, offset, frame.first, f"a frame cannot be decompressed: {reason}")
+
+
+def _torn(file: BinaryIO, path: str, offset: int, seq: int) -> Torn:
+    return Torn(path, offset, seq, _size(file) - offset)
+
+
+def _never_written(
+    file: BinaryIO, path: str, offset: int, seq: int, part: bytes, size: int, reason: str
+) -> Torn:
+    """Judge a `part` of `size` bytes of a segment's opening. The file's position is the byte after it.
+
+    Raises `LogDamaged` unless the file ends in it, or only zeros follow from inside it on: then these bytes
+    were never written.
+    """
+    if len(part) < size or (part[-1] == 0 and _only_zeros_left(file)):
+        return _torn(file, path, offset, seq)
+    raise LogDamaged(path, offset, seq, reason)
+
+
+def _only_zeros_left(file: BinaryIO) -> bool:
+    return not any(data.count(0) != len(data) for _, data in _written(file, file.tell()))
+
+
+def _size(file: BinaryIO) -> int:
+    return os.fstat(file.fileno()).st_size
+
+
+def _written(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+    """The bytes from `offset` on, each with its place. What the file system never wrote (holes) is left out.
+
+    Two pieces overlap by the size of a header, so each header is whole in one of them.
+    """
+    descriptor = file.fileno()
+    while True:
+        try:
+            offset = os.lseek(descriptor, offset, os.SEEK_DATA)
+            end = os.lseek(descriptor, offset, os.SEEK_HOLE)
+        except OSError as error:
+            if error.errno == errno.ENXIO:  # No data from here on.
+                return
+            end = _size(file)  # This file system does not know its holes.
+        if offset >= end:
+            return
+        while offset < end:
+            data = os.pread(descriptor, _CHUNK_BYTES + HEADER.size, offset)
+            if not data:
+                return
+            yield offset, data
+            offset += _CHUNK_BYTES

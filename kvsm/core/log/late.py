@@ -1,0 +1,77 @@
+"""`LateLog`: stands where the log of a running engine belongs while the system refuses to begin it.
+
+An engine that may continue without a log (`on_failure="continue"`) also starts without one: on a full disk, a
+read-only file system, a directory that belongs to another user. Its events are dropped and counted. Once in a
+while a flush tries to begin the log: the log then begins with a snapshot, so readers know the state, and a
+later process can continue from it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvsm.core.log.writer import LogWriter
+from kvsm.errors import LogError
+from kvsm.events import OffloadingEvent
+
+AGAIN_S = 10.0
+"""Between two attempts to begin the log (s)."""
+
+
+def is_refused_by_system(error: LogError) -> bool:
+    """Whether the system refused what a log needs. False if another process has the log, and for a log or an
+    option that kvsm refuses."""
+    return isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, BlockingIOError)
+
+
+class LateLog:
+    """Drops events until the log can begin; from then on it passes them to its writer.
+
+    directory: of the log that is wanted.
+    failure: why the log cannot be written now; None while it is written.
+    begin: begins the log with the event of this number. Raises `LogError` while that is impossible.
+    clock: monotonic time (s); public, so that a test can choose it.
+    """
+
+    def __init__(self, directory: Path, failure: str, begin: Callable[[int], LogWriter]) -> None:
+        self.directory = directory
+        self.clock: Callable[[], float] = time.monotonic
+        self._failure, self._begin = failure, begin
+        self._writer: LogWriter | None = None
+        self._dropped, self._next, self._again_at = 0, 1, self.clock() + AGAIN_S
+
+    @property
+    def failure(self) -> str | None:
+        """As in `LogWriter`."""
+        return self._failure if self._writer is None else self._writer.failure
+
+    @property
+    def dropped(self) -> int:
+        """Events that were lost."""
+        return self._dropped + (0 if self._writer is None else self._writer.dropped)
+
+    def append(self, event: OffloadingEvent) -> None:
+        """Add the next event, or drop it."""
+        if self._writer is not None:
+            self._writer.append(event)
+            return
+        self._dropped += 1
+        self._next = event.seq + 1
+
+    def flush(self) -> None:
+        """Flush the log, or try to begin it if the last attempt was long ago."""
+        if self._writer is not None:
+            self._writer.flush()
+        elif self.clock() >= self._again_at:
+            self._again_at = self.clock() + AGAIN_S
+            try:
+                self._writer = self._begin(self._next)
+            except LogError as error:
+                self._failure = str(error)
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Close the log, if it was begun."""
+        if self._writer is not None:
+            self._writer.close(error)

@@ -1,0 +1,74 @@
+"""How far a reader believes the head of a log: whose code it runs, and how much memory it takes.
+
+A log is data, and anybody may have written it. Its head names an eviction policy, which may be code of
+another package, and the sizes of the pools, which become memory before the first event is read.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from kvsm.core.log.frames import segment_paths
+from kvsm.core.policies import refuse_foreign
+from kvsm.errors import ConfigError, KvsmError, LogError
+from kvsm.events import OffloadConfig
+
+SMALL_POOL = 1 << 20
+"""Host slots, and device blocks, that any log may claim: about 300 bytes of memory each to verify it."""
+
+
+class Trust(NamedTuple):
+    """What a reader allows a log to claim.
+
+    allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
+    max_slots: the largest pool, in host slots or device blocks. None: `SMALL_POOL`, or as many as the log has
+        bytes on disk. So a reader takes no more memory than a large log has earned.
+    """
+
+    allow_policies: Collection[str] = ()
+    max_slots: int | None = None
+
+    def check(self, config: OffloadConfig, log: Path) -> None:
+        """Raises `LogError` if a log claims more. Call it before anything is made from `config`.
+
+        log: the directory.
+        """
+        try:
+            refuse_foreign(config.policy, self.allow_policies)
+        except ConfigError as error:
+            raise LogError(f"{log}: {error}") from error
+        claimed = max(config.host_blocks, config.device_blocks)
+        limit = SMALL_POOL if self.max_slots is None else self.max_slots
+        if claimed > limit and (self.max_slots is not None or claimed > _bytes_on_disk(log)):
+            raise LogError(
+                f"{log}: it claims {config.host_blocks} host slots and {config.device_blocks} device blocks, "
+                f"and each takes memory; if you trust it, read it with --max-slots {claimed}"
+            )
+
+    @contextmanager
+    def guarded(self, log: str | os.PathLike[str]) -> Iterator[None]:
+        """Around reading: an allowed policy that fails, or calls `sys.exit`, becomes a `LogError`.
+
+        Without an allowed policy every other error is a bug of kvsm, and stays what it is.
+        """
+        try:
+            yield
+        except KvsmError:
+            raise
+        except (Exception, SystemExit) as error:
+            if not self.allow_policies:
+                raise
+            raise LogError(
+                f"{os.fspath(log)}: cannot be read with the policy that was allowed: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+
+
+def _bytes_on_disk(log: Path) -> int:
+    """Bytes of a log's segments. Holes in them do not count."""
+    found = [path.stat() for path in segment_paths(log)]
+    return sum(min(one.st_size, 512 * one.st_blocks) for one in found)

@@ -1,0 +1,300 @@
+/* The native body of the fold: what its files share.
+
+   The state is the Python one (kvsm/core/ledger/state.py): the same arrays, dicts and records. This body changes
+   them as the Python handlers do, file by file and function by function under the same names. It folds what is
+   common. Everything else, every refusal among it, it leaves to the Python handler, before anything is changed:
+   so there is one text of each rule that is seldom needed, and one text of each error. */
+
+#ifndef KVSM_BODY_H
+#define KVSM_BODY_H
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "tables.h"
+
+/* What becomes of an event. */
+typedef enum {
+    FOLDED,
+    REFERENCE, /* nothing was changed: the Python handler folds the event, or refuses it */
+    FAILED     /* a Python error is set, and the state may be half changed: out of memory */
+} Verdict;
+
+/* ------------------------------------------------------------------------------------------- words.c */
+
+extern unsigned char arcs_taken[NUM_MACHINES][MOST_ARCS];
+
+int32_t machine_step(const Machine *machine, int trigger, int32_t word); /* -1: no row matches */
+
+static inline int state_of(int32_t word) { return word & STATE_MASK; }
+
+/* The words of many equal things: memory of a Python array. */
+typedef struct {
+    const Machine *machine;
+    PyObject *owner; /* the StateWords whose memory this is */
+    Py_buffer buffer, totals_buffer;
+    int32_t *words;
+    int64_t *totals; /* the number of things in each state; then, for each counter, of things above 0 */
+    int32_t size;
+} Words;
+
+void count_words(const Words *words, int32_t word, int64_t more); /* add `more` things with this word */
+
+/* --------------------------------------------------------------------------------------------- ids.c */
+
+/* A batch of ids: a tuple of up to SMALL, or a numpy array of int64. */
+typedef struct {
+    PyObject *object; /* in the ledger's form; owned */
+    Py_ssize_t count;
+    const int64_t *ids;
+    int64_t small[SMALL];
+    Py_buffer buffer;
+} Batch;
+
+bool batch_of(Batch *batch, PyObject *ids);   /* packed or not; false: none that this body reads */
+void batch_clear(Batch *batch);
+PyObject *array_object(const int64_t *ids, Py_ssize_t count);
+PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
+PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
+bool is_aligned(const Py_buffer *buffer);  /* whether each item is aligned, so that it can be read in place */
+bool is_int64(const Py_buffer *buffer);    /* the same for int64; the buffer needs a format */
+bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
+PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one is no id */
+PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
+PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */
+
+/* ----------------------------------------------------------------------------------------- msgpack.c */
+
+/* Bytes that are written piece by piece. */
+typedef struct {
+    PyObject *full;  /* the pieces that are full */
+    PyObject *piece; /* the one behind them, and how much of its memory is written */
+    char *memory;
+    Py_ssize_t used;
+    int64_t items; /* how many were written; the writer counts them */
+} Stream;
+
+bool stream_write(Stream *stream, const void *data, Py_ssize_t size);
+bool stream_object(Stream *stream, PyObject *object);
+bool stream_pair(Stream *stream, PyObject *first, PyObject *second);
+PyObject *stream_taken(Stream *stream);
+void stream_clear(Stream *stream);
+
+/* -------------------------------------------------------------------------------------- slot_queue.c */
+
+typedef struct FrozenPart FrozenPart;
+
+#define GROUP 64 /* slots whose bits are one number */
+
+typedef struct {
+    PyObject_HEAD
+    uint64_t *row, *listed; /* a bit for each slot: who stands in the row, and who in the list behind it */
+    int32_t *next, *before; /* the list, by slot + 1; 0 is the end of both directions. Only for `listed` slots */
+    int64_t size;
+    int32_t capacity, groups, row_from; /* the groups before row_from have nobody in the row */
+    PyObject *links;    /* owns the memory of `next` */
+    FrozenPart *frozen; /* its copy of the order; owned. NULL: nobody copies it */
+} SlotQueue;
+
+void queue_append(SlotQueue *queue, int32_t slot);
+int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, the tail: it is not in the queue */
+void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* before `place`, the place of another slot */
+int64_t queue_first(const SlotQueue *queue);                      /* -1: it is empty */
+void queue_remove(SlotQueue *queue, int32_t slot);
+bool queue_holds(const SlotQueue *queue, int32_t slot);
+void queue_clear(SlotQueue *queue);
+void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group that has nobody yet */
+
+/* --------------------------------------------------------------------------------------- key_index.c */
+
+typedef struct {
+    uint32_t slot, part; /* slot + 1, or 0: nobody is here; a part of the key's hash */
+} Place;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *key_of; /* the list of the slots' keys */
+    Place *places;    /* only through `at`, in key_index.c */
+    uint64_t *clean;  /* by page: how often the index had been cleared when the page was last emptied */
+    uint64_t clears;  /* how often the index was cleared */
+    int64_t capacity; /* slots from 0 to this, exclusive */
+    uint32_t mask;
+    int64_t size;
+} KeyIndex;
+
+/* Keys are compared as bytes, so a search runs no Python code. An object of another type is never found. */
+int64_t index_find(const KeyIndex *index, PyObject *key); /* -1: it is not there; -2: an error is set */
+Verdict index_enter(KeyIndex *index, PyObject *keys, const Batch *slots);
+int index_remove(KeyIndex *index, PyObject *key);
+void index_clear(KeyIndex *index);
+void index_prefetch(const KeyIndex *index, PyObject *keys, Py_ssize_t count);
+
+/* ------------------------------------------------------------------------------------------ ledger.c */
+
+/* The C part of a ledger: where the memory of its arrays is, and scratch memory. */
+typedef struct {
+    PyObject_HEAD
+    Words blocks, leases;
+    PyObject *generation_owner;
+    Py_buffer generation_buffer;
+    int64_t *generation; /* of the slots before generation_size */
+    Py_ssize_t generation_size;
+    int32_t *mark; /* for doubled ids: when an id was seen last */
+    int32_t mark_size, marked;
+    int32_t *scratch; /* new words of a batch */
+    Py_ssize_t scratch_size;
+    bool folds; /* an event is being folded: its words are in `scratch` */
+    PyObject *frozen; /* the parts of the state that are being copied, a tuple; NULL: nobody copies it */
+} Fold;
+
+/* Names of attributes, interned. */
+#define NAMES(X)                                                                                                 \
+    X(seq) X(step) X(tick) X(epoch) X(voided_at) X(ended_at) X(forgotten_at) X(blocks) X(leases) X(generation)    \
+    X(key_of) X(index) X(free) X(policy) X(copied_out) X(transfers) X(planned_word) X(requests) X(deferred)       \
+    X(provenance) X(offers) X(listener) X(config) X(_queue) X(words) X(brought) X(stale) X(times) X(workers)      \
+    X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
+    X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
+    X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
+    X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
+    X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
+    X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
+    X(max_live_transfers) X(kept) X(using)
+
+typedef enum {
+#define X(name) N_##name,
+    NAMES(X)
+#undef X
+        NUM_NAMES
+} Name;
+
+#define MOST_FIELDS 16 /* of an event, that are looked for among its values */
+
+/* What the module has of Python. Never freed: it lives as long as the process. */
+typedef struct {
+    PyObject *names[NUM_NAMES];
+    PyObject *array_of, *lru, *admit_runs, *transfer_record, *request_record, *store, *load, *encode;
+    PyObject *no_ids, *empty_text, *zero, *minus_one;
+    PyObject *kinds[NUM_KINDS];
+    Name fields[NUM_KINDS][MOST_FIELDS]; /* of the kinds. NUM_NAMES: none, or one that is not read here */
+    PyObject *reference; /* Ledger.apply in Python */
+    PyTypeObject *fold, *slot_queue, *key_index, *frozen_part;
+} Python;
+
+extern Python python;
+
+static inline PyObject *name_of(Name name) { return python.names[name]; }
+
+/* Events that are being folded, one after the other. */
+typedef struct {
+    Fold *fold;
+    PyObject *fields;          /* the ledger's attributes */
+    PyObject *seen[NUM_NAMES]; /* the attributes read so far; owned, because a policy or a listener may replace them */
+    PyObject *event;
+    int kind;         /* -1: none that this body knows */
+    PyObject *values; /* what the event was made of, a tuple; borrowed. NULL: its fields are asked */
+    PyObject *seq_object;
+    int64_t seq;
+    PyObject *ended; /* the transfer that it ended; owned */
+} Folding;
+
+/* An attribute of the ledger; borrowed of `folding`. NULL without an error: it has none. */
+static inline PyObject *field(Folding *folding, Name name)
+{
+    PyObject **seen = &folding->seen[name];
+    if (*seen == NULL) {
+        *seen = PyDict_GetItemWithError(folding->fields, name_of(name));
+        Py_XINCREF(*seen);
+    }
+    return *seen;
+}
+
+void forget_seen(Folding *folding); /* before code that may replace attributes of the ledger */
+PyObject *attribute_of(PyObject *owner, Name name); /* owned. NULL: an error is set. `owner` may be NULL */
+
+bool set_field(Folding *folding, Name name, PyObject *value);
+bool get_number(PyObject *owner, Name name, int64_t *value);
+bool set_number(PyObject *owner, Name name, int64_t value);
+bool field_number(Folding *folding, Name name, int64_t *value);
+bool is_empty(PyObject *container); /* of a dict or a tuple; true also for NULL */
+bool same_text(PyObject *text, PyObject *other);
+
+/* New words of a batch, in the fold's scratch memory, or NULL: no row matches, or an id does not exist. */
+int32_t *next_words(Folding *folding, const Words *words, const Machine *machine, int trigger, const Batch *ids);
+bool are_distinct(Folding *folding, const Batch *ids, int32_t size);
+void commit(const Words *words, const Batch *ids, const int32_t *new_words);
+
+/* ------------------------------------------------------------------------------- the fold, as in Python */
+
+/* index.c */
+Verdict enter(Folding *folding, PyObject *keys, const Batch *slots);
+PyObject *remove_keys(Folding *folding, const Batch *slots); /* the keys, as a tuple; NULL: FAILED */
+KeyIndex *index_of(Folding *folding);                        /* borrowed; NULL: it is another one */
+
+/* order.c */
+bool may_reorder(Folding *folding, PyObject *request);
+Verdict leave_order(Folding *folding, const Batch *slots, const int32_t *pinned);
+Verdict come_back(Folding *folding, const Batch *slots, const int32_t *released, Py_ssize_t *idle);
+Verdict touch(Folding *folding, const Batch *slots, const int32_t *words);
+Verdict admit(Folding *folding, const Batch *slots, PyObject *keys, PyObject *parents, int64_t planned_at);
+bool parents_fit(Folding *folding, PyObject *parents, Py_ssize_t count);
+SlotQueue *lru_queue(PyObject *policy); /* borrowed; NULL: another policy */
+SlotQueue *free_queue(Folding *folding);
+
+/* requests.c */
+Verdict request_arrived(Folding *);
+Verdict request_preempted(Folding *);
+Verdict request_finished(Folding *);
+Verdict hit_matched(Folding *);
+Verdict request_admitted(Folding *);
+Verdict hit_released(Folding *);
+Verdict request_deferred(Folding *);
+Verdict ticked(Folding *);
+PyObject *named(Folding *folding, PyObject *name); /* borrowed; NULL: REFERENCE */
+bool live_pins(Folding *folding, PyObject *request, Batch *pins);
+Verdict unpin(Folding *folding, PyObject *request, const Batch *slots, int32_t *new_words);
+Verdict settle(Folding *folding, PyObject *request, int32_t word);
+Verdict wake_waiting(Folding *folding, int64_t transfer);
+
+/* stores.c */
+Verdict blocks_offered(Folding *);
+Verdict blocks_evicted(Folding *);
+Verdict store_planned(Folding *);
+
+/* loads.c */
+Verdict load_planned(Folding *);
+
+/* transfers.c */
+Verdict transfers_submitted(Folding *);
+Verdict transfer_cancelled(Folding *);
+Verdict worker_reported(Folding *);
+Verdict flush_requested(Folding *);
+Verdict plan(Folding *folding, PyObject *direction, PyObject *owners, const Batch *slots, const Batch *device_blocks,
+             PyObject *keys, PyObject *parents); /* parents: NULL for a load */
+bool pairs_fit(Folding *folding, const Batch *slots, const Batch *device_blocks);
+
+/* cache.c */
+Verdict blocks_touched(Folding *);
+Verdict cache_reset(Folding *);
+
+/* ledger.c */
+Verdict only_recorded(Folding *);
+bool is_ledger_class(PyObject *class); /* whether its instances begin with a `Fold`. false: an error is set */
+bool fold_begin(Folding *folding, PyObject *ledger); /* to be ended in any case; false: an error is set */
+PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in Python */
+void fold_end(Folding *folding);
+bool see_state(Folding *folding); /* whether the words, the index, requests and transfers can be looked at */
+int kind_of(PyObject *event);     /* -1: none */
+PyObject *value_of(Folding *folding, Name name); /* of a field of the event; owned. NULL: it has none */
+
+/* --------------------------------------------------------------------------------- frozen.c, keeping.c */
+
+PyObject *freeze(Folding *folding);                /* the parts; owned. NULL without an error: it cannot */
+PyObject *freeze_queue(SlotQueue *queue);          /* a part; owned. The copy before it is dropped */
+void keep_for_event(Folding *folding, int kind);   /* before anything is changed */
+void keep_link(SlotQueue *queue, int32_t node);    /* before `next` of this node is changed */
+
+#endif

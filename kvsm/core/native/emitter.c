@@ -1,0 +1,198 @@
+/* How an event comes to be (kvsm/core/offloader/emitter.py). */
+
+#include "calls.h"
+
+OfPython of_python;
+
+/* ------------------------------------------------------------------------------- what a call looks at */
+
+static bool is_dict(PyObject *object) { return object != NULL && PyDict_CheckExact(object); }
+
+static bool is_this_thread(PyObject *thread)
+{
+    if (thread == NULL || !PyLong_CheckExact(thread))
+        return false;
+    const unsigned long identity = PyLong_AsUnsignedLong(thread);
+    if (identity == (unsigned long)-1 && PyErr_Occurred()) { /* nobody may */
+        PyErr_Clear();
+        return false;
+    }
+    return identity == PyThread_get_thread_ident();
+}
+
+/* An attribute of the core or of its ledger, whose own attributes are `fields`; owned. */
+static PyObject *attribute(PyObject *owner, PyObject *fields, Name name)
+{
+    PyObject *value = PyDict_GetItemWithError(fields, name_of(name));
+    return value != NULL ? owned(value) : attribute_of(owner, name);
+}
+
+PyObject *of_core(Call *call, Name name) { return attribute(call->core, call->fields, name); }
+
+PyObject *of_ledger(Call *call, Name name) { return attribute(call->ledger, call->look.fields, name); }
+
+/* Whether this thread has been admitted, and the core and its ledger are as this body knows them. */
+bool begin_call(Call *call)
+{
+    call->fields = PyObject_GenericGetDict(call->core, NULL);
+    if (call->fields == NULL)
+        return false;
+    call->thread = owned(PyDict_GetItemWithError(call->fields, name_of(N__may_change)));
+    call->ledger = owned(PyDict_GetItemWithError(call->fields, name_of(N_ledger)));
+    if (!is_this_thread(call->thread) || call->ledger == NULL)
+        return false;
+    call->folds = (PyObject *)Py_TYPE(call->ledger) == of_python.native_ledger;
+    call->look.fold = (Fold *)call->ledger;
+    if (call->folds && call->look.fold->folds)
+        return false;
+    call->look.fields = PyObject_GenericGetDict(call->ledger, NULL);
+    return call->look.fields != NULL && is_dict(field(&call->look, N_requests)) &&
+           is_dict(field(&call->look, N_transfers));
+}
+
+void end_call(Call *call)
+{
+    fold_end(&call->look);
+    Py_XDECREF(call->fields);
+    Py_XDECREF(call->ledger);
+    Py_XDECREF(call->thread);
+}
+
+/* A number of the configuration. */
+bool configured(Call *call, Name name, int64_t *number)
+{
+    return get_number(PyDict_GetItemWithError(call->fields, name_of(N_config)), name, number);
+}
+
+/* ------------------------------------------------------------------------------------ emitter.py: emit */
+
+/* Ask the clock, once. */
+static PyObject *recorded_now(Call *call)
+{
+    PyObject *clock = of_core(call, N__clock_ns), *recorded;
+    PyObject *now = clock == NULL ? NULL : PyObject_CallFunctionObjArgs(clock, NULL);
+    const bool is_known = clock == of_python.time_ns;
+    int64_t number;
+    if (!is_known) /* it may have changed anything */
+        forget_seen(&call->look);
+    Py_XDECREF(clock);
+    if (now == NULL)
+        return NULL;
+    /* What fits in 64 bits is compared with 0 much faster than it is read. */
+    if (is_known ? PyObject_RichCompareBool(now, python.zero, Py_GE) > 0 : read_number(now, &number))
+        return now;
+    recorded = PyObject_CallFunctionObjArgs(of_python.recorded_ns, now, NULL);
+    Py_DECREF(now);
+    return recorded;
+}
+
+static PyObject *next_seq(Call *call)
+{
+    PyObject *seq = of_ledger(call, N_seq), *next = seq == NULL ? NULL : PyNumber_Add(seq, of_python.one);
+    Py_XDECREF(seq);
+    return next;
+}
+
+/* What the next event is made of: its number, the step, the time, and these fields; owned. */
+static PyObject *next_values(Call *call, PyObject *const *fields, Py_ssize_t count)
+{
+    PyObject *now = recorded_now(call);
+    PyObject *seq = now == NULL ? NULL : next_seq(call), *step = seq == NULL ? NULL : of_core(call, N_step);
+    PyObject *values = step == NULL ? NULL : PyTuple_New(3 + count);
+    if (values == NULL) {
+        Py_XDECREF(now);
+        Py_XDECREF(seq);
+        Py_XDECREF(step);
+        return NULL;
+    }
+    PyTuple_SetItem(values, 0, seq);
+    PyTuple_SetItem(values, 1, step);
+    PyTuple_SetItem(values, 2, now);
+    for (Py_ssize_t one = 0; one < count; one++)
+        PyTuple_SetItem(values, 3 + one, owned(fields[one]));
+    return values;
+}
+
+static bool may_change(Call *call, PyObject *who)
+{
+    return PyDict_SetItem(call->fields, name_of(N__may_change), who) == 0;
+}
+
+/* Hand the event to the log, which may look at the ledger meanwhile. */
+static bool log_event(Call *call, PyObject *event)
+{
+    PyObject *log = of_core(call, N_log), *done = NULL;
+    if (log == NULL || log == Py_None) {
+        Py_XDECREF(log);
+        return log != NULL;
+    }
+    if (may_change(call, of_python.the_log))
+        done = PyObject_CallMethodObjArgs(log, name_of(N_append), event, NULL);
+    Py_DECREF(log);
+    Py_XDECREF(done);
+    return done != NULL;
+}
+
+/* An event failed. One that was refused leaves no trace. Any other failure stops the core, an interrupt too: the
+   log would lack what the ledger has. */
+static void after_failure(Call *call)
+{
+    PyObject *kind, *error, *trace;
+    bool done;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (PyErr_GivenExceptionMatches(error, of_python.illegal_transition) ||
+        PyErr_GivenExceptionMatches(error, of_python.invalid_event)) {
+        done = may_change(call, call->thread);
+    } else {
+        PyObject *text = PyObject_CallFunctionObjArgs(of_python.described, error, NULL), *stopped = NULL;
+        if (text != NULL)
+            stopped = PyObject_CallMethodObjArgs(call->core, name_of(N__stop), text, NULL);
+        done = stopped != NULL;
+        Py_XDECREF(text);
+        Py_XDECREF(stopped);
+    }
+    if (done) {
+        PyErr_Restore(kind, error, trace);
+        return;
+    }
+    Py_XDECREF(kind); /* another error takes its place, such as an interrupt, and nobody may change the ledger */
+    Py_XDECREF(error);
+    Py_XDECREF(trace);
+}
+
+/* `emit`, by the thread that has been admitted. Returns the transfer that the event ended, or None; owned. */
+PyObject *emitted(Call *call, PyObject *kind, PyObject *const *fields, Py_ssize_t count)
+{
+    PyObject *values = next_values(call, fields, count), *ended = NULL;
+    PyObject *event = values == NULL ? NULL : PyObject_Call(kind, values, NULL);
+    if (event != NULL && may_change(call, of_python.nobody)) {
+        call->look.values = values;
+        ended = call->folds ? fold_next(&call->look, event)
+                            : PyObject_CallMethodObjArgs(call->ledger, name_of(N_apply), event, NULL);
+        if (ended == NULL || !log_event(call, event)) {
+            Py_CLEAR(ended);
+            after_failure(call);
+        } else if (!may_change(call, call->thread))
+            Py_CLEAR(ended);
+    }
+    Py_XDECREF(event);
+    Py_XDECREF(values);
+    return ended;
+}
+
+static bool is_kind(PyObject *kind)
+{
+    for (int one = 0; one < NUM_KINDS; one++)
+        if (kind == python.kinds[one])
+            return true;
+    return false;
+}
+
+Verdict emit(Call *call)
+{
+    if (call->names != NULL || call->count < 1 || !is_kind(call->arguments[0]))
+        return REFERENCE;
+    call->result = emitted(call, call->arguments[0], call->arguments + 1, call->count - 1);
+    return call->result == NULL ? FAILED : FOLDED;
+}

@@ -1,0 +1,268 @@
+"""How an event comes to be, and when the log is flushed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from enum import Enum
+from threading import Thread, current_thread, get_ident
+from typing import NoReturn, Protocol
+
+import numpy as np
+
+from kvsm import events as ev
+from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.core.offloader.arguments import a, ids_of
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread, described
+from kvsm.events import OffloadConfig, OffloadingEvent, Parents, recorded_ns
+from kvsm.identity import KeptPools
+from kvsm.ids import SMALL, IdArray, listed, pack, unpack
+from kvsm.states import machines_digest
+
+_CLOCK_END = 1 << 63
+"""No event can hold a wall time from here on."""
+
+
+class EventSink(Protocol):
+    """Where events go once they are applied: a `LogWriter`, or a list in tests."""
+
+    def append(self, event: OffloadingEvent) -> None:
+        """Take the next event."""
+
+    def flush(self) -> None:
+        """Write what was appended."""
+
+
+class LogFlush(Enum):
+    """Why the log is flushed. `EventEmitter.flush_log` says which of them can wait."""
+
+    JOBS_LEAVE = "jobs leave for the workers"
+    """The log must have a plan before a worker acts on it."""
+    STEP_ENDED = "the step has ended"
+    REPORTS_TAKEN = "the workers' reports were taken"
+    CACHE_RESET = "the cache was reset"
+    """Nothing may follow for a long time: an idle engine takes no steps."""
+    ENGINE_FAILS = "the engine may stop with an error"
+    RESTARTED = "another process goes on with the log"
+
+
+NOBODY, THE_LOG, _FIRST_TO_ASK = 0, -1, -2
+"""Who may change a ledger, if no thread may: these are no identities of threads."""
+
+
+class EventEmitter:
+    """A ledger, a log, and the one way to change the ledger: `emit`.
+
+    Not thread safe: the thread that emits the first event after `LogOpened` drives this emitter as long as
+    it lives, and other threads are refused. So an engine may be built in one thread and run in another.
+    """
+
+    def __init__(
+        self,
+        config: OffloadConfig,
+        log: EventSink | None = None,
+        *,
+        publisher: Publisher | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        flush_within_ms: int = 0,
+        kept: KeptPools | None = None,
+        weights: str = "",
+    ) -> None:
+        """Emits the first event, `LogOpened`.
+
+        config: fixed for life, and written into the log.
+        log: where events go; None keeps none.
+        publisher: collects what leaves for schedulers and routers. It grows until that is taken from it.
+        clock_ns: wall time; recorded, never decided by.
+        flush_within_ms: how long the end of a step, and reports, may wait for a flush of the log while a
+            request brings another step (ms). What copies wait for is flushed at once.
+        kept: the pools that outlive this process; None if none does.
+        weights: version of the model's weights.
+        """
+        if not isinstance(config, OffloadConfig):
+            raise WrongArgument(type(self).__name__, "config", f"is {a(config)}; it must be an OffloadConfig")
+        opened_ns = clock_ns()
+        if type(opened_ns) is not int:
+            problem = f"gives {a(opened_ns)}; it must give ints, as time.time_ns does"
+            raise WrongArgument(type(self).__name__, "clock_ns", problem)
+        self.config = config
+        self.publisher = publisher
+        self.ledger = Ledger(config, publisher)
+        self.log = log
+        self.step = 0
+        self.evicting: Callable[[Sequence[bytes]], None] | None = None
+        """Hears the keys that are evicted for others. It must not call the core."""
+        self.using: Callable[[Sequence[bytes]], None] | None = None
+        """Called with the keys that a request loads, or uses without a load, in prefix order. It must not
+        call the core."""
+        self.last_keys: dict[str, bytes] = {}
+        """Request -> the last key that it has matched, or offered with `prepare_store`: what it offers next
+        continues this block."""
+        self._clock_ns: Callable[[], int] = lambda: opened_ns
+        self._poisoned: str | None = None
+        self._flushed_seq = 0
+        """The number of the last event when the log was last flushed."""
+        self._flush_within_ns, self._flush_by_ns = flush_within_ms * 1_000_000, 0
+        """How long a flush may wait, and until when (monotonic) the next one may."""
+        self.until_look, self.looked_at, self.warned_of = 1, 0, 0
+        """For `warn_of_unsubmitted`: calls until it looks again, the last event when it looked, and the last
+        transfer that it named."""
+        self._drivers: list[Thread] = []
+        """The threads that drove this emitter. The first of them that is alive drives it."""
+        self._may_change = _FIRST_TO_ASK
+        """The identity of the thread that may change the ledger now. None may while an event is applied and
+        logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees. While
+        the log writes, the ledger is whole, and a snapshot of it can be taken."""
+        self.emit(ev.LogOpened, config, machines_digest(), ev.SCHEMA_VERSION, kept, weights)
+        self._clock_ns = clock_ns
+        self._drivers.clear()
+        self._may_change = _FIRST_TO_ASK
+
+    def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
+        """Make the next event, check and apply it, and hand it to the log. Returns the transfer it ended.
+
+        A refused event leaves no trace. Any other failure poisons this emitter: the ledger may have what the
+        log lacks.
+        """
+        thread = get_ident()
+        if thread != self._may_change:
+            self._admit()
+        ledger = self.ledger
+        now = self._clock_ns()
+        if type(now) is not int or not 0 <= now < _CLOCK_END:
+            now = recorded_ns(now)
+        event = kind(ledger.seq + 1, self.step, now, *fields)
+        self._may_change = NOBODY
+        try:
+            ended = ledger.apply(event)
+            if self.log is not None:
+                self._may_change = THE_LOG
+                self.log.append(event)
+        except (IllegalTransition, InvalidEvent):
+            self._may_change = thread
+            raise
+        except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
+            self._stop(described(error))
+            raise
+        self._may_change = thread
+        return ended
+
+    def check_thread(self) -> None:
+        """Refuse a call that would change something without an event, as `emit` refuses one.
+
+        Raises `WrongThread`, or `Poisoned` if nobody may change anything any more.
+        """
+        if get_ident() != self._may_change:
+            self._admit()
+
+    def _admit(self) -> None:
+        """Let this thread drive the emitter if it is the first to ask, or if the last driver has ended."""
+        # No lock: an interrupt could leave it locked. Threads that ask at once stand in the list in some
+        # order, and each of them sees who came first.
+        thread, drivers = current_thread(), self._drivers
+        if self._poisoned is None and self._may_change not in (NOBODY, THE_LOG):
+            if thread not in drivers:
+                drivers.append(thread)
+            if self._driver() is thread:
+                self._may_change = get_ident()
+                return
+            drivers.remove(thread)
+        driver = self._driver()
+        if self._poisoned is not None or driver is None or driver is thread:
+            self._refuse()
+        raise WrongThread(
+            f"thread {thread.name!r} called an offloader that thread {driver.name!r} drives; "
+            f"let one thread make all calls, or give each thread an offloader of its own"
+        )
+
+    def _driver(self) -> Thread | None:
+        """The thread that drives this emitter; None if there is none, or if it has ended."""
+        return next((one for one in self._drivers if one.is_alive()), None)
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """What a stopped emitter answers to every call."""
+        why = self._poisoned or "it was interrupted"
+        raise Poisoned(
+            f"this offloader stopped at event {self.ledger.seq}: {why}. Its log has what was decided before; "
+            f"make a new offloader, with a log in a new directory"
+        )
+
+    def _stop(self, reason: str) -> None:
+        """Answer every later call with this reason."""
+        self._may_change = NOBODY
+        self._poisoned = reason
+
+    def flush_log(self, reason: LogFlush) -> None:
+        """Let the log write everything decided so far, unless `reason` can wait for another step.
+
+        Copies in flight bring another step. While there are any, reports can wait. So can `StepEnded`, if it
+        is the only event since the last flush, as in most steps whose jobs have left. A request brings
+        another step too, but perhaps late: so with `flush_within_ms` both wait for that time at most.
+        """
+        thread = get_ident()
+        if thread != self._may_change:
+            self._admit()
+        ledger = self.ledger
+        if ledger.transfers and (
+            reason is LogFlush.REPORTS_TAKEN
+            or (reason is LogFlush.STEP_ENDED and self._flushed_seq == ledger.seq - 1)
+        ):
+            return
+        if self._flush_within_ns:
+            now = time.monotonic_ns()
+            waits = reason is LogFlush.REPORTS_TAKEN or reason is LogFlush.STEP_ENDED
+            if waits and now < self._flush_by_ns and (ledger.requests or ledger.transfers):
+                return
+            self._flush_by_ns = now + self._flush_within_ns
+        self._flushed_seq = ledger.seq
+        if self.log is None:
+            return
+        self._may_change = THE_LOG
+        try:
+            self.log.flush()
+        except BaseException as error:  # An interrupt too: the log would lack what the ledger has.
+            self._stop(described(error))
+            raise
+        self._may_change = thread
+
+
+def touch_slots(core: EventEmitter, slots: Sequence[int], parents: Parents = ()) -> None:
+    """These blocks, at least one, are used without a load. parents: which blocks they continue."""
+    packed = pack(slots)
+    core.emit(ev.BlocksTouched, packed, parents)
+    if core.using is not None:
+        core.using(core.ledger.keys_of(unpack(packed)))
+
+
+def checked_device_blocks(core: EventEmitter, call: str, device_blocks: Sequence[int]) -> IdArray:
+    """The engine's list in the ledger's form. Raises `InvalidEvent` if a block does not exist."""
+    kind, limit = type(device_blocks), core.config.device_blocks
+    if (kind is list or kind is tuple or kind is range) and len(device_blocks) <= SMALL:
+        ids = tuple(device_blocks)
+        for one in ids:
+            if type(one) is not int or not 0 <= one < limit:
+                break
+        else:
+            return ids
+    problem = "device block {} is not one of the {}"
+    return checked_ids(core, call, "device_blocks", device_blocks, limit, problem)
+
+
+def checked_ids(
+    core: EventEmitter, call: str, argument: str, ids: Sequence[int] | IdArray, limit: int, problem: str
+) -> IdArray:
+    """A batch of ids in the ledger's form. Raises `InvalidEvent` unless each is from 0 to `limit` - 1."""
+    batch = ids_of(call, argument, ids)
+    # As an unsigned number, a negative id is huge.
+    if isinstance(batch, np.ndarray) and batch.view(np.uint64).max() < limit:
+        return batch
+    for one in listed(batch):
+        if not 0 <= one < limit:
+            raise InvalidEvent(core.ledger.seq + 1, problem.format(one, limit))
+    return batch
+
+
+def has_room_for_transfer(core: EventEmitter) -> bool:
+    """Whether one more transfer may be planned."""
+    return len(core.ledger.transfers) < core.config.max_live_transfers

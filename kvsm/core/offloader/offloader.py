@@ -1,0 +1,363 @@
+"""All calls of the offload core, and where each is; here: requests, time and the reset."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from threading import get_ident
+from types import TracebackType
+from typing import Any, TypeVar
+
+from kvsm import events as ev
+from kvsm.core import native
+from kvsm.core.kv_events import KeysChanged, KVCacheEvent, Publisher
+from kvsm.core.ledger import Ledger, NativeLedger, readable_keys
+from kvsm.core.ledger.frozen import freeze
+from kvsm.core.log import (
+    Durability,
+    EndedLog,
+    LateLog,
+    LogBinding,
+    LogWriter,
+    MemoryLog,
+    OnFailure,
+    StateCopy,
+)
+from kvsm.core.log.flush_mark import UNBOUND
+from kvsm.core.offloader import matching, storing
+from kvsm.core.offloader import transferring as transfers
+from kvsm.core.offloader.arguments import KEY_BYTES_MAX, flag, request_name, weights_version
+from kvsm.core.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
+from kvsm.core.plan import TransferJob
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, described
+from kvsm.events import OffloadConfig, recorded_ns
+from kvsm.states import machines_digest
+from kvsm.states.request import FINISHED, NEW, PREEMPTED
+from kvsm.states.transfer import ABANDONED
+from kvsm.states.words import STATE_MASK
+
+_Core = TypeVar("_Core", bound="Offloader")
+
+
+class Offloader(EventEmitter):
+    """One offload core over one host pool. Not thread safe: one scheduler drives it.
+
+    `Offloader.open(config, directory)` makes one with a log on disk. It is a context manager, which closes
+    that log. `Offloader(config, log)` takes a log that somebody else closes.
+    """
+
+    writer: LogWriter | LateLog | None = None
+    """The log that `open` or `kvsm.tiers.warm_restart.start` made, to see what was written."""
+
+    def __new__(cls, *_: object, **__: object) -> Offloader:
+        """A core with the body that runs (`kvsm.core.native`)."""
+        is_native = cls is Offloader and native.runs() and not _are_replaced()
+        return super().__new__(NativeOffloader if is_native else cls)
+
+    @classmethod
+    def open(
+        cls: type[_Core],
+        config: OffloadConfig,
+        directory: str | os.PathLike[str] | EndedLog | None = None,
+        *,
+        publisher: Publisher | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        durability: Durability = "interval",
+        sync_interval_ms: int = 100,
+        sync_thread: bool = False,
+        segment_bytes: int = 64 << 20,
+        max_bytes: int | None = None,
+        compress: bool = False,
+        on_failure: OnFailure = "stop",
+        run: bytes | None = None,
+        binding: LogBinding = UNBOUND,
+        **more: Any,
+    ) -> _Core:
+        """An offload core that writes a log of its own. `close` ends both.
+
+        directory: of the log; made if absent, and must be empty. Or a claimed directory without events, as
+            `kvsm.core.log.find_end` gives it. None: no log.
+        publisher, clock_ns: as `Offloader` takes them.
+        more: what else `Offloader` takes.
+
+        The other options are those of `LogWriter`. Raises what `LogWriter` raises.
+        """
+        opened = MemoryLog()
+        # What a core refuses is refused before a directory is made.
+        core = cls(config, opened, publisher=publisher, clock_ns=clock_ns, **more)
+        core.log = None
+        if directory is None:
+            return core
+        core.log = core.writer = LogWriter(
+            directory,
+            config=config,
+            snapshot=core.state_for_log,
+            durability=durability,
+            sync_interval_ms=sync_interval_ms,
+            sync_thread=sync_thread,
+            segment_bytes=segment_bytes,
+            max_bytes=max_bytes,
+            compress=compress,
+            on_failure=on_failure,
+            clock=clock_ns,
+            run=run,
+            binding=binding,
+        )
+        for event in opened:
+            core.log.append(event)
+        return core
+
+    @classmethod
+    def resumed(
+        cls: type[_Core],
+        ledger: Ledger,
+        log: EventSink | None = None,
+        *,
+        clock_ns: Callable[[], int] = time.time_ns,
+        flush_within_ms: int = 0,
+    ) -> _Core:
+        """A core that goes on from this ledger, which it takes over. `log` gets the events that follow."""
+        core = cls(ledger.config, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
+        core.ledger, core.log, core.step = ledger, log, ledger.step
+        return core
+
+    @classmethod
+    def restarted(
+        cls: type[_Core],
+        ledger: Ledger,
+        config: OffloadConfig,
+        log: EventSink | None = None,
+        *,
+        life: int | None = None,
+        ended: str = "",
+        publisher: Publisher | None = None,
+        clock_ns: Callable[[], int] = time.time_ns,
+        flush_within_ms: int = 0,
+    ) -> _Core:
+        """A core of a new process. It goes on from the ledger that the log of a process folds to that is
+        gone, and serves what was stored. `kvsm.tiers.warm_restart` makes sure that this process is gone.
+
+        ledger: taken over.
+        config: of this process. What `kvsm.core.ledger.ALIKE` names must be as it was.
+        life: which process of this log this is; None: the next one.
+        ended: how the last process ended, for people; empty if it closed the log.
+        log, publisher, clock_ns, flush_within_ms: as `Offloader` takes them. The log gets what follows. The
+            publisher tells all that can be read, the oldest first.
+
+        Raises `InvalidEvent` if `config` cannot follow.
+        """
+        core = cls.resumed(ledger, log, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
+        core.emit(ev.Restarted, life or ledger.life + 1, config, machines_digest(), ended)
+        core.config, core.publisher = config, publisher
+        if publisher is not None:
+            publisher.stored(ledger.seq, readable_keys(ledger))
+            ledger.listener = publisher
+        core.flush_log(LogFlush.RESTARTED)
+        return core
+
+    def close(self, error: BaseException | None = None) -> None:
+        """Write what is left, and close the log that `open` made. Idempotent; later calls raise `Poisoned`.
+
+        error: what ended the run, for the log; None if it ended well.
+
+        Raises `LogWriteFailed` if the log cannot be completed.
+        """
+        with suppress(Poisoned):
+            self.check_thread()
+            self._may_change = THE_LOG
+        try:
+            if self.writer is not None:
+                self.writer.close(error)
+        finally:
+            self._stop(self._poisoned or "it was closed")
+
+    def state_for_log(self) -> StateCopy:
+        """What a `LogWriter` takes as `snapshot`. Raises `OSError` if the ledger may be half changed."""
+        if self._may_change == NOBODY:
+            raise OSError(f"the offloader stopped in event {self.ledger.seq + 1}, and its state is not known")
+        return freeze(self.ledger)
+
+    def _stop(self, reason: str) -> None:
+        super()._stop(reason)
+        # A call reads the ledger before it emits, and an interrupt may have left that half changed.
+        self.__dict__.update(dict.fromkeys(_CALLS, self._refuse))
+
+    def __enter__(self: _Core) -> _Core:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(error)
+
+    # What the host serves.
+    lookup = matching.lookup
+    match = matching.match
+    waits_for = matching.waits_for
+    may_match = matching.may_match
+    pin = matching.pin
+    admit = matching.admit
+    defer = matching.defer
+    release = matching.release
+    in_flight = matching.in_flight
+
+    # What is stored.
+    prepare_store = storing.prepare_store
+    store = storing.store
+    skip = storing.skip
+    advance = storing.advance
+    count_offers = storing.count_offers
+    offered_enough = storing.offered_enough
+    rewrite = storing.rewrite
+    touch = storing.touch
+    import_blocks = storing.import_blocks
+    adopt_blocks = storing.adopt_blocks
+    next_victims = storing.next_victims
+
+    # Loads, and the life of every transfer.
+    prepare_load = transfers.prepare_load
+    submit = transfers.submit
+    report = transfers.report
+    complete_load = transfers.complete_load
+    fail_load = transfers.fail_load
+    complete_store = transfers.complete_store
+    fail_store = transfers.fail_store
+    cancel = transfers.cancel
+    lose = transfers.lose
+    lose_overdue = transfers.lose_overdue
+    flush = transfers.flush
+    leased = transfers.leased
+
+    def arrive(self, request: str, target: str = "") -> None:
+        """Make the request known. A match does so too; the cursors of a store need it.
+
+        target: for the log; see `RequestArrived`.
+        """
+        if type(request) is not str or not request.isascii():
+            request = request_name("arrive", request)
+        if request not in self.ledger.requests:
+            self.emit(ev.RequestArrived, request, target)
+
+    def preempt(self, request: str) -> None:
+        """The engine took the request's device blocks. Copies in flight keep what they touch.
+
+        The request may wait anew for what is in flight.
+        """
+        if type(request) is not str or not request.isascii():
+            request = request_name("preempt", request)
+        self.last_keys.pop(request, None)
+        entry = self.ledger.requests.get(request)
+        if entry is None or entry.word & STATE_MASK == FINISHED:
+            return
+        if entry.offered or entry.patience >= 0 or entry.state not in (NEW, PREEMPTED):
+            self.emit(ev.RequestPreempted, request)
+
+    def finish(self, request: str, *, aborted: bool = False, hand_over: str = "") -> bool:
+        """The request is over; legal at any time. Returns whether it has no load left in flight.
+
+        hand_over: for the log; see `RequestFinished`.
+        """
+        if type(request) is not str or not request.isascii():
+            request = request_name("finish", request)
+        if type(aborted) is not bool:
+            aborted = flag("finish", "aborted", aborted)
+        if type(hand_over) is not str or not hand_over.isascii():
+            raise WrongArgument("finish", "hand_over", f"is {hand_over!r}; it must be ASCII text")
+        entry = self.ledger.requests.get(request)
+        if entry is not None and entry.word & STATE_MASK != FINISHED:
+            self.emit(ev.RequestFinished, request, aborted, hand_over)
+        self.last_keys.pop(request, None)
+        return request not in self.ledger.requests
+
+    def tick(self) -> None:
+        """Time passes; call it once a step. No event if nothing waits for a bound."""
+        if self.ledger.deferred or (self.ledger.transfers and self.config.transfer_ticks):
+            self.emit(ev.Ticked, self.ledger.tick + 1)
+        self.until_look -= 1
+        if not self.until_look:
+            transfers.warn_of_unsubmitted(self)
+
+    def end_step(self) -> None:
+        """The engine's step is over. Flushes the log if nothing else will."""
+        if get_ident() != self._may_change:
+            self.check_thread()
+        if self.ledger.step == self.step:
+            self.emit(ev.StepEnded)
+            self.flush_log(LogFlush.STEP_ENDED)
+        self.step += 1
+        self.until_look -= 1
+        if not self.until_look:
+            transfers.warn_of_unsubmitted(self)
+
+    def reset(self, weights: str | None = None) -> bool:
+        """Make every stored block unmatchable, at once. Returns whether nothing is left to drain.
+
+        weights: version of the weights that compute from here on, if they have changed; None: the same ones.
+
+        Idempotent; legal at any time. Copies in flight go on. Their memory stays quarantined until every
+        worker has reported; `ledger.draining()` says whether any is left. A load that was under way fails.
+        No event if nothing was stored or loaded since the last reset, and the weights are the same. Flushes
+        the log.
+        """
+        if weights is not None:
+            weights = weights_version("reset", weights)
+        ledger = self.ledger
+        live = any(one.state is not ABANDONED for one in ledger.transfers.values())
+        others = weights is not None and weights != ledger.weights
+        if live or ledger.index or ledger.provenance.brought or others:
+            self.emit(ev.CacheReset, ledger.epoch + 1, weights if others else None)
+        self.flush_log(LogFlush.CACHE_RESET)
+        return not ledger.draining()
+
+    def take_events(self) -> list[KeysChanged]:
+        """What came to the host and left it since the last take, as vLLM's `OffloadingEvent`s."""
+        self.check_thread()
+        return [] if self.publisher is None else self.publisher.take_events()
+
+    def take_kv_events(self) -> list[KVCacheEvent]:
+        """The same changes as KV events. Both calls take from one queue: use only one of them."""
+        self.check_thread()
+        return [] if self.publisher is None else self.publisher.take_kv_events()
+
+
+_CALLS = [
+    name for name in vars(Offloader) if not name.startswith("_") and name not in ("open", "close", "writer")
+]
+"""What an engine may call as long as the core runs."""
+
+
+class NativeOffloader(native.CoreBody, Offloader):
+    """A core whose most frequent calls are the native body's. What is not common it leaves to `Offloader`."""
+
+
+NativeOffloader.__name__ = Offloader.__name__  # Errors name it as its user does.
+
+
+_HAVE_TWO_BODIES = {
+    name: getattr(Offloader, name) for name in vars(native.CoreBody) if not name.startswith("__")
+}
+
+
+def _are_replaced() -> bool:
+    """Whether somebody has put another function in the place of one that the native body has, too."""
+    return any(getattr(Offloader, name) is not function for name, function in _HAVE_TWO_BODIES.items())
+
+
+native.connect_core(
+    Offloader,
+    matching.Match,
+    TransferJob,
+    transfers.Ended,
+    transfers.ReportResult,
+    recorded_ns,
+    described,
+    time.time_ns,
+    NativeLedger,
+    IllegalTransition,
+    InvalidEvent,
+    NOBODY,
+    THE_LOG,
+    KEY_BYTES_MAX,
+)

@@ -1,0 +1,570 @@
+"""Which offered blocks are stored, what is evicted to make room, and why other blocks are not stored."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from itertools import accumulate, chain
+from typing import cast
+
+import msgspec
+import numpy as np
+
+from kvsm import events as ev
+from kvsm.core.offloader.arguments import (
+    ids_of,
+    integers,
+    keys_of,
+    offers_of,
+    one_key,
+    owners_of,
+    parents_of,
+    request_name,
+    source_name,
+)
+from kvsm.core.offloader.emitter import (
+    EventEmitter,
+    LogFlush,
+    checked_device_blocks,
+    checked_ids,
+    has_room_for_transfer,
+    touch_slots,
+)
+from kvsm.core.offloader.transferring import host_blocks, planned_job
+from kvsm.core.plan import TransferJob
+from kvsm.core.policies import Choice
+from kvsm.errors import WrongArgument
+from kvsm.events import STORE, Offer, Owners, Parents, SkipReason
+from kvsm.ids import NO_IDS, IdArray, Ids, listed, pack, unpack
+from kvsm.states.block import STORED
+from kvsm.states.words import STATE_MASK
+
+_NONE: Mapping[int, bytes] = {}
+
+
+class PreparedStore(msgspec.Struct, frozen=True, gc=False):
+    """What became of an offer.
+
+    job: what to copy; None if nothing is stored.
+    keys: what will be stored, in the job's order.
+    deferred: places in the offer to offer again, ascending: they are in flight, or the pool is full.
+    resident: how many keys are on the host already.
+    evicted: keys that were evicted to make room.
+    stored: the places of `keys` in the offer.
+    lacks_room: whether some had to wait because the host was full.
+    """
+
+    job: TransferJob | None
+    keys: tuple[bytes, ...] = ()
+    deferred: tuple[int, ...] = ()
+    resident: int = 0
+    evicted: Sequence[bytes] = ()
+    stored: Sequence[int] = ()
+    lacks_room: bool = False
+
+
+class Admission(Enum):
+    """What happens to an offered block that is not resident and is not skipped."""
+
+    STORE = "store it"
+    BEING_STORED = "it is being stored, from this very block"
+
+
+def prepare_store(
+    core: EventEmitter,
+    request: str,
+    keys: Sequence[bytes],
+    device_blocks: Sequence[int],
+    parent: bytes | None = None,
+) -> PreparedStore:
+    """Offer computed blocks: the i-th chunk of device_blocks holds the content of keys[i].
+
+    The new ones are stored, from the first on, while there is room. A resident key is touched. A key in
+    flight from another block, or on a device block with another copy in flight, is deferred (S13). What is
+    not stored is recorded (`StoreSkipped`).
+
+    parent: the key of the block that keys[0] continues; b"": it begins a prompt. None: it continues the last
+        block that the request has matched or offered here, which no log holds: a core that resumes needs the
+        key. The policy evicts a block before its parent.
+    """
+    if type(request) is not str or not request.isascii():
+        request = request_name("prepare_store", request)
+    keys = keys_of("prepare_store", keys)
+    if parent is None:
+        parent = core.last_keys.get(request, b"")
+        if parent in keys:  # The request repeats an offer, so its last key is no parent of it.
+            parent = b""
+    parents = {0: one_key("prepare_store", "parent", parent)}
+    prepared = _store(core, "prepare_store", ((request, len(keys)),), keys, device_blocks, (), parents)
+    if keys:
+        core.last_keys[request] = keys[-1]
+    return prepared
+
+
+def store(
+    core: EventEmitter,
+    owners: Owners,
+    keys: Sequence[bytes],
+    device_blocks: Sequence[int],
+    again: Collection[int] = (),
+    spared: Collection[int] = (),
+    parents: Mapping[int, bytes] = _NONE,
+) -> PreparedStore:
+    """`prepare_store` for several requests at once, as one transfer.
+
+    owners: (request, how many of the keys it has), in the order of the keys; empty if no request has them.
+    again: places in the offer that were offered before. That they still wait is not recorded once more.
+    spared: slots that are not evicted for this offer.
+    parents: place in the offer -> the key of the block that this one continues, on the host or in the offer;
+        b"": it begins a prompt. Without an entry, a block continues the one before it in the offer, and the
+        first one of a request begins a prompt.
+    """
+    keys = keys_of("store", keys)
+    if type(again) not in (tuple, set, frozenset):
+        again = integers("store", "again", cast(Sequence[int], again))
+    if type(spared) not in (tuple, set, frozenset):
+        spared = integers("store", "spared", cast(Sequence[int], spared))
+    owners, parents = owners_of("store", owners, len(keys)), parents_of("store", parents)
+    return _store(core, "store", owners, keys, device_blocks, again, parents, spared)
+
+
+def _store(
+    core: EventEmitter,
+    call: str,
+    owners: Owners,
+    keys: tuple[bytes, ...],
+    device_blocks: Sequence[int],
+    again: Collection[int],
+    parents: Mapping[int, bytes],
+    spared: Collection[int] = (),
+) -> PreparedStore:
+    sources, chunk = checked_device_blocks(core, call, device_blocks), core.config.blocks_per_chunk
+    if len(sources) != len(keys) * chunk:
+        problem = f"has {len(sources)} blocks; {len(keys)} keys have {len(keys) * chunk}"
+        raise WrongArgument(call, "device_blocks", problem)
+    if chunk > 1:
+        _check_chunks(call, sources, chunk)
+    found = core.ledger.index.find(keys)
+    new: Sequence[int] = range(len(keys))
+    deferred: Sequence[int] = ()
+    resident: Mapping[int, int] = {}
+    if found.count(None) < len(found) or not _all_new(core, keys, sources):
+        new, deferred, resident = _partition(core, owners, keys, listed(sources), found, again)
+        if resident:
+            runs = _runs(core, owners, parents, keys, list(resident.values()), list(resident), new)
+            touch_slots(core, list(resident), runs)
+    if not len(new):
+        return PreparedStore(None, (), tuple(deferred), len(resident))
+    wanted = keys if len(new) == len(keys) else tuple([keys[place] for place in new])
+    room, choice = _room_for(core, wanted, [*resident, *spared])
+    lacks_room = room < len(new) and has_room_for_transfer(core)
+    if room < len(new):
+        reason = SkipReason.POOL_FULL if lacks_room else SkipReason.TOO_MANY_TRANSFERS
+        _skip_places(core, owners, keys, new[room:], reason, again)
+        deferred = sorted([*deferred, *new[room:]])
+        new, wanted = new[:room], wanted[:room]
+    # What is skipped was told before: the plan must be the next event after the eviction.
+    evicted = () if choice is None else _evict(core, choice)
+    job = None
+    if room:
+        slots = pack(core.ledger.free.first(room))
+        runs = _runs(core, owners, parents, keys, new, listed(unpack(slots)))
+        if len(new) < len(keys):
+            owners, sources = _owners_of(owners, new), _sources_of(core, sources, new)
+        job = _plan_store(core, owners, wanted, slots, sources, runs)
+    return PreparedStore(job, wanted, tuple(deferred), len(resident), evicted, new, lacks_room)
+
+
+def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes] = _NONE) -> None:
+    """These keys were used without a load: the device had them too. Unknown keys are ignored.
+
+    parents: as `store` takes them.
+    """
+    keys = keys_of("touch", keys)
+    found = core.ledger.index.find(keys)
+    parents = parents_of("touch", parents)
+    resident = _first_places(found, [slot is not None and core.ledger.readable(slot) for slot in found])
+    if resident:
+        slots = list(resident)
+        runs = _runs(core, (), parents, keys, list(resident.values()), slots) if parents else ()
+        touch_slots(core, slots, runs)
+
+
+def import_blocks(
+    core: EventEmitter,
+    owners: Owners,
+    keys: Sequence[bytes],
+    source: str,
+    parents: Mapping[int, bytes] = _NONE,
+    spared: Collection[int] = (),
+) -> PreparedStore:
+    """Plan a store of these keys whose bytes do not come from the device.
+
+    owners, parents, spared: as `store` takes them.
+    source: where the bytes come from, for people: "engine p-1".
+
+    The job names host blocks alone. Resident keys are touched; keys in flight are left to that store. What
+    finds no room is recorded (`StoreSkipped`) and not deferred: nobody offers it again.
+    """
+    keys = keys_of("import_blocks", keys)
+    owners, parents = owners_of("import_blocks", owners, len(keys)), parents_of("import_blocks", parents)
+    source = source_name("import_blocks", source)
+    if type(spared) not in (tuple, set, frozenset):
+        spared = integers("import_blocks", "spared", cast(Sequence[int], spared))
+    ledger = core.ledger
+    found = ledger.index.find(keys)
+    resident = _first_places(found, [slot is not None and ledger.readable(slot) for slot in found])
+    new = list(
+        {key: place for place, key in reversed(list(enumerate(keys))) if found[place] is None}.values()
+    )
+    new.sort()
+    if resident:
+        runs = _runs(core, owners, parents, keys, list(resident.values()), list(resident), new)
+        touch_slots(core, list(resident), runs)
+    if not new:
+        return PreparedStore(None, (), (), len(resident))
+    wanted = tuple([keys[place] for place in new])
+    room, choice = _room_for(core, wanted, [*resident, *spared])
+    if room < len(new):
+        reason = SkipReason.POOL_FULL if has_room_for_transfer(core) else SkipReason.TOO_MANY_TRANSFERS
+        _skip_places(core, owners, keys, new[room:], reason, ())
+        new, wanted = new[:room], wanted[:room]
+    if not room:
+        return PreparedStore(None, (), (), len(resident))
+    evicted = () if choice is None else _evict(core, choice)
+    slots = pack(ledger.free.first(len(wanted)))
+    runs = _runs(core, owners, parents, keys, new, listed(unpack(slots)))
+    core.emit(ev.StorePlanned, _owners_of(owners, new), wanted, slots, NO_IDS, source, runs)
+    hosts = host_blocks(core, ledger.transfers[ledger.seq].slots)
+    job = planned_job(core, STORE, NO_IDS, hosts)
+    return PreparedStore(job, wanted, (), len(resident), evicted, new)
+
+
+def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int], source: str) -> None:
+    """Take over blocks that lie in the host pool already: slots[i] holds keys[i].
+
+    slots: free ones.
+    source: who has put them there, for people: "an earlier process".
+
+    To the log it is a store that all workers have reported, so all machines are as after any other. Flushes
+    the log. Raises `IllegalTransition` if a slot is not free, and `InvalidEvent` if a key is known already.
+    """
+    keys = keys_of("adopt_blocks", keys)
+    problem = "slot {} is not one of the {}"
+    found = checked_ids(core, "adopt_blocks", "slots", slots, core.config.host_blocks, problem)
+    if not keys:
+        return
+    core.emit(ev.StorePlanned, (), keys, pack(found), NO_IDS, source_name("adopt_blocks", source))
+    transfer = core.ledger.seq
+    core.emit(ev.TransfersSubmitted, (transfer,))
+    for worker in range(core.config.workers):
+        core.emit(ev.WorkerReported, transfer, worker, True)
+    core.flush_log(LogFlush.RESTARTED)
+
+
+def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:
+    """A chunk names each of its device blocks once."""
+    blocks = listed(sources)
+    for first in range(0, len(blocks), chunk):
+        if len(set(blocks[first : first + chunk])) != chunk:
+            argument = f"device_blocks[{first}:{first + chunk}]"
+            raise WrongArgument(call, argument, "names a block twice in one chunk")
+
+
+def _plan_store(
+    core: EventEmitter,
+    owners: Owners,
+    keys: tuple[bytes, ...],
+    slots: Ids,
+    sources: IdArray,
+    parents: Parents,
+) -> TransferJob:
+    blocks = pack(sources)
+    core.emit(ev.StorePlanned, owners, keys, slots, blocks, "", parents)
+    hosts = slots
+    if core.config.blocks_per_chunk > 1:
+        hosts = host_blocks(core, core.ledger.transfers[core.ledger.seq].slots)
+    return planned_job(core, STORE, blocks, hosts)
+
+
+def _runs(
+    core: EventEmitter,
+    owners: Owners,
+    parents: Mapping[int, bytes],
+    keys: Sequence[bytes],
+    places: Sequence[int],
+    slots: Sequence[int],
+    later: Sequence[int] = (),
+) -> Parents:
+    """The parents of the blocks at these places of an offer, which ascend. They lie, or will lie, in `slots`.
+
+    later: the places that the offer stores after this.
+    """
+    firsts = {end - count: b"" for (_, count), end in zip(owners, accumulate(count for _, count in owners))}
+    named = {**firsts, **parents}
+    begins = sorted(place for place in named if 0 <= place < len(keys))
+    stored, waiting = dict[bytes, int](), {keys[place]: place for place in later}
+    runs, before = list[tuple[int, int | None]](), -1
+    for n in begins if len(places) == len(keys) else range(len(places)):
+        place, own = places[n], slots[n]
+        in_one_run = bisect_right(begins, before) == bisect_right(begins, place)
+        follows, before = in_one_run and before == place - 1, place
+        if follows:
+            continue
+        key = named.get(place, keys[place - 1] if place else b"")
+        if key in waiting:
+            key = _parent_key(named, keys, waiting, place)
+        parent = core.ledger.index.get(key) if key else own
+        if parent is None:
+            stored = stored or dict(zip([keys[place] for place in places], slots))
+            parent = stored.get(key)
+        if parent is None and in_one_run:
+            continue
+        if parent != (slots[n - 1] if n else own):
+            runs.append((n, parent))
+    return tuple(runs) if any(parent != slots[n] for n, parent in runs) else ()
+
+
+def _parent_key(
+    named: Mapping[int, bytes], keys: Sequence[bytes], waiting: Mapping[bytes, int], place: int
+) -> bytes:
+    """The key that the one at this place of an offer continues; b"": it begins a prompt.
+
+    waiting: the places that are stored later, by key. What continues one of them continues, until then, what
+        that one continues.
+    """
+    for _ in range(len(waiting) + 1):  # It also ends if keys name each other in a circle.
+        key = named.get(place, keys[place - 1] if place else b"")
+        if key not in waiting:
+            break
+        place = waiting[key]
+    return key
+
+
+def skip(core: EventEmitter, owners: Owners, keys: Sequence[bytes], reason: SkipReason) -> None:
+    """Record that these keys are not stored, and why."""
+    if type(reason) is not SkipReason:
+        raise WrongArgument("skip", "reason", f"is {reason!r}; it must be a SkipReason")
+    keys = keys_of("skip", keys)
+    core.emit(ev.StoreSkipped, owners_of("skip", owners, len(keys)), keys, reason)
+
+
+def _skip_places(
+    core: EventEmitter,
+    owners: Owners,
+    keys: Sequence[bytes],
+    places: Sequence[int],
+    reason: SkipReason,
+    again: Collection[int],
+) -> None:
+    fresh = [place for place in places if place not in again]
+    if fresh:
+        named = tuple([keys[place] for place in fresh])
+        core.emit(ev.StoreSkipped, _owners_of(owners, fresh), named, reason)
+
+
+def advance(core: EventEmitter, offers: Sequence[Offer]) -> None:
+    """Record how far these requests have offered their blocks: (request, settled, offered)."""
+    checked = offers_of("advance", offers)
+    if checked:
+        core.emit(ev.BlocksOffered, checked)
+
+
+def count_offers(core: EventEmitter, keys: Sequence[bytes]) -> None:
+    """Record that a request offered these keys for the first time. Resident keys need no count."""
+    keys = keys_of("count_offers", keys)
+    fresh = tuple([key for key in keys if key not in core.ledger.index])
+    if fresh:
+        core.emit(ev.OffersCounted, fresh)
+
+
+def offered_enough(core: EventEmitter, key: bytes) -> bool:
+    """Whether `store_threshold` lets this key be stored."""
+    if type(key) is not bytes:
+        key = one_key("offered_enough", "key", key)
+    return core.ledger.offers.times.get(key, 0) >= core.config.store_threshold or key in core.ledger.index
+
+
+def rewrite(core: EventEmitter, device_blocks: Sequence[int]) -> None:
+    """The engine will compute into these device blocks.
+
+    It is an event only if it matters what a load brought there. What a load of an older epoch brought does;
+    so does what a load of this epoch brought, if a chunk has several device blocks: then a key does not tell
+    the content of each of them.
+    """
+    stale, brought = core.ledger.provenance.stale, core.ledger.provenance.brought
+    partly = core.config.blocks_per_chunk > 1 and bool(brought)
+    if not stale and not partly:
+        return
+    blocks = listed(ids_of("rewrite", "device_blocks", device_blocks))
+    rewritten = [block for block in blocks if block in stale or (partly and block in brought)]
+    if rewritten:
+        core.emit(ev.BlocksRewritten, pack(rewritten))
+
+
+def _all_new(core: EventEmitter, keys: Sequence[bytes], device_blocks: IdArray) -> bool:
+    """Whether this is the common offer: distinct keys, on distinct device blocks that no copy touches."""
+    leases = core.ledger.leases
+    if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):
+        return False
+    if core.ledger.provenance.stale:
+        return False
+    words = leases.look(device_blocks)
+    return not any(words) if type(words) is list else not np.any(words)
+
+
+def _partition(
+    core: EventEmitter,
+    owners: Owners,
+    keys: Sequence[bytes],
+    blocks: Sequence[int],
+    found: Sequence[int | None],
+    again: Collection[int],
+) -> tuple[list[int], list[int], dict[int, int]]:
+    """Split an offer: (places to store, places to offer again, slot of each resident key -> its first
+    place)."""
+    chunk, words = core.config.blocks_per_chunk, core.ledger.blocks.words
+    # The index names ALLOCATED to LOADING blocks; those from STORED on can be read. Mostly all can.
+    lacking = [place for place, slot in enumerate(found) if slot is None or words[slot] & STATE_MASK < STORED]
+    left = set(lacking)
+    resident = _first_places(found, [place not in left for place in range(len(found))])
+    new: dict[bytes, int] = {}
+    taken: set[int] = set()
+    skipped: dict[SkipReason, list[int]] = {}
+    for place in lacking:
+        key, sources = keys[place], blocks[place * chunk : (place + 1) * chunk]
+        answer = _admit(core, key, sources, found[place], new, taken)
+        if answer is Admission.STORE:
+            new[key] = place
+            taken.update(sources)
+        elif isinstance(answer, SkipReason):
+            skipped.setdefault(answer, []).append(place)
+    for reason, places in skipped.items():
+        _skip_places(core, owners, keys, places, reason, again)
+    skipped.pop(SkipReason.OLDER_EPOCH, None)
+    return list(new.values()), sorted(chain.from_iterable(skipped.values())), resident
+
+
+def _first_places(found: Sequence[int | None], wanted: Sequence[bool]) -> dict[int, int]:
+    """Slot -> its first place in an offer, of the places that are wanted."""
+    places: dict[int, int] = {}
+    for place, slot in enumerate(found):
+        if slot is not None and wanted[place]:
+            places.setdefault(slot, place)
+    return places
+
+
+def _admit(
+    core: EventEmitter,
+    key: bytes,
+    sources: Sequence[int],
+    slot: int | None,
+    new: dict[bytes, int],
+    taken: set[int],
+) -> Admission | SkipReason:
+    """Whether an offered block that is not resident is stored, or why not now.
+
+    sources: its device blocks.
+    slot: the slot that is being stored under this key; None if there is none.
+    new, taken: keys and device blocks that this offer stores already.
+    """
+    words, stale = core.ledger.leases.words, core.ledger.provenance.stale
+    leased = any(words[block] for block in sources)
+    if stale and not leased:
+        *begins, last = sources
+        if stale.get(last) == key or not stale.keys().isdisjoint(begins):
+            return SkipReason.OLDER_EPOCH
+    if slot is not None:
+        # From other blocks, even if only one of the chunk is another, the key waits for that store.
+        own = leased and listed(core.ledger.transfers[core.ledger.generation[slot]].device_blocks)
+        if own and all(block in own for block in sources):
+            return Admission.BEING_STORED
+        return SkipReason.KEY_IN_FLIGHT
+    if key in new:
+        return SkipReason.KEY_IN_FLIGHT
+    if leased or not taken.isdisjoint(sources):
+        return SkipReason.DEVICE_BLOCK_IN_FLIGHT
+    return Admission.STORE
+
+
+def next_victims(
+    core: EventEmitter, most: int, after: int = 0, spared: Collection[int] = ()
+) -> Sequence[bytes]:
+    """The keys that would be evicted next, in this order: at most this number of them. Changes nothing.
+
+    after: how many of them are left out, from the first one on.
+    spared: slots that are not evicted.
+    """
+    ledger = core.ledger
+    barred = frozenset(spared).union(ledger.copied_out)
+    count = min(most, _evictable(core, barred))
+    choice = ledger.policy.choose(count, barred) if count > 0 else None
+    if choice is None:
+        return ()
+    return ledger.keys_of(ids_of("policy.choose", "victims", choice.victims[after:]))
+
+
+def _room_for(
+    core: EventEmitter, keys: tuple[bytes, ...], protected: Sequence[int]
+) -> tuple[int, Choice | None]:
+    """(how many of these keys there is room for, what must be evicted first).
+
+    protected: slots that are not evicted: what the offer itself found resident, and what it spares.
+    """
+    ledger = core.ledger
+    if not has_room_for_transfer(core):
+        return 0, None
+    policy, free = ledger.policy, len(ledger.free)
+    barred: frozenset[int] = frozenset()
+    if len(keys) > free:
+        barred = frozenset(protected).union(ledger.copied_out)
+        keys = keys[: free + _evictable(core, barred)]
+    recalled = policy.recall(keys)
+    if recalled:
+        core.emit(ev.KeysRecalled, keys_of("policy.recall", recalled))
+    lacking = len(keys) - free
+    if lacking <= 0:
+        return len(keys), None
+    choice = policy.choose(lacking, barred)
+    if choice is None:
+        return free, None
+    victims = ids_of("policy.choose", "victims", choice.victims)
+    return len(keys), Choice(victims, ids_of("policy.choose", "moved", choice.moved))
+
+
+def _evictable(core: EventEmitter, barred: Collection[int]) -> int:
+    """The number of blocks in the eviction order whose slots are not in `barred`."""
+    policy = core.ledger.policy
+    return len(policy) - sum([slot in policy for slot in barred])
+
+
+def _evict(core: EventEmitter, choice: Choice) -> Sequence[bytes]:
+    """Evict what the policy chose. Returns the keys. The caller plans the store at once."""
+    evicted = core.ledger.keys_of(choice.victims)
+    # The number of the next event, the plan, names the transfer.
+    core.emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), core.ledger.seq + 2)
+    if core.evicting is not None:
+        core.evicting(evicted)
+    return evicted
+
+
+def _sources_of(core: EventEmitter, sources: IdArray, places: Sequence[int]) -> IdArray:
+    """The device blocks of some places of an offer."""
+    numbers, chunk = listed(sources), core.config.blocks_per_chunk
+    blocks = [numbers[n] for place in places for n in range(place * chunk, (place + 1) * chunk)]
+    return unpack(pack(blocks))
+
+
+def _owners_of(owners: Owners, places: Sequence[int]) -> Owners:
+    """The owners of some places of an offer; the places ascend."""
+    if len(owners) < 2:
+        return tuple([(name, len(places)) for name, _ in owners])
+    ends = list(accumulate(count for _, count in owners))
+    counts = [0] * len(owners)
+    owner = 0
+    for place in places:
+        while place >= ends[owner]:
+            owner += 1
+        counts[owner] += 1
+    return tuple([(name, count) for (name, _), count in zip(owners, counts) if count])

@@ -1,0 +1,76 @@
+"""Eviction policies. `make_policy` turns a name, or an import path, into one.
+
+docs/policies.md helps to choose one; docs/extending.md says how to add one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from importlib import import_module
+from inspect import signature
+
+from kvsm.core.policies.eviction_policy import Choice, EvictionPolicy
+from kvsm.errors import ConfigError, described
+
+POLICIES = {
+    "lru": "kvsm.core.policies.lru:LRUPolicy",
+    "arc": "kvsm.core.policies.arc:ARCPolicy",
+    "s3fifo": "kvsm.core.policies.s3fifo:S3FIFOPolicy",
+    "slru": "kvsm.core.policies.slru:SLRUPolicy",
+    "sieve": "kvsm.core.policies.sieve:SIEVEPolicy",
+}
+"""The built-in policies: name -> import path. Everything that offers or tries policies reads this."""
+
+
+def make_policy(name: str, capacity: int) -> EvictionPolicy:
+    """A new policy over `capacity` slots.
+
+    name: a key of `POLICIES`, or the import path of any other policy, `package.module:Class`.
+
+    Raises `ConfigError` if there is no such policy, or if the path names something else.
+    """
+    module_name, _, class_name = POLICIES.get(name, name).partition(":")
+    if not class_name:
+        raise ConfigError(f"policy {name!r}: choose one of {', '.join(POLICIES)}, or package.module:Class")
+    try:
+        policy = getattr(import_module(module_name), class_name)(capacity)
+    except (Exception, SystemExit) as error:  # A policy of another package may raise anything.
+        raise ConfigError(f"policy {name!r} cannot be made: {described(error)}") from error
+    missing = [method for method in _METHODS if not callable(getattr(policy, method, None))]
+    if missing:
+        raise ConfigError(
+            f"policy {name!r} lacks {', '.join(missing)}; see kvsm.core.policies.EvictionPolicy"
+        )
+    for method, others in (("admitted", 2), ("touched", 1)):
+        _check_takes_parent(name, policy, method, others)
+    return policy  # type: ignore[no-any-return]
+
+
+def _check_takes_parent(name: str, policy: object, method: str, others: int) -> None:
+    """Raises `ConfigError` if this method takes no `parent` besides its other arguments."""
+    try:
+        signature(getattr(policy, method)).bind(*[None] * others, parent=None)
+    except TypeError as error:
+        message = f"policy {name!r}: {method} does not take a parent ({error}); see EvictionPolicy"
+        raise ConfigError(message) from error
+
+
+def refuse_foreign(name: str, allowed: Collection[str]) -> None:
+    """For a policy that a file names: raises `ConfigError` unless it is built in, or in `allowed`.
+
+    To make a policy of another package is to run its code, and the file may be anybody's.
+    """
+    if name in POLICIES or name in allowed:
+        return
+    shown = repr(name if len(name) <= _LONGEST_SHOWN else name[:_LONGEST_SHOWN] + "..")
+    raise ConfigError(
+        f"it names the policy {shown}, which is not one of {', '.join(POLICIES)}, and to read it would run "
+        f"code of that name; if you trust it, allow that: --allow-policy {shown}"
+    )
+
+
+_LONGEST_SHOWN = 100
+
+_METHODS = ["__len__", "__contains__", *(name for name in vars(EvictionPolicy) if not name.startswith("_"))]
+
+__all__ = ["POLICIES", "Choice", "EvictionPolicy", "make_policy", "refuse_foreign"]

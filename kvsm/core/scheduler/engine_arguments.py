@@ -1,0 +1,108 @@
+"""What an engine hands to the scheduler side: of the right type, converted, or refused by name.
+
+As in `kvsm.core.offloader.arguments`, a call checks what it takes before it changes anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kvsm.core.offloader.arguments import a, integer, integers, items, request_name
+from kvsm.core.plan import WorkerReport
+from kvsm.core.scheduler.protocols import StepOutput
+from kvsm.errors import WrongArgument
+
+BlockTables = Sequence[Sequence[int]]
+"""The device blocks of a request, by group."""
+
+
+def token_count(call: str, argument: str, value: object) -> int:
+    """A number of tokens."""
+    number = integer(call, argument, value)
+    if number < 0:
+        raise WrongArgument(call, argument, f"is {number}; it must be 0 or more")
+    return number
+
+
+def block_tables(
+    call: str, argument: str, tables: Any, groups: int, *, may_be_none: bool = False
+) -> BlockTables:
+    """A table for each group; or no tables, if that may be."""
+    if type(tables) is not list and type(tables) is not tuple:
+        tables = items(call, argument, tables)
+    if not tables and may_be_none:
+        return ()
+    if len(tables) != groups:
+        raise WrongArgument(call, argument, f"has {len(tables)} tables; there are {groups} KV cache groups")
+    if _are_tables(tables, groups):
+        return tables  # type: ignore[no-any-return]
+    return [integers(call, f"{argument}[{n}]", table) for n, table in enumerate(tables)]
+
+
+def _are_tables(tables: Any, groups: int) -> bool:
+    """Whether these are plain tables, one for each group."""
+    if (type(tables) is not tuple and type(tables) is not list) or len(tables) != groups:
+        return False
+    for table in tables:
+        if (type(table) is not list and type(table) is not tuple) or type(_sum(table)) is not int:
+            return False
+    return True
+
+
+def are_known(tables: Any, known: Sequence[list[int]]) -> bool:
+    """Whether these are plain tables, equal to `known` ones. Of the same ints, that takes 1 ns a block."""
+    if (type(tables) is not list and type(tables) is not tuple) or len(tables) != len(known):
+        return False
+    return all(type(table) is list and table == one for table, one in zip(tables, known))
+
+
+def _sum(table: Sequence[Any]) -> object:
+    """An int if all values are ints, which the core looks at again. It takes 6 ns a block."""
+    try:
+        return sum(table)
+    except TypeError:
+        return None
+
+
+def worker_reports(reports: Iterable[WorkerReport]) -> Sequence[WorkerReport]:
+    """All reports, before the first of them is taken."""
+    call = "update_connector_output"
+    if type(reports) is not list and not isinstance(reports, Iterable):
+        raise WrongArgument(call, "reports", f"is {a(reports)}; it must be an iterable of WorkerReports")
+    taken = reports if type(reports) is list else list(reports)
+    for place, report in enumerate(taken):
+        if type(report) is not WorkerReport:
+            raise WrongArgument(call, f"reports[{place}]", f"is {a(report)}; it must be a WorkerReport")
+    return taken
+
+
+def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
+    """The blocks that a step adds to tables."""
+    call = "build_connector_meta"
+    given = output.new_block_ids
+    if not given:
+        return {}
+    if type(given) is not dict and not isinstance(given, Mapping):
+        raise WrongArgument(call, "output.new_block_ids", f"is {a(given)}; it must be a mapping")
+    if all(_are_tables(tables, groups) for tables in given.values()):
+        return given
+    return {
+        name: block_tables(call, f"output.new_block_ids[{name!r}]", tables, groups)
+        for name, tables in given.items()
+    }
+
+
+def scheduled_tokens(output: StepOutput) -> Mapping[str, int] | None:
+    """How many tokens each request computes in a step, if the engine says it."""
+    call, argument, given = "build_connector_meta", "output.num_scheduled_tokens", output.num_scheduled_tokens
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise WrongArgument(call, argument, f"is {a(given)}; it must be a mapping")
+    return {name: token_count(call, f"{argument}[{name!r}]", tokens) for name, tokens in given.items()}
+
+
+def engine_name(call: str, request: Any) -> str:
+    """The name of an engine's request."""
+    return request_name(call, request.request_id, "request.request_id")

@@ -1,0 +1,172 @@
+"""KV cache groups: layers that share block tables, with their own block size and reach.
+
+A key is the engine's hash of all tokens up to the end of a chunk, and four bytes of group index. Equal keys
+mean equal content. The engine's hash covers whatever else decides the content: LoRA adapter, cache salt,
+images. What decides the shape (decode context parallelism, chunks) decides how many tokens a chunk has, and
+so which hash is taken.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from math import lcm
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.errors import ConfigError
+from kvsm.events import OffloadConfig
+from kvsm.system.field_types import check_types
+
+
+class GroupKind(Enum):
+    """How far back the layers of a group look."""
+
+    FULL = "full"
+    """At every earlier token: a hit needs all its blocks."""
+    SLIDING_WINDOW = "sliding"
+    """At the last `window` tokens: a hit needs the blocks that hold these."""
+    MAMBA = "mamba"
+    """At one state, after the last block. The engine hands states over at block boundaries."""
+
+
+class KVCacheGroup(msgspec.Struct, frozen=True):
+    """One group of layers."""
+
+    block_tokens: int
+    """Tokens of one device block, on all ranks that share a sequence: vLLM's block size times its decode
+    context parallel size."""
+    kind: GroupKind = GroupKind.FULL
+    window: int = 0
+    """How many tokens a sliding window looks back."""
+    drafter: bool = False
+    """Its layers draft tokens: while a request decodes, its last block may still be rewritten."""
+    event_kind: str = ""
+    """What KV events call the kind of its layers, in vLLM's words; empty: what `kind` is there."""
+    event_window: int = 0
+    """The window of its layers in KV events, without tokens that are kept for drafts; 0: `window`."""
+
+    def __post_init__(self) -> None:
+        check_types(self)
+
+    def first_needed_token(self, end: int) -> int:
+        """The first token whose KV is needed to compute the token at `end`."""
+        if self.kind is GroupKind.FULL:
+            return 0
+        reach = self.window - 1 if self.kind is GroupKind.SLIDING_WINDOW else 1
+        return max(0, end - reach)
+
+
+class StoreMode(Enum):
+    """When a block is stored: as soon as it is confirmed computed, or only when it nears eviction."""
+
+    EAGER = "eager"
+    LAZY = "lazy"
+
+
+class LastStep(Enum):
+    """What happens to transfers in flight when no unfinished request is left (flush at last step, S17)."""
+
+    FLUSH = "flush"
+    """The workers wait for them in that step."""
+    KEEP_STEPPING = "keep stepping"
+    """The engine steps on while `has_pending_work()` is true."""
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """How an engine's blocks are offloaded.
+
+    groups: in the order of the engine's block tables.
+    hash_tokens: how many tokens one block hash covers. 0: the block size of the only group.
+    prompt_only: whether output is not stored.
+    lazy_target_blocks: how many device blocks at the head of the free queue are kept free of content that the
+        host lacks.
+    null_block: what a block table holds where there is no block.
+    check_computed_tokens: whether each step checks that the engine counts no token as computed too early
+        (`kvsm.core.scheduler.computed_tokens`). It is for tests of an engine. Leave it off if another
+        connector loads tokens too.
+    """
+
+    groups: tuple[KVCacheGroup, ...]
+    hash_tokens: int = 0
+    store: StoreMode = StoreMode.EAGER
+    last_step: LastStep = LastStep.FLUSH
+    prompt_only: bool = False
+    lazy_target_blocks: int = 1024
+    null_block: int = -1
+    check_computed_tokens: bool = False
+
+    def __post_init__(self) -> None:
+        check_types(self)
+        if not self.groups:
+            raise ConfigError("groups is empty; an engine has at least one KV cache group")
+        if self.lazy_target_blocks < 1:
+            raise ConfigError(f"lazy_target_blocks is {self.lazy_target_blocks}; it must be at least 1")
+        for index, group in enumerate(self.groups):
+            if group.block_tokens < 1 or group.block_tokens % self.tokens_per_hash:
+                raise ConfigError(
+                    f"group {index} has blocks of {group.block_tokens} tokens; "
+                    f"they must be whole hashes of {self.tokens_per_hash} tokens (hash_tokens)"
+                )
+            if group.kind is GroupKind.SLIDING_WINDOW and group.window < 1:
+                raise ConfigError(f"group {index} is a sliding window of {group.window} tokens; at least 1")
+
+    @property
+    def tokens_per_hash(self) -> int:
+        """How many tokens one block hash covers."""
+        return self.hash_tokens or self.groups[0].block_tokens
+
+    @property
+    def alignment(self) -> int:
+        """A hit ends at a multiple of this number of tokens: where a block of every group ends."""
+        return lcm(*[group.block_tokens for group in self.groups])
+
+    @property
+    def resumable(self) -> bool:
+        """Whether a request can go on from what the device has if its load fails.
+
+        Only layers that look back at every token have all blocks there. The others have blocks for the end of
+        the load alone.
+        """
+        return len(self.groups) == 1 and self.groups[0].kind is GroupKind.FULL
+
+    def check(self, core: OffloadConfig) -> None:
+        """Raises `ConfigError` if these two configurations cannot go together."""
+        if core.block_tokens not in (0, self.alignment):
+            raise ConfigError(
+                f"OffloadConfig.block_tokens is {core.block_tokens}, and a block of every group ends each "
+                f"{self.alignment} tokens; give {self.alignment}, or 0 for not told"
+            )
+        if core.blocks_per_chunk > 1:
+            if any(group.kind is GroupKind.MAMBA for group in self.groups):
+                raise ConfigError("blocks_per_chunk is for attention; a mamba group has one state a block")
+            if self.store is StoreMode.LAZY:
+                raise ConfigError("a lazy store takes single blocks; it needs blocks_per_chunk 1")
+        if core.store_threshold > 1 and self.store is StoreMode.LAZY:
+            raise ConfigError("store_threshold counts offers; a lazy store has none")
+
+
+def group_suffix(index: int) -> bytes:
+    """The end of a key: its group."""
+    return index.to_bytes(GROUP_INDEX_BYTES, "big")
+
+
+class KeyLayout(NamedTuple):
+    """How keys are made of an engine's hashes, for each group. It is the same for all requests.
+
+    suffixes: the ends of the keys.
+    hashes_per_chunk: how many hashes a chunk has. Its key is made of the last one.
+    """
+
+    suffixes: tuple[bytes, ...]
+    hashes_per_chunk: tuple[int, ...]
+
+    @classmethod
+    def of(cls, config: SchedulerConfig, blocks_per_chunk: int) -> KeyLayout:
+        """The layout under this configuration."""
+        tokens = [group.block_tokens * blocks_per_chunk for group in config.groups]
+        return cls(
+            tuple([group_suffix(index) for index in range(len(tokens))]),
+            tuple([count // config.tokens_per_hash for count in tokens]),
+        )

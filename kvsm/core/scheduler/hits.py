@@ -1,0 +1,169 @@
+"""The longest hit that all groups serve together.
+
+Each group lowers the end of the hit to an end that it can serve. Another group may not serve that end. So the
+groups are asked in turn until none lowers it. Each answer is the largest end that the group serves, so the
+result is the longest hit of all. vLLM's coordinator does the same. What a group needs for a hit:
+
+    full attention    every chunk behind what the device has
+    sliding window    the chunks that hold the last `window - 1` tokens before the end
+    mamba             the last block before the end: the state
+
+A group with a drafter is searched as its kind says. vLLM leaves out the last block of its hit there, because
+the drafter's KV of a block's last token depends on the token behind the block. A hit with this block can only
+cost an accepted draft: the model checks each draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from kvsm.core.ledger.key_index import KeyIndex
+from kvsm.core.scheduler.groups import GroupKind, SchedulerConfig
+from kvsm.ids import SMALL, IdArray
+
+Has = Callable[[bytes], bool]
+FindPrefix = Callable[[int, int, int], IdArray | None]
+"""(group, first chunk, last chunk) -> the slots of these chunks, up to the first whose key is not there.
+None: each key must be asked for."""
+
+PIECE = 16
+"""How many keys of a prompt are made together, once the first one was there."""
+
+
+class Span(NamedTuple):
+    """Chunks of one group, from `first` up to but not with `last`."""
+
+    first: int
+    last: int
+
+
+def hit_limit(num_tokens: int, local: int, max_load_tokens: int) -> int:
+    """Where a hit may end at most: one token is left to compute (S18). local: tokens that the device has."""
+    return min(num_tokens - 1, local + max_load_tokens)
+
+
+class HitSearch:
+    """Looks for the hits of one request.
+
+    keys: its keys, by group.
+    local: tokens that the device has.
+    lacking: after a search, the key that ended the hit: with it the hit would be longer, unless other keys
+        lack too. None if the hit reaches the limit, or if the engine has no hash of what follows.
+    """
+
+    def __init__(
+        self, config: SchedulerConfig, blocks_per_chunk: int, keys: Sequence[Sequence[bytes]], local: int
+    ) -> None:
+        self._groups, self._alignment = config.groups, config.alignment
+        self._chunk_tokens = [group.block_tokens * blocks_per_chunk for group in config.groups]
+        self._keys, self._local = keys, local
+        self.lacking: bytes | None = None
+        self._found: IdArray | None = None
+        """After a search of one group: the slots of the hit, if it has met them."""
+
+    def longest_hit(self, limit: int, has: Has, find_prefix: FindPrefix | None = None) -> int:
+        """Where the longest hit ends, at most at `limit`; `local` if there is none.
+
+        has: whether a key can be counted on.
+        find_prefix: the same of many chunks of a group with full attention, in one question.
+        """
+        limit = min([limit, *self._hashed(limit)])
+        end, self.lacking = self._align(limit), None
+        self._found = None
+        asked: int | None = None
+        while end != asked and end > self._local:
+            asked = end
+            for index in range(len(self._groups)):
+                end = self._align(self._served(index, end, has, find_prefix))
+            if len(self._groups) == 1:
+                break
+            self._found = None
+        return max(end, self._local)
+
+    def slots(self, end: int, index: KeyIndex) -> IdArray:
+        """The slots of the hit up to `end` that was just found. The index has all keys that it needs."""
+        if self._found is not None:
+            return self._found
+        slots = index.find(self.needed_keys(end))
+        return cast(IdArray, np.array(slots, dtype=np.int64) if len(slots) > SMALL else tuple(slots))
+
+    def needed(self, end: int) -> list[Span]:
+        """The chunks of each group that a hit up to `end` loads."""
+        return [self._span(index, end) for index in range(len(self._groups))]
+
+    def _span(self, index: int, end: int) -> Span:
+        """The same of one group. `end` may lie within a chunk."""
+        tokens = self._chunk_tokens[index]
+        first, last = max(self._local, self._groups[index].first_needed_token(end)), -(-end // tokens)
+        # A window of one token needs nothing.
+        return Span(first // tokens if first < end else last, last)
+
+    def needed_keys(self, end: int) -> list[bytes]:
+        """The keys that a hit up to `end` loads, group by group."""
+        needed: list[bytes] = []
+        if end <= self._local:
+            return needed
+        for keys, span in zip(self._keys, self.needed(end)):
+            needed += keys[span.first : span.last]
+        return needed
+
+    def parents(self, end: int) -> dict[int, bytes]:
+        """Map the place in `needed_keys(end)` of each group's first key to the key before it: b"" at the
+        start of a prompt, and for groups without full attention, which do not need that key."""
+        parents, place = dict[int, bytes](), 0
+        for group, keys, span in zip(self._groups, self._keys, self.needed(end)):
+            continues = group.kind is GroupKind.FULL and span.first > 0
+            parents[place] = keys[span.first - 1] if continues else b""
+            place += span.last - span.first
+        return parents
+
+    def _hashed(self, limit: int) -> list[int]:
+        """The ends of the last full chunks, of each group that reads a token before `limit`."""
+        groups = zip(self._groups, self._keys, self._chunk_tokens)
+        return [len(keys) * size for group, keys, size in groups if group.first_needed_token(limit) < limit]
+
+    def _align(self, tokens: int) -> int:
+        return tokens - tokens % self._alignment
+
+    def _served(self, index: int, end: int, has: Has, find_prefix: FindPrefix | None) -> int:
+        """The largest end up to `end` that this group serves; `local` or less if there is none."""
+        group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
+        while end > self._local:
+            first, last = self._span(index, end)
+            if group.kind is GroupKind.FULL:
+                self._found = find_prefix(index, first, last) if find_prefix is not None else None
+                if self._found is not None:
+                    missing = first + len(self._found)
+                else:
+                    missing = _first_missing(keys, first, last, has)
+                if missing == last:
+                    return end
+                self.lacking = keys[missing]
+                return self._align(missing * tokens)
+            wanted = keys[first:last]
+            found = len(list(takewhile(has, reversed(wanted))))
+            if found == len(wanted):
+                return end
+            missing = last - 1 - found
+            end, self.lacking = self._align(missing * tokens), keys[missing]
+        return end
+
+
+def _first_missing(keys: Sequence[bytes], first: int, last: int, has: Has) -> int:
+    """The first of these chunks whose key is not there; `last` if all are.
+
+    It takes the first key alone, and the others in pieces: most prompts that miss do so at once, and a key
+    that is not asked for is not made.
+    """
+    size = 1
+    while first < last:
+        piece = keys[first : min(first + size, last)]
+        found = len(list(takewhile(has, piece)))
+        first, size = first + found, PIECE
+        if found < len(piece):
+            break
+    return first

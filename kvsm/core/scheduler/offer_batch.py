@@ -1,0 +1,292 @@
+"""What a step offers for a store: one batch over all requests that have something new, one transfer.
+
+The ledger keeps two cursors for each group of a request. Every chunk before `settled` is dealt with; every
+chunk before `offered` has been offered once. A chunk that cannot be stored yet holds `settled` where it is:
+its key or its device block is in flight, or there is no room. It is offered again from there, so no hole is
+left (no doubled or lost store, S13).
+
+If a store fails, `settled` goes back to its first chunk, so that the next step offers it again. Each chunk
+moves the cursor back once while its request has the same device blocks. After a second failure it is offered
+again when the request ends, and not before: a rank that always fails would else be given the same copies in
+every step. Not offered, or not again, before that end:
+
+- a chunk that the request's own load has brought: the host had it just now;
+- a chunk whose store was lost: its worker is most likely dead, and each lost store retires its slots;
+- a mamba state: the engine hands it over once.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+
+import msgspec
+
+from kvsm.core.ledger import RequestRecord
+from kvsm.core.offloader import Offloader, PreparedStore
+from kvsm.core.scheduler.groups import GroupKind, SchedulerConfig
+from kvsm.core.scheduler.protocols import DevicePool
+from kvsm.core.scheduler.tracked import NO_TOKENS, TrackedRequest
+from kvsm.events import Offer, Owners, SkipReason
+from kvsm.states.request import FINISHED
+from kvsm.states.words import STATE_MASK
+
+_NOTHING = PreparedStore(None)  # is stored
+
+
+class OfferedChunks(msgspec.Struct, frozen=True, gc=False):
+    """A run of places in a batch that belong to one group of one request."""
+
+    tracked: TrackedRequest
+    group: int
+    chunks: Sequence[int]
+    """The chunk at each place. In a mamba group, the tokens before each state: no cursor counts these."""
+    start: int
+    """The first place."""
+
+
+class ReachedCursors(msgspec.Struct, frozen=True, gc=False):
+    """How far a request is with its blocks, by group.
+
+    known: the ledger's record of the request, with its cursors before the batch.
+    settled, offered: its cursors after the batch, if no chunk has to wait.
+    """
+
+    known: RequestRecord
+    settled: tuple[int, ...]
+    offered: tuple[int, ...]
+
+
+class OfferBatch:
+    """Chunks of several requests, to be offered together.
+
+    keys, blocks: each chunk's key, and its device blocks.
+    """
+
+    def __init__(self, offloader: Offloader, config: SchedulerConfig, pool: DevicePool | None) -> None:
+        self._offloader, self._config, self._pool = offloader, config, pool
+        self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._has_threshold = offloader.config.store_threshold > 1
+        self.keys: list[bytes] = []
+        self.blocks: list[int] = []
+        self._runs: list[OfferedChunks] = []
+        self._starts: list[int] = []
+        self._parents: dict[int, bytes] = {}
+        """Place of the first key of a run -> the key that it continues."""
+        self._offered_before: set[int] = set()
+        """Places that waited in an earlier step: why they wait is not recorded again."""
+        self._reached: dict[str, ReachedCursors] = {}
+        self._begun: list[TrackedRequest] = []
+        """Requests that had settled and loaded nothing before this batch."""
+
+    def collect(self, tracked: TrackedRequest, *, finished: bool = False, everything: bool = False) -> None:
+        """Add the chunks that this request has computed and that are not settled.
+
+        finished: the request is over; it offers for the last time.
+        everything: offer its settled chunks too.
+        """
+        name, offloader = tracked.name, self._offloader
+        entry = offloader.ledger.requests.get(name)
+        if entry is None:
+            offloader.arrive(name)
+            entry = offloader.ledger.requests[name]
+        if entry.word & STATE_MASK == FINISHED:
+            # An earlier request of this name still loads; until that ends, the cursors are its own.
+            return
+        full = tracked.full_chunks(self._config, self._blocks_per_chunk, finished)
+        nothing = (0,) * len(full)
+        settled, offered = entry.settled or nothing, entry.offered or nothing
+        if settled == offered == full and not everything:
+            return
+        if not entry.offered and tracked.loaded == NO_TOKENS:
+            self._begun.append(tracked)
+        for group, last in enumerate(full):
+            first = 0 if everything else settled[group]
+            # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
+            told = 0 if finished else offered[group]
+            if tracked.loaded == NO_TOKENS or everything:
+                self._add(tracked, group, range(first, last), told, offered[group])
+                continue
+            for chunks in self._not_loaded(tracked, group, first, last):
+                self._add(tracked, group, chunks, told, offered[group])
+        tracked.loaded = NO_TOKENS
+        # The engine's count falls back after a failed load; the cursors do not.
+        reached = _later(full, settled)
+        self._reached[name] = ReachedCursors(
+            entry, reached, reached if settled == offered else _later(full, offered)
+        )
+
+    def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
+        """These chunks without the ones that the request's load has just brought from the host."""
+        spec, (begin, end) = self._config.groups[group], tracked.loaded
+        if spec.kind is not GroupKind.FULL:
+            return [range(first, last)]
+        tokens = spec.block_tokens * self._blocks_per_chunk
+        before = min(max(first, -(-begin // tokens)), last)
+        behind = min(max(before, end // tokens), last)
+        return [range(first, before), range(behind, last)]
+
+    def _add(self, tracked: TrackedRequest, group: int, chunks: range, told: int, offered: int) -> None:
+        """Add these chunks of a request.
+
+        told: of the chunks before this one it is recorded why they wait.
+        offered: how many chunks were offered before.
+        """
+        if not chunks:
+            return
+        first, size, start = chunks.start, self._blocks_per_chunk, len(self.keys)
+        keys = tracked.make_keys(group, first, chunks.stop)
+        kept: Sequence[int] = chunks
+        if self._config.groups[group].kind is GroupKind.FULL and not self._counts_offers(tracked):
+            self.keys += keys
+            self.blocks += tracked.tables[group][first * size : chunks.stop * size]
+        else:
+            found = {n: self._blocks_of(tracked, group, n, keys[n - first]) for n in chunks}
+            kept = self._often_enough(tracked, [n for n in chunks if found[n]], first, keys, offered)
+            self.keys += [keys[n - first] for n in kept]
+            self.blocks += [block for n in kept for block in found[n]]
+        self._open(tracked, group, kept, start)
+        if kept:
+            self._parents[start] = self._key_before(tracked, group, kept[0])
+        if first < told:
+            self._offered_before.update(range(start, start + bisect_left(kept, told)))
+
+    def _key_before(self, tracked: TrackedRequest, group: int, chunk: int) -> bytes:
+        """Return the key of the preceding chunk. Empty for the first chunk, and for groups without full
+        attention, whose chunks are usable without the preceding ones."""
+        if not chunk or self._config.groups[group].kind is not GroupKind.FULL:
+            return b""
+        return tracked.make_keys(group, chunk - 1, chunk)[0]
+
+    def _counts_offers(self, tracked: TrackedRequest) -> bool:
+        return self._has_threshold and not tracked.remote_decode
+
+    def _often_enough(
+        self, tracked: TrackedRequest, chunks: Sequence[int], first: int, keys: Sequence[bytes], offered: int
+    ) -> Sequence[int]:
+        """The chunks whose keys were offered `store_threshold` times. One request counts once.
+
+        keys: of the chunks from `first` on.
+        """
+        if not chunks or not self._counts_offers(tracked):
+            return chunks
+        key_of = {n: keys[n - first] for n in chunks}
+        self._offloader.count_offers([key for n, key in key_of.items() if n >= offered])
+        is_enough = self._offloader.offered_enough
+        enough = [n for n, key in key_of.items() if is_enough(key)]
+        seldom = [key for n, key in key_of.items() if n >= offered and not is_enough(key)]
+        if seldom:
+            self._offloader.skip(((tracked.name, len(seldom)),), seldom, SkipReason.BELOW_THRESHOLD)
+        return enough
+
+    def _open(self, tracked: TrackedRequest, group: int, chunks: Sequence[int], start: int) -> None:
+        self._starts.append(start)
+        self._runs.append(OfferedChunks(tracked, group, chunks, start))
+
+    def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int, key: bytes) -> Sequence[int]:
+        """The device blocks of the chunk with this key; none if it left its window and the engine freed it.
+
+        The engine does not say when it frees such blocks. The pool knows where the content is now, if it is
+        anywhere. Without a pool, chunks that left the window are passed over.
+
+        A pool without a prefix cache (`key_of` is None for every block) knows of no content. There nothing of
+        a window is stored, although it may be there: the engine may have given the block to another request.
+        """
+        size, spec = self._blocks_per_chunk, self._config.groups[group]
+        blocks = tracked.tables[group][chunk * size : (chunk + 1) * size]
+        if spec.kind is GroupKind.FULL:
+            return blocks
+        if self._pool is not None and size == 1:
+            if blocks[0] != self._config.null_block and self._pool.key_of(blocks[0]) == key:
+                return blocks
+            cached = self._pool.cached_block(key)
+            return () if cached is None else (cached,)
+        needed = spec.first_needed_token(tracked.request.num_computed_tokens)
+        if chunk * size * spec.block_tokens < needed - needed % spec.block_tokens:
+            return ()
+        return () if self._config.null_block in blocks else blocks
+
+    def hand_over(self, tracked: TrackedRequest, group: int, block: int, tokens: int) -> None:
+        """Add the mamba state that the engine completed after this number of tokens.
+
+        A state whose prefix has no hash cannot be found again, and is left out.
+        """
+        key = tracked.key_at(group, tokens, self._config.tokens_per_hash)
+        if key is not None and block != self._config.null_block and tokens <= tracked.store_limit():
+            self._open(tracked, group, (tokens,), len(self.keys))
+            self._parents[len(self.keys)] = b""
+            self.keys.append(key)
+            self.blocks.append(block)
+
+    def store(self) -> PreparedStore:
+        """Offer the batch. `advance` comes next."""
+        if not self.keys:
+            return _NOTHING
+        return self._offloader.store(
+            self._owners(), self.keys, self.blocks, self._offered_before, parents=self._parents
+        )
+
+    def advance(self, prepared: PreparedStore) -> None:
+        """Move the cursors of the requests. prepared: what became of the batch."""
+        moved = self._advanced(prepared.deferred)
+        if moved:
+            self._offloader.advance(moved)
+        for tracked in self._begun:
+            # What the host lost to make room for this batch was nothing of theirs.
+            tracked.watched_from = self._offloader.ledger.seq
+
+    def skip(self, reason: SkipReason) -> None:
+        """Record why nothing of the batch is stored."""
+        if self.keys:
+            self._offloader.skip(self._owners(), self.keys, reason)
+
+    def stored(self, prepared: PreparedStore) -> list[tuple[TrackedRequest, int, int]]:
+        """For each key of the job, in its order: the request, the group, and the tokens of the prefix."""
+        stored = []
+        for place in prepared.stored:
+            run, end = self._chunk_at(place)
+            if self._is_counted(run.group):
+                end = (end + 1) * self._blocks_per_chunk * self._config.groups[run.group].block_tokens
+            stored.append((run.tracked, run.group, end))
+        return stored
+
+    def _chunk_at(self, place: int) -> tuple[OfferedChunks, int]:
+        run = self._runs[bisect_right(self._starts, place) - 1]
+        return run, run.chunks[place - run.start]
+
+    def _is_counted(self, group: int) -> bool:
+        """Whether a cursor counts the chunks of this group."""
+        return self._config.groups[group].kind is not GroupKind.MAMBA
+
+    def _owners(self) -> Owners:
+        """The requests of the batch and their chunks; runs of one request are counted together."""
+        owners: list[tuple[str, int]] = []
+        for run in self._runs:
+            name, count = run.tracked.name, len(run.chunks)
+            if owners and owners[-1][0] == name:
+                owners[-1] = name, owners[-1][1] + count
+            elif count:
+                owners.append((name, count))
+        return tuple(owners)
+
+    def _advanced(self, deferred: Sequence[int]) -> list[Offer]:
+        """The cursors that have moved. deferred: places that wait, ascending."""
+        waits_from: dict[tuple[str, int], int] = {}
+        for place in reversed(deferred):
+            run, chunk = self._chunk_at(place)
+            if self._is_counted(run.group):
+                waits_from[run.tracked.name, run.group] = chunk
+        moved = []
+        for name, reached in self._reached.items():
+            known, settled, offered = reached.known, reached.settled, reached.offered
+            if waits_from:
+                waiting = [waits_from.get((name, group), last) for group, last in enumerate(settled)]
+                settled = _later(tuple(waiting), known.settled) if known.settled else tuple(waiting)
+            if settled != known.settled or offered != known.offered:
+                moved.append((name, settled, offered))
+        return moved
+
+
+def _later(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """The later one of two cursors, in each group."""
+    return max(one, other) if len(one) == 1 else tuple(map(max, one, other))

@@ -1,0 +1,600 @@
+"""The calls of an engine's scheduler, under vLLM's names, and what each does to the offload core.
+
+One step of the engine, from top to bottom:
+
+1. `update_connector_output`     takes the workers' reports: which loads have ended, and how;
+2. `request_finished`            stores the last confirmed blocks of a request, under lease;
+3. `get_num_new_matched_tokens`  pins the longest hit that all groups serve, or lets the request wait;
+4. `update_state_after_alloc`    plans the load into the engine's blocks;
+5. `build_connector_meta`        plans what this step stores; all plans leave as one `TransferPlan`.
+
+vLLM calls `update_connector_output` last in a step: the same circle, entered at another place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from kvsm.core.kv_events import KVCacheEvent
+from kvsm.core.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
+from kvsm.core.offloader.arguments import flag
+from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.core.scheduler.computed_tokens import check_computed_tokens
+from kvsm.core.scheduler.device_blocks import DeviceBlocks
+from kvsm.core.scheduler.engine_arguments import (
+    are_known,
+    block_tables,
+    engine_name,
+    new_blocks,
+    token_count,
+    worker_reports,
+)
+from kvsm.core.scheduler.free_queue import FreeQueueWalk
+from kvsm.core.scheduler.groups import KeyLayout, LastStep, SchedulerConfig, StoreMode
+from kvsm.core.scheduler.hits import HitSearch, hit_limit
+from kvsm.core.scheduler.load_targets import load_targets
+from kvsm.core.scheduler.offer_batch import OfferBatch
+from kvsm.core.scheduler.payloads import describe
+from kvsm.core.scheduler.protocols import DevicePool, EngineRequest, StepOutput, TierBelow
+from kvsm.core.scheduler.retry import RetryStamp
+from kvsm.core.scheduler.scheduler_state import LoadEnded, SchedulerState, StepResults
+from kvsm.core.scheduler.tracked import TrackedRequest
+from kvsm.errors import ConfigError, LimitReached
+from kvsm.events import Direction, SkipReason
+from kvsm.ids import IdArray, listed
+
+_NOTHING, _NO_RESULTS = TransferPlan(), StepResults()  # of most steps of a decode
+
+
+class OffloadScheduler:
+    """Drives an offload core for one engine.
+
+    An engine that counts references to its blocks binds its pool. An engine that counts none is told when the
+    blocks of a finished request may go, and which copies to wait for before it gives blocks away.
+    """
+
+    def __init__(self, offloader: Offloader, config: SchedulerConfig, below: TierBelow | None = None) -> None:
+        """below: the tier below the host; None: there is none.
+
+        Raises `ConfigError` if the two configurations cannot go together.
+        """
+        config.check(offloader.config)
+        self.offloader, self.config, self.below = offloader, config, below
+        self.device_blocks = DeviceBlocks(offloader, config.null_block)
+        self.walk: FreeQueueWalk | None = None
+        self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), {}, [], {}, [], set())
+        self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._layout = KeyLayout.of(config, self._blocks_per_chunk)
+        self._block_tokens = config.alignment
+        self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
+        self._has_drafter = any(group.drafter for group in config.groups)
+        """Whether a group holds back its last chunk until the request ends."""
+
+    # The engine's side.
+
+    def bind_gpu_block_pool(self, pool: DevicePool) -> None:
+        """The engine counts references to its blocks: copies hold theirs in this pool."""
+        self.device_blocks.pool = pool
+        if self.config.store is StoreMode.LAZY:
+            self.walk = FreeQueueWalk(self.offloader, pool, self.config.lazy_target_blocks)
+
+    def add_request(self, request: EngineRequest) -> None:
+        """A request has arrived. Until it is finished, the engine has steps to come."""
+        self._track("add_request", request)
+
+    def _track(self, call: str, request: EngineRequest) -> TrackedRequest:
+        name = request.request_id
+        if type(name) is not str:
+            name = engine_name(call, request)
+        tracked = self.state.tracked.get(name)
+        if tracked is None:
+            tracked = TrackedRequest(request, self.config, self._layout)
+            self.offloader.arrive(name)
+            self.state.tracked[name] = tracked
+        return tracked
+
+    # Matching and loading.
+
+    def get_num_new_matched_tokens(
+        self, request: EngineRequest, num_computed_tokens: int
+    ) -> tuple[int | None, bool]:
+        """How many tokens can be loaded behind the tokens of the device, and whether that takes steps.
+
+        None: what the request needs is in flight; ask again in a later step. One token is left to compute
+        (S18). The hits are pinned. A new answer replaces the last one.
+        """
+        call = "get_num_new_matched_tokens"
+        if type(num_computed_tokens) is not int or num_computed_tokens < 0:
+            num_computed_tokens = token_count(call, "num_computed_tokens", num_computed_tokens)
+        tracked, core = self._track(call, request), self.offloader
+        name = tracked.name
+        if any(tracked.tables):
+            # It was preempted, for it asks again. The step's output may say so later.
+            self._preempt(tracked)
+        tracked.answered = False
+        if core.waits_for(name) is not None:
+            return None, False
+        tracked.local = num_computed_tokens
+        limit = hit_limit(request.num_tokens, num_computed_tokens, tracked.max_load_tokens)
+        if not self._may_load(tracked, limit):
+            if core.may_match(name):
+                return self._pin(tracked, (), num_computed_tokens, None)
+            tracked.note_answer(None)
+            return 0, False
+        lookup = HitSearch(self.config, self._blocks_per_chunk, tracked.chunk_keys(), num_computed_tokens)
+        index, readable = core.ledger.index, core.ledger.readable
+        if self.below is not None:
+            brought = self._fetch(self.below, tracked, lookup, limit)
+            if brought is not None and core.defer(name, brought):
+                return None, False
+        end = lookup.longest_hit(limit, index.__contains__, partial(tracked.find_prefix, index))
+        if end == num_computed_tokens:
+            return self._pin(tracked, (), end, lookup.lacking)
+        slots = lookup.slots(end, index)
+        awaited = core.in_flight(slots)
+        if awaited is not None:
+            if core.defer(name, awaited):
+                return None, False
+
+            def known(key: bytes) -> bool:
+                return key in index and readable(index[key])
+
+            end = lookup.longest_hit(limit, known)
+            slots = lookup.slots(end, index)
+        return self._pin(tracked, slots, end, lookup.lacking)
+
+    def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:
+        """Let the tier below bring what would make the hit longer. Returns the transfer to wait for."""
+        index = self.offloader.ledger.index
+        end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))
+        if end <= tracked.local:
+            return None
+        counts = self._counts(tracked, end)
+        keys, parents = lookup.needed_keys(end), tuple(lookup.parents(end).items())
+        return below.fetch(PendingHit(tracked.name, keys, lookup.lacking, *counts, parents=parents))
+
+    def _may_load(self, tracked: TrackedRequest, limit: int) -> bool:
+        local, core = tracked.local, self.offloader
+        return (
+            limit > local
+            and not tracked.request.skip_reading_prefix_cache
+            and local % self._block_tokens == 0
+            and core.may_match(tracked.name)
+            and not core.ledger.draining()
+            and len(core.ledger.transfers) < core.config.max_live_transfers
+        )
+
+    def _pin(
+        self, tracked: TrackedRequest, slots: IdArray, end: int, missed: bytes | None
+    ) -> tuple[int, bool]:
+        tracked.note_answer(missed)
+        try:
+            self._record_match(tracked, slots, end, missed)
+        except LimitReached:
+            # What cannot be pinned is not promised (a match holds what it counts, S7).
+            return 0, False
+        return end - tracked.local, end > tracked.local
+
+    def _record_match(
+        self, tracked: TrackedRequest, slots: IdArray | Sequence[int], end: int, missed: bytes | None
+    ) -> None:
+        """Pin these slots, which serve the tokens up to `end`."""
+        self.offloader.pin(tracked.name, slots, missed, *self._counts(tracked, end))
+
+    def _counts(self, tracked: TrackedRequest, end: int) -> tuple[int, int, int]:
+        """Blocks of a match up to token `end`: asked for, on the device, on the host."""
+        size, local = self._block_tokens, tracked.local
+        return tracked.request.num_tokens // size, local // size, (end - local) // size
+
+    def update_state_after_alloc(
+        self, request: EngineRequest, block_ids: Sequence[Sequence[int]], num_external_tokens: int
+    ) -> None:
+        """The request has got blocks. Plan its load.
+
+        block_ids: all its blocks, by group.
+        num_external_tokens: how many tokens of its match are loaded. The engine may accept fewer than it was
+            offered.
+
+        A load that cannot be planned is reported as a failed load (failure is not success, S6).
+        """
+        call = "update_state_after_alloc"
+        if type(num_external_tokens) is not int or num_external_tokens < 0:
+            num_external_tokens = token_count(call, "num_external_tokens", num_external_tokens)
+        block_ids = block_tables(call, "block_ids", block_ids, len(self.config.groups))
+        tracked, core = self._track(call, request), self.offloader
+        end = tracked.local + num_external_tokens
+        self._take_over_blocks(tracked, block_ids, end)
+        if tracked.answered:
+            core.admit(tracked.name, *self._counts(tracked, end), tracked.missed, tracked.admitted)
+            tracked.answered, tracked.admitted = False, True
+        if not num_external_tokens:
+            tracked.forget_asked_keys()
+            core.release(tracked.name)
+            return
+        tracked.trusted = tracked.local
+        self.state.promises[tracked.name] = tracked.local, end
+        job = self._plan_load(tracked, end)
+        tracked.forget_asked_keys()
+        if job is None:
+            core.release(tracked.name)
+            # A store may still read these blocks: that can be why there is no load.
+            self.device_blocks.rewrite(self._blocks_between(tracked, tracked.local, end))
+            self._note_load_end(tracked.name, good=False)
+            return
+        self._add_to_plan(job)
+
+    def _blocks_between(self, tracked: TrackedRequest, first: int, last: int) -> list[int]:
+        """The device blocks that begin between these tokens."""
+        groups = zip(self.config.groups, tracked.tables)
+        return [
+            block
+            for group, table in groups
+            for block in table[first // group.block_tokens : last // group.block_tokens]
+        ]
+
+    def _add_to_plan(self, job: TransferJob) -> None:
+        self.device_blocks.hold(job)
+        self.state.planned.append(job)
+
+    def _take_over_blocks(
+        self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], end: int
+    ) -> None:
+        """Note the request's blocks. Its first `end` tokens are hits, on the device or to be loaded.
+
+        When its load has ended the request may be given more blocks, and keeps those that it has. So does a
+        session when the next part of its prompt has come.
+        """
+        continues = any(tracked.tables)
+        if continues:
+            known = self.offloader.ledger.requests.get(tracked.name)
+            if known is None or not tracked.offered_all(known.offered, self._chunk_tokens):
+                tracked.next_offer = 0
+        else:
+            tracked.forget_blocks()
+            tracked.watched_from, tracked.countable = self.offloader.ledger.seq, end
+        given: list[int] = []
+        for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups):
+            given += blocks[len(table) if continues else end // group.block_tokens :]
+            table[:] = blocks
+        self.device_blocks.rewrite(given)
+        if self.walk is not None:
+            for of_group in block_ids:
+                self.walk.taken(of_group)
+
+    def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
+        """Load what the match holds up to token `end`. None if that cannot be done, or not any more."""
+        core, size = self.offloader, self._blocks_per_chunk
+        search = HitSearch(self.config, size, tracked.chunk_keys(), tracked.local)
+        targets = load_targets(self.config, size, tracked, search.needed(end), end)
+        if self.device_blocks.pool is None and core.leased(targets.blocks):
+            return None
+        if not self._holds(tracked, search, targets.chunks, end):
+            return None
+        try:
+            return core.prepare_load(tracked.name, targets.blocks, targets.parts)
+        except LimitReached:
+            return None
+
+    def _holds(self, tracked: TrackedRequest, search: HitSearch, chunks: int, end: int) -> bool:
+        """Whether the match holds what a load up to token `end` reads, from its first block on.
+
+        chunks: how many it reads. If the engine accepted less than was matched, and there are several groups,
+            other blocks serve that. They are pinned instead.
+        """
+        ledger = self.offloader.ledger
+        entry = ledger.requests.get(tracked.name)
+        if entry is None:
+            return False
+        pins = entry.pins
+        if (self.config.resumable and chunks <= len(pins)) or len(ledger.live_pins(entry)) < len(pins):
+            return True
+        slots = [ledger.index.get(key) for key in search.needed_keys(end)]
+        if slots == listed(pins)[:chunks]:
+            return True
+        if any(slot is None or not ledger.readable(slot) for slot in slots):
+            return False
+        self._record_match(tracked, [slot for slot in slots if slot is not None], end, None)
+        return True
+
+    def _note_load_end(self, name: str, *, good: bool, lost: bool = False) -> None:
+        """Note the end of a load, to tell the engine once. The request may be over by now."""
+        before, after = self.state.promises.pop(name)
+        kept = before if self.config.resumable and not lost else 0
+        tracked = self.state.tracked.get(name)
+        # A request that was preempted since then trusts what it computes itself.
+        if tracked is not None and tracked.trusted is not None:
+            tracked.trusted = None if good else kept
+            tracked.next_offer = 0
+            if good:
+                tracked.loaded = before, after
+        self.state.ended_loads.append(LoadEnded(name, good, after if good else kept, lost))
+
+    # Storing.
+
+    def build_connector_meta(self, output: StepOutput) -> TransferPlan:
+        """The transfers that leave in this step: all that was planned since the last one, and what is stored
+        of the tokens confirmed now.
+
+        Call it when the step is decided, and before `num_computed_tokens` counts its tokens.
+        """
+        core = self.offloader
+        if self.config.check_computed_tokens:
+            check_computed_tokens(self.state.tracked, output, self.state.promises)
+        if self.config.store is StoreMode.LAZY and self.walk is None:
+            raise ConfigError("a lazy store walks the engine's free queue; call bind_gpu_block_pool first")
+        if self._decides_nothing(output):
+            core.end_step()
+            return _NOTHING
+        self._note_block_changes(output)
+        flush = self.device_blocks.take_awaited()
+        core.tick()
+        for ended in core.lose_overdue():
+            self._note_transfer_end(ended)
+        if not core.ledger.draining():
+            # While a reset drains, nothing new is begun, so that the reset comes to an end.
+            self._store(output)
+        else:
+            self._note_fallen_back(output.scheduled)
+        planned, self.state.planned = self.state.planned, []
+        if planned:
+            core.submit([job.transfer for job in planned])
+        if not self.state.tracked and self.config.last_step is LastStep.FLUSH:
+            flush = list(core.ledger.transfers)
+        flushed = core.flush(flush) if flush else ()
+        core.end_step()
+        return TransferPlan(
+            tuple([job for job in planned if job.direction is Direction.LOAD]),
+            tuple([job for job in planned if job.direction is Direction.STORE]),
+            flushed,
+        )
+
+    def _decides_nothing(self, output: StepOutput) -> bool:
+        """Whether nothing is under way, and the step brings nothing to store. So are most steps of a decode.
+
+        What such a step runs is worth keeping short: behind a model's compute, code comes from memory.
+        """
+        state, ledger = self.state, self.offloader.ledger
+        return not (
+            ledger.transfers
+            or state.awaiting_reoffer
+            or state.preempted
+            or self.device_blocks.state.changed_hands
+            or output.new_block_ids
+            or output.preempted
+            or output.boundary_states
+            or (self.walk is not None and self.walk.is_due())
+            or self._due(output.scheduled)
+        )
+
+    def _note_fallen_back(self, scheduled: Iterable[str]) -> None:
+        """Note which requests recompute what their failed loads did not bring. Later it does not show."""
+        for name in scheduled:
+            tracked = self.state.tracked.get(name)
+            if tracked is not None and tracked.trusted is not None:
+                tracked.confirmed_tokens()
+
+    def _note_block_changes(self, output: StepOutput) -> None:
+        """Note which blocks requests lost and got."""
+        state, grown = self.state, new_blocks(output, len(self.config.groups))
+        for name in output.preempted:
+            tracked = state.tracked.get(name)
+            if tracked is not None and name not in state.preempted:
+                self._preempt(tracked)
+        state.preempted.clear()
+        given: list[int] = []
+        for name, tables in grown.items():
+            tracked = state.tracked.get(name)
+            for group, blocks in enumerate(tables):
+                given += blocks
+                if tracked is not None:
+                    tracked.tables[group] += blocks
+        if given:
+            self.device_blocks.rewrite(given)
+            if self.walk is not None:
+                self.walk.taken(given)
+
+    def _preempt(self, tracked: TrackedRequest) -> None:
+        """The request lost its blocks. It may get others in this very step."""
+        self.device_blocks.take_back(tracked.tables)
+        tracked.forget_blocks()
+        self.state.awaiting_reoffer.pop(tracked.name, None)
+        self.state.preempted.add(tracked.name)
+        self.offloader.preempt(tracked.name)
+
+    def _store(self, output: StepOutput) -> None:
+        """Offer what was confirmed since the last step, and again what had to wait."""
+        ledger, state = self.offloader.ledger, self.state
+        due = self._due(output.scheduled)
+        if state.awaiting_reoffer and state.offers_again(ledger, due):
+            due.update(state.awaiting_reoffer)
+        if due or output.boundary_states:
+            self._store_eagerly(due, output.boundary_states)
+        if self.walk is not None:
+            job = self.walk.store()
+            if job is not None:
+                self._add_to_plan(job)
+
+    def _store_eagerly(
+        self, due: Mapping[str, TrackedRequest], boundary_states: Mapping[str, Sequence[tuple[int, int, int]]]
+    ) -> None:
+        """Offer the chunks of these requests, and the states that the engine hands over."""
+        ledger, state = self.offloader.ledger, self.state
+        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
+        for tracked in due.values():
+            batch.collect(tracked)
+        for name, states in boundary_states.items():
+            owner = state.tracked.get(name)
+            if owner is not None and self._stores_eagerly(owner):
+                for group, block, tokens in states:
+                    batch.hand_over(owner, group, block, tokens)
+        prepared = self._offer(batch)
+        crowded = state.cursors(ledger, due) if prepared.lacks_room else {}
+        batch.advance(prepared)
+        state.offered(ledger, crowded)
+        for name, tracked in due.items() if prepared.deferred or state.awaiting_reoffer else ():
+            entry = ledger.requests.get(name)
+            if entry is not None and entry.settled != entry.offered:
+                state.awaiting_reoffer[name] = tracked
+            else:
+                state.awaiting_reoffer.pop(name, None)
+
+    def _due(self, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
+        """The scheduled requests that may have a chunk to offer. An idle step costs no more than this."""
+        due, tracked_requests = {}, self.state.tracked
+        for name in scheduled:
+            tracked = tracked_requests.get(name)
+            if tracked is None:
+                continue
+            request = tracked.request
+            confirmed = request.num_computed_tokens - request.num_output_placeholders
+            if confirmed >= tracked.next_offer and self._stores_eagerly(tracked):
+                due[name] = tracked
+        return due
+
+    def _stores_eagerly(self, tracked: TrackedRequest) -> bool:
+        return self.config.store is StoreMode.EAGER or tracked.remote_decode
+
+    def _offer(self, batch: OfferBatch) -> PreparedStore:
+        prepared, publisher = batch.store(), self.offloader.publisher
+        job = prepared.job
+        if job is not None:
+            self._add_to_plan(job)
+            if publisher is not None and publisher.self_describing:
+                stored = batch.stored(prepared)
+                publisher.describe(job.transfer, describe(self.config, self._blocks_per_chunk, stored))
+        return prepared
+
+    # The end of requests and of transfers.
+
+    def request_finished(
+        self, request: EngineRequest, block_ids: Sequence[Sequence[int]], *, aborted: bool = False
+    ) -> tuple[bool, Mapping[str, Any] | None]:
+        """The request is over. Stores what is confirmed and not stored yet. Idempotent; legal at any time.
+
+        block_ids: all its blocks, by group; none if it never had any.
+
+        Returns whether the engine must keep the blocks until `finished_sending` names the request; and None,
+        for there is nothing to tell the client.
+        """
+        call, name = "request_finished", request.request_id
+        if type(name) is not str:
+            name = engine_name(call, request)
+        if type(aborted) is not bool:
+            aborted = flag(call, "aborted", aborted)
+        tracked = self.state.tracked.get(name)
+        if tracked is None or not are_known(block_ids, tracked.tables):
+            block_ids = block_tables(call, "block_ids", block_ids, len(self.config.groups), may_be_none=True)
+            if tracked is None:
+                return False, None
+            for table, blocks in zip(tracked.tables, block_ids):
+                table[:] = blocks
+        del self.state.tracked[name]
+        self.state.awaiting_reoffer.pop(name, None)
+        if self._stores_eagerly(tracked) and block_ids:
+            self._offer_for_the_last_time(tracked)
+        self.offloader.finish(name, aborted=aborted)
+        return self.device_blocks.keep(name, tracked.tables), None
+
+    def _offer_for_the_last_time(self, tracked: TrackedRequest) -> None:
+        ledger = self.offloader.ledger
+        everything = tracked.remote_decode or (
+            ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
+        )
+        if not everything and not self._has_more_to_offer(tracked):
+            return
+        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
+        batch.collect(tracked, finished=True, everything=everything)
+        if ledger.draining():
+            batch.skip(SkipReason.DRAINING)
+        else:
+            batch.advance(self._offer(batch))
+
+    def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
+        """Whether a request at its end may have chunks that it has not offered, or that wait."""
+        entry = self.offloader.ledger.requests.get(tracked.name)
+        if entry is None or entry.settled != entry.offered or self._has_drafter:
+            return True
+        request = tracked.request
+        return request.num_computed_tokens - request.num_output_placeholders >= tracked.next_offer
+
+    def _lost_something(self, tracked: TrackedRequest) -> bool:
+        """Whether the host has lost what was stored of this request, or what its load has brought."""
+        ledger = self.offloader.ledger
+        entry = ledger.requests.get(tracked.name)
+        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self.config)
+
+    def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
+        """Take the workers' reports. They may be of any step, in any order, doubled or late."""
+        core, state = self.offloader, self.state
+        if type(reports) is not list or reports:
+            reports = worker_reports(reports)
+        if not (reports or core.ledger.transfers or state.ended_loads or self.device_blocks.state.kept):
+            return _NO_RESULTS
+        failed: set[bytes] = set()
+        for report in reports:
+            ended = core.report(*report.arguments()).ended
+            if ended is not None:
+                self._note_transfer_end(ended)
+                if not ended.good:
+                    failed.update(ended.keys)
+                elif self.below is not None:
+                    self.below.stored(ended.keys)
+        if failed:
+            core.advance(state.cursors_back(core.ledger, failed))
+        if state.ended_loads and self.config.resumable and self.config.store is StoreMode.EAGER:
+            core.advance(state.cursors_behind(core.ledger, self._chunk_tokens))
+        core.flush_log(LogFlush.REPORTS_TAKEN)
+        loads, state.ended_loads = tuple(state.ended_loads), []
+        return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
+
+    def lose(self, transfer: int) -> Ended | None:
+        """Give up a transfer that some worker will never report. None if it is not in flight.
+
+        What it may still write is retired. The next `update_connector_output` tells of a lost load.
+        """
+        ended = self.offloader.lose(transfer)
+        if ended is not None:
+            self._note_transfer_end(ended)
+        return ended
+
+    def _note_transfer_end(self, ended: Ended) -> None:
+        self.device_blocks.release(ended)
+        if ended.direction is Direction.LOAD:
+            self._note_load_end(ended.request, good=ended.good, lost=ended.lost)
+
+    # The cache as a whole.
+
+    def reset_cache(self, weights: str | None = None) -> bool:
+        """Make everything that is stored unmatchable, at once. Legal at any time.
+
+        weights: as `Offloader.reset` takes it.
+
+        Takes back what was planned and has not left. Returns False while older copies are under way: then
+        call it again, or wait for `StepResults.drained`.
+        """
+        planned, self.state.planned = self.state.planned, []
+        for job in planned:
+            ended = self.offloader.cancel(job.transfer)
+            if ended is not None:
+                self._note_transfer_end(ended)
+        done = self.offloader.reset(weights)
+        self.state.awaiting_reoffer.clear()
+        for tracked in self.state.tracked.values():
+            tracked.offer_again()
+        if self.walk is not None:
+            self.walk.restart()
+        return done
+
+    def has_pending_work(self) -> bool:
+        """Whether a transfer is planned, in flight or draining, or the engine has to be told of an end.
+
+        An engine that keeps stepping does so as long as this is true (flush at last step, S17).
+        """
+        transfers = self.offloader.ledger.transfers
+        return bool(transfers or self.state.ended_loads or self.device_blocks.has_sent())
+
+    def take_events(self) -> list[KVCacheEvent]:
+        """KV events of the wire since the last take."""
+        return self.offloader.take_kv_events()

@@ -1,0 +1,389 @@
+"""The CUDA engine: transfers as copies on two streams of an NVIDIA GPU.
+
+`StreamCopyEngine` keeps the order of copies (S12). This file says what a stream, an event and a copy are on a
+GPU. Threads:
+
+=============  ===========================================================================================
+the caller's   records the mark of a transfer and puts it into a queue: some microseconds, whatever the
+               size. It asks events whether they are done, and sleeps in `wait`
+submitters     one for each direction plans the descriptors and hands them to the driver, which takes about
+               half a microsecond for each
+=============  ===========================================================================================
+
+Needs an NVIDIA GPU, its driver and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU are not served.
+Without cuMemcpyBatchAsync (drivers before CUDA 12.8) each run of blocks is a call of its own. A host pool
+that is not page-locked works, several times slower and without the copy kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Event, Lock, Thread
+from typing import Any
+
+import msgspec
+
+from kvsm.copies.geometry import shape
+from kvsm.copies.layout import make_layout, tensors_of
+from kvsm.copies.streams import StreamCopyEngine
+from kvsm.cuda_io import driver
+from kvsm.cuda_io.copier import Copier, CopyCalls, cached_path_table, log
+from kvsm.cuda_io.driver import CudaContext
+from kvsm.cuda_io.paths import CopyPath, PathTable
+from kvsm.errors import ConfigError, DeviceLost, described
+from kvsm.events import Direction
+from kvsm.ids import IdArray
+
+
+class CudaStatistics(msgspec.Struct, frozen=True):
+    """What a CUDA engine copies with.
+
+    device: name of the GPU.
+    driver_version: as CUDA writes it, 12080 for 12.8.
+    page_locked: whether the host pool is page-locked.
+    available: the paths that this GPU, driver and host pool allow.
+    transfers: how many transfers went each of these ways.
+    """
+
+    device: str
+    driver_version: int
+    page_locked: bool
+    available: tuple[CopyPath, ...]
+    transfers: dict[CopyPath, int]
+
+
+class CudaEvent:
+    """A `StreamEvent`. When nobody holds it any more, its handle serves a later event. Work that was queued
+    behind this event still waits for the old place."""
+
+    __slots__ = ("_events", "handle")
+
+    def __init__(self, events: _CudaEventPool, handle: int) -> None:
+        self._events, self.handle = events, handle
+
+    def done(self) -> bool:
+        with self._events.context:
+            return driver.event_is_done(self.handle)
+
+    def synchronize(self) -> None:
+        with self._events.context:
+            driver.call("cuEventSynchronize", self.handle)
+
+    def seconds_after(self, earlier: CudaEvent) -> float:
+        with self._events.context:
+            return driver.seconds_between(earlier.handle, self.handle)
+
+    def __del__(self) -> None:
+        self._events.free.append(self.handle)
+
+
+class _CudaEventPool:
+    """Events of one kind, made when needed and used again."""
+
+    def __init__(self, context: CudaContext, timed: bool) -> None:
+        self.context = context
+        self.free: list[int] = []
+        self._timed = timed
+
+    def record(self, stream: int) -> CudaEvent:
+        with self.context:
+            try:
+                handle = self.free.pop()
+            except IndexError:
+                handle = driver.create_event(self._timed)
+            event = CudaEvent(self, handle)
+            driver.record_event(handle, stream)
+        return event
+
+    def close(self) -> None:
+        while self.free:
+            driver.call("cuEventDestroy", self.free.pop())
+
+
+class CudaStream:
+    """A `DeviceStream`: one of ours, or the one on which the model computes."""
+
+    __slots__ = ("_events", "handle")
+
+    def __init__(self, handle: int, events: _CudaEventPool) -> None:
+        self.handle, self._events = handle, events
+
+    def record(self) -> CudaEvent:
+        return self._events.record(self.handle)
+
+    def wait(self, event: CudaEvent) -> None:
+        with self._events.context:
+            driver.wait_for_event(self.handle, event.handle)
+
+
+class ThreadSubmitter:
+    """A `Submitter`: a thread that runs one call after another.
+
+    died: called with the reason if a call has raised.
+    prepare: called in the thread first.
+    settle: called when a call has raised, before `died`. It must wait for what that call had begun, because
+    nobody else will.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        died: Callable[[str], None],
+        prepare: Callable[[], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self._died, self._prepare, self._settle = died, prepare, settle
+        self._queue: SimpleQueue[Callable[[], None] | Event | None] = SimpleQueue()
+        self._lock = Lock()
+        self._dead = False
+        """Guarded by the lock. Calls that are put now never run."""
+        self._over = Event()
+        """Set when no call will run any more, after `died` was called."""
+        # A daemon: a process that ends without closing the engine must not hang behind it.
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def put(self, call: Callable[[], None]) -> None:
+        with self._lock:
+            if not self._dead:
+                self._queue.put(call)
+
+    def flush(self) -> None:
+        reached = Event()
+        with self._lock:
+            dead = self._dead
+            if not dead:
+                self._queue.put(reached)
+        (self._over if dead else reached).wait()
+
+    def close(self) -> None:
+        with self._lock:
+            if not self._dead:
+                self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        reason = ""
+        try:
+            self._prepare()
+            while (call := self._queue.get()) is not None:
+                if isinstance(call, Event):
+                    call.set()
+                else:
+                    call()
+        except BaseException as error:  # nobody else would hear of it
+            reason = f"the submitting thread died of {described(error)}"
+        with self._lock:
+            self._dead = True
+        if reason:
+            log.error("%s", reason)
+            with suppress(Exception):
+                self._settle()
+            self._died(reason)
+        self._over.set()
+        while not self._queue.empty():  # a flush may wait behind calls that will not run
+            call = self._queue.get()
+            if isinstance(call, Event):
+                call.set()
+
+
+class CudaDevice:
+    """A `StreamDevice`: an NVIDIA GPU with the pools of one rank. See `CudaCopyEngine` for the parameters."""
+
+    def __init__(
+        self,
+        tensors: Any,
+        host: Any,
+        compute: Callable[[], int] | None = None,
+        path: CopyPath | None = None,
+        path_table: PathTable | None = None,
+        offsets: Sequence[int] | None = None,
+    ) -> None:
+        tensors = tensors_of(tensors)
+        self.layout, _places = make_layout(tensors, host, offsets)
+        ordinal = _ordinal(tensors)
+        self._compute = compute or _current_stream_of(tensors[0])
+        self._memory = (tensors, host)
+        """Held, because the device copies from and to it."""
+        self._context = CudaContext(ordinal)
+        self._marks, self._ends = (
+            _CudaEventPool(self._context, timed=False),
+            _CudaEventPool(self._context, timed=True),
+        )
+        self._streams: list[CudaStream] = []
+        with self._context:
+            self._calls = CopyCalls(self._context)
+            self._copier = Copier(self._calls, self.layout)
+        self._transfers = dict.fromkeys(self._copier.available, 0)
+        self._counting = Lock()
+        try:
+            self._choose = self._chooser(path, path_table)
+        except BaseException:
+            self.close()
+            raise
+        self._tell([path] if path else self._copier.available)
+
+    @property
+    def compute(self) -> CudaStream:
+        return CudaStream(self._compute(), self._marks)
+
+    def new_stream(self, name: str) -> CudaStream:  # noqa: ARG002 (the driver has no names for streams)
+        with self._context:
+            stream = CudaStream(driver.create_stream(), self._ends)
+        self._streams.append(stream)
+        return stream
+
+    def new_submitter(self, name: str, died: Callable[[str], None]) -> ThreadSubmitter:
+        return ThreadSubmitter(name, died, self._context.make_current, self._settle)
+
+    def copy(
+        self,
+        stream: CudaStream,
+        transfer: int,  # noqa: ARG002 (for people)
+        direction: Direction,
+        device_blocks: IdArray,
+        host_blocks: IdArray,
+    ) -> Any:
+        """Returns the descriptors, or the table that the kernel reads."""
+        if not len(device_blocks):
+            return None
+        path = self._choose(direction, *shape(self.layout, device_blocks, host_blocks))
+        with self._counting:
+            self._transfers[path] += 1
+        return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)
+
+    def statistics(self) -> CudaStatistics:
+        """See `CudaStatistics`."""
+        context, copier = self._context, self._copier
+        return CudaStatistics(
+            context.name,
+            context.driver_version,
+            copier.page_locked,
+            copier.available,
+            dict(self._transfers),
+        )
+
+    def close(self) -> None:
+        with suppress(DeviceLost), self._context:  # a lost GPU holds nothing
+            for stream in self._streams:
+                driver.call("cuStreamDestroy", stream.handle)
+            self._marks.close()
+            self._ends.close()
+            self._copier.close()
+            self._calls.close()
+        with suppress(DeviceLost):
+            self._context.release()
+
+    def _settle(self) -> None:
+        for stream in self._streams:
+            driver.call("cuStreamSynchronize", stream.handle)
+
+    def _chooser(
+        self, path: CopyPath | None, path_table: PathTable | None
+    ) -> Callable[[Direction, int, int, int], CopyPath]:
+        """A function that names the path of a copy from its direction and shape."""
+        available = self._copier.available
+        if path is None:
+            with self._context:
+                table = path_table or cached_path_table(self._context, self._calls)
+            return table.only(available).choose
+        if path not in available:
+            raise ConfigError(f"path {path.value} is asked for: {self._why_not(path)}")
+        forced = path
+        return lambda *_: forced
+
+    def _why_not(self, path: CopyPath) -> str:
+        if path is CopyPath.BATCH:
+            return (
+                f"the driver has CUDA {_dotted(self._context.driver_version)}, and cuMemcpyBatchAsync came "
+                f"with {_dotted(driver.BATCH_VERSION)}; install a newer driver, or use path runs"
+            )
+        if not self._copier.page_locked:
+            return "the host pool is not page-locked, so no kernel can reach it; see driver.register_host"
+        return "the copy kernel could not be built; the log says why"
+
+    def _tell(self, paths: Sequence[CopyPath]) -> None:
+        """Log the choice once; `statistics` tells it at any time."""
+        device = f"{self._context.name} (driver {_dotted(self._context.driver_version)})"
+        log.info("%s copies by %s", device, ", ".join(one.value for one in paths))
+        if CopyPath.BATCH not in self._copier.available:
+            log.warning("%s: %s", device, self._why_not(CopyPath.BATCH))
+        if not self._copier.page_locked and self.layout.num_host_blocks:
+            log.warning("%s: the host pool is not page-locked; copies will be several times slower", device)
+
+
+class CudaCopyEngine(StreamCopyEngine):
+    """A `CopyEngine` on an NVIDIA GPU, between tensors on it and a pool in host memory.
+
+    tensors: the device pool, one tensor or several; a block is one row of each.
+    host: the host pool, a numpy array or a torch CPU tensor. Copies are slower if it is not page-locked.
+    compute: returns the handle of the CUDA stream on which the model computes, called for each mark; by
+        default
+    PyTorch's current stream.
+    path: the one path that all copies take.
+    path_table: which copy takes which path. Without `path` and `path_table` the table is measured, once for
+        each
+    kind of GPU and driver, and kept in a file.
+    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
+
+    All methods may be called from any thread. By default `mark`, `hold_compute` and `submit` without a mark
+    mean PyTorch's current stream of the calling thread. Raises `ConfigError` if the pools do not fit, or if
+    something is missing that the head of this module lists.
+    """
+
+    def __init__(
+        self,
+        tensors: Any,
+        host: Any,
+        compute: Callable[[], int] | None = None,
+        path: CopyPath | None = None,
+        path_table: PathTable | None = None,
+        offsets: Sequence[int] | None = None,
+    ) -> None:
+        self._cuda = CudaDevice(tensors, host, compute, path, path_table, offsets)
+        super().__init__(self._cuda)
+
+    def statistics(self) -> CudaStatistics:
+        """What the engine copies with, and how often it did."""
+        return self._cuda.statistics()
+
+
+def _dotted(version: int) -> str:
+    return f"{version // 1000}.{version % 1000 // 10}"
+
+
+def _ordinal(tensors: Sequence[Any]) -> int:
+    """The number of the GPU that all tensors are on. Other objects count as being on the first GPU."""
+    ordinals = {
+        _tensor_ordinal(place, tensor) if hasattr(tensor, "data_ptr") else 0
+        for place, tensor in enumerate(tensors)
+    }
+    if len(ordinals) > 1:
+        raise ConfigError(f"the device tensors are on GPUs {sorted(ordinals)}; an engine serves one")
+    return ordinals.pop()
+
+
+def _tensor_ordinal(place: int, tensor: Any) -> int:
+    import torch  # it is there, because the tensor is
+
+    kind, is_rocm = tensor.device.type, torch.version.hip is not None
+    if kind != "cuda" or is_rocm:
+        found = "on ROCm" if is_rocm else f"on {kind}"
+        raise ConfigError(
+            f"device tensor {place} is {found}; the CUDA copy engine needs an NVIDIA GPU (pools that are "
+            "both in host memory are for HostCopyEngine)"
+        )
+    return int(tensor.device.index)
+
+
+def _current_stream_of(tensor: Any) -> Callable[[], int]:
+    if not hasattr(tensor, "data_ptr"):
+        raise ConfigError(
+            "give compute, the stream to order copies behind: the device pool is no torch tensor"
+        )
+    import torch
+
+    device = tensor.device
+    return lambda: int(torch.cuda.current_stream(device).cuda_stream)

@@ -1,0 +1,600 @@
+"""Metrics: what happened, counted from the events, and what is there now, read from the ledger.
+
+`Metrics` stands between a core and its log:
+
+    metrics = Metrics.attached_to(offloader)
+
+It keeps counts only. What a transfer is and how it ended is read from the ledger's record of it. A log gives
+the same values as the process that wrote it:
+
+    Metrics.of(LogReader(directory)).values()
+
+Every event is counted under its kind. `_DETAILS` says what more is counted of some kinds. A block is what a
+host slot holds. `METRICS` says what each name means; docs/metrics.md shows it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping
+from itertools import product
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from kvsm import events as ev
+from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.core.log import LateLog, LogReader, LogWriter
+from kvsm.core.log.fold import walk
+from kvsm.core.log.trust import Trust
+from kvsm.core.offloader import EventSink, Offloader
+from kvsm.events import KINDS, OffloadingEvent, RejectReason, SkipReason
+from kvsm.explain.gauges import gauges
+from kvsm.ids import count
+from kvsm.states.block import BlockState
+from kvsm.states.transfer import CANCELLED, COMPLETED, DRAINED, FAILED, LOST
+from kvsm.states.words import STATE_MASK
+from kvsm.tiers.hand_over.leases import LeaseEnd
+
+# Labels, as series have them.
+_OUTCOMES: dict[int, str] = {
+    state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
+}
+_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
+_CUT_OFF = "cut off"
+_ENDS = (*_OUTCOMES.values(), _CUT_OFF)
+_ON_DEVICE, _ON_HOST, _NOWHERE = "on the device", "on the host", "nowhere"
+_COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
+
+_DIRECTIONS = {"direction": ("store", "load")}
+_STORE, _LOAD, _COPY_OUT = "store", "load", "copy out"
+_COPIED = {"direction": (_STORE, _LOAD, _COPY_OUT)}
+"""A store copies to the host, a load to the device, and a copy out to the disk below the host."""
+_BLOCKS = tuple([1 << power for power in range(13)])
+_BYTES = tuple([4096 << 2 * power for power in range(12)])
+_SECONDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0) for figure in (1, 2.5, 5)])
+_STEPS = (0, *_BLOCKS)
+
+
+class Metric(NamedTuple):
+    """What one name means.
+
+    labels: label -> its values.
+    bounds: of a histogram, the largest value in each bucket. One more bucket takes the rest.
+    """
+
+    name: str
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: Mapping[str, tuple[str, ...]] = {}
+    bounds: tuple[float, ...] = ()
+
+    def series(self) -> Iterator[tuple[str, ...]]:
+        """(name, *values of the labels) of each number that is counted apart."""
+        for values in product(*self.labels.values()):
+            yield (self.name, *values)
+
+
+METRICS = (
+    Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
+    Metric("blocks_imported", "counter", "Blocks from another engine or the disk, among the stored ones."),
+    Metric("blocks_loaded", "counter", "Blocks whose load to the device completed on every worker."),
+    Metric(
+        "blocks_copied_out",
+        "counter",
+        "Blocks read for a copy to the disk; disk_blocks_stored counts the copies that succeeded.",
+    ),
+    Metric("blocks_matched", "counter", "Host slots that requests were admitted with."),
+    Metric(
+        "blocks_asked",
+        "counter",
+        "Device blocks of prompts, by where they were when the request was admitted. A request that reads no "
+        "cache, or is admitted again after a preemption or a failed load, is not counted.",
+        {"found": (_ON_DEVICE, _ON_HOST, _NOWHERE)},
+    ),
+    Metric("blocks_evicted", "counter", "Blocks evicted to make room."),
+    Metric(
+        "blocks_skipped",
+        "counter",
+        "Blocks offered and not stored, by reason. A block that is offered again counts again.",
+        {"reason": tuple([reason.value for reason in SkipReason])},
+    ),
+    Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
+    Metric("key_bytes", "counter", "Bytes of the keys in events."),
+    Metric(
+        "matches",
+        "counter",
+        "Admitted requests, as in blocks_asked, by whether the host served a block.",
+        {"result": ("hit", "miss")},
+    ),
+    Metric("requests", "counter", "Requests that finished or were aborted.", {"end": (_FINISHED, "aborted")}),
+    Metric(
+        "hand_overs",
+        "counter",
+        "Requests that held blocks for another engine, by how that ended. They are among the requests.",
+        {"end": tuple([end.value for end in LeaseEnd])},
+    ),
+    Metric("preemptions", "counter", "Requests whose device blocks were taken."),
+    Metric("deferrals", "counter", "Waits of a request for a transfer."),
+    Metric(
+        "deferrals_ended",
+        "counter",
+        "How these waits ended: with the transfer, at their bound, with the request, or with the process.",
+        {"how": (_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF)},
+    ),
+    Metric("loads_voided", "counter", "Loads given up before they began: a matched block was voided."),
+    Metric("transfers_planned", "counter", "Transfers planned.", _COPIED),
+    Metric(
+        "transfers_ended",
+        "counter",
+        "Transfers that are over. The other planned ones are live. Cut off: their process ended first.",
+        {**_COPIED, "outcome": _ENDS},
+    ),
+    Metric(
+        "imports_ended",
+        "counter",
+        "Stores from another engine or the disk that are over. They are among the transfers.",
+        {"outcome": _ENDS},
+    ),
+    Metric("transfers_abandoned", "counter", "Transfers in flight at a reset: drained or lost.", _COPIED),
+    Metric("transfers_flushed", "counter", "Transfers that the engine had to wait for."),
+    Metric(
+        "reports_rejected",
+        "counter",
+        "Workers' reports that changed nothing, by reason.",
+        {"reason": tuple([reason.value for reason in RejectReason])},
+    ),
+    Metric("resets", "counter", "Resets of the cache."),
+    Metric("restarts", "counter", "Restarts: another process went on with the log and what was stored."),
+    Metric(
+        "events",
+        "counter",
+        "Events after the first one of the log, by kind.",
+        {"kind": tuple([kind.__name__ for kind in _COUNTED_KINDS])},
+    ),
+    Metric("log_events_dropped", "counter", "Events that could not be written, and are missing in the log."),
+    Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _COPIED, _BLOCKS),
+    Metric(
+        "transfer_bytes",
+        "histogram",
+        "Bytes that a completed transfer copied, on all workers together.",
+        _COPIED,
+        _BYTES,
+    ),
+    Metric(
+        "transfer_seconds",
+        "histogram",
+        "Seconds of wall time from submission to the last report of a completed transfer.",
+        _COPIED,
+        _SECONDS,
+    ),
+    Metric(
+        "transfer_steps",
+        "histogram",
+        "Engine steps from submission to the last report of a completed transfer.",
+        _COPIED,
+        _STEPS,
+    ),
+    Metric("deferral_ticks", "histogram", "Ticks that a request waited for a transfer.", {}, _STEPS),
+    Metric("capacity_blocks", "gauge", "Slots of the host pool."),
+    Metric(
+        "blocks",
+        "gauge",
+        "Slots by state. STORED and LOADING can be matched, FREE and EVICTED can be used.",
+        {"state": tuple([state.name for state in BlockState])},
+    ),
+    Metric("resident_blocks", "gauge", "Blocks that can be matched."),
+    Metric("pinned_blocks", "gauge", "Blocks that a match holds."),
+    Metric("in_flight_blocks", "gauge", "Blocks that a copy in flight touches."),
+    Metric("quarantined_blocks", "gauge", "Slots that wait for copies abandoned by a reset."),
+    Metric("retired_blocks", "gauge", "Slots lost for good to transfers that were never reported."),
+    Metric("free_blocks", "gauge", "Slots that a store can use without evicting."),
+    Metric(
+        "retired_device_blocks", "gauge", "Device blocks lost for good to loads that were never reported."
+    ),
+    Metric("live_transfers", "gauge", "Transfers planned or in flight; copies out are loads.", _DIRECTIONS),
+    Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
+    Metric("known_requests", "gauge", "Requests that are not over."),
+    Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
+    Metric("life", "gauge", "Processes that have written the log, this one included."),
+    Metric("log_broken", "gauge", "1 while the log cannot be written, else 0."),
+)
+"""Every metric, in the order of `values` and of the exporter. A name with bytes, seconds, steps or ticks has
+these as its unit."""
+
+_BOUNDS = {metric.name: metric.bounds for metric in METRICS}
+
+
+class HistogramValue(msgspec.Struct, frozen=True):
+    """counts: values in each bucket, up to its bound; the last bucket has none. sum: of all values."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """Number of values."""
+        return sum(self.counts)
+
+
+def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramValue:
+    """Sort numbers into buckets when they are asked for: to note a number costs a fraction of it.
+
+    seen: number -> how often it was seen.
+    """
+    bounds = _BOUNDS[name]
+    counts = [0] * (len(bounds) + 1)
+    # Copied in one call, so that no other thread changes it meanwhile.
+    noted = dict(seen)
+    for number, times in noted.items():
+        counts[bisect_left(bounds, number * unit)] += times
+    return HistogramValue(bounds, tuple(counts), sum([number * unit * n for number, n in noted.items()]))
+
+
+def _numbers() -> dict[int, int]:
+    return defaultdict(int)
+
+
+class _Tally(msgspec.Struct, gc=False):
+    """Counts of the transfers in one direction.
+
+    blocks, device_blocks, steps: number -> completed transfers that had it.
+    seconds: completed transfers in each bucket.
+    """
+
+    planned: int = 0
+    abandoned: int = 0
+    nanoseconds: int = 0
+    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_ENDS, 0))
+    blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
+    device_blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
+    steps: dict[int, int] = msgspec.field(default_factory=_numbers)
+    seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(_SECONDS) + 1))
+
+    def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
+        """Name -> histogram, of the completed transfers."""
+        return {
+            "transfer_blocks": _histogram("transfer_blocks", self.blocks),
+            "transfer_bytes": _histogram("transfer_bytes", self.device_blocks, bytes_per_block),
+            "transfer_seconds": HistogramValue(_SECONDS, tuple(self.seconds), self.nanoseconds / 1e9),
+            "transfer_steps": _histogram("transfer_steps", self.steps),
+        }
+
+
+class _Flight(msgspec.Struct, gc=False):
+    """A live transfer: the ledger's record of it, and the step and wall time of its submission."""
+
+    tally: _Tally
+    record: TransferRecord
+    device_blocks: int
+    """How many it copies to or from, at the device or elsewhere."""
+    imported: bool = False
+    """Whether the transfer is a store from another engine or from the disk."""
+    step: int = 0
+    wall_ns: int = 0
+
+
+class Metrics:
+    """Counts events that were applied to a ledger.
+
+    A transfer that was planned before the counting began is not counted. `values` may be called from another
+    thread: it is at most a few events behind then, and no counter ever falls.
+    """
+
+    def __init__(self, ledger: Ledger, log: EventSink | None = None) -> None:
+        """log: gets each event first. An event that the log refuses is not counted."""
+        self.ledger, self._log = ledger, log
+        self._pass_on = log.append if log is not None else None
+        self._events_in_gaps = 0
+        """Of a log that is read: events that it lacks."""
+        self._events = dict.fromkeys(KINDS, 0)
+        self._flights: dict[int, _Flight] = {}
+        self._waiting: dict[str, int] = {}
+        """Deferred request -> the tick at which its wait began."""
+        # Plain numbers, each an attribute: a counter that is looked up costs three times as much.
+        self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
+        self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
+        self._on_device = self._on_host = self._nowhere = 0
+        self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
+        self._imports_ended = dict.fromkeys(_ENDS, 0)
+        self._copies: set[str] = set()  # to another tier; the ledger has them as requests
+        self._hand_overs_ended = {end.value: 0 for end in LeaseEnd}
+        self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
+        self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
+        self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF), 0)
+        self._deferral_ticks = _numbers()
+        self._stores, self._loads, self._copies_out = _Tally(), _Tally(), _Tally()
+
+    @classmethod
+    def attached_to(cls, offloader: Offloader) -> Metrics:
+        """Metrics between this core and its log, from now on."""
+        offloader.log = metrics = cls(offloader.ledger, offloader.log)
+        return metrics
+
+    @classmethod
+    def of(
+        cls, log: LogReader, *, allow_policies: Collection[str] = (), max_slots: int | None = None
+    ) -> Metrics:
+        """Count all events of a log. Raises as `kvsm.explain.story.rebuild` does.
+
+        allow_policies, max_slots: as in `kvsm.explain.story.Trust`.
+        """
+        trust = Trust(allow_policies, max_slots)
+        metrics: Metrics | None = None
+        with trust.guarded(log.directory):
+            for ledger, event, _ in walk(log, trust):
+                metrics = metrics or cls(ledger)
+                if metrics.ledger is not ledger:
+                    metrics._go_on_from(ledger)
+                ledger.apply(event)
+                metrics.append(event)
+            if metrics is None:
+                trust.check(log.head.config, log.directory)
+                metrics = cls(Ledger(log.head.config))
+        metrics._events_in_gaps = sum([last - first + 1 for first, last in log.gaps])
+        return metrics
+
+    def _go_on_from(self, ledger: Ledger) -> None:
+        """Beyond a gap in a log: the ends of some transfers and waits are not known."""
+        self.ledger = ledger
+        self._waiting = {name: since for name, since in self._waiting.items() if name in ledger.deferred}
+        self._flights = {id: one for id, one in self._flights.items() if id in ledger.transfers}
+        for id, flight in self._flights.items():
+            flight.record = ledger.transfers[id]
+        self._copies.intersection_update(ledger.requests)
+
+    def append(self, event: OffloadingEvent) -> None:
+        """Count an event that the ledger has applied."""
+        if self._pass_on is not None:
+            self._pass_on(event)
+        kind = type(event)
+        self._events[kind] += 1
+        details = _DETAILS.get(kind)
+        if details is not None:
+            details(self, event)
+
+    def flush(self) -> None:
+        """Flush the log."""
+        if self._log is not None:
+            self._log.flush()
+
+    def values(self) -> dict[str, Any]:
+        """Name -> its value so far, an int or a `HistogramValue`. With labels: value of the first label ->
+        (value of the second ->) the same."""
+        seen, config = dict(self._events), self.ledger.config
+        tallies = {_STORE: self._stores, _LOAD: self._loads, _COPY_OUT: self._copies_out}
+        bytes_per_block = config.block_bytes * config.workers
+        copied = {name: tally.histograms(bytes_per_block) for name, tally in tallies.items()}
+        return {
+            "blocks_stored": copied[_STORE]["transfer_blocks"].sum,
+            "blocks_imported": self._blocks_imported,
+            "blocks_loaded": copied[_LOAD]["transfer_blocks"].sum,
+            "blocks_copied_out": copied[_COPY_OUT]["transfer_blocks"].sum,
+            "blocks_matched": self._blocks_matched,
+            "blocks_asked": {
+                _ON_DEVICE: self._on_device,
+                _ON_HOST: self._on_host,
+                _NOWHERE: self._nowhere,
+            },
+            "blocks_evicted": self._blocks_evicted,
+            "blocks_skipped": dict(self._skipped_blocks),
+            "keys_recalled": self._keys_recalled,
+            "key_bytes": self._key_bytes,
+            "matches": {"hit": self._hits, "miss": self._misses},
+            "requests": {_FINISHED: self._finished_requests, "aborted": self._aborted_requests},
+            "hand_overs": dict(self._hand_overs_ended),
+            "preemptions": seen[ev.RequestPreempted],
+            "deferrals": seen[ev.RequestDeferred],
+            "deferrals_ended": dict(self._deferrals_ended),
+            "loads_voided": self._loads_voided,
+            "transfers_planned": {name: tally.planned for name, tally in tallies.items()},
+            "transfers_ended": {name: dict(tally.ended) for name, tally in tallies.items()},
+            "imports_ended": dict(self._imports_ended),
+            "transfers_abandoned": {name: tally.abandoned for name, tally in tallies.items()},
+            "transfers_flushed": self._transfers_flushed,
+            "reports_rejected": dict(self._rejected_reports),
+            "resets": seen[ev.CacheReset],
+            "restarts": seen[ev.Restarted],
+            "events": {kind.__name__: seen[kind] for kind in _COUNTED_KINDS},
+            "log_events_dropped": self.log_health()[0],
+            "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
+            **{name: {way: copied[way][name] for way in copied} for name in copied[_STORE]},
+        }
+
+    def gauges(self) -> dict[str, Any]:
+        """Name -> what is there now: `gauges` of the ledger, and the state of the log."""
+        return gauges(self.ledger) | {"log_broken": self.log_health()[1]}
+
+    def log_health(self) -> tuple[int, int]:
+        """(events that the log lacks, 1 if it cannot be written now, else 0)."""
+        if isinstance(self._log, (LogWriter, LateLog)):
+            return self._log.dropped, int(self._log.failure is not None)
+        return self._events_in_gaps, 0
+
+    # Requests.
+
+    def _arrived(self, event: ev.RequestArrived) -> None:
+        if event.target:
+            self._copies.add(event.request)
+
+    def _preempted(self, _event: ev.RequestPreempted) -> None:
+        if self._waiting:
+            self._end_waits(_PREEMPTED)
+
+    def _finished(self, event: ev.RequestFinished) -> None:
+        if event.request in self._copies:
+            self._copies.remove(event.request)
+            return
+        if event.aborted:
+            self._aborted_requests += 1
+        else:
+            self._finished_requests += 1
+        if event.hand_over in self._hand_overs_ended:
+            self._hand_overs_ended[event.hand_over] += 1
+        if self._waiting:
+            self._end_waits(_FINISHED)
+
+    def _matched(self, event: ev.HitMatched) -> None:
+        if event.missed is not None:
+            self._key_bytes += len(event.missed)
+
+    def _admitted(self, event: ev.RequestAdmitted) -> None:
+        if event.missed is not None:
+            self._key_bytes += len(event.missed)
+        if event.resumed:
+            return
+        on_device, on_host = event.on_device or 0, event.on_host or 0
+        slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
+        self._blocks_matched += slots
+        self._hits += slots > 0
+        self._misses += slots == 0
+        if event.asked is not None:
+            self._on_device += on_device
+            self._on_host += on_host
+            self._nowhere += max(0, event.asked - on_device - on_host)
+
+    def _deferred(self, event: ev.RequestDeferred) -> None:
+        self._waiting[event.request] = self.ledger.tick
+
+    def _ticked(self, _event: ev.Ticked) -> None:
+        if self._waiting:
+            self._end_waits(_TIMED_OUT)
+
+    def _end_waits(self, how: str) -> None:
+        """Count the waits that the event ended: their requests are not deferred any more."""
+        deferred = self.ledger.deferred
+        for request in [name for name in self._waiting if name not in deferred]:
+            ticks = self.ledger.tick - self._waiting.pop(request)
+            self._deferrals_ended[how] += 1
+            self._deferral_ticks[ticks] += 1
+
+    # Keys and blocks.
+
+    def _recalled(self, event: ev.KeysRecalled) -> None:
+        self._keys_recalled += len(event.keys)
+        self._key_bytes += len(b"".join(event.keys))
+
+    def _offers_counted(self, event: ev.OffersCounted) -> None:
+        self._key_bytes += len(b"".join(event.keys))
+
+    def _evicted(self, event: ev.BlocksEvicted) -> None:
+        slots = event.slots
+        self._blocks_evicted += len(slots) if type(slots) is tuple else count(slots)
+
+    def _skipped(self, event: ev.StoreSkipped) -> None:
+        self._skipped_blocks[event.reason] += len(event.keys)
+        self._key_bytes += len(b"".join(event.keys))
+
+    # Transfers.
+
+    def _store_planned(self, event: ev.StorePlanned) -> None:
+        self._key_bytes += len(b"".join(event.keys))
+        self._stores.planned += 1
+        record = self.ledger.transfers[event.seq]
+        blocks = len(record.slots) * self.ledger.config.blocks_per_chunk
+        self._flights[event.seq] = _Flight(self._stores, record, blocks, bool(event.source))
+
+    def _load_planned(self, event: ev.LoadPlanned) -> None:
+        if event.voided:
+            self._loads_voided += 1
+        else:
+            tally = self._copies_out if event.target else self._loads
+            tally.planned += 1
+            record = self.ledger.transfers[event.seq]
+            self._flights[event.seq] = _Flight(tally, record, len(record.device_blocks))
+
+    def _submitted(self, event: ev.TransfersSubmitted) -> None:
+        for id in event.transfers:
+            flight = self._flights.get(id)
+            if flight is not None:
+                flight.step, flight.wall_ns = event.step, event.wall_ns
+
+    def _reported(self, event: ev.WorkerReported) -> None:
+        if event.transfer not in self.ledger.transfers:
+            self._ended(event)
+
+    def _ended(self, event: ev.WorkerReported | ev.TransferCancelled | ev.TransferLost) -> None:
+        flight = self._flights.pop(event.transfer, None)
+        if flight is not None:
+            state = flight.record.word & STATE_MASK
+            if state == COMPLETED:
+                _complete(flight, event)
+            self._count_end(flight, _outcome(flight))
+        if self._waiting:
+            self._end_waits(_WOKEN)
+
+    def _reset(self, event: ev.CacheReset) -> None:
+        for id, flight in list(self._flights.items()):
+            if id not in self.ledger.transfers:
+                del self._flights[id]
+                self._count_end(flight, _outcome(flight))
+            elif flight.record.epoch == event.epoch - 1:
+                flight.tally.abandoned += 1
+        if self._waiting:
+            self._end_waits(_WOKEN)
+
+    def _restarted(self, _event: ev.Restarted) -> None:
+        """Nothing of the last process goes on."""
+        for flight in self._flights.values():
+            self._count_end(flight, _CUT_OFF)
+        self._flights.clear()
+        self._copies.clear()
+        self._deferrals_ended[_CUT_OFF] += len(self._waiting)
+        self._waiting.clear()
+
+    def _count_end(self, flight: _Flight, outcome: str) -> None:
+        flight.tally.ended[outcome] += 1
+        if flight.imported:
+            self._imports_ended[outcome] += 1
+            if outcome == _OUTCOMES[COMPLETED]:
+                self._blocks_imported += len(flight.record.slots)
+
+    def _flushed(self, event: ev.FlushRequested) -> None:
+        self._transfers_flushed += len(event.transfers)
+
+    def _rejected(self, event: ev.ReportRejected) -> None:
+        self._rejected_reports[event.reason] += 1
+
+
+def _outcome(flight: _Flight) -> str:
+    return _OUTCOMES[flight.record.word & STATE_MASK]
+
+
+def _complete(flight: _Flight, event: OffloadingEvent) -> None:
+    tally = flight.tally
+    tally.blocks[len(flight.record.slots)] += 1
+    tally.device_blocks[flight.device_blocks] += 1
+    tally.steps[event.step - flight.step] += 1
+    nanoseconds = event.wall_ns - flight.wall_ns
+    # A wall clock may have been set back meanwhile.
+    if nanoseconds > 0:
+        tally.nanoseconds += nanoseconds
+    tally.seconds[bisect_left(_SECONDS, nanoseconds / 1e9)] += 1
+
+
+_DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
+    ev.RequestArrived: Metrics._arrived,
+    ev.RequestPreempted: Metrics._preempted,
+    ev.RequestFinished: Metrics._finished,
+    ev.HitMatched: Metrics._matched,
+    ev.RequestAdmitted: Metrics._admitted,
+    ev.RequestDeferred: Metrics._deferred,
+    ev.KeysRecalled: Metrics._recalled,
+    ev.BlocksEvicted: Metrics._evicted,
+    ev.StorePlanned: Metrics._store_planned,
+    ev.StoreSkipped: Metrics._skipped,
+    ev.LoadPlanned: Metrics._load_planned,
+    ev.TransfersSubmitted: Metrics._submitted,
+    ev.TransferCancelled: Metrics._ended,
+    ev.WorkerReported: Metrics._reported,
+    ev.ReportRejected: Metrics._rejected,
+    ev.TransferLost: Metrics._ended,
+    ev.FlushRequested: Metrics._flushed,
+    ev.CacheReset: Metrics._reset,
+    ev.Restarted: Metrics._restarted,
+    ev.Ticked: Metrics._ticked,
+    ev.OffersCounted: Metrics._offers_counted,
+}
+"""What is counted of an event besides its kind."""

@@ -1,0 +1,259 @@
+"""The report of a log: its figures, whether its properties hold, and what stands out.
+
+with kvsm.open("log") as log:
+    report = make_report(log)
+    for trouble in report.troubles:
+        print(trouble.text)
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+import msgspec
+
+from kvsm.core.log import LogEnd
+from kvsm.core.log.frames import segment_paths
+from kvsm.errors import LogDamaged
+from kvsm.explain.report import measures
+from kvsm.explain.report.detectors import (
+    APART_NS,
+    LATE_LEAST_NS,
+    LATE_TIMES,
+    OVERDUE_LEAST_NS,
+    OVERDUE_TIMES,
+)
+from kvsm.explain.report.figures import CheckFigures, EndFigures, LogFigures, TiersFigures
+from kvsm.explain.report.measures import Tables
+from kvsm.explain.report.tier_measures import OpenedTier, same_time, tiers_figures
+from kvsm.explain.report.troubles import Trouble, of_both, troubles
+from kvsm.explain.story import verify_log
+from kvsm.explain.story.unfinished import (
+    Beginning,
+    Unfinished,
+    UnfinishedCopy,
+    UnfinishedPlan,
+    UnfinishedRequest,
+    UnfinishedWait,
+)
+from kvsm.explain.story.window import Window
+from kvsm.explain.tables.opened import OpenedLog
+from kvsm.tiers.disk_tier import DISK, HOST
+
+VERIFY_BYTES = 8 << 20
+"""Logs up to this size are verified without being asked to: about 3 s for the largest of them."""
+
+
+WHOLE = Window()
+"""The window that holds all of a log."""
+
+
+class Report(LogFigures, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.report/1"):
+    """What `kvsm report --json` prints: the figures of a log, and what stands out in it.
+
+    troubles: what stands out, the most urgent first. Empty: nothing does.
+    tiers: a host pool and the disk below it; null: there is no disk.
+    """
+
+    troubles: tuple[Trouble, ...]
+    tiers: TiersFigures | None = None
+
+
+def make_report(
+    log: OpenedLog,
+    window: Window = WHOLE,
+    *,
+    verify: bool | None = None,
+    allow_policies: Collection[str] = (),
+    max_slots: int | None = None,
+    now_ns: int | None = None,
+    other: OpenedTier | None = None,
+) -> Report:
+    """The report of a log.
+
+    window: the events that it is about. The end of the log is told only if it is in the window.
+    other: the other tier, whose figures and troubles are told too, cut to the same time; None: there is none.
+    verify: whether every property is checked at every event. None: if the log is small, `VERIFY_BYTES`.
+    allow_policies, max_slots: for `verify_log`.
+    now_ns: Unix time, to tell how old the last event of an unclosed log is; None: the clock's.
+    """
+    now_ns = time.time_ns() if now_ns is None else now_ns
+
+    def judged(log: OpenedLog, window: Window) -> LogFigures:
+        check = check_figures(log, verify, allow_policies, max_slots)
+        figures = _figures(log, window, check)
+        end = end_figures(log, now_ns, reached=figures.last == log.last)
+        return msgspec.structs.replace(figures, log=str(log.directory), end=end, check=check)
+
+    figures = judged(log, window)
+    named = {name: getattr(figures, name) for name in figures.__struct_fields__}
+    if other is None:
+        return Report(**named, troubles=troubles(figures))
+    found = troubles(figures, HOST if other.tier == DISK else DISK)
+    asked, beside, why_not = Tables(log, window), None, other.why_not
+    if other.log is not None:
+        its_window = same_time(other.log, asked)
+        if its_window is None:
+            why_not = f"{other.log.directory}: no event at this time"
+        else:
+            beside = Tables(other.log, its_window)
+            found = of_both(found, troubles(judged(other.log, its_window), other.tier))
+    host, disk = (asked, beside) if other.tier == DISK else (beside, asked)
+    return Report(**named, troubles=found, tiers=tiers_figures(host, disk, why_not))
+
+
+_MEMO = "figures 5"
+"""The figures of a whole log, in its index. Count up when a figure changes its meaning."""
+
+
+def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
+    """All figures except the end. The figures of a whole log are remembered."""
+    if window == WHOLE and (kept := log.memo(_MEMO)) is not None:
+        with suppress(msgspec.MsgspecError):
+            return msgspec.msgpack.decode(kept, type=LogFigures)
+    tables = Tables(log, window)
+    figures = LogFigures(
+        log="",
+        first=tables.first,
+        last=tables.last,
+        began_ns=tables.began_ns,
+        ended_ns=tables.ended_ns,
+        log_began_ns=log.began_ns,
+        whole=tables.whole,
+        config=log.config,
+        stored=measures.stored_blocks(tables),
+        requests=measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES),
+        hits=measures.hit_figures(tables),
+        stops=measures.stop_figures(tables),
+        recomputed=measures.recomputed_figures(tables, APART_NS),
+        evictions=measures.eviction_figures(tables),
+        groups=measures.group_figures(tables),
+        copies=measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
+        waits=measures.wait_figures(tables),
+        pool=measures.pool_figures(tables),
+        skips=measures.skip_figures(tables),
+        resets=measures.reset_figures(tables),
+        restarts=measures.restart_figures(tables),
+        rejected=measures.rejected_figures(tables),
+        hand_overs=measures.hand_over_figures(tables),
+        elsewhere=measures.elsewhere_figures(tables),
+        end=end_figures(log, log.ended_ns, reached=False),
+        check=check,
+    )
+    if window == WHOLE:
+        log.remember(_MEMO, msgspec.msgpack.encode(figures))
+    return figures
+
+
+def left_open(log: OpenedLog) -> Unfinished:
+    """What is open where the log ends, as its tables tell it. They do not know about device blocks."""
+    requests = log.sql(
+        "SELECT request, state, arrived, arrived_ns FROM requests WHERE state != 'RELEASED' ORDER BY arrived"
+    )
+    waits = log.sql(
+        "SELECT request, transfer, began, began_ns FROM request_states "
+        "WHERE ended IS NULL AND transfer IS NOT NULL ORDER BY began, request"
+    )
+    flights = list(log.transfers("outcome IS NULL AND pending > 0"))
+    ranks: dict[int, list[int]] = {}
+    for transfer, worker in log.sql("SELECT transfer, worker FROM copies WHERE reported IS NULL"):
+        ranks.setdefault(transfer, []).append(worker)
+    reset = max((one.event for one in log.resets()), default=0)
+    [retired] = log.sql(
+        "SELECT coalesce(max(retired), 0) FROM occupancy"
+        " WHERE event > (SELECT coalesce(max(event), 0) FROM restarts)"
+    ).fetchone()
+    return Unfinished(
+        event=log.last,
+        tick=0,
+        began_ns=log.began_ns,
+        ended_ns=log.ended_ns,
+        engine=log.condition.end,
+        error=log.condition.error,
+        stopped_by=log.condition.stopped_by,
+        requests=tuple([UnfinishedRequest(name, state, _since(*at)) for name, state, *at in requests]),
+        copies=tuple(
+            [
+                UnfinishedCopy(
+                    one.transfer,
+                    one.direction,
+                    tuple(json.loads(one.requests)),
+                    tuple(ranks.get(one.transfer, ())),
+                    one.transfer < reset,
+                    _since(one.submitted, one.submitted_ns),
+                )
+                for one in flights
+                if one.submitted is not None
+            ]
+        ),
+        waits=tuple([UnfinishedWait(name, transfer, None, _since(*at)) for name, transfer, *at in waits]),
+        plans=tuple(
+            [
+                UnfinishedPlan(
+                    one.transfer,
+                    one.direction,
+                    tuple(json.loads(one.requests)),
+                    _since(one.transfer, one.wall_ns),
+                )
+                for one in flights
+                if one.submitted is None
+            ]
+        ),
+        read_blocks=None,
+        written_blocks=None,
+        retired_blocks=0,
+        retired_slots=retired,
+    )
+
+
+def _since(event: int | None, wall_ns: int | None) -> Beginning | None:
+    return None if event is None or wall_ns is None else Beginning(event, wall_ns)
+
+
+def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
+    """How the log ends. reached: whether the end is in the window."""
+    condition = log.condition
+    end = condition.end if reached else LogEnd.NOT_REACHED
+    open_end = end is LogEnd.OPEN
+    return EndFigures(
+        engine=end.value,
+        error=condition.error if reached else None,
+        complete=condition.complete,
+        notes=tuple(condition.notes()),
+        silent_ns=max(0, now_ns - log.ended_ns) if open_end else None,
+        stopped_by=condition.stopped_by if open_end else "",
+    )
+
+
+_VERDICT = "verification 2"
+"""What `verify_log` found, in the index of the log. Count up when it checks more."""
+
+
+def check_figures(
+    log: OpenedLog, verify: bool | None, allow_policies: Collection[str], max_slots: int | None
+) -> CheckFigures:
+    """What is known of the log's properties: by `verify_log`, or by the fold that made the tables.
+
+    The fold refuses an event that cannot follow, and that is nearly every event that breaks a property.
+    """
+    stopped = log.stopped
+    if verify is not False and (kept := log.memo(_VERDICT)) is not None:
+        with suppress(msgspec.MsgspecError):
+            return msgspec.msgpack.decode(kept, type=CheckFigures)
+    if verify is None:
+        verify = sum(path.stat().st_size for path in segment_paths(log.directory)) <= VERIFY_BYTES
+    if verify:
+        found = verify_log(log.directory, allow_policies=allow_policies, max_slots=max_slots)
+        broken = tuple([f"{one.property}: {one.message}" for one in found.violations])
+        event = None if found.breakage is None else found.breakage.event
+        check = CheckFigures(verified=True, event=event, broken=broken, damage=found.damage)
+        log.remember(_VERDICT, msgspec.msgpack.encode(check))
+        return check
+    if isinstance(stopped, LogDamaged):
+        return CheckFigures(verified=False, event=None, broken=(), damage=str(stopped))
+    if stopped is not None:
+        return CheckFigures(verified=False, event=log.last + 1, broken=(str(stopped),), damage=None)
+    return CheckFigures(verified=False, event=None, broken=(), damage=None)

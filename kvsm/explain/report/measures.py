@@ -1,0 +1,598 @@
+"""What fills the figures of a report: queries over the tables of a log, cut to one window of events.
+
+Each function asks the tables a few times in SQL, and gives one struct of `figures.py`. Nothing here judges:
+`findings.py` does.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import accumulate, chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.log import is_stop
+from kvsm.explain.report.figures import (
+    BurstFigures,
+    CopyFigures,
+    ElsewhereFigures,
+    EvictionFigures,
+    GroupFigures,
+    HandOverFigures,
+    HitFigures,
+    PoolFigures,
+    RankFigures,
+    RecomputedFigures,
+    RejectedFigures,
+    RequestFigures,
+    ResetFigures,
+    RestartFigures,
+    SkipFigures,
+    Spread,
+    StopFigures,
+    WaitedFor,
+    WaitFigures,
+    WaitSplit,
+)
+from kvsm.explain.story.window import Window
+from kvsm.explain.tables.open_rows import CUT_OFF
+from kvsm.explain.tables.opened import OpenedLog
+from kvsm.explain.tables.row_kinds import Gone
+from kvsm.tiers.hand_over.leases import LeaseEnd
+
+BINS = 48
+"""Points of a sparkline: the time of the window in equal parts."""
+
+SHOWN = 3
+"""How many names, errors or transfers a figure keeps at most."""
+
+GROUP_DIGITS = 2 * GROUP_INDEX_BYTES
+"""A key in hex ends with this many digits of its KV cache group."""
+
+
+_NOT_TOLD = -(1 << 63)
+"""What stands for a time that the log does not tell."""
+
+
+class Tables:
+    """The tables of a log, cut to a window.
+
+    first, last: its events. began_ns, ended_ns: their times.
+    """
+
+    def __init__(self, log: OpenedLog, window: Window) -> None:
+        self.log = log
+        self.whole = window.first is None and window.last is None
+        self.first = max(log.first, window.first or log.first)
+        self.last = log.last if window.last is None else min(log.last, window.last)
+        at = "SELECT wall_ns FROM events WHERE event {} {} ORDER BY event {} LIMIT 1"
+        [self.began_ns] = self.one(at.format(">=", self.first, "ASC"))
+        [self.ended_ns] = self.one(at.format("<=", self.last, "DESC"))
+
+    def within(self, event: str) -> str:
+        """A condition in SQL: the column `event` is in the window."""
+        return "1" if self.whole else f"{event} BETWEEN {self.first} AND {self.last}"
+
+    def all(self, query: str, *values: str) -> list[tuple[Any, ...]]:
+        """All rows of a query. values: for its question marks."""
+        return self.log.sql(query, values).fetchall()
+
+    def one(self, query: str, *values: str) -> tuple[Any, ...]:
+        """The only row of a query."""
+        row: tuple[Any, ...] = self.log.sql(query, values).fetchone()
+        return row
+
+    def bin_of(self, wall_ns: str) -> str:
+        """In SQL: which part of the window's time the column `wall_ns` is in, from 0 to `BINS` - 1."""
+        span = max(1, self.ended_ns - self.began_ns + 1)
+        return f"max(0, min({BINS - 1}, ({wall_ns} - {self.began_ns}) / {-(-span // BINS)}))"
+
+    def bin_start_ns(self, place: int) -> int:
+        """When a part of the window's time begins (ns)."""
+        span = max(1, self.ended_ns - self.began_ns + 1)
+        return int(self.began_ns + place * -(-span // BINS))
+
+    def numbers(self, columns: str, rest: str, *values: str) -> NDArray[np.int64]:
+        """All rows of a query over whole numbers, one row each: several times faster than SQL can sort them.
+
+        columns: expressions in SQL that are never NULL. rest: from FROM on.
+        """
+        rows = self.log.sql(f"SELECT {columns} {rest}", values)
+        found = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
+        return found.reshape(-1, len(rows.description))
+
+
+def spread_of(values: NDArray[np.int64], weights: NDArray[np.int64] | None = None) -> Spread:
+    """How values are spread. weights: how many things each of them stands for; None: one."""
+    if not len(values):
+        return Spread(0, None, None, None)
+    order = np.argsort(values)
+    upto = np.arange(1, len(values) + 1) if weights is None else np.cumsum(weights[order])
+    total = int(upto[-1])
+    middle, high = [
+        int(values[order[np.searchsorted(upto, (total - 1) * part // 100, side="right")]])
+        for part in (50, 99)
+    ]
+    return Spread(total, middle, high, int(values[order[-1]]))
+
+
+ADMITTED = "admitted IS NOT NULL AND NOT resumed"
+"""In SQL: the lookups that count: for each request the one that it was first admitted with."""
+
+
+def hit_figures(tables: Tables) -> HitFigures:
+    """What requests had when they were admitted, in numbers and over time."""
+    where = f"{ADMITTED} AND {tables.within('admitted')}"
+    lookups, stopped = tables.one(f"SELECT count(*), count(missed) FROM lookups WHERE {where}")
+    known = f"FROM lookups WHERE on_device IS NOT NULL AND {where}"
+    asked, on_device, on_host = tables.one(f"SELECT sum(asked), sum(on_device), sum(on_host) {known}")
+    if asked is None:
+        part, hits, source = "count(*)", "sum(hit_slots > 0)", f"FROM lookups WHERE {where}"
+    else:
+        part, hits, source = "sum(asked)", "sum(on_device + on_host)", known
+    over_time: list[float | None] = [None] * BINS
+    for when, whole, found in tables.all(
+        f"SELECT {tables.bin_of('wall_ns')} AS place, {part}, {hits} {source} GROUP BY place"
+    ):
+        if whole:
+            over_time[when] = found / whole
+    return HitFigures(
+        lookups=lookups,
+        stopped=stopped,
+        asked=asked,
+        on_device=on_device,
+        on_host=on_host,
+        block_tokens=tables.log.config.block_tokens,
+        over_time=tuple(over_time),
+    )
+
+
+def stop_figures(tables: Tables) -> tuple[StopFigures, ...]:
+    """Why prefixes stopped, the most frequent reason first."""
+    rows = tables.all(
+        "SELECT why, count(*) AS lookups, sum(asked - on_device - on_host) FROM lookups "
+        f"WHERE why IS NOT NULL AND {ADMITTED} AND {tables.within('admitted')} "
+        "GROUP BY why ORDER BY lookups DESC, why"
+    )
+    return tuple([StopFigures(*row) for row in rows])
+
+
+def recomputed_figures(tables: Tables, apart_ns: int) -> RecomputedFigures:
+    """How often a block was computed again because it had never been stored."""
+    lookups, keys = tables.one(
+        "SELECT count(*), count(DISTINCT missed) FROM ("
+        " SELECT missed, wall_ns - lag(wall_ns) OVER (PARTITION BY missed ORDER BY event) AS apart"
+        f" FROM lookups WHERE why = '{Gone.NEVER_STORED}' AND {ADMITTED} AND {tables.within('admitted')}"
+        f") WHERE apart >= {apart_ns}"
+    )
+    return RecomputedFigures(lookups, keys, apart_ns)
+
+
+def eviction_figures(tables: Tables) -> EvictionFigures:
+    """How old evicted blocks were, and how many of them were wanted again."""
+    where = f"why = '{Gone.EVICTED}' AND {tables.within('gone')}"
+    runs = tables.numbers(
+        f"blocks, hits = 0, wanted IS NOT NULL, coalesce(gone_ns - stored_ns, {_NOT_TOLD}),"
+        f" coalesce(wanted_ns - gone_ns, {_NOT_TOLD}), coalesce({tables.bin_of('gone_ns')}, 0)",
+        f"FROM block_runs WHERE {where}",
+    )
+    blocks, unread, wanted, ages, waits, places = runs.T
+    over_time = np.bincount(places, weights=blocks * wanted, minlength=BINS).astype(np.int64).tolist()
+    aged, waited = ages != _NOT_TOLD, waits != _NOT_TOLD
+    return EvictionFigures(
+        evicted=int(blocks.sum()),
+        unread=int((blocks * unread).sum()),
+        wanted=int((blocks * wanted).sum()),
+        age=spread_of(ages[aged], blocks[aged]),
+        until_wanted=spread_of(waits[waited], blocks[waited]),
+        over_time=tuple(over_time),
+        burst=_burst(tables, over_time, f"{where} AND wanted IS NOT NULL"),
+    )
+
+
+BURST_PART = 0.7
+"""Part of the wanted blocks that a burst holds."""
+
+
+def shortest_run(counts: list[int], part: float) -> tuple[int, int] | None:
+    """(first, last) of the shortest run of places that holds this part of the sum. None if the sum is 0."""
+    needed, total, begin, best = part * sum(counts), 0, 0, None
+    for end, count in enumerate(counts):
+        total += count
+        while total - counts[begin] >= needed and begin < end:
+            total -= counts[begin]
+            begin += 1
+        if total and total >= needed and (best is None or end - begin < best[1] - best[0]):
+            best = begin, end
+    return best
+
+
+def _burst(tables: Tables, over_time: list[int], where: str) -> BurstFigures | None:
+    run = shortest_run(over_time, BURST_PART)
+    if run is None:
+        return None
+    began_ns, ended_ns = tables.bin_start_ns(run[0]), tables.bin_start_ns(run[1] + 1)
+    during = f"{where} AND gone_ns >= {began_ns} AND gone_ns < {ended_ns}"
+    evictors: Counter[str] = Counter()
+    for requests, blocks in tables.all(
+        f"SELECT gone_for_requests, sum(blocks) FROM block_runs WHERE {during} GROUP BY gone_for_requests"
+    ):
+        evictors.update(dict.fromkeys(_names(requests), blocks))
+    return BurstFigures(
+        began_ns,
+        min(ended_ns, tables.ended_ns),
+        sum(over_time[run[0] : run[1] + 1]),
+        len(evictors),
+        len(evictors) - len(_read_again(tables, set(evictors))),
+        tuple([name for name, _ in evictors.most_common(SHOWN)]),
+    )
+
+
+def _names(requests: str | None) -> list[str]:
+    """The requests of a JSON list in a table."""
+    names: list[str] = json.loads(requests) if requests else []
+    return names
+
+
+def _read_again(tables: Tables, requests: set[str]) -> set[str]:
+    """Which of the requests have stored a block that was ever hit."""
+    found = tables.all("SELECT DISTINCT requests FROM block_runs WHERE hits > 0")
+    return requests.intersection(name for [names] in found for name in _names(names))
+
+
+def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:
+    """Blocks by KV cache group."""
+    stops = dict(
+        tables.all(
+            f"SELECT substr(missed, -{GROUP_DIGITS}) AS part, count(*) FROM lookups "
+            f"WHERE why = '{Gone.EVICTED}' AND {ADMITTED} AND {tables.within('admitted')} GROUP BY part"
+        )
+    )
+    evicted = f"(why = '{Gone.EVICTED}')"
+    rows = tables.all(
+        f"SELECT hex(substr(s.keys, 1 + s.key_bytes - {GROUP_INDEX_BYTES}, {GROUP_INDEX_BYTES})) AS part,"
+        f" sum(blocks * (stored IS NOT NULL)), sum(blocks * hits), coalesce(sum(blocks * {evicted}), 0),"
+        f" coalesce(sum(blocks * ({evicted} AND hits = 0)), 0)"
+        " FROM block_runs r JOIN _stores s ON s.life = r.store"
+        f" WHERE {tables.within('transfer')} AND s.key_bytes >= {GROUP_INDEX_BYTES}"
+        " GROUP BY part ORDER BY part"
+    )
+    return tuple(
+        [
+            GroupFigures(int(part, 16), stored, hits, gone, unread, stops.get(part.lower(), 0))
+            for part, stored, hits, gone, unread in rows
+            if part.startswith(_SMALL_GROUP)
+        ]
+    )
+
+
+_SMALL_GROUP = "00" * (GROUP_INDEX_BYTES - 1)
+"""How a key's group begins, if the key has one: no model has 256 groups."""
+
+
+def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFigures:
+    """The copies of each rank.
+
+    late_least_ns, late_times: a copy without a report is late after this time, and after this many times as
+        long as 99 % of the reported copies took.
+    """
+    within = tables.within("transfer")
+    copies = tables.numbers(
+        f"worker, coalesce(good, {_NO_REPORT}), coalesce(reported_ns - submitted_ns, {_NOT_TOLD}),"
+        f" coalesce(reported_ns, 0), coalesce(queued_ns, {_NOT_TOLD}), coalesce(copied_ns, {_NOT_TOLD}),"
+        f" coalesce(noticed_ns, {_NOT_TOLD})",
+        f"FROM copies WHERE {within}",
+    )
+    known = copies[copies[:, 2] != _NOT_TOLD, 2]
+    late_ns = max(late_least_ns, late_times * (spread_of(known).p99_ns or 0))
+    late = f"outcome IS NULL AND copies.submitted_ns <= {tables.ended_ns - late_ns}"
+    missing = {
+        rank: (count, since_ns)
+        for rank, count, since_ns in tables.all(
+            "SELECT worker, count(*), min(copies.submitted_ns) FROM copies JOIN transfers USING (transfer) "
+            f"WHERE {within} AND reported IS NULL AND (outcome = 'lost' OR {late}) GROUP BY worker"
+        )
+    }
+    cut_off = dict(
+        tables.all(
+            "SELECT worker, count(*) FROM copies JOIN transfers USING (transfer) "
+            f"WHERE {within} AND reported IS NULL AND outcome = '{CUT_OFF}' GROUP BY worker"
+        )
+    )
+    errors: dict[int, list[tuple[str, int]]] = {}
+    for rank, error, times in tables.all(
+        f"SELECT worker, error, count(*) AS times FROM copies WHERE {within} AND good = 0 "
+        "AND error IS NOT NULL GROUP BY worker, error ORDER BY times DESC, error"
+    ):
+        errors.setdefault(rank, []).append((error, times))
+    ended = tables.all(
+        "SELECT direction || ' ' || outcome, count(*) FROM transfers "
+        f"WHERE outcome IS NOT NULL AND target IS NULL AND {within} GROUP BY 1 ORDER BY 1"
+    )
+    ranks = [
+        _rank_figures(
+            rank,
+            copies[copies[:, 0] == rank],
+            missing.get(rank, (0, None)),
+            cut_off.get(rank, 0),
+            errors.get(rank, []),
+        )
+        for rank in np.unique(copies[:, 0]).tolist()
+    ]
+    return CopyFigures(late_ns=late_ns, ranks=tuple(ranks), transfers=dict(ended))
+
+
+_NO_REPORT = 2
+"""What stands for `good` of a copy that is not reported."""
+
+
+def _rank_figures(
+    rank: int,
+    copies: NDArray[np.int64],
+    missing: tuple[int, int | None],
+    cut_off: int,
+    errors: list[tuple[str, int]],
+) -> RankFigures:
+    good, reported_ns = copies[:, 1], copies[:, 3]
+    latency, queued, copied, noticed = (
+        spread_of(times[times != _NOT_TOLD]) for times in copies[:, (2, 4, 5, 6)].T
+    )
+    reported = int((good != _NO_REPORT).sum())
+    return RankFigures(
+        rank=rank,
+        copies=len(copies),
+        reported=reported,
+        failed=int((good == 0).sum()),
+        missing=missing[0],
+        missing_since_ns=missing[1],
+        cut_off=cut_off,
+        waiting=len(copies) - reported - missing[0] - cut_off,
+        latency=latency,
+        queued=queued,
+        copied=copied,
+        noticed=noticed,
+        errors=tuple(errors[:SHOWN]),
+        last_ns=int(reported_ns.max()) if reported else None,
+    )
+
+
+def wait_figures(tables: Tables) -> WaitFigures:
+    """How long requests waited, and for what."""
+    within = tables.within("arrived")
+    lived, deferred, loading = tables.one(
+        f"SELECT coalesce(sum(max(0, coalesce(finished_ns, {tables.ended_ns}) - arrived_ns)), 0),"
+        f" coalesce(sum(deferred_ns), 0), coalesce(sum(loading_ns), 0) FROM requests WHERE {within}"
+    )
+    waited = f"coalesce(ended_ns, {tables.ended_ns}) - began_ns"
+    where = f"state = 'DEFERRED' AND {tables.within('began')}"
+    requests, longest = tables.one(
+        f"SELECT count(DISTINCT request), coalesce(max({waited}), 0) FROM request_states WHERE {where}"
+    )
+    top = tables.all(
+        f"SELECT transfer, count(DISTINCT request), sum({waited}) AS total FROM request_states "
+        f"WHERE {where} GROUP BY transfer ORDER BY total DESC, transfer LIMIT {SHOWN}"
+    )
+    return WaitFigures(
+        lived_ns=lived,
+        deferred_ns=deferred,
+        loading_ns=loading,
+        deferred_split=_wait_split(tables, where),
+        loading_split=_wait_split(tables, f"state = 'LOADING' AND {tables.within('began')}"),
+        deferred=requests,
+        longest_ns=longest,
+        top=tuple([_waited_for(tables, *row) for row in top if row[0] is not None]),
+    )
+
+
+def _waited_for(tables: Tables, transfer: int, requests: int, waited_ns: int) -> WaitedFor:
+    copies = tables.all(
+        "SELECT direction, worker, reported_ns - submitted_ns FROM copies "
+        f"WHERE transfer = {transfer} ORDER BY reported IS NOT NULL, reported DESC LIMIT 1"
+    )
+    direction, rank, rank_ns = copies[0] if copies else ("transfer", None, None)
+    split = _wait_split(tables, f"state = 'DEFERRED' AND transfer = {transfer} AND {tables.within('began')}")
+    return WaitedFor(transfer, direction, requests, waited_ns, rank, rank_ns, split)
+
+
+def _wait_split(tables: Tables, stays: str) -> WaitSplit:
+    """Split the time of these stays of requests into queue, copy, and the step that noticed the end.
+
+    stays: a condition in SQL for rows of `request_states`. The copy is placed after its submission by
+    the worker's durations. A wait that begins while the copy runs counts only the remaining part. If a worker
+    knows how long it copied but not when it began, as on a GPU, the rest of the wait is unknown.
+    """
+    query = f"""
+        WITH last AS (
+            SELECT transfer, submitted_ns + queued_ns AS begun, submitted_ns + queued_ns + copied_ns AS done,
+                coalesce(copied_ns, 0) AS copied_ns, max(reported)
+            FROM copies WHERE reported IS NOT NULL GROUP BY transfer
+        ), stay AS (
+            SELECT began_ns, max(began_ns, coalesce(ended_ns, {tables.ended_ns})) AS ended_ns, begun, done,
+                coalesce(copied_ns, 0) AS copied_ns
+            FROM request_states LEFT JOIN last USING (transfer) WHERE {stays} AND began_ns IS NOT NULL
+        )
+        SELECT
+            coalesce(sum(max(0, min(ended_ns, begun) - began_ns)), 0),
+            coalesce(sum(CASE WHEN done IS NULL THEN min(ended_ns - began_ns, copied_ns)
+                ELSE max(0, min(ended_ns, done) - max(began_ns, begun)) END), 0),
+            coalesce(sum(max(0, ended_ns - max(began_ns, done))), 0),
+            coalesce(sum(CASE WHEN done IS NULL THEN max(0, ended_ns - began_ns - copied_ns) END), 0)
+        FROM stay
+    """
+    return WaitSplit(*tables.one(query))
+
+
+def pool_figures(tables: Tables) -> PoolFigures:
+    """How the slots of the host pool were used."""
+    slots, within = tables.log.config.host_blocks, tables.within("event")
+    samples, free, pinned, mean, storing, quarantined, retired = tables.one(
+        "SELECT count(*), coalesce(min(free), 0), coalesce(max(pinned), 0), coalesce(avg(pinned), 0.0),"
+        " coalesce(max(storing), 0), coalesce(max(quarantined), 0), coalesce(max(retired), 0)"
+        f" FROM occupancy WHERE {within}"
+    )
+    place = tables.bin_of("wall_ns")
+    used_over_time: list[float | None] = [None] * BINS
+    pinned_over_time: list[float | None] = [None] * BINS
+    for part, least_free, most_pinned in tables.all(
+        f"SELECT {place} AS place, min(free), max(pinned) FROM occupancy WHERE {within} GROUP BY place"
+    ):
+        used_over_time[part] = (slots - least_free) / slots
+        pinned_over_time[part] = most_pinned / slots
+    return PoolFigures(
+        slots=slots,
+        samples=samples,
+        used=slots - free if samples else 0,
+        pinned=pinned,
+        pinned_mean=mean,
+        storing=storing,
+        quarantined=quarantined,
+        retired=retired,
+        used_over_time=_held(used_over_time),
+        pinned_over_time=_held(pinned_over_time),
+    )
+
+
+def _held(samples: list[float | None]) -> tuple[float | None, ...]:
+    """Samples over time; where there is none, the one before it still holds."""
+    return tuple(accumulate(samples, lambda before, now: before if now is None else now))
+
+
+def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -> RequestFigures:
+    """How requests ended, and which did not.
+
+    overdue_least_ns, overdue_times: a request without an end is overdue after this time, and after this many
+        times as long as the longest request that ended took.
+    """
+    within, open_too = tables.within("arrived"), "finished IS NULL"
+    total, ended, aborted, cut_off, preemptions, preempted, failed, longest = tables.one(
+        "SELECT count(*), count(finished), coalesce(sum(aborted), 0), coalesce(sum(cut_off), 0),"
+        " coalesce(sum(preemptions), 0), coalesce(sum(preemptions > 0), 0), coalesce(sum(failed_loads), 0),"
+        f" coalesce(max((finished_ns - arrived_ns) * NOT cut_off), 0) FROM requests WHERE {within}"
+    )
+    overdue_ns = max(overdue_least_ns, overdue_times * longest)
+    overdue = f"{open_too} AND {within} AND arrived_ns < {tables.ended_ns - overdue_ns}"
+    names = tables.all(f"SELECT request FROM requests WHERE {overdue} ORDER BY arrived LIMIT {SHOWN}")
+    [number] = tables.one(f"SELECT count(*) FROM requests WHERE {overdue}")
+    states = tables.all(
+        f"SELECT state, count(*) FROM requests WHERE {open_too} AND {within} GROUP BY state ORDER BY state"
+    )
+    return RequestFigures(
+        requests=total,
+        finished=ended - cut_off,
+        aborted=aborted,
+        cut_off=cut_off,
+        preemptions=preemptions,
+        preempted=preempted,
+        failed_loads=failed,
+        longest_ns=longest,
+        open=total - ended,
+        overdue=number,
+        overdue_ns=overdue_ns,
+        oldest=tuple([name for [name] in names]),
+        states=dict(states),
+    )
+
+
+def skip_figures(tables: Tables) -> tuple[SkipFigures, ...]:
+    """Offered blocks that were not stored, by reason."""
+    rows = tables.all(
+        f"SELECT reason, sum(blocks) AS total FROM skips WHERE {tables.within('event')} "
+        "GROUP BY reason ORDER BY total DESC, reason"
+    )
+    return tuple([SkipFigures(*row) for row in rows])
+
+
+def reset_figures(tables: Tables) -> ResetFigures:
+    """Resets that dropped keys."""
+    found = tables.one(
+        f"SELECT count(*), coalesce(sum(keys), 0) FROM resets WHERE keys > 0 AND {tables.within('event')}"
+    )
+    return ResetFigures(*found)
+
+
+def restart_figures(tables: Tables) -> RestartFigures:
+    """How often another process went on, and what it kept."""
+    sums = tables.one(
+        "SELECT count(*), coalesce(sum(kept), 0), coalesce(sum(storing + planned), 0),"
+        f" coalesce(sum(transfers_cut_off), 0) FROM restarts WHERE {tables.within('event')}"
+    )
+    ended = tables.all(
+        "SELECT last_end, count(*) AS times FROM restarts"
+        f" WHERE last_end IS NOT NULL AND {tables.within('event')}"
+        " GROUP BY last_end ORDER BY times DESC, last_end"
+    )
+    stopped = sum(times for how, times in ended if is_stop(how))
+    return RestartFigures(
+        killed=sum(times for _, times in ended) - stopped,
+        stopped=stopped,
+        ended=tuple([(how, times) for how, times in ended[:SHOWN]]),
+        **dict(zip(("restarts", "kept", "lost", "transfers"), sums, strict=True)),
+    )
+
+
+def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
+    """Reports that changed nothing, by rank and reason."""
+    rows = tables.all(
+        "SELECT worker, reason, count(*) AS total FROM rejections "
+        f"WHERE {tables.within('event')} GROUP BY worker, reason ORDER BY total DESC, worker, reason"
+    )
+    return tuple([RejectedFigures(*row) for row in rows])
+
+
+def hand_over_figures(tables: Tables) -> HandOverFigures:
+    """How hand-overs to other engines ended."""
+    ended = dict(
+        tables.all(
+            "SELECT hand_over, count(*) FROM requests"
+            f" WHERE hand_over IS NOT NULL AND {tables.within('finished')} GROUP BY hand_over"
+        )
+    )
+    taken, not_needed = ended.pop(LeaseEnd.TAKEN.value, 0), ended.pop(LeaseEnd.NOT_NEEDED.value, 0)
+    [held] = tables.one(
+        f"SELECT count(*) FROM requests WHERE held AND finished IS NULL AND {tables.within('arrived')}"
+    )
+    return HandOverFigures(taken=taken, not_needed=not_needed, given_up=sum(ended.values()), held=held)
+
+
+def elsewhere_figures(tables: Tables) -> tuple[ElsewhereFigures, ...]:
+    """Copies from and to other places than the device: for each direction the most frequent ones."""
+    return tuple(
+        [
+            _elsewhere(tables, direction, column, place)
+            for direction, column in (("store", "source"), ("load", "target"))
+            for (place,) in tables.all(
+                f"SELECT {column} FROM transfers WHERE {column} IS NOT NULL AND {tables.within('transfer')}"
+                f" GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT {SHOWN}"
+            )
+        ]
+    )
+
+
+def _elsewhere(tables: Tables, direction: str, column: str, place: str) -> ElsewhereFigures:
+    copies = f"FROM transfers WHERE {column} = ? AND {tables.within('transfer')}"
+    completed = f"{copies} AND outcome = 'completed'"
+    known = f"{completed} AND ended_ns IS NOT NULL AND submitted_ns IS NOT NULL"
+    [blocks] = tables.one(f"SELECT coalesce(sum(slots), 0) {completed}", place)
+    ended = tables.all(
+        f"SELECT outcome, count(*) {copies} AND outcome IS NOT NULL GROUP BY 1 ORDER BY 1", place
+    )
+    return ElsewhereFigures(
+        place=place,
+        direction=direction,
+        blocks=blocks,
+        ended=dict(ended),
+        took=spread_of(tables.numbers("ended_ns - submitted_ns", known, place)[:, 0]),
+    )
+
+
+def stored_blocks(tables: Tables) -> int:
+    """Blocks whose store ended well."""
+    [stored] = tables.one(
+        "SELECT coalesce(sum(blocks), 0) FROM block_runs"
+        f" WHERE stored IS NOT NULL AND {tables.within('transfer')}"
+    )
+    return int(stored)

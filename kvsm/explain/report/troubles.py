@@ -1,0 +1,274 @@
+"""What stands out in a log: every kind of trouble with its limit, and the order in which troubles are told.
+
+A detector (`detectors.py`) looks at the figures of a log (`figures.py`), and speaks only above its limit.
+`DETECTORS` lists all of them with the reasons for their limits. docs/troubles.md is written from it.
+
+Troubles are told by urgency, and within one urgency by impact: the part of the lookups, copies, requests or
+time that they cost. One cause is told once: if evictions come from a burst, or from one KV cache group, the
+pool is not called too small as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm.explain.report import detectors
+from kvsm.explain.report.detectors import Limit, Noticed
+from kvsm.explain.report.figures import LogFigures
+from kvsm.tiers.disk_tier import DISK
+
+
+class Urgency(IntEnum):
+    """What to look at first. Defined as MEMBER = rank, what it says."""
+
+    BROKEN = 0, "The log or the state is wrong, and what is read from it may be too."
+    DOWN = 1, "The engine ended, or something in it hangs."
+    FAULTY = 2, "A part fails or is slow. The rest works around it."
+    COSTLY = 3, "Everything works, and work is done twice or waits."
+
+    says: str
+    """The meaning, for people."""
+
+    def __new__(cls, rank: int, says: str = "") -> Urgency:
+        """The value is the rank alone, so that urgencies are ordered."""
+        member = int.__new__(cls, rank)
+        member._value_, member.says = rank, says
+        return member
+
+
+class Trouble(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that stands out.
+
+    name: of its detector.
+    urgency: the name of an `Urgency`.
+    impact: what it costs, as a part of the whole, 0 to 1.
+    text: what is wrong, with the number that says so.
+    evidence: more numbers, a line each.
+    commands: what shows it, the best first.
+    tier: whose log tells it, `host` or `disk`; null: there is one log.
+    """
+
+    name: str
+    urgency: str
+    impact: float
+    text: str
+    evidence: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+    tier: str | None = None
+
+
+class Detector(NamedTuple):
+    """One kind of trouble.
+
+    measures: what is compared with the limit, in words.
+    why: the reason for the limit.
+    detect: None: nothing stands out.
+    """
+
+    name: str
+    urgency: Urgency
+    measures: str
+    limit: Limit
+    why: str
+    detect: Callable[[LogFigures, Limit], Noticed | None]
+
+
+def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...]:
+    """What stands out in a log, the most urgent first.
+
+    tier: whose log it is; None: there is one log.
+    """
+    found = []
+    for one in DETECTORS:
+        if tier == DISK and one.urgency is Urgency.COSTLY:
+            continue  # These limits are for what requests of an engine look for. A disk has none.
+        noticed = one.detect(figures, one.limit)
+        if noticed is not None:
+            found.append(Trouble(name=one.name, urgency=one.urgency.name, tier=tier, **noticed._asdict()))
+    return in_order(found)
+
+
+def in_order(found: Iterable[Trouble]) -> tuple[Trouble, ...]:
+    """The most urgent first, and of these the one that costs most."""
+    return tuple(sorted(found, key=lambda one: (Urgency[one.urgency], -one.impact)))
+
+
+def of_both(found: Sequence[Trouble], others: Sequence[Trouble]) -> tuple[Trouble, ...]:
+    """What stands out in the logs of two tiers. Both tell how their engine ended: it is told once.
+
+    found: in the log that was asked. others: in the log of the other tier.
+    """
+    ends = {one.name for one in found} & {"engine stopped", "engine killed"}
+    return in_order([*found, *[one for one in others if one.name not in ends]])
+
+
+DETECTORS = (
+    Detector(
+        "property broken",
+        Urgency.BROKEN,
+        "events that break a property or cannot follow",
+        Limit(),
+        "One is too many.",
+        detectors.property_broken,
+    ),
+    Detector(
+        "log damaged",
+        Urgency.BROKEN,
+        "bytes that are not the ones that were written",
+        Limit(),
+        "One is too many.",
+        detectors.damaged,
+    ),
+    Detector(
+        "events missing",
+        Urgency.BROKEN,
+        "events that a failed write lost, or first segments that somebody deleted",
+        Limit(),
+        "What is missing is in no figure.",
+        detectors.events_missing,
+    ),
+    Detector(
+        "engine stopped",
+        Urgency.DOWN,
+        "a log that was closed with an error",
+        Limit(),
+        "The engine itself says so.",
+        detectors.engine_stopped,
+    ),
+    Detector(
+        "engine killed",
+        Urgency.DOWN,
+        "a log that was not closed, and whose last event is older than a minute",
+        Limit(),
+        "A running engine writes more often than once a minute while it has requests. An idle one does not.",
+        detectors.engine_killed,
+    ),
+    Detector(
+        "rank silent",
+        Urgency.DOWN,
+        "copies without a report for 5 s, and for ten times as long as 99 % of the copies took; lost copies",
+        Limit(),
+        "A copy that takes ten times as long as slow ones will not come. A slot or a request waits for it.",
+        detectors.rank_silent,
+    ),
+    Detector(
+        "requests unfinished",
+        Urgency.DOWN,
+        "requests without an end that have lived for a minute, and twice as long as every request that ended",
+        Limit(),
+        "A request that still runs may be the longest so far. One that was forgotten grows older than all.",
+        detectors.requests_unfinished,
+    ),
+    Detector(
+        "processes killed",
+        Urgency.FAULTY,
+        "restarts after a process that did not close the log",
+        Limit(),
+        "Clients lost their requests. A restart after a clean close is healthy.",
+        detectors.processes_killed,
+    ),
+    Detector(
+        "rank fails",
+        Urgency.FAULTY,
+        "failed copies of a rank, as a part of its reports",
+        Limit(0.01, 5),
+        "A failed copy costs little: the block is computed again. One in a hundred on one rank is hardware.",
+        detectors.rank_fails,
+    ),
+    Detector(
+        "rank slow",
+        Urgency.FAULTY,
+        "the median latency of a rank, as a multiple of the median rank's",
+        Limit(3.0, 20),
+        "Ranks copy shards of one size. Reports are seen once a step, so that small differences are chance.",
+        detectors.rank_slow,
+    ),
+    Detector(
+        "reports rejected",
+        Urgency.FAULTY,
+        "reports that changed nothing, as a part of all reports",
+        Limit(0.01, 10),
+        "A reset or a lost copy leaves a few late reports. A stream of them is a bug in a worker.",
+        detectors.reports_rejected,
+    ),
+    Detector(
+        "eviction burst",
+        Urgency.COSTLY,
+        "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time",
+        Limit(0.05, 10),
+        "Steady pressure spreads over the time of a log. A scan or a batch job does not.",
+        detectors.eviction_burst,
+    ),
+    Detector(
+        "group floods",
+        Urgency.COSTLY,
+        "lookups that stopped at an evicted block, if one KV cache group has 60 % of the stored blocks, and "
+        "these are read a third as often as the others",
+        Limit(0.1, 10),
+        "A larger pool would mostly hold more of the same.",
+        detectors.group_floods,
+    ),
+    Detector(
+        "pool too small",
+        Urgency.COSTLY,
+        "lookups that stopped at an evicted block",
+        Limit(0.1, 10),
+        "A full pool always evicts, and most of it is never asked for again. One lookup in ten is a loss.",
+        detectors.pool_too_small,
+    ),
+    Detector(
+        "reset storm",
+        Urgency.COSTLY,
+        "lookups that stopped at a block that a reset dropped, after three resets or more",
+        Limit(0.2, 3),
+        "A reset is wanted when weights change, and every conversation pays for it once.",
+        detectors.resets,
+    ),
+    Detector(
+        "stores behind",
+        Urgency.COSTLY,
+        "lookups that stopped at a block that was missed 5 s before or more, and never stored",
+        Limit(0.05, 10),
+        "A computed block is stored within a few steps. Requests that arrive together miss it together.",
+        detectors.never_stored,
+    ),
+    Detector(
+        "blocks skipped",
+        Urgency.COSTLY,
+        "blocks that were offered and not stored because of a full pool or too many transfers, as a part of "
+        "these and the stored ones",
+        Limit(0.1, 50),
+        "Skipped blocks are offered again. A few of them are a peak, and many a limit.",
+        detectors.skipped,
+    ),
+    Detector(
+        "preemptions",
+        Urgency.COSTLY,
+        "requests that were preempted",
+        Limit(0.1, 5),
+        "An engine preempts when its device is full. One request in ten is more than a peak.",
+        detectors.preemptions,
+    ),
+    Detector(
+        "waits",
+        Urgency.COSTLY,
+        "time that requests waited for copies of others, as a part of the time of all requests",
+        Limit(0.03, 3),
+        "A wait is shorter than computing the blocks again, or it is not worth it.",
+        detectors.waits,
+    ),
+    Detector(
+        "loads slow",
+        Urgency.COSTLY,
+        "time that requests waited for their own loads, not for the step that noticed their end, as a part "
+        "of the time of all requests",
+        Limit(0.1),
+        "A load takes a few steps, and a request takes hundreds.",
+        detectors.slow_loads,
+    ),
+)
+"""Every kind of trouble that a report knows."""

@@ -1,0 +1,66 @@
+"""What is left of a process when another one goes on with its log, counted and in words."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsm.core.ledger import Ledger
+from kvsm.states.block import BlockState
+from kvsm.states.words import STATE_MASK
+
+
+class Survivors(NamedTuple):
+    """What a restart leaves of the pool, in slots.
+
+    kept: could be read, and still can.
+    storing: a copy was writing them. planned: their stores had not left for the workers.
+    quarantined: void already, and copies still touched them. retired: given up, because a copy was lost.
+
+    None of the others is kept. They can be allocated.
+    """
+
+    kept: int
+    storing: int
+    planned: int
+    quarantined: int
+    retired: int
+
+    @property
+    def freed(self) -> int:
+        """Slots that hold nothing, and could not be used before."""
+        return self.quarantined + self.retired
+
+    @property
+    def lost(self) -> int:
+        """Blocks that were to be readable, and never will be."""
+        return self.storing + self.planned
+
+    def told(self) -> str:
+        """`12,345 blocks kept, 17 not: 12 were being stored, 5 were planned`."""
+        why = [
+            f"{count:,} {'was' if count == 1 else 'were'} {words}"
+            for count, words in ((self.storing, "being stored"), (self.planned, "planned"))
+            if count
+        ]
+        kept = f"{self.kept:,} block{'' if self.kept == 1 else 's'} kept, {self.lost:,} not"
+        again = f"; {self.freed:,} quarantined or retired slots can be used again" if self.freed else ""
+        return kept + (f": {', '.join(why)}" if why else "") + again
+
+
+def survivors(ledger: Ledger) -> Survivors:
+    """What another process would keep of this ledger. Call it before the event is applied."""
+    counts = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
+    return Survivors(
+        kept=counts[BlockState.STORED] + counts[BlockState.LOADING],
+        storing=counts[BlockState.STORING],
+        planned=counts[BlockState.ALLOCATED],
+        quarantined=counts[BlockState.QUARANTINED],
+        retired=counts[BlockState.RETIRED],
+    )
+
+
+def told_process(life: int, ended: str) -> str:
+    """`another process goes on (life 2; before it: the process was killed)`."""
+    return f"another process goes on (life {life:,}; before it: {ended or 'the log was closed'})"

@@ -1,0 +1,154 @@
+"""A part of a log, as `--since` and `--until` name it: by event number, by time after the start, by UTC time.
+
+    point_of("+12.5s")                                   # 12.5 s after the first event of the log
+    find_window(LogReader("log"), point_of("1200"), None)    # Window(first=1200, last=None)
+
+A window is a range of event numbers. A time stands for an event. `--since` means the first event at or after
+it. `--until` means the event before the first later one. If a clock was set back inside a log, a window still
+is a range, and the search takes the first event that fits.
+"""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timezone
+from decimal import Decimal
+from enum import Enum
+from typing import NamedTuple
+
+from kvsm.core.log import LogReader
+from kvsm.errors import ConfigError, LogError
+from kvsm.events import OffloadingEvent
+from kvsm.explain.story.times import after_start, utc
+
+
+class PointUnit(Enum):
+    """How a point of a log is named."""
+
+    EVENT = "event number"
+    AFTER_START = "nanoseconds after the first event"
+    UTC = "Unix time in nanoseconds"
+
+
+class LogPoint(NamedTuple):
+    """A point of a log: `value` in `unit`."""
+
+    unit: PointUnit
+    value: int
+
+
+class Window(NamedTuple):
+    """Events `first` to `last` of a log, both included. None: from its beginning, to its end."""
+
+    first: int | None = None
+    last: int | None = None
+
+    def __contains__(self, seq: object) -> bool:
+        """Whether the event of this number is in the window."""
+        assert isinstance(seq, int)
+        return (self.first is None or self.first <= seq) and (self.last is None or seq <= self.last)
+
+
+_UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
+_AFTER = re.compile(r"\+(\d{1,12}(?:\.\d{1,9})?)(ms|s|min|m|h)")
+_UTC = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z?")
+_EVENT = re.compile(r"\d{1,18}")
+_FORMS = "an event number (1200), a time after the first event (+12.5s), or UTC (2026-11-22T11:04:29)"
+
+
+def point_of(text: str) -> LogPoint:
+    """The point that a person names. Raises `ConfigError` if `text` has none of the three forms."""
+    if _EVENT.fullmatch(text) and int(text):
+        return LogPoint(PointUnit.EVENT, int(text))
+    if found := _AFTER.fullmatch(text):
+        return LogPoint(PointUnit.AFTER_START, int(Decimal(found[1]) * _UNITS_NS[found[2]]))
+    if found := _UTC.fullmatch(text):
+        try:
+            seconds = datetime.fromisoformat(found[1]).replace(tzinfo=timezone.utc).timestamp()
+        except ValueError as error:
+            raise ConfigError(f"{text!r} is no time: {error}") from None
+        return LogPoint(PointUnit.UTC, int(seconds) * 10**9 + int((found[2] or "0").ljust(9, "0")))
+    raise ConfigError(f"{text!r} names no point of a log; give {_FORMS}")
+
+
+def find_window(reader: LogReader, since: LogPoint | None, until: LogPoint | None) -> Window:
+    """The window from `since` to `until`. Reads the first event of each segment, and two segments at most.
+
+    since, until: None: no limit.
+
+    Raises `LogError` if no event of the log is in it, and `LogDamaged` for damage where it looks.
+    """
+    if since is None and until is None:
+        return Window()
+    began_ns, starts = _starts(reader)
+    first = last = None
+    if since is not None:
+        event = _first_from(reader, starts, _absolute(since, began_ns))
+        if event is None:
+            raise LogError(f"{reader.directory}: no event is at or after --since; {_span(reader, began_ns)}")
+        first = event.seq
+    if until is not None:
+        last = _last_until(reader, starts, _absolute(until, began_ns))
+        if last is not None and last < (first or starts[0][0]):
+            what = "--until is before --since" if since is not None else "no event is at or before --until"
+            raise LogError(f"{reader.directory}: {what}; {_span(reader, began_ns)}")
+    return Window(first, last)
+
+
+_Start = tuple[int, int]
+"""The number and the wall time of the first event of a segment."""
+
+
+def _starts(reader: LogReader) -> tuple[int, list[_Start]]:
+    """When the log begins (ns), and where its segments begin."""
+    found = []
+    for segment in reader.segments():
+        for event in segment.events():
+            found.append((event.seq, event.wall_ns))
+            break
+    if not found:
+        raise LogError(f"{reader.directory}: there is no whole event in this log")
+    return found[0][1], found
+
+
+def _absolute(point: LogPoint, began_ns: int) -> LogPoint:
+    if point.unit is PointUnit.AFTER_START:
+        return LogPoint(PointUnit.UTC, began_ns + point.value)
+    return point
+
+
+def _measure(point: LogPoint, start: _Start) -> int:
+    return start[0] if point.unit is PointUnit.EVENT else start[1]
+
+
+def _first_from(reader: LogReader, starts: list[_Start], point: LogPoint) -> OffloadingEvent | None:
+    """The first event at or after `point`, from the last segment on that begins before it."""
+    before = [start for start in starts if _measure(point, start) < point.value]
+    for segment in reader.segments(before[-1][0] if before else None):
+        for event in segment.events():
+            if _measure(point, (event.seq, event.wall_ns)) >= point.value:
+                return event
+    return None
+
+
+def _last_until(reader: LogReader, starts: list[_Start], point: LogPoint) -> int | None:
+    """The number of the last event at or before `point`; None if the log ends before it."""
+    if point.unit is PointUnit.EVENT:
+        return point.value
+    later = _first_from(reader, starts, LogPoint(point.unit, point.value + 1))
+    return None if later is None else later.seq - 1
+
+
+def _span(reader: LogReader, began_ns: int) -> str:
+    """Where the log begins and ends, for a message."""
+    last: OffloadingEvent | None = None
+    first = 0
+    for segment in reader.segments():
+        first = first or segment.head.seq + 1
+        for batch in segment.batches():
+            last = batch[-1]
+    assert last is not None
+    return (
+        f"it has events {first} to {last.seq}, from {utc(began_ns)} "
+        f"to {utc(last.wall_ns)} ({after_start(last.wall_ns, began_ns)})"
+    )

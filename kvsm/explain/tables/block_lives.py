@@ -1,0 +1,369 @@
+"""The lives of blocks, and why a key is gone: what `Extractor` knows of slots and keys.
+
+Each life has a number. The blocks of a store get numbers one after another, and a number is left out between
+two stores. What the blocks of a store share is kept once, in an `Origin`. So a block costs a few entries of
+arrays until its life ends, and lives that end alike make one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.core.ledger import Ledger
+from kvsm.events import BlocksEvicted, HitMatched, RequestAdmitted, Restarted, StorePlanned, StoreSkipped
+from kvsm.explain.tables.key_history import KeyHistory
+from kvsm.explain.tables.row_kinds import BlockRunRow, Gone
+from kvsm.explain.tables.sqlite_tables import RUN_BLOCKS, TableWriter
+from kvsm.ids import IdArray, Ids, unpack
+from kvsm.states.block import are_indexed, are_readable
+
+_Ints = NDArray[np.int64]
+
+
+class Origin(msgspec.Struct):
+    """What the blocks of one store share. blocks: how many of them live."""
+
+    requests: str
+    planned_ns: int | None
+    stored: int | None = None
+    stored_ns: int | None = None
+    blocks: int = 0
+
+
+class LifeRun(msgspec.Struct, array_like=True):
+    """Lives of one store, one after another, that had the same hits."""
+
+    life: int
+    blocks: int
+    store: int
+    transfer: int
+    hits: int
+    last_hit: int
+    last_hit_ns: int
+
+
+class LifeEnd(NamedTuple):
+    """What ended lives: the event (and its time), why, and the transfer behind it with its requests.
+
+    wall_ns: None if the log lacks the event.
+    """
+
+    event: int
+    wall_ns: int | None
+    why: Gone
+    by: int | None = None
+    requests: str | None = None
+
+
+class MissCause(NamedTuple):
+    """Why a key is not readable: the columns of a lookup from `why` to `skipped`."""
+
+    why: str | None
+    event: int | None = None
+    transfer: int | None = None
+    requests: str | None = None
+    skipped: int | None = None
+
+
+class MakingRoom(msgspec.Struct):
+    """An eviction whose store is not planned yet."""
+
+    transfer: int
+    event: int
+    wall_ns: int
+    lives: list[LifeRun]
+
+
+class SavedLives(msgspec.Struct):
+    """`BlockLives` as data."""
+
+    origins: dict[int, Origin]
+    arrays: tuple[bytes, ...]
+    next_life: int
+    known_from: int
+    making_room: MakingRoom | None
+    recent_keys: dict[bytes, int]
+    recent_skips: dict[bytes, int]
+
+
+_ARRAYS = ("_life", "_store", "_hits", "_last_hit", "_last_hit_ns")
+
+
+def _form(key: bytes) -> tuple[int, bytes]:
+    """What the keys of one row of `_stores` share: their length and their KV cache group."""
+    group = key[-GROUP_INDEX_BYTES:]
+    # An engine whose keys do not end with a group has anything there. No model has 256 groups.
+    return len(key), group if group[:-1] == _SMALL_GROUP else b""
+
+
+_SMALL_GROUP = bytes(GROUP_INDEX_BYTES - 1)
+
+
+class BlockLives:
+    """Follows the blocks of one ledger, and writes a row for each run of lives that ends.
+
+    saved: what `save` gave, if the tables go on.
+    """
+
+    def __init__(self, tables: TableWriter, saved: SavedLives | None = None) -> None:
+        self._tables = tables
+        self._origins: dict[int, Origin] = {}
+        self._next_life = 1
+        self._known_from = 0
+        """The event before the first one since which all were seen. Older ends of keys do not count."""
+        self._making_room: MakingRoom | None = None
+        recent_keys: dict[bytes, int] = {}
+        recent_skips: dict[bytes, int] = {}
+        self._size(0)
+        if saved is not None:
+            self._origins, self._next_life = saved.origins, saved.next_life
+            self._known_from, self._making_room = saved.known_from, saved.making_room
+            recent_keys, recent_skips = saved.recent_keys, saved.recent_skips
+            for name, content in zip(_ARRAYS, saved.arrays, strict=True):
+                setattr(self, name, np.frombuffer(bytearray(content), np.int64))
+        self._keys = KeyHistory(tables.connection, "lives", recent_keys)
+        self._skips = KeyHistory(tables.connection, "skips", recent_skips)
+
+    def _size(self, slots: int) -> None:
+        self._life = np.zeros(slots, dtype=np.int64)
+        """By slot: the number of the life that lasts; 0 if there is none."""
+        self._store = np.zeros(slots, dtype=np.int64)
+        """By slot: the number of the first life of its store."""
+        self._hits = np.zeros(slots, dtype=np.int64)
+        self._last_hit = np.zeros(slots, dtype=np.int64)
+        self._last_hit_ns = np.zeros(slots, dtype=np.int64)
+
+    def save(self) -> SavedLives:
+        """All of this as data."""
+        return SavedLives(
+            self._origins,
+            tuple([getattr(self, name).tobytes() for name in _ARRAYS]),
+            self._next_life,
+            self._known_from,
+            self._making_room,
+            self._keys.recent,
+            self._skips.recent,
+        )
+
+    def fits(self, ledger: Ledger) -> bool:
+        """Whether these lives and the ledger's blocks are the same."""
+        sizes = {len(getattr(self, name)) for name in _ARRAYS}
+        return sizes == {ledger.config.host_blocks} and bool(
+            np.array_equal(self._life > 0, are_indexed(ledger.blocks.view))
+        )
+
+    def begin(self, ledger: Ledger, before: Ledger | None) -> None:
+        """The log begins, or goes on after a gap, with this ledger. before: the one up to the gap."""
+        now = are_indexed(ledger.blocks.view)
+        if before is None:
+            self._size(ledger.config.host_blocks)
+        else:
+            self.store_follows(None)
+            same = now & (before.generation_view == ledger.generation_view)
+            lost = np.flatnonzero((self._life > 0) & ~same)
+            self._end(self._runs(before, lost), LifeEnd(ledger.seq, None, Gone.BEFORE_LOG))
+            self._life[lost] = 0
+        self._known_from = ledger.seq
+        found = np.flatnonzero(now & (self._life == 0))
+        by_store = found[np.argsort(ledger.generation_view[found], kind="stable")].tolist()
+        for transfer, some in groupby(by_store, lambda slot: ledger.generation[slot]):
+            slots = list(some)
+            origin = self._origins.setdefault(transfer, Origin("[]", None))
+            origin.blocks += len(slots)
+            self._number([ledger.key_of[slot] for slot in slots], np.array(slots))
+        for slot in np.flatnonzero(are_readable(ledger.blocks.view)).tolist():
+            origin = self._origins[ledger.generation[slot]]
+            if origin.stored is None:
+                origin.stored = ledger.seq
+
+    def _number(self, keys: Sequence[bytes], slots: _Ints) -> None:
+        """Give numbers to lives that begin."""
+        start = 0
+        for _, some in groupby(keys, _form):
+            part = list(some)
+            life, end = self._next_life, start + len(part)
+            own = slots[start:end]
+            self._next_life += len(part) + 1
+            self._life[own] = np.arange(life, life + len(part))
+            self._store[own] = life
+            self._hits[own] = 0
+            self._last_hit[own] = self._last_hit_ns[own] = 0
+            self._tables.add_store(life, part, own.tolist())
+            self._keys.note(part, range(life, life + len(part)))
+            start = end
+
+    # What events do. Each is called when the ledger has applied the event.
+
+    def planned(self, event: StorePlanned, requests: str) -> None:
+        """New lives begin. The eviction that made room for them knows their requests now."""
+        self.store_follows(event.seq, requests)
+        slots = _indices(event.slots)
+        self._origins[event.seq] = Origin(requests, event.wall_ns, blocks=len(slots))
+        self._number(event.keys, slots)
+
+    def stored(self, transfer: int, event: int, wall_ns: int) -> None:
+        """A store is complete."""
+        origin = self._origins.get(transfer)
+        if origin is not None:
+            origin.stored, origin.stored_ns = event, wall_ns
+
+    def matched(self, event: HitMatched) -> None:
+        """A lookup is served by these blocks."""
+        if event.slots:
+            slots = _indices(event.slots)
+            self._hits[slots] += 1
+            self._last_hit[slots] = event.seq
+            self._last_hit_ns[slots] = event.wall_ns
+
+    def skipped(self, event: StoreSkipped) -> None:
+        """These keys were offered in vain."""
+        self._skips.note(event.keys, [event.seq] * len(event.keys))
+
+    def evicted(self, ledger: Ledger, event: BlocksEvicted) -> None:
+        """These lives end as soon as it is known for whom: with the next event."""
+        slots = _indices(event.slots)
+        lives = self._runs(ledger, slots)
+        self._life[slots] = 0
+        self._making_room = MakingRoom(event.transfer, event.seq, event.wall_ns, lives)
+
+    def store_follows(self, planned: int | None, requests: str | None = None) -> None:
+        """Finish an eviction that waits for its store. planned: the store that follows; None: none does."""
+        room = self._making_room
+        if room is not None:
+            self._making_room = None
+            whose = requests if planned == room.transfer else None
+            self._end(room.lives, LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer, whose))
+
+    def gone(self, ledger: Ledger, slots: IdArray, end: LifeEnd) -> None:
+        """An event removed the keys of these slots, if they lived."""
+        self._all_end(ledger, np.array(slots, dtype=np.int64), end)
+
+    def all_gone(self, ledger: Ledger, end: LifeEnd) -> int:
+        """An event removed all keys. Returns how many there were."""
+        return self._all_end(ledger, np.arange(len(self._life)), end)
+
+    def cut_off(self, ledger: Ledger, event: Restarted) -> None:
+        """Another process went on: the keys are gone whose stores had not ended."""
+        gone = np.flatnonzero((self._life > 0) & ~are_indexed(ledger.blocks.view))
+        stores = ledger.generation_view[gone]
+        for store in np.unique(stores).tolist():
+            end = LifeEnd(event.seq, event.wall_ns, Gone.RESTART, store, self._origins[store].requests)
+            self._all_end(ledger, gone[stores == store], end)
+
+    def _all_end(self, ledger: Ledger, slots: _Ints, end: LifeEnd) -> int:
+        living = slots[self._life[slots] > 0]
+        self._end(self._runs(ledger, living), end)
+        self._life[living] = 0
+        return len(living)
+
+    # Rows.
+
+    def _runs(self, ledger: Ledger, slots: _Ints) -> list[LifeRun]:
+        """The lives in these slots, as runs. The ledger still knows the generations of their blocks."""
+        if not len(slots):
+            return []
+        slots = slots[np.argsort(self._life[slots])]
+        life, store, hits, last = (
+            column[slots] for column in (self._life, self._store, self._hits, self._last_hit)
+        )
+        new = np.ones(len(slots), dtype=np.bool_)
+        new[1:] = (np.diff(life) != 1) | (np.diff(hits) != 0) | (np.diff(last) != 0)
+        new[1:] |= (life[1:] - store[1:]) % RUN_BLOCKS == 0
+        starts = np.flatnonzero(new)
+        columns = (
+            life[starts],
+            np.diff(starts, append=len(slots)),
+            store[starts],
+            ledger.generation_view[slots[starts]],
+            hits[starts],
+            last[starts],
+            self._last_hit_ns[slots[starts]],
+        )
+        return [LifeRun(*run) for run in zip(*[column.tolist() for column in columns])]
+
+    def _end(self, runs: Sequence[LifeRun], end: LifeEnd) -> None:
+        for run in runs:
+            self._tables.add("block_runs", self._row(run, end))
+            origin = self._origins[run.transfer]
+            origin.blocks -= run.blocks
+            if not origin.blocks:
+                del self._origins[run.transfer]
+
+    def _row(self, run: LifeRun, end: LifeEnd | None) -> BlockRunRow:
+        origin = self._origins[run.transfer]
+        event, wall_ns, why, by, requests = end or (None, None, None, None, None)
+        evicted = why is Gone.EVICTED
+        return BlockRunRow(
+            run.life,
+            run.blocks,
+            run.store,
+            run.transfer,
+            origin.requests,
+            origin.planned_ns,
+            origin.stored,
+            origin.stored_ns,
+            run.hits,
+            run.last_hit if run.hits else None,
+            run.last_hit_ns if run.hits else None,
+            event,
+            wall_ns,
+            None if why is None else why.value,
+            by if evicted else None,
+            requests if evicted else None,
+            None if evicted else by,
+            wanted=None,
+            wanted_ns=None,
+            wanted_by=None,
+        )
+
+    def living(self, ledger: Ledger) -> Iterator[BlockRunRow]:
+        """Rows for the lives that last, or that ended with an eviction whose store is not known yet."""
+        room = self._making_room
+        if room is not None:
+            end = LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer)
+            yield from (self._row(run, end) for run in room.lives)
+        lasting = np.flatnonzero(self._life)
+        yield from (self._row(run, None) for run in self._runs(ledger, lasting))
+
+    # Why a key is gone.
+
+    def missed(self, ledger: Ledger, event: HitMatched | RequestAdmitted) -> MissCause:
+        """Why the lookup stops at its missed key; the key's last life is wanted."""
+        key = event.missed
+        if key is None:
+            return MissCause(None)
+        slot = ledger.index.get(key)
+        if slot is not None:
+            store = ledger.generation[slot]
+            in_flight = MissCause(Gone.IN_FLIGHT.value, store, store, self._origins[store].requests)
+            return MissCause(None) if ledger.readable(slot) else in_flight
+        # Two keys with one hash are so rare that a skip of the other one is not ruled out.
+        skipped: int | None = next(self._skips.candidates(key), 0)
+        life = next((one for one in self._keys.candidates(key) if self._tables.key_of(one) == key), None)
+        run = None if life is None else self._tables.run_of(life)
+        known_from = self._known_from if run is None else max(self._known_from, run.gone or 0)
+        if (skipped or 0) <= known_from:
+            skipped = None
+        if life is not None and run is not None and (run.gone or 0) > self._known_from:
+            if run.wanted is None:
+                self._tables.want(run, life, event.seq, event.wall_ns, event.request)
+            if run.gone_for is not None:
+                return MissCause(run.why, run.gone, run.gone_for, run.gone_for_requests, skipped)
+            by = run.gone_by
+            requests = None if by is None else self._tables.requests_of(by)
+            return MissCause(run.why, run.gone, by, requests, skipped)
+        if skipped is not None:
+            return MissCause(Gone.SKIPPED.value, skipped, skipped=skipped)
+        return MissCause((Gone.BEFORE_LOG if self._known_from else Gone.NEVER_STORED).value)
+
+
+def _indices(slots: Ids) -> _Ints:
+    """The slots that an event names, as numpy takes them for an index."""
+    return np.array(unpack(slots), dtype=np.int64)

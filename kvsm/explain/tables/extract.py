@@ -1,0 +1,571 @@
+"""One pass over a log: each event becomes rows of the tables in `rows.py`.
+
+`Extractor.follow` applies an event to the ledger and takes note of it. A row is written when nothing of it
+can change any more. `write_unfinished` writes the rows of what still goes on, as they are now. So a log that
+is still written can be read at any time, and read on later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from kvsm import events as ev
+from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.errors import InvalidEvent
+from kvsm.events import LOAD, STORE, OffloadingEvent, Owners
+from kvsm.explain.story.restarts import Survivors, survivors
+from kvsm.explain.tables.block_lives import BlockLives, LifeEnd, SavedLives
+from kvsm.explain.tables.open_rows import CUT_OFF, Flight, Moved, RequestInProgress, awaited
+from kvsm.explain.tables.row_kinds import (
+    SAMPLE_EVENTS,
+    EventRow,
+    Gone,
+    LookupRow,
+    OccupancyRow,
+    RejectionRow,
+    ResetRow,
+    RestartRow,
+    SkipRow,
+)
+from kvsm.explain.tables.sqlite_tables import TableWriter
+from kvsm.ids import count
+from kvsm.states.block import BlockState
+from kvsm.states.request import RequestState
+from kvsm.states.transfer import TransferState
+from kvsm.states.words import STATE_MASK
+
+
+class SavedExtractor(msgspec.Struct):
+    """An `Extractor` as data, without its ledger."""
+
+    lives: SavedLives
+    requests: list[RequestInProgress]
+    over: list[RequestInProgress]
+    flights: list[Flight]
+    last: EventRow
+    interim: list[int]
+
+
+class Extractor:
+    """Turns events into rows.
+
+    tables: where they are written. Call its `flush` now and then.
+    saved, ledger: what `save` gave, and the ledger of that moment, if the tables go on. Raises `ValueError`
+        if they do not fit together.
+    """
+
+    def __init__(
+        self, tables: TableWriter, saved: SavedExtractor | None = None, ledger: Ledger | None = None
+    ) -> None:
+        self._tables, self._ledger = tables, ledger
+        self._lives = BlockLives(tables, None if saved is None else saved.lives)
+        self._requests: dict[str, RequestInProgress] = {}
+        """Requests that the ledger knows."""
+        self._over: dict[tuple[str, int], RequestInProgress] = {}
+        """Requests that are over, but for their stores."""
+        self._deferred: set[str] = set()
+        self._copies: set[str] = set()
+        """Copies to another tier, which the ledger has as requests. Their transfers tell all of them."""
+        self._flights: dict[int, Flight] = {}
+        self._last = EventRow(0, 0, 0, "")
+        self._survivors: Survivors | None = None
+        """What the restart leaves that is being followed."""
+        self._interim: list[int] = []
+        """The runs of blocks that are written as they were, and will be written again."""
+        if saved is not None and ledger is not None:
+            self._requests = {one.request: one for one in saved.requests}
+            self._over = {(one.request, one.arrived.event): one for one in saved.over}
+            self._deferred = set(ledger.deferred)
+            self._flights = {one.planned.event: one for one in saved.flights}
+            self._last, self._interim = saved.last, saved.interim
+            known = self._requests.keys() == ledger.requests.keys()
+            flying = self._flights.keys() == ledger.transfers.keys()
+            if not (known and flying and self._lives.fits(ledger) and self._last.event == ledger.seq):
+                raise ValueError("the saved extractor is not of this ledger")
+
+    def save(self) -> SavedExtractor:
+        """All of this as data. The rows must have been flushed."""
+        return SavedExtractor(
+            self._lives.save(),
+            list(self._requests.values()),
+            list(self._over.values()),
+            list(self._flights.values()),
+            self._last,
+            self._interim,
+        )
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger after the last event."""
+        assert self._ledger is not None
+        return self._ledger
+
+    def follow(self, ledger: Ledger, event: OffloadingEvent) -> None:
+        """Apply the next event to its ledger, and note what it means.
+
+        ledger: a new one where the log begins, and behind a gap.
+
+        Raises `IllegalTransition` or `InvalidEvent`, with nothing noted, if the event cannot follow.
+        """
+        if ledger is not self._ledger:
+            self._begin(ledger)
+        kind = type(event)
+        self._survivors = survivors(ledger) if kind is ev.Restarted else None
+        ended = ledger.apply(event)
+        if kind is not ev.StorePlanned:
+            self._lives.store_follows(None)
+        HANDLERS[kind](self, event, ended)
+        self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
+        self._tables.add("events", self._last)
+        if not event.seq % SAMPLE_EVENTS:
+            self._tables.add("occupancy", occupancy(self.ledger, self._last))
+
+    def write_unfinished(self) -> None:
+        """Write the rows of what still goes on, as they are now. Before the log is read on, call `go_on`."""
+        if self._ledger is None:
+            return
+        workers, add = self._ledger.config.workers, self._tables.add
+        for request in chain(self._requests.values(), self._over.values()):
+            add("requests", request.row(self._last.wall_ns))
+        for request in self._requests.values():
+            add("request_states", request.stay(None))
+        for flight in self._flights.values():
+            add("transfers", flight.row(workers, None, None))
+            for copy in flight.silent_copies(workers):
+                add("copies", copy)
+        for run in self._lives.living(self._ledger):
+            self._interim.append(run.life)
+            add("block_runs", run)
+        if self._last.event % SAMPLE_EVENTS:
+            add("occupancy", occupancy(self.ledger, self._last))
+        self._tables.flush()
+
+    def go_on(self) -> None:
+        """Remove what `write_unfinished` wrote, if no later row will replace it."""
+        lives = [(life,) for life in self._interim]
+        self._tables.connection.executemany("DELETE FROM block_runs WHERE life = ?", lives)
+        self._interim = []
+        if self._last.event % SAMPLE_EVENTS:
+            self._tables.connection.execute("DELETE FROM occupancy WHERE event = ?", (self._last.event,))
+
+    # Where the log begins, and behind a gap.
+
+    def _begin(self, ledger: Ledger) -> None:
+        before, self._ledger = self._ledger, ledger
+        if before is not None and before.config != ledger.config:
+            raise InvalidEvent(ledger.seq + 1, "the log goes on behind a gap with another configuration")
+        self._lives.begin(ledger, before)
+        gap = Moved(ledger.seq)
+        for name in [name for name in self._requests if name not in ledger.requests]:
+            request = self._requests[name]
+            request.finished = request.finished or gap
+            self._move(request, int(RequestState.RELEASED), None, gap)
+        for name, record in ledger.requests.items():
+            state = record.word & STATE_MASK
+            awaits = awaited(record)
+            known = self._requests.get(name)
+            if known is None:
+                self._requests[name] = RequestInProgress(name, gap, state, gap, awaits)
+            elif known.state != state:
+                self._move(known, state, awaits, gap)
+        self._deferred = set(ledger.deferred)
+        for transfer in [one for one in self._flights if one not in ledger.transfers]:
+            self._land(self._flights.pop(transfer), None, gap)
+        for transfer, found in ledger.transfers.items():
+            if transfer not in self._flights:
+                self._flights[transfer] = self._found_in_flight(found)
+
+    def _found_in_flight(self, record: TransferRecord) -> Flight:
+        """A transfer that only the ledger knows."""
+        store = record.direction is STORE
+        flight = self._flight(Moved(record.id), store, record.owners, len(record.slots))
+        flight.sent = record.state is not TransferState.PLANNED
+        flight.reported = record.reported
+        flight.elsewhere = "elsewhere" if store and not len(record.device_blocks) else None
+        return flight
+
+    # Requests.
+
+    def _request(self, event: Any) -> RequestInProgress:
+        """The event's request, which may be known from now on."""
+        name: str = event.request
+        request = self._requests.get(name)
+        if request is None:
+            at = _at(event)
+            request = self._requests[name] = RequestInProgress(name, at, int(RequestState.NEW), at)
+        return request
+
+    def _settle(self, name: str, event: OffloadingEvent) -> None:
+        """Note the state that the request has now."""
+        request, record = self._requests.get(name), self.ledger.requests.get(name)
+        if request is None:
+            return
+        state = int(RequestState.RELEASED) if record is None else record.word & STATE_MASK
+        if state != request.state:
+            awaits = None if record is None else awaited(record)
+            self._move(request, state, awaits, _at(event))
+
+    def _move(self, request: RequestInProgress, state: int, awaits: int | None, at: Moved) -> None:
+        """The stay of a request ends, and the next one begins, unless the request is over."""
+        name = request.request
+        if request.since.event != at.event:
+            self._tables.add("request_states", request.stay(at))
+        if request.state == RequestState.DEFERRED:
+            self._deferred.discard(name)
+        request.move(state, awaits, at)
+        if state == RequestState.DEFERRED:
+            self._deferred.add(name)
+        elif state == RequestState.RELEASED:
+            del self._requests[name]
+            if request.stores:
+                self._over[name, request.arrived.event] = request
+            else:
+                self._tables.add("requests", request.row(0))
+
+    def _wake(self, event: OffloadingEvent) -> None:
+        """Note which requests wait no more."""
+        for name in [name for name in self._deferred if name not in self.ledger.deferred]:
+            self._settle(name, event)
+
+    def _arrived(self, event: ev.RequestArrived, _ended: TransferRecord | None) -> None:
+        if event.target:
+            self._copies.add(event.request)
+        else:
+            self._request(event)
+
+    def _preempted(self, event: ev.RequestPreempted, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        request.preemptions += 1
+        self._settle(event.request, event)
+
+    def _finished(self, event: ev.RequestFinished, _ended: TransferRecord | None) -> None:
+        if event.request in self._copies:
+            self._copies.remove(event.request)
+            return
+        request = self._request(event)
+        request.finished, request.aborted = _at(event), event.aborted
+        request.hand_over = event.hand_over or None
+        self._settle(event.request, event)
+
+    def _matched(self, event: ev.HitMatched, _ended: TransferRecord | None) -> None:
+        if event.request in self._copies:
+            return
+        request = self._request(event)
+        if event.slots and event.asked == 0:
+            # This request holds blocks for another engine; they are not its prompt.
+            request.held = count(event.slots)
+        self._lives.matched(event)
+        self._answer(request, event, count(event.slots), admitted=None, resumed=False)
+        self._settle(event.request, event)
+
+    def _admitted(self, event: ev.RequestAdmitted, _ended: TransferRecord | None) -> None:
+        request = self._request(event)
+        is_later = request.state == RequestState.FINISHED
+        if is_later:
+            # While an earlier request of this name loads, only admissions of the later one are logged.
+            at = _at(event)
+            request = RequestInProgress(event.request, at, int(RequestState.RELEASED), at, finished=at)
+        if not event.resumed:
+            request.asked, request.on_device, request.on_host = event.asked, event.on_device, event.on_host
+        self._use_answer(request, event)
+        if is_later and not event.resumed:
+            self._tables.add("requests", request.row(0))
+
+    def _use_answer(self, request: RequestInProgress, event: ev.RequestAdmitted) -> None:
+        """Record the answer that the request was admitted with, whether it was logged or not."""
+        slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
+        answer, request.answer = request.answer, None
+        missed = None if event.missed is None else event.missed.hex()
+        if answer is None or (answer.hit_slots, answer.missed) != (slots, missed):
+            # The answer that was used is another than the last one that was logged.
+            self._answer(request, event, slots, admitted=event.seq, resumed=event.resumed)
+            request.answer = None
+            return
+        used = msgspec.structs.replace(
+            answer,
+            asked=event.asked,
+            on_device=event.on_device,
+            on_host=event.on_host,
+            admitted=event.seq,
+            resumed=event.resumed,
+        )
+        self._tables.add("lookups", used)
+
+    def _answer(
+        self,
+        request: RequestInProgress,
+        event: ev.HitMatched | ev.RequestAdmitted,
+        slots: int,
+        *,
+        admitted: int | None,
+        resumed: bool,
+    ) -> None:
+        """Add a row for the answer to a lookup."""
+        request.lookups += 1
+        request.answer = LookupRow(
+            event.seq,
+            event.step,
+            event.wall_ns,
+            event.request,
+            event.asked,
+            event.on_device,
+            event.on_host,
+            slots,
+            admitted,
+            resumed,
+            None if event.missed is None else event.missed.hex(),
+            *self._lives.missed(self.ledger, event),
+        )
+        self._tables.add("lookups", request.answer)
+
+    def _released(self, event: ev.HitReleased, _ended: TransferRecord | None) -> None:
+        self._settle(event.request, event)
+
+    def _began_to_wait(self, event: ev.RequestDeferred, _ended: TransferRecord | None) -> None:
+        self._request(event)
+        self._settle(event.request, event)
+
+    def _ticked(self, event: ev.Ticked, _ended: TransferRecord | None) -> None:
+        if self._deferred:
+            self._wake(event)
+
+    # Blocks.
+
+    def _evicted(self, event: ev.BlocksEvicted, _ended: TransferRecord | None) -> None:
+        self._lives.evicted(self.ledger, event)
+
+    def _skipped(self, event: ev.StoreSkipped, _ended: TransferRecord | None) -> None:
+        self._lives.skipped(event)
+        names, reason = _names(event.owners), event.reason.value
+        row = SkipRow(event.seq, event.step, event.wall_ns, names, len(event.keys), reason)
+        self._tables.add("skips", row)
+
+    # Transfers.
+
+    def _flight(self, planned: Moved, store: bool, owners: Owners, slots: int) -> Flight:
+        known = [(name, self._requests[name], blocks) for name, blocks in owners if name in self._requests]
+        shares = tuple([(name, request.arrived.event, blocks) for name, request, blocks in known])
+        for _, request, _ in known if store else ():
+            request.stores += 1
+        return Flight(planned, store, _names(owners), shares, slots)
+
+    def _store_planned(self, event: ev.StorePlanned, _ended: TransferRecord | None) -> None:
+        flight = self._flight(_at(event), True, event.owners, count(event.slots))
+        flight.elsewhere = event.source or None
+        self._flights[event.seq] = flight
+        self._lives.planned(event, flight.requests)
+
+    def _load_planned(self, event: ev.LoadPlanned, _ended: TransferRecord | None) -> None:
+        if not event.voided:
+            slots = count(event.slots)
+            flight = self._flight(_at(event), False, ((event.request, slots),), slots)
+            flight.elsewhere = event.target or None
+            self._flights[event.seq] = flight
+        if event.request in self._copies:
+            return
+        request = self._request(event)
+        request.loads += 1
+        request.failed_loads += event.voided
+        self._settle(event.request, event)
+
+    def _submitted(self, event: ev.TransfersSubmitted, _ended: TransferRecord | None) -> None:
+        for transfer in event.transfers:
+            flight = self._flights[transfer]
+            flight.sent, flight.submitted = True, _at(event)
+
+    def _flushed(self, event: ev.FlushRequested, _ended: TransferRecord | None) -> None:
+        for transfer in event.transfers:
+            self._flights[transfer].waited_for += 1
+
+    def _reported(self, event: ev.WorkerReported, ended: TransferRecord | None) -> None:
+        flight = self._flights[event.transfer]
+        flight.reported |= 1 << event.worker
+        self._tables.add("copies", flight.copy(event.worker, event))
+        if ended is None:
+            return
+        state = ended.state
+        if state is TransferState.COMPLETED and flight.store:
+            self._lives.stored(ended.id, event.seq, event.wall_ns)
+        elif state is TransferState.FAILED:
+            why = Gone.STORE_FAILED if flight.store else Gone.LOAD_FAILED
+            end = LifeEnd(event.seq, event.wall_ns, why, ended.id, flight.requests)
+            self._lives.gone(self.ledger, ended.slots, end)
+        self._ended(event, state)
+
+    def _cancelled(self, event: ev.TransferCancelled, ended: TransferRecord | None) -> None:
+        assert ended is not None
+        flight = self._flights[event.transfer]
+        if flight.store:
+            end = LifeEnd(event.seq, event.wall_ns, Gone.CANCELLED, ended.id, flight.requests)
+            self._lives.gone(self.ledger, ended.slots, end)
+        self._ended(event, ended.state)
+
+    def _lost(self, event: ev.TransferLost, ended: TransferRecord | None) -> None:
+        assert ended is not None
+        flight = self._flights[event.transfer]
+        end = LifeEnd(event.seq, event.wall_ns, Gone.LOST, ended.id, flight.requests)
+        self._lives.gone(self.ledger, ended.slots, end)
+        self._ended(event, ended.state)
+
+    def _ended(self, event: Any, state: TransferState) -> None:
+        """The event's transfer has ended: its requests go on."""
+        flight = self._flights.pop(event.transfer)
+        self._land(flight, state.name.lower(), _at(event))
+        for name, _, _ in () if flight.store else flight.owners:
+            self._settle(name, event)
+        if self._deferred:
+            self._wake(event)
+
+    def _land(self, flight: Flight, outcome: str | None, at: Moved) -> None:
+        """The rows of a transfer that has ended. outcome: None if the log does not tell it."""
+        workers = self.ledger.config.workers
+        for copy in flight.silent_copies(workers):
+            self._tables.add("copies", copy)
+        self._tables.add("transfers", flight.row(workers, outcome, at))
+        completed, failed = outcome == "completed", outcome not in ("completed", CUT_OFF, None)
+        for name, arrived, slots in flight.owners:
+            request = self._requests.get(name)
+            if request is None or request.arrived.event != arrived:
+                request = self._over.get((name, arrived))
+            if request is None:
+                continue
+            if not flight.store:
+                request.loaded += slots if completed else 0
+                request.failed_loads += failed
+                continue
+            request.stored += slots if completed else 0
+            request.stores -= 1
+            if not request.stores and request.state == RequestState.RELEASED:
+                del self._over[name, arrived]
+                self._tables.add("requests", request.row(0))
+
+    def _rejected(self, event: ev.ReportRejected, _ended: TransferRecord | None) -> None:
+        row = RejectionRow(
+            event.seq,
+            event.step,
+            event.wall_ns,
+            event.transfer,
+            event.worker,
+            event.good,
+            event.reason.value,
+        )
+        self._tables.add("rejections", row)
+
+    # The pool.
+
+    def _reset(self, event: ev.CacheReset, _ended: TransferRecord | None) -> None:
+        ledger, at = self.ledger, _at(event)
+        keys = self._lives.all_gone(ledger, LifeEnd(event.seq, event.wall_ns, Gone.RESET))
+        cancelled = [transfer for transfer in self._flights if transfer not in ledger.transfers]
+        abandoned = [one for one in ledger.transfers.values() if one.epoch == event.epoch - 1]
+        ended = len(cancelled), len(abandoned)
+        row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended, event.weights)
+        self._tables.add("resets", row)
+        for transfer in cancelled:
+            self._land(self._flights.pop(transfer), "cancelled", at)
+        for name in list(self._requests):
+            self._settle(name, event)
+
+    def _restarted(self, event: ev.Restarted, _ended: TransferRecord | None) -> None:
+        """Everybody of the last process is gone: what was open is cut off."""
+        self._copies.clear()
+        at, left = Moved(event.seq, event.step, self._last.wall_ns or event.wall_ns), self._survivors
+        assert left is not None
+        row = RestartRow(
+            event.seq,
+            event.step,
+            event.wall_ns,
+            event.life,
+            event.ended or None,
+            left.kept,
+            left.storing,
+            left.planned,
+            left.freed,
+            len(self._flights),
+            len(self._requests),
+        )
+        self._tables.add("restarts", row)
+        self._lives.cut_off(self.ledger, event)
+        for transfer in list(self._flights):
+            self._land(self._flights.pop(transfer), CUT_OFF, at)
+        for request in list(self._requests.values()):
+            request.cut_off = request.finished is None
+            request.finished = request.finished or at
+            self._move(request, int(RequestState.RELEASED), None, at)
+
+    def _nothing(self, _event: OffloadingEvent, _ended: TransferRecord | None) -> None:
+        """The table `events` says all."""
+
+
+def occupancy(ledger: Ledger, last: EventRow) -> OccupancyRow:
+    """The pool as it is after the event `last`."""
+    free, idle = len(ledger.free), ledger.evictable()
+    transfers = ledger.transfers.values()
+    loads = sum([one.direction is LOAD for one in transfers])
+    held = _held(ledger)
+    return OccupancyRow(
+        last.event,
+        last.step,
+        last.wall_ns,
+        free,
+        idle,
+        ledger.config.host_blocks - free - idle - sum(held),
+        *held,
+        len(transfers) - loads,
+        loads,
+        len(ledger.requests),
+        len(ledger.deferred),
+    )
+
+
+def _held(ledger: Ledger) -> tuple[int, int, int]:
+    """(slots that are being stored, quarantined, retired)."""
+    counts = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
+    storing = counts[BlockState.ALLOCATED] + counts[BlockState.STORING]
+    return storing, counts[BlockState.QUARANTINED], counts[BlockState.RETIRED]
+
+
+def _at(event: OffloadingEvent) -> Moved:
+    return Moved(event.seq, event.step, event.wall_ns)
+
+
+def _names(owners: Owners) -> str:
+    """The requests among the owners, each once, as a JSON list."""
+    return msgspec.json.encode(list(dict.fromkeys([name for name, _ in owners]))).decode()
+
+
+HANDLERS: dict[type[OffloadingEvent], Callable[[Extractor, Any, TransferRecord | None], None]] = {
+    ev.LogOpened: Extractor._nothing,
+    ev.RequestArrived: Extractor._arrived,
+    ev.RequestPreempted: Extractor._preempted,
+    ev.RequestFinished: Extractor._finished,
+    ev.HitMatched: Extractor._matched,
+    ev.HitReleased: Extractor._released,
+    ev.RequestDeferred: Extractor._began_to_wait,
+    ev.KeysRecalled: Extractor._nothing,
+    ev.BlocksEvicted: Extractor._evicted,
+    ev.StorePlanned: Extractor._store_planned,
+    ev.StoreSkipped: Extractor._skipped,
+    ev.LoadPlanned: Extractor._load_planned,
+    ev.TransfersSubmitted: Extractor._submitted,
+    ev.TransferCancelled: Extractor._cancelled,
+    ev.WorkerReported: Extractor._reported,
+    ev.ReportRejected: Extractor._rejected,
+    ev.TransferLost: Extractor._lost,
+    ev.BlocksTouched: Extractor._nothing,
+    ev.FlushRequested: Extractor._flushed,
+    ev.CacheReset: Extractor._reset,
+    ev.StepEnded: Extractor._nothing,
+    ev.Ticked: Extractor._ticked,
+    ev.BlocksOffered: Extractor._nothing,
+    ev.OffersCounted: Extractor._nothing,
+    ev.BlocksRewritten: Extractor._nothing,
+    ev.Restarted: Extractor._restarted,
+    ev.RequestAdmitted: Extractor._admitted,
+}
+"""What each kind of event means for the tables. A handler runs when the ledger has applied its event."""

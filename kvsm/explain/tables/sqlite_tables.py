@@ -1,0 +1,211 @@
+"""The tables of `rows.py` in SQLite: their schema, how rows are written, and how they are read.
+
+The schema is made from the classes of the rows, so a column is declared once. A row that is written again
+replaces the one with the same key: the thing has gone on since.
+
+Blocks are many, and most blocks of a store live alike. So `block_runs` has a row for each run of them, and
+`blocks` is a view that names each block. Two tables that begin with `_` give it slots and keys:
+
+- `_stores` has the keys and slots of a store in one row. Lives are numbered, so `life - store` is a block's
+  place in it. Keys of another length or another KV cache group begin another row.
+- `_numbers` has the numbers below `RUN_BLOCKS`.
+
+Everything is plain SQL: `sqlite3` and DuckDB read the file as well.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from types import NoneType
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from msgspec.structs import astuple, replace
+
+from kvsm.errors import ConfigError, LogError
+from kvsm.explain.story.window import Window
+from kvsm.explain.tables import key_history
+from kvsm.explain.tables.row_kinds import KEYS, TABLES, BlockRow, BlockRunRow, Row
+
+INDEXES: dict[str, tuple[str, ...]] = {
+    "lookups": ("request",),
+    "transfers": ("ended",),
+    "block_runs": ("transfer", "gone"),
+}
+"""Columns that are looked up often, besides the keys of the tables."""
+
+RUN_BLOCKS = 4096
+"""Most blocks of one run."""
+
+_TYPES = {int: "INTEGER", str: "TEXT", bool: "INTEGER"}
+_VIEWS = ("blocks",)
+_PLACE = "r.life + n.n - s.life"
+_DERIVED = {
+    "life": "r.life + n.n",
+    "slot": f"CAST(substr(s.slots, 1 + ({_PLACE}) * s.slot_digits, s.slot_digits) AS INTEGER)",
+    "key": f"lower(hex(substr(s.keys, 1 + ({_PLACE}) * s.key_bytes, s.key_bytes)))",
+}
+_R = TypeVar("_R", bound=Row)
+
+
+def schema() -> list[str]:
+    """The statements that make the tables."""
+    return [
+        *[_create(table) for table in TABLES if table not in _VIEWS],
+        "CREATE TABLE _stores (life INTEGER PRIMARY KEY, key_bytes INTEGER, keys BLOB, slot_digits INTEGER,"
+        " slots TEXT)",
+        "CREATE TABLE _numbers (n INTEGER PRIMARY KEY)",
+        key_history.SCHEMA,
+        _create_blocks(),
+        *[
+            f"CREATE INDEX {table}_by_{column} ON {table} ({column})"
+            for table, columns in INDEXES.items()
+            for column in columns
+        ],
+    ]
+
+
+def make_tables(connection: sqlite3.Connection) -> None:
+    """Make the tables in an empty database."""
+    for statement in schema():
+        connection.execute(statement)
+    connection.executemany("INSERT INTO _numbers VALUES (?)", ((number,) for number in range(RUN_BLOCKS)))
+
+
+def columns_of(table: str) -> dict[str, tuple[type, bool]]:
+    """Column -> (its type, whether it may be None), in order."""
+    return {name: _plain(hint) for name, hint in get_type_hints(TABLES[table]).items()}
+
+
+def _plain(hint: Any) -> tuple[type, bool]:
+    kinds = get_args(hint) or (hint,)
+    return next(kind for kind in kinds if kind is not NoneType), NoneType in kinds
+
+
+def _create(table: str) -> str:
+    keys = KEYS[table]
+    alone = len(keys) == 1
+    lines = []
+    for name, (kind, optional) in columns_of(table).items():
+        needed = "" if optional else " NOT NULL"
+        lines.append(f"{name} {_TYPES[kind]}{' PRIMARY KEY' if alone and name in keys else needed}")
+    if alone:
+        return f"CREATE TABLE {table} ({', '.join(lines)})"
+    return f"CREATE TABLE {table} ({', '.join(lines)}, PRIMARY KEY ({', '.join(keys)})) WITHOUT ROWID"
+
+
+def _create_blocks() -> str:
+    columns = [f"{_DERIVED.get(name, f'r.{name}')} AS {name}" for name in BlockRow.__struct_fields__]
+    return (
+        f"CREATE VIEW blocks AS SELECT {', '.join(columns)} FROM block_runs r"
+        " CROSS JOIN _numbers n ON n.n < r.blocks LEFT JOIN _stores s ON s.life = r.store"
+    )
+
+
+@cache
+def _insert(table: str) -> str:
+    marks = ", ".join("?" * len(TABLES[table].__struct_fields__))
+    return f"INSERT OR REPLACE INTO {table} VALUES ({marks})"
+
+
+class TableWriter:
+    """Writes rows, some at a time, and finds again what an extractor must know of the past."""
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self.connection = connection
+        self._rows: dict[str, list[Row]] = {table: [] for table in TABLES}
+        self._stores: list[tuple[int, int, bytes, int, str]] = []
+
+    def add(self, table: str, row: Row) -> None:
+        """Keep a row until the next `flush`."""
+        self._rows[table].append(row)
+
+    def add_store(self, life: int, keys: Sequence[bytes], slots: Sequence[int]) -> None:
+        """Keep the keys, all of one length, and the slots of blocks. life: the first block's."""
+        digits = len(str(max(slots)))
+        listed = f"%0{digits}d" * len(slots) % tuple(slots)
+        self._stores.append((life, len(keys[0]), b"".join(keys), digits, listed))
+
+    def flush(self) -> None:
+        """Write the rows. Raises `LogError` for a number that no kvsm writes."""
+        try:
+            for table, rows in self._rows.items():
+                if rows:
+                    self.connection.executemany(_insert(table), map(astuple, rows))
+                    rows.clear()
+            if self._stores:
+                self.connection.executemany("INSERT INTO _stores VALUES (?, ?, ?, ?, ?)", self._stores)
+                self._stores.clear()
+        except OverflowError as error:
+            raise LogError(f"the log holds a number that is larger than any kvsm writes: {error}") from error
+
+    def key_of(self, life: int) -> bytes:
+        """The key of a life."""
+        found = self._found(
+            "SELECT substr(keys, 1 + (? - life) * key_bytes, key_bytes) FROM _stores"
+            " WHERE life <= ? ORDER BY life DESC LIMIT 1",
+            (life, life),
+        )
+        return b"" if found is None else bytes(found[0])
+
+    def run_of(self, life: int) -> BlockRunRow | None:
+        """The run with this life. None: the life is not over."""
+        found = self._found("SELECT * FROM block_runs WHERE life <= ? ORDER BY life DESC LIMIT 1", (life,))
+        run = None if found is None else BlockRunRow(*found)
+        return run if run is not None and life < run.life + run.blocks else None
+
+    def requests_of(self, transfer: int) -> str | None:
+        """The requests of a transfer that has ended, as a JSON list."""
+        found = self._found("SELECT requests FROM transfers WHERE transfer = ?", (transfer,))
+        return None if found is None else str(found[0])
+
+    def want(self, run: BlockRunRow, life: int, event: int, wall_ns: int, request: str) -> None:
+        """Note in the run's block of this life that a lookup wants it. The run is cut around it."""
+        before, after = life - run.life, run.life + run.blocks - life - 1
+        parts = [replace(run, life=life, blocks=1, wanted=event, wanted_ns=wall_ns, wanted_by=request)]
+        if before:
+            parts.append(replace(run, blocks=before))
+        if after:
+            parts.append(replace(run, life=life + 1, blocks=after))
+        self.connection.executemany(_insert("block_runs"), map(astuple, parts))
+
+    def _found(self, query: str, params: Sequence[Any]) -> tuple[Any, ...] | None:
+        self.flush()
+        found: tuple[Any, ...] | None = self.connection.execute(query, params).fetchone()
+        return found
+
+
+def within(window: Window, column: str = "event") -> tuple[str, tuple[int, ...]]:
+    """A condition in SQL that an event is in the window, and its parameters. Empty: a whole log."""
+    bounds = [(">=", window.first), ("<=", window.last)]
+    given = [(sign, event) for sign, event in bounds if event is not None]
+    return " AND ".join(f"{column} {sign} ?" for sign, _ in given), tuple(event for _, event in given)
+
+
+def read(
+    connection: sqlite3.Connection, table: str, kind: type[_R], where: str, params: Sequence[Any]
+) -> Iterator[_R]:
+    """The rows of a table in the order of its key. where: a condition in SQL; empty: all rows."""
+    condition = f" WHERE {where}" if where else ""
+    query = f"SELECT * FROM {table}{condition} ORDER BY {', '.join(KEYS[table])}"
+    try:
+        cursor = connection.execute(query, params)
+    except sqlite3.Error as error:
+        raise ConfigError(f"the table {table} cannot be read where {where!r}: {error}") from error
+    return map(_maker(kind, table), cursor)
+
+
+def _maker(kind: type[_R], table: str) -> Callable[[tuple[Any, ...]], _R]:
+    """What makes a row from its columns. SQLite has no bool."""
+    places = [place for place, (one, _) in enumerate(columns_of(table).values()) if one is bool]
+    if not places:
+        return lambda columns: kind(*columns)
+
+    def make(columns: tuple[Any, ...]) -> _R:
+        values = list(columns)
+        for place in places:
+            values[place] = None if values[place] is None else bool(values[place])
+        return kind(*values)
+
+    return make

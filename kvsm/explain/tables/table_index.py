@@ -1,0 +1,450 @@
+"""The tables of a log, kept beside it as `index.sqlite`: read on where they end, or made from nothing.
+
+Nothing needs the index: it saves the time to read a large log again, and can be deleted at any time. It is
+committed at the end of each segment, so an interrupted indexing goes on there. Where it ends, it holds the
+ledger and all that the extractor knows, as data. A log that is still written is read up to its last whole
+frame, and on from there the next time.
+
+An index is believed only if nobody else can have made or changed it, and it belongs to this log as it is:
+
+============================================  ==================================================
+what is found                                 what is done
+============================================  ==================================================
+a log of less than `SMALL_LOG` bytes          read each time; no file is made
+a directory that others may change, or that   tables in a temporary file, and a note that says why.
+this user may not change; a file of another   The file is left alone.
+user, a link, or a file that is no index
+an index of another run or version, of other  made from nothing. A copied index is on another inode;
+segments, on another inode, or damaged        it may have been made by anybody.
+another process is at work on it              wait up to `WAIT_SECONDS`, then a temporary file
+============================================  ==================================================
+
+An index remembers events of segments that retention has deleted since.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import sqlite3
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+import msgspec
+
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.snapshot import restore_foreign, snapshot
+from kvsm.core.log import LogReader, Segment
+from kvsm.core.log.fold import condition_of, go_on, refuse_malformed
+from kvsm.core.log.frames import segment_paths
+from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
+from kvsm.events import OffloadingEvent
+from kvsm.explain.story import LogCondition, Trust
+from kvsm.explain.tables.extract import Extractor, SavedExtractor
+from kvsm.explain.tables.sqlite_tables import TableWriter, make_tables, schema
+from kvsm.system.private_files import open_private, why_not_private
+
+INDEX_NAME, LOCK_NAME = "index.sqlite", "index.lock"
+SMALL_LOG = 1 << 20
+"""Bytes of a log that is read in about half a second."""
+
+CHECKED_BYTES = 64 << 20
+"""An index up to this size is searched for damage when it is opened: about a tenth of a second."""
+
+WAIT_SECONDS = 30.0
+"""How long to wait for another process that brings the index up to date."""
+
+_APPLICATION = 0x6B76736D
+_VERSION = 4
+"""Raise it when the tables or what is saved change their meaning; other columns are noticed by themselves."""
+
+_FLUSH_EVENTS = 4096
+_STATE_SCHEMA = "CREATE TABLE _state (saved BLOB)"
+_MEMO_SCHEMA = "CREATE TABLE _memos (name TEXT PRIMARY KEY, event INTEGER, value BLOB)"
+_HEADER = b"SQLite format 3\x00"
+
+Progress = Callable[[int], None]
+"""Is told the number of the event up to which the log was read."""
+
+
+class KeptTables(msgspec.Struct):
+    """Tables, ready to be read.
+
+    stopped: why they end before the log does.
+    note: why they are not kept beside the log, if they should be.
+    memos: whether there is a place for `memo`. path: of the file, if `remember` may write to it.
+    """
+
+    connection: sqlite3.Connection
+    condition: LogCondition
+    stopped: KvsmError | None
+    note: str | None = None
+    memos: bool = False
+    path: Path | None = None
+
+    def memo(self, name: str, event: int) -> bytes | None:
+        """What was remembered under a name of the log up to `event`; None: nothing, or of another event."""
+        if not self.memos:
+            return None
+        query = "SELECT value FROM _memos WHERE name = ? AND event = ?"
+        found = self.connection.execute(query, (name, event)).fetchone()
+        return None if found is None else bytes(found[0])
+
+    def remember(self, name: str, event: int, value: bytes) -> None:
+        """Keep what follows from the log up to `event`, for the next time. Nothing if that cannot be done."""
+        if self.path is None:
+            return
+        with suppress(sqlite3.Error), closing(sqlite3.connect(self.path, isolation_level=None)) as writer:
+            writer.execute("INSERT OR REPLACE INTO _memos VALUES (?, ?, ?)", (name, event, value))
+
+
+class SavedIndex(msgspec.Struct):
+    """How far an index is, and what it takes to go on.
+
+    place: device and inode of the file.
+    segments: name -> size of each segment that was read (bytes). The last one may have grown.
+    present: the segments that the log had.
+    touched_ns: when the last of them was changed.
+    gaps, broken_from: as in `LogCondition`, so far.
+    condition: of the whole log, if it was read to its end.
+    """
+
+    place: tuple[int, int]
+    run: bytes
+    segments: dict[str, int]
+    present: list[str]
+    touched_ns: int
+    gaps: list[tuple[int, int]]
+    broken_from: int | None
+    condition: LogCondition | None
+    ledger: bytes
+    extractor: SavedExtractor
+
+
+class _Unbelievable(KvsmError):
+    """The index is not of this log as it is."""
+
+
+def open_tables(reader: LogReader, trust: Trust, progress: Progress | None) -> KeptTables:
+    """The tables of a log, from its index or from the log. Raises as `kvsm.explain.story.rebuild` does."""
+    trust.check(reader.head.config, reader.directory)
+    if sum(one.st_size for one in _status(reader).values()) < SMALL_LOG:
+        return _temporary(reader, trust, progress, None)
+    try:
+        _refuse_shared(reader.directory)
+        if not os.access(reader.directory, os.W_OK):
+            return _as_it_is(reader)
+        with _only_one(reader.directory):
+            return _kept(reader, trust, progress)
+    except (ConfigError, OSError, sqlite3.Error) as error:
+        note = f"the index is not kept beside the log, and the log is read each time: {error}"
+        return _temporary(reader, trust, progress, note)
+
+
+def _temporary(reader: LogReader, trust: Trust, progress: Progress | None, note: str | None) -> KeptTables:
+    """Tables in a file that goes when they are closed, or in memory as long as they are small."""
+    connection = sqlite3.connect("", isolation_level=None)
+    try:
+        connection.execute("PRAGMA journal_mode = OFF")
+        connection.execute("BEGIN")
+        make_tables(connection)
+        indexer = _Indexer(connection, reader, trust, progress)
+        stopped = indexer.read_on(None)
+        connection.execute("COMMIT")
+    except BaseException:
+        connection.close()
+        raise
+    return KeptTables(connection, condition_of(reader), stopped, note)
+
+
+def _refuse_shared(directory: Path) -> None:
+    """Raises `ConfigError` if another user may change what is in the directory."""
+    found = directory.stat()
+    if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ConfigError(f"other users may change what is in {directory}")
+
+
+@contextmanager
+def _only_one(directory: Path) -> Iterator[None]:
+    """One process at a time works on an index. Raises `ConfigError` if another one does not end.
+
+    The lock has a file of its own: the directory's lock belongs to the process that writes the log.
+    """
+    descriptor, _ = open_private(directory / LOCK_NAME, "the lock of an index")
+    try:
+        until = time.monotonic() + WAIT_SECONDS
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    raise ConfigError("another process is at work on it") from None
+                time.sleep(0.05)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _as_it_is(reader: LogReader) -> KeptTables:
+    """The tables of an index that cannot be written. Raises `ConfigError` if it cannot be used."""
+    path = (reader.directory / INDEX_NAME).absolute()
+    found = os.lstat(path)
+    reason = why_not_private(found)
+    if reason is not None:
+        raise ConfigError(f"{path} {reason}")
+    connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", isolation_level=None, uri=True)
+    try:
+        saved = _believed(connection, (found.st_dev, found.st_ino), reader)
+        if saved.condition is None or not _is_settled(saved, reader) or Path(f"{path}-wal").exists():
+            raise _Unbelievable
+    except (_Unbelievable, sqlite3.Error) as error:
+        connection.close()
+        raise ConfigError(f"{reader.directory} is read-only, and its index is not up to date") from error
+    return KeptTables(connection, saved.condition, None, memos=True)
+
+
+def _kept(reader: LogReader, trust: Trust, progress: Progress | None) -> KeptTables:
+    path = reader.directory / INDEX_NAME
+    descriptor, _ = open_private(path, "an index")
+    try:
+        header = os.pread(descriptor, 72, 0)
+        place = os.fstat(descriptor).st_dev, os.fstat(descriptor).st_ino
+    finally:
+        os.close(descriptor)
+    if header and (header[:16] != _HEADER or header[68:72] != _APPLICATION.to_bytes(4, "big")):
+        raise ConfigError(f"{path} is no index of kvsm; move it away")
+    try:
+        return _brought_up_to_date(path, place, reader, trust, progress)
+    except (_Unbelievable, sqlite3.DatabaseError) as error:
+        if isinstance(error, sqlite3.OperationalError):
+            raise  # The disk is full, perhaps. The index is not wrong.
+        for suffix in ("", "-wal", "-shm"):
+            with suppress(FileNotFoundError):
+                os.unlink(f"{path}{suffix}")
+        descriptor, _ = open_private(path, "an index")
+        place = os.fstat(descriptor).st_dev, os.fstat(descriptor).st_ino
+        os.close(descriptor)
+        return _brought_up_to_date(path, place, reader, trust, progress)
+
+
+def _brought_up_to_date(
+    path: Path, place: tuple[int, int], reader: LogReader, trust: Trust, progress: Progress | None
+) -> KeptTables:
+    """The tables in this file, with all events that the log has by now. Raises `_Unbelievable`."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    try:
+        connection.execute("PRAGMA trusted_schema = OFF")
+        connection.execute("PRAGMA cache_size = -65536")
+        saved = None
+        if path.stat().st_size:
+            saved = _believed(connection, place, reader)
+        else:
+            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
+            connection.execute(f"PRAGMA user_version = {_VERSION}")
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        condition = None if saved is None else saved.condition
+        stopped = None
+        if condition is None or saved is None or not _is_settled(saved, reader):
+            connection.execute("BEGIN IMMEDIATE")
+            if saved is None:
+                make_tables(connection)
+                connection.execute(_STATE_SCHEMA)
+                connection.execute(_MEMO_SCHEMA)
+            indexer = _Indexer(connection, reader, trust, progress, saved)
+            stopped = indexer.read_on(place)
+            condition = indexer.condition()
+            connection.execute("COMMIT")
+        # From here on this connection sees the tables as they are now, even if another process writes more.
+        connection.execute("BEGIN")
+        connection.execute("SELECT COUNT(*) FROM _state").fetchone()
+    except BaseException:
+        connection.close()
+        raise
+    return KeptTables(connection, condition, stopped, memos=True, path=path)
+
+
+def _believed(connection: sqlite3.Connection, place: tuple[int, int], reader: LogReader) -> SavedIndex:
+    """What the index has saved. Raises `_Unbelievable` if it is not this log's, and `sqlite3.Error`."""
+    if connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
+        raise _Unbelievable
+    made = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
+    if {sql for (sql,) in connection.execute(made)} != {*schema(), _STATE_SCHEMA, _MEMO_SCHEMA}:
+        raise _Unbelievable
+    size = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
+    small = connection.execute(size).fetchone()[0] <= CHECKED_BYTES
+    if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
+        raise _Unbelievable
+    found = connection.execute("SELECT saved FROM _state").fetchall()
+    try:
+        saved = msgspec.msgpack.decode(found[0][0], type=SavedIndex)
+    except (IndexError, TypeError, msgspec.MsgspecError):
+        raise _Unbelievable from None
+    if saved.place != place or saved.run != reader.head.run or not _sizes_agree(saved, reader):
+        raise _Unbelievable
+    return saved
+
+
+def _sizes_agree(saved: SavedIndex, reader: LogReader) -> bool:
+    """Whether the segments that were read are there as they were. Retention may have deleted the oldest."""
+    sizes = {name: one.st_size for name, one in _status(reader).items()}
+    *whole, last = sorted(saved.segments)
+    if last not in sizes or sizes[last] < saved.segments[last]:
+        return False
+    oldest = min(sizes)
+    return all(sizes.get(name) == saved.segments[name] for name in whole if name >= oldest) and not any(
+        oldest <= name < last and name not in saved.segments for name in sizes
+    )
+
+
+def _is_settled(saved: SavedIndex, reader: LogReader) -> bool:
+    """Whether the log has not changed since it was read to its end."""
+    found = _status(reader)
+    last = max(saved.segments)
+    return (
+        sorted(found) == saved.present
+        and saved.present[-1] == last
+        and saved.segments[last] == found[last].st_size
+        and saved.touched_ns == found[last].st_mtime_ns
+    )
+
+
+def _status(reader: LogReader) -> dict[str, os.stat_result]:
+    """The segments of a log that are there."""
+    found = {}
+    for path in segment_paths(reader.directory):
+        with suppress(FileNotFoundError):  # Retention deletes some.
+            found[path.name] = path.stat()
+    return found
+
+
+class _Indexer:
+    """Reads a log on from where tables end, and keeps the state with them."""
+
+    def __init__(
+        self,
+        connection: sqlite3.Connection,
+        reader: LogReader,
+        trust: Trust,
+        progress: Progress | None,
+        saved: SavedIndex | None = None,
+    ) -> None:
+        self._connection, self._reader = connection, reader
+        self._trust, self._progress = trust, progress
+        self._tables = TableWriter(connection)
+        self._ledger: Ledger | None = None
+        self._segments: dict[str, int] = {}
+        self._gaps: list[tuple[int, int]] = []
+        self._broken_from: int | None = None
+        self._touched_ns = 0
+        if saved is None:
+            self._extractor = Extractor(self._tables)
+            return
+        try:
+            self._ledger = restore_foreign(saved.ledger, reader.head.config)
+            self._extractor = Extractor(self._tables, saved.extractor, self._ledger)
+        except ValueError as error:
+            raise _Unbelievable from error
+        self._segments, self._gaps, self._broken_from = saved.segments, saved.gaps, saved.broken_from
+        self._extractor.go_on()
+
+    def condition(self) -> LogCondition:
+        """The condition of the whole log: the reader saw its last segments, and the index the others."""
+        condition = condition_of(self._reader)
+        broken_from = condition.broken_from if self._broken_from is None else self._broken_from
+        gaps = (*self._gaps, *(gap for gap in condition.gaps if gap not in self._gaps))
+        return msgspec.structs.replace(condition, gaps=gaps, broken_from=broken_from)
+
+    def read_on(self, place: tuple[int, int] | None) -> KvsmError | None:
+        """Read the log to its end. Returns why the tables end before.
+
+        place: of the file in which the state is saved; None: it is not saved.
+
+        Raises `_Unbelievable` if the log is not the one that was read before.
+        """
+        stopped: KvsmError | None = None
+        holding = None if self._ledger is None else self._ledger.seq + 1
+        with self._trust.guarded(self._reader.directory):
+            try:
+                for segment in self._reader.segments(holding):
+                    self._read(segment)
+                    if place is not None and segment.successor is not None:
+                        self._save(place, None)
+                        self._connection.execute("COMMIT")
+                        self._connection.execute("BEGIN IMMEDIATE")
+            except (LogDamaged, IllegalTransition, InvalidEvent) as error:
+                stopped = error
+        if self._ledger is None:
+            raise stopped or LogError(f"{self._reader.directory}: there is no whole event in this log")
+        self._extractor.write_unfinished()
+        if place is not None:
+            self._save(place, None if stopped else self.condition())
+        self._tell()
+        return stopped
+
+    def _read(self, segment: Segment) -> None:
+        """Follow what is new in a segment."""
+        if self._segments:
+            # It is complete by now, and may have got its last record since it was read.
+            with suppress(FileNotFoundError):
+                last = self._reader.directory / max(self._segments)
+                self._segments[last.name] = last.stat().st_size
+        status = segment.path.stat()
+        begun = self._ledger is not None and segment.gap is None and segment.head.seq < self._ledger.seq
+        if not begun:
+            if self._ledger is None or segment.gap is not None:
+                self._trust.check(segment.head.config, self._reader.directory)
+            self._ledger = go_on(self._ledger, segment, self._trust)
+        assert self._ledger is not None
+        ledger, seen = self._ledger, segment.head.seq
+        since_flush = 0
+        for batch in segment.batches():
+            seen = batch[-1].seq
+            if batch[0].seq <= ledger.seq:
+                if seen > ledger.seq:
+                    raise _Unbelievable  # A frame was read before, and is longer now.
+                continue
+            self._follow(ledger, batch)
+            since_flush += len(batch)
+            if since_flush >= _FLUSH_EVENTS:
+                since_flush = 0
+                self._tables.flush()
+                self._tell()
+        if seen < ledger.seq:
+            raise _Unbelievable  # Events that were read before are not there any more.
+        self._segments[segment.path.name] = status.st_size
+        self._touched_ns = status.st_mtime_ns
+
+    def _follow(self, ledger: Ledger, batch: list[OffloadingEvent]) -> None:
+        follow = self._extractor.follow
+        for event in batch:
+            refuse_malformed(event)
+            follow(ledger, event)
+
+    def _save(self, place: tuple[int, int], condition: LogCondition | None) -> None:
+        """Save how far the tables are. condition: None: the log was not read to its end."""
+        assert self._ledger is not None
+        self._tables.flush()
+        so_far = self.condition()
+        saved = SavedIndex(
+            place,
+            self._reader.head.run,
+            self._segments,
+            sorted(_status(self._reader)),
+            self._touched_ns,
+            list(so_far.gaps),
+            so_far.broken_from,
+            condition,
+            snapshot(self._ledger),
+            self._extractor.save(),
+        )
+        self._connection.execute("DELETE FROM _state")
+        self._connection.execute("INSERT INTO _state VALUES (?)", (msgspec.msgpack.encode(saved),))
+
+    def _tell(self) -> None:
+        if self._progress is not None and self._ledger is not None:
+            self._progress(self._ledger.seq)

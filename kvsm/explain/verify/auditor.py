@@ -1,0 +1,519 @@
+"""Verifying a log: every property that it can show, at every event, and the first event that breaks one.
+
+The `Auditor` takes each event through three steps: the second book follows it, the ledger folds it, and both
+are compared in all that the event changes. What was published is compared, too. So no property can be broken
+by one event and mended by a later one unseen; docs/verification.md tells it property by property.
+
+Events that are common and break nothing take these steps in C, many in one call (`Witness.watch`). Each other
+event takes them here. So each rule and each violation has its text in Python.
+
+At intervals, and at the end, everything is checked: all properties of the whole ledger, both books against
+each other, and a restored snapshot against its origin. This finds an event that changed what it must not
+change. It may be anywhere since the last full check. So that interval is read and folded again in smaller
+parts, with full checks, until the first wrong event is found. A reset and a restart write over everything,
+so both books are compared whole before one.
+
+The head of each later segment holds a snapshot of the live ledger, and the fold must give the same state.
+That proves that a replay gives the live state: events are state (S10).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.invariants import MOST_NAMED, Violation, check_ledger, check_rest
+from kvsm.core.ledger.snapshot import digest, is_saved_as, restore, snapshot
+from kvsm.core.log import LogReader, Segment
+from kvsm.core.log.fold import LogCondition, condition_of, entries, gathered, opening, walk
+from kvsm.core.log.trust import Trust
+from kvsm.errors import InvalidEvent, LogDamaged, LogError
+from kvsm.events import CacheReset, OffloadingEvent, Restarted
+from kvsm.explain.story.concern import Concern, concern
+from kvsm.explain.story.render import dated, render
+from kvsm.explain.story.restarts import survivors, told_process
+from kvsm.explain.story.unfinished import Unfinished, unfinished_at_end
+from kvsm.explain.verify.book_entries import Told
+from kvsm.explain.verify.witness import LeftEvent, witness_of
+from kvsm.properties import Property
+from kvsm.system.printable import printable
+
+EVERY, EVERY_PER_SLOT = 250_000, 16
+"""How many events and entries lie between two full checks: the first number, or the second one times the
+number of slots and device blocks if that is larger. So full checks take a small share of the time."""
+
+PARTS = 16
+"""The number of parts into which an interval is split to find the first wrong event."""
+
+EVENTS_SHOWN = 10
+"""Events that are shown of those that led to a broken property."""
+
+Progress = Callable[[int], None]
+"""Called now and then with the number of events verified so far."""
+
+
+class Hearer(Protocol):
+    """Somebody who wants more of the same pass over a log."""
+
+    def skip(self, events: Sequence[OffloadingEvent]) -> bool:
+        """Whether these events, which come next, tell nothing to it. Otherwise it hears each."""
+
+    def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
+        """The next event. It breaks nothing, and the ledger was just changed by it."""
+
+
+OnRestart = Callable[[Ledger, Restarted], None]
+
+
+class Breakage(msgspec.Struct, frozen=True, kw_only=True):
+    """The first event that breaks a property.
+
+    event: its number.
+    text: the event as a line.
+    violations: what it breaks.
+    led_there: the last events that concern the same things, oldest first, with this one.
+    """
+
+    event: int
+    step: int
+    kind: str
+    text: str
+    violations: tuple[Violation, ...]
+    led_there: tuple[str, ...] = ()
+
+    def told(self) -> list[str]:
+        """The event, what it breaks, and what led there: lines for people, made printable."""
+        lines = [f"first broken by event {self.event}, step {self.step}: {self.text}"]
+        for violation in self.violations:
+            lines += [f"  {violation.property}: {violation.message}", f"      {violation.property.sentence}"]
+        lines += ["", "what led there:", *[f"  {line}" for line in self.led_there]]
+        return [printable(line) for line in lines]
+
+
+class Verification(msgspec.Struct, frozen=True, kw_only=True):
+    """What `verify_log` found.
+
+    first, last: numbers of the events that were verified.
+    events, entries: how many they are.
+    digest: the digest of the state after the last event that folds.
+    violations: what the first wrong event breaks; empty if none does.
+    breakage: that event in detail.
+    damage: where and why the log cannot be read further, or None.
+    condition: its torn tail, gaps and broken mark.
+    restarts: what each restart kept of the process before it, a line each.
+    unfinished: what is open at the end; None if the log could not be folded to its end.
+    """
+
+    log: str
+    first: int
+    last: int
+    events: int
+    entries: int
+    digest: str
+    violations: tuple[Violation, ...]
+    breakage: Breakage | None
+    damage: str | None
+    condition: LogCondition
+    restarts: tuple[str, ...]
+    unfinished: Unfinished | None
+    seconds: float
+
+    @property
+    def good(self) -> bool:
+        """Whether no property is broken, and no event is missing except in a torn tail."""
+        return not self.violations and self.damage is None and self.condition.complete
+
+
+class Auditor:
+    """Folds events into a ledger, and tells what each of them breaks.
+
+    It takes the state of the ledger that it starts with on trust: empty or restored.
+
+    on_restart: called before a restart is folded.
+    """
+
+    def __init__(self, ledger: Ledger, on_restart: OnRestart | None = None) -> None:
+        self.ledger, self.witness, self._publisher = ledger, witness_of(ledger), Publisher()
+        ledger.listener = self._publisher
+        self._told: list[Told] = []
+        """What a router must hear since the published events were taken."""
+        self._on_restart = on_restart
+
+    def apply(self, event: OffloadingEvent) -> list[Violation]:
+        """Fold one event. Returns what it breaks in the things that it names."""
+        _, broken = self.apply_all([event])
+        return broken
+
+    def apply_all(self, events: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
+        """Fold events up to the first that breaks something, and that one.
+
+        Returns how many were folded or refused, and what is broken then. It may have begun earlier, if
+        everything was compared.
+        """
+        place = 0
+        while place < len(events):
+            published = self._publisher.state.changes
+            left = LeftEvent(*self.witness.watch(self.ledger, events, place, self._told, published))
+            place = left.place
+            if place < len(events):
+                broken = self._go_on(events[place], left)
+                place += 1
+                if broken:
+                    return place, broken
+        return place, self._compare_published()
+
+    def _go_on(self, event: OffloadingEvent, left: LeftEvent) -> list[Violation]:
+        """Take the steps of an event that are not done yet. Returns what it breaks."""
+        broken, refusal = [], left.refusal
+        if not left.is_folded and refusal is None:
+            broken = self._before(event)
+            if broken:
+                return broken
+            broken = self.witness.follow(event)
+            self._told += self.witness.told
+            try:
+                self.ledger.apply(event)
+            except Exception as error:  # The log gives no state, whatever stops the fold.
+                refusal = error
+        if refusal is not None:
+            message = f"the fold stops here: {type(refusal).__name__}: {refusal}"
+            return broken or [Violation(Property.EVENTS_ARE_STATE, message)]
+        return broken + self.witness.compare(self.ledger) + self._compare_published()
+
+    def _before(self, event: OffloadingEvent) -> list[Violation]:
+        """What must be looked at before an event writes over everything."""
+        if isinstance(event, Restarted) and self._on_restart is not None:
+            self._on_restart(self.ledger, event)
+        return self.witness.compare_all(self.ledger) if isinstance(event, CacheReset | Restarted) else []
+
+    def _compare_published(self) -> list[Violation]:
+        """Compare what was published with what a router must hear, change by change."""
+        if not self._told and not self._publisher.state.changes:
+            return []
+        published: list[Told] = [(one.removed, one.keys) for one in self._publisher.take_events()]
+        told, self._told = [one for one in self._told if one[1]], []
+        if published == told or [*map(_in_any_order, published)] == [*map(_in_any_order, told)]:
+            return []
+        heard, expected = _changes(published), _changes(told)
+        broken = [
+            Violation(Property.EVENTS_ARE_STATE, f"{len(keys)} keys {message}: {_named(keys)}")
+            for keys, message in (
+                (heard[False] - expected[False], "are announced as stored, but cannot be matched"),
+                (expected[False] - heard[False], "can be matched, but were not announced"),
+                (heard[True] - expected[True], "are announced as removed, but were not"),
+                (
+                    expected[True] - heard[True],
+                    "cannot be matched any more, but were not announced as removed",
+                ),
+            )
+            if keys
+        ]
+        message = "the published events have not the order of what happened"
+        return broken or [Violation(Property.EVENTS_ARE_STATE, message)]
+
+    def check(self) -> list[Violation]:
+        """Check the whole state. Returns what is broken."""
+        ledger = self.ledger
+        broken = check_ledger(ledger) + self.witness.compare_all(ledger)
+        # Stores of a finished request may go on after the request is forgotten.
+        if not ledger.requests and not ledger.transfers:
+            broken += check_rest(ledger)
+        # A broken ledger need not survive a restore.
+        if not broken and snapshot(restore(saved := snapshot(ledger))) != saved:
+            broken.append(
+                Violation(
+                    Property.EVENTS_ARE_STATE, "a ledger restored from its snapshot differs from its origin"
+                )
+            )
+        return broken
+
+
+def _in_any_order(told: Told) -> Told:
+    return told[0], sorted(told[1])
+
+
+def _changes(told: Iterable[Told]) -> dict[bool, Counter[bytes]]:
+    """How often each key was removed (True) and stored (False)."""
+    changes = {True: Counter[bytes](), False: Counter[bytes]()}
+    for removed, keys in told:
+        changes[removed].update(keys)
+    return changes
+
+
+def _named(keys: Iterable[bytes]) -> str:
+    return ", ".join(sorted(key.hex() for key in keys)[:MOST_NAMED])
+
+
+def verify_log(
+    log: str | os.PathLike[str],
+    *,
+    every: int | None = None,
+    progress: Progress | None = None,
+    hearer: Hearer | None = None,
+    allow_policies: Collection[str] = (),
+    max_slots: int | None = None,
+) -> Verification:
+    """Check every property that a log can show, at every event, up to the first that breaks one.
+
+    every: events and entries from one full check to the next; None: as fits the pool (`EVERY`).
+    progress: called now and then.
+    hearer: hears the events, if it wants to.
+    allow_policies, max_slots: as in `Trust`.
+
+    A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
+    is no log, or if it claims more than is allowed; damage is part of the answer.
+    """
+    trust = Trust(allow_policies, max_slots)
+    with trust.guarded(log):
+        return _verify(log, every, progress, hearer, trust)
+
+
+def _verify(
+    log: str | os.PathLike[str],
+    every: int | None,
+    progress: Progress | None,
+    hearer: Hearer | None,
+    trust: Trust,
+) -> Verification:
+    began = time.perf_counter()
+    reader = LogReader(log)
+    run = _Pass(reader, every, progress, hearer, trust)
+    damage = None
+    try:
+        for segment in reader.segments():
+            if run.open(segment) or run.fold(segment):
+                break
+        else:
+            run.close()
+    except LogDamaged as error:
+        damage = str(error)
+        run.close()
+    if run.auditor is None and damage is None:
+        raise LogError(f"{log}: there is no whole event in this log")
+    breakage = run.breakage
+    if breakage is not None:
+        breakage = msgspec.structs.replace(breakage, led_there=_led_there(reader.directory, breakage, trust))
+    last = run.auditor.ledger if run.auditor is not None else None
+    condition = condition_of(reader) if last is not None else LogCondition(reader.torn, None, (), False)
+    whole = breakage is None and damage is None
+    return Verification(
+        log=str(log),
+        first=run.first,
+        last=max(0 if last is None else last.seq, 0 if breakage is None else breakage.event),
+        events=run.events,
+        entries=run.entries,
+        digest="" if last is None else digest(last),
+        violations=() if breakage is None else breakage.violations,
+        breakage=breakage,
+        damage=damage,
+        condition=condition,
+        restarts=tuple(run.restarts),
+        unfinished=unfinished_at_end(reader, last, condition) if last is not None and whole else None,
+        seconds=time.perf_counter() - began,
+    )
+
+
+class _Pass:
+    """One pass over a log, with the last state that was checked whole and found good."""
+
+    def __init__(
+        self,
+        reader: LogReader,
+        every: int | None,
+        progress: Progress | None,
+        hearer: Hearer | None,
+        trust: Trust,
+    ) -> None:
+        self.auditor: Auditor | None = None
+        self.breakage: Breakage | None = None
+        self.first = self.events = self.entries = 0
+        self._directory, self._every, self._progress = reader.directory, every, progress
+        self._hearer, self._trust = hearer, trust
+        self.restarts: list[str] = []
+        self._saved, self._good_until = b"", 0
+        self._weight = 0
+
+    def open(self, segment: Segment) -> bool:
+        """Begin a segment. Returns whether something is broken.
+
+        Without a gap its snapshot must be the state that the fold has reached.
+        """
+        if self.auditor is None or segment.gap is not None:
+            if self.auditor is not None and self.check():
+                return True
+            auditor = Auditor(opening(segment, self._trust), self._note)
+            self._start(auditor)
+            broken = auditor.check()
+            return bool(broken) and self._break(None, broken, segment.path.name)
+        if is_saved_as(self.auditor.ledger, segment.head.snapshot):
+            return False
+        message = f"the live state in the head of {segment.path.name} is not what the fold gives"
+        return self.check() or self._break(
+            None, [Violation(Property.EVENTS_ARE_STATE, message)], segment.path.name
+        )
+
+    def fold(self, segment: Segment) -> bool:
+        """Fold the events of a segment. Returns whether one breaks something."""
+        assert self.auditor is not None
+        for batch in gathered(segment):
+            heard = self._hearer is not None and not self._hearer.skip(batch)
+            done, broken = self._heard(batch) if heard else self.auditor.apply_all(batch)
+            self._count(batch[:done])
+            if broken:
+                # By its place: what is wrong may be its number.
+                return self._locate(broken, batch[0].seq + done - 1)
+            if self._weight >= self._most_weight() and self.check():
+                return True
+            if self._progress is not None:
+                self._progress(self.events)
+        return False
+
+    def _heard(self, batch: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
+        """The same as `apply_all`, and each event is heard after its fold."""
+        assert self.auditor is not None
+        assert self._hearer is not None
+        for number, event in enumerate(batch, 1):
+            broken = self.auditor.apply(event)
+            if broken:
+                return number, broken
+            self._hearer.hear(self.auditor.ledger, event)
+        return len(batch), []
+
+    def _most_weight(self) -> int:
+        """Events and entries up to the next full check."""
+        assert self.auditor is not None
+        config = self.auditor.ledger.config
+        return self._every or max(EVERY, EVERY_PER_SLOT * (config.host_blocks + config.device_blocks))
+
+    def _note(self, ledger: Ledger, event: Restarted) -> None:
+        kept = survivors(ledger).told()
+        self.restarts.append(f"event {event.seq:,}: {told_process(event.life, event.ended)}: {kept}")
+
+    def close(self) -> None:
+        """The log has ended, or cannot be read further."""
+        if self.auditor is not None:
+            self.check()
+
+    def check(self) -> bool:
+        """Check everything. Returns whether something is broken, and finds the event that broke it."""
+        assert self.auditor is not None
+        broken = self.auditor.check()
+        if broken:
+            return self._locate(broken, self.auditor.ledger.seq)
+        self._mark_good(self.auditor)
+        return False
+
+    def _locate(self, broken: Sequence[Violation], until: int) -> bool:
+        """Something is broken after event `until`. Find the first event after which it shows."""
+        events = _between(self._directory, self._good_until, until)
+        event, found = _first_broken(self._saved, events, until - self._good_until)
+        # A witness that followed all events knows more than one that was restored.
+        earlier = event is not None and event.seq < until
+        return self._break(event, found if earlier else broken)
+
+    def _start(self, auditor: Auditor) -> None:
+        """Take a state on trust, and go on from there."""
+        self.auditor = auditor
+        self.first = self.first or auditor.ledger.seq + 1
+        self._mark_good(auditor)
+
+    def _mark_good(self, auditor: Auditor) -> None:
+        """Note that everything is good so far."""
+        self._saved, self._good_until, self._weight = snapshot(auditor.ledger), auditor.ledger.seq, 0
+
+    def _count(self, batch: Sequence[OffloadingEvent]) -> None:
+        named = entries(batch)
+        self.events += len(batch)
+        self.entries += named
+        self._weight += len(batch) + named
+
+    def _break(self, event: OffloadingEvent | None, broken: Sequence[Violation], segment: str = "") -> bool:
+        """Note what is broken by an event or, if that is None, by the snapshot that opens a segment."""
+        assert self.auditor is not None
+        ledger = self.auditor.ledger
+        self.breakage = Breakage(
+            event=ledger.seq if event is None else event.seq,
+            step=ledger.step if event is None else event.step,
+            kind="SegmentHead" if event is None else event.kind,
+            text=f"the snapshot in the head of {segment}" if event is None else render(event),
+            violations=tuple(broken),
+        )
+        return True
+
+
+def _between(directory: Path, good_until: int, until: int) -> Iterator[OffloadingEvent]:
+    """The events after `good_until`, up to `until`, read again."""
+    for segment in LogReader(directory).segments(good_until + 1):
+        for batch in segment.batches():
+            yield from batch[max(0, good_until + 1 - batch[0].seq) : until + 1 - batch[0].seq]
+            if batch[0].seq + len(batch) > until:
+                return
+
+
+def _first_broken(
+    saved: bytes, events: Iterator[OffloadingEvent], count: int
+) -> tuple[OffloadingEvent | None, list[Violation]]:
+    """The first of `count` events after which a full check finds something, and what it finds.
+
+    Checks after each of some parts, then splits the first broken part again. A fault that does not show again
+    was not in the fold: then the last event stands for the interval, with nothing found.
+    """
+    last = None
+    while True:
+        length = max(1, count // PARTS)
+        auditor = Auditor(restore(saved))
+        while part := list(islice(events, length)):
+            last, saved = part[-1], snapshot(auditor.ledger)
+            _, found = auditor.apply_all(part)
+            found = found or auditor.check()
+            if found and length == 1:
+                return last, found
+            if found:
+                break
+        else:
+            return last, []
+        events, count = iter(part), len(part)
+
+
+def _led_there(directory: Path, breakage: Breakage, trust: Trust) -> tuple[str, ...]:
+    """The last events that concern what is broken, as lines, with the breaking one."""
+    lines: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    wanted = Concern(
+        *(
+            [one for violation in breakage.violations for one in getattr(violation, sort)]
+            for sort in ("slots", "device_blocks", "transfers", "requests")
+        )
+    )
+    if not any(wanted):
+        wanted = _own_concern(directory, breakage.event, trust)
+    began_ns: int | None = None
+    with suppress(LogDamaged, InvalidEvent):  # What is broken may be the head, or the form of the event.
+        for ledger, event, _ in walk(LogReader(directory), trust):
+            began_ns = event.wall_ns if began_ns is None else began_ns
+            breaks = event.seq == breakage.event
+            if breaks or concern(ledger, event).meets(wanted):
+                lines.append(dated(event.seq, event.step, event.wall_ns, began_ns, render(event)))
+            if breaks:
+                break
+            ledger.apply(event)
+    return tuple(lines)
+
+
+def _own_concern(directory: Path, seq: int, trust: Trust) -> Concern:
+    """What the breaking event itself concerns, for a violation that names nothing."""
+    with suppress(LogDamaged, InvalidEvent):
+        for ledger, event, _ in walk(LogReader(directory), trust):
+            if event.seq == seq:
+                return concern(ledger, event)
+            ledger.apply(event)
+    return Concern()

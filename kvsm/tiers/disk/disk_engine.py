@@ -1,0 +1,294 @@
+"""The copy engine of one rank between a host pool and a file: stores that describe themselves, and loads that
+are proved.
+
+A store writes rows from where they are, if the host pool is one tensor whose rows begin at pages and fill
+them. Otherwise it copies them to a buffer first. Each row is hashed before it is written. A bit that changes
+between the two makes the slot unreadable, and not wrong. For each slot a store writes
+
+1. a header that says DROPPED;
+2. the payload. Whatever comes between, its checksum decides;
+3. the header that says SEALED, with key, era, generation and checksum.
+
+Each of them is one call for neighbouring slots. A load reads payloads into a buffer, in one call for
+neighbouring slots. What they must be is known from the store, or from the headers that recovery has read. The
+load compares the checksum of each payload. If the job has keys, it also makes the headers again, of key, era,
+generation, place and checksum, and compares their checksums. Only then are bytes copied. So a failed load has
+changed nothing of the blocks whose proof failed, although the engine's promises would allow it. The copy
+costs a tenth of what the disk takes.
+
+============  =============================================  ================================================
+flush policy  `fdatasync` is called                          a good store survives
+============  =============================================  ================================================
+`NONE`        when the file is opened                        a killed process
+`INTERVAL`    after each `interval_s` in which a store       a killed process; a power loss, once the next
+              ended, and when the engine is closed           flush has ended
+`EVERY`       once for all stores that wait for it           a power loss
+============  =============================================  ================================================
+
+Linux reports a failed write to one flush only. So a flush that fails makes every store bad that had begun
+before the flush returned and was not covered by an earlier one.
+
+Not bounded: a disk that never answers. Then `wait` waits, as for every engine, and the process cannot be
+killed until the kernel gives up the call. The thread that waits for a flush is another one than those that
+read, so loads go on.
+
+Threads are used and not io_uring. From blocks of 1 MiB on, stores reach 0.9 and more of the speed of a plain
+loop, on two cores that others use too (`benchmarks/results/disk.md`). They take 0.15 s of the processor for a
+GB, and the loop 0.07 s; the hash is half of the difference. Small blocks in random
+slots are slower because of the two header writes of each: a call of 4 KiB takes nearly as long as one of
+64 KiB. Neighbouring slots share these calls.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from enum import Enum
+from queue import Empty, Queue, SimpleQueue
+from threading import Thread
+from typing import Any
+
+import numpy as np
+
+from kvsm.copies.checksums import BlockChecksums
+from kvsm.copies.layout import MemoryLayout, MemoryRows, block_bytes_of, tensors_of
+from kvsm.copies.threaded import ThreadedCopyEngine, ThreadedTransfer
+from kvsm.core.plan import TransferJob
+from kvsm.errors import ConfigError, TransferFailed
+from kvsm.events import Direction
+from kvsm.ids import IdArray
+from kvsm.states.disk_slot import DiskSlotTrigger
+from kvsm.tiers.disk.bounce import BOUNCE_BYTES, BounceBuffer
+from kvsm.tiers.disk.formats import ERA_ID_BYTES, MOST_KEY_BYTES, NO_ERA, SlotGeneration
+from kvsm.tiers.disk.health import HealthWatch, TierHealth
+from kvsm.tiers.disk.host_proof import HostProof, RowName
+from kvsm.tiers.disk.slot_file import SlotFile
+
+_LOGGER = logging.getLogger("kvsm.tiers.disk")
+
+
+class FlushPolicy(Enum):
+    """When stores are flushed to the disk. The head of this module says what each promises."""
+
+    NONE = "none"
+    INTERVAL = "interval"
+    EVERY = "every"
+
+
+class DiskCopyEngine(ThreadedCopyEngine):
+    """A `CopyEngine` whose device pool is in host memory, and whose host pool is the slots of a file.
+
+    host: the tensors that are stored and loaded, or the only one; see `NumpyPools`.
+    file: the slots; `recover` says before what they hold. The engine closes it.
+    flush: when stores are flushed.
+    interval_s: for `INTERVAL` (s).
+    threads: how many threads copy. Each has a buffer of 4 MiB, or of one slot if that is larger.
+    checksums: what the blocks of the host pool must hold; None: nobody knows. A slot holds one block or
+        several. With them a store of a damaged block fails, and a load records what it brought.
+
+    A store needs `keys`; a load that has them is checked against them. A job names the era in which it was
+    planned (`TransferJob.era`), and a slot has the era of its store. Raises `ConfigError`.
+    """
+
+    def __init__(
+        self,
+        host: Any | Sequence[Any],
+        file: SlotFile,
+        flush: FlushPolicy = FlushPolicy.INTERVAL,
+        interval_s: float = 1.0,
+        threads: int = 8,
+        checksums: BlockChecksums | None = None,
+    ) -> None:
+        geometry, block_bytes = file.geometry, block_bytes_of(tensors_of(host))
+        if block_bytes != geometry.payload_bytes:
+            raise ConfigError(
+                f"a block has {block_bytes} bytes in memory and {geometry.payload_bytes} in {file.path}; "
+                "they must be equal"
+            )
+        if interval_s <= 0:
+            raise ConfigError(f"interval_s is {interval_s}; it must be more than 0")
+        self.file = file
+        self._policy, self._interval_s = flush, interval_s
+        self._health = HealthWatch(str(file.path))
+        self._begun: dict[int, int] = {}
+        """How many flushes had failed when a store began; of live stores."""
+        self._failed_flushes = 0
+        self._written = 0
+        """Stores that have ended since the last flush."""
+        self._to_flush: Queue[ThreadedTransfer | None] = Queue()
+        slots = max(1, BOUNCE_BYTES // geometry.payload_step)
+        self._buffers: SimpleQueue[BounceBuffer] = SimpleQueue()
+        for _ in range(max(1, threads)):
+            buffer = BounceBuffer(file, host, slots)
+            self._buffers.put(buffer)
+        device = buffer.pools.layout
+        rows = MemoryRows(0, geometry.slot_bytes, geometry.num_slots, geometry.payload_bytes)
+        self.layout = MemoryLayout(device.tensors, rows, device.offsets)
+        self.prove_host(checksums)
+        super().__init__(self.layout, threads)
+        self._flusher: Thread | None = None
+        if flush is not FlushPolicy.NONE:
+            serve = self._serve_flushes if flush is FlushPolicy.EVERY else self._flush_now_and_then
+            self._serving += 1
+            self._flusher = Thread(target=self._run, args=(serve,), name="kvsm-flush", daemon=True)
+            self._flusher.start()
+
+    @property
+    def health(self) -> TierHealth:
+        """Whether stores are tried, and why not."""
+        return self._health.read()
+
+    def prove_host(self, checksums: BlockChecksums | None) -> None:
+        """Use these checksums of the host pool from now on. Raises `ConfigError` if they belong to another
+        pool."""
+        rows = self.layout.num_device_blocks, self.layout.block_bytes
+        self._proof = None if checksums is None else HostProof(checksums, *rows)
+
+    def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
+        """The pairs of a job. Raises `TransferFailed` also for a store that is refused."""
+        pairs = super().checked(job)
+        what, count = f"{job.direction.name.lower()} {job.transfer}", len(pairs[0])
+        is_store = job.direction is Direction.STORE
+        if len(job.keys) != count and (is_store or job.keys):
+            raise TransferFailed(
+                f"{what}: {len(job.keys)} keys for {count} disk slots; a disk slot needs the key of its block"
+            )
+        if job.era and len(job.era) != ERA_ID_BYTES:
+            raise TransferFailed(f"{what}: the id of its era has {len(job.era)} bytes, not {ERA_ID_BYTES}")
+        needs_names = self._proof is not None and self._proof.needs_names
+        if needs_names and not len(job.generations) == len(job.keys) == count:
+            raise TransferFailed(
+                f"{what}: {len(job.generations)} generations for {count} rows of a kept host pool; give the "
+                "jobs of the disk tier over a core that `kvsm.tiers.warm_restart.start` has made"
+            )
+        if is_store:
+            longest = max(map(len, job.keys), default=0)
+            if longest > MOST_KEY_BYTES:
+                raise TransferFailed(
+                    f"{what}: a key has {longest} bytes; a disk slot has room for {MOST_KEY_BYTES}"
+                )
+            refusal = self._health.refusal() if count else ""
+            if refusal:
+                raise TransferFailed(f"{what}: {refusal}")
+            self._begun[job.transfer] = self._failed_flushes
+        return pairs
+
+    def copy_part(self, job: TransferJob, first: int, device_blocks: IdArray, host_blocks: IdArray) -> None:
+        devices = np.asarray(device_blocks, np.int64)
+        slots = np.asarray(host_blocks, np.int64)
+        order = np.argsort(slots, kind="stable")
+        keys = job.keys[first : first + len(slots)]
+        names: list[RowName] = [None] * len(slots)
+        if job.generations:
+            names = list(zip(keys, job.generations[first : first + len(slots)]))
+        buffer, proof, era = self._buffers.get(), self._proof, job.era or NO_ERA
+        try:
+            for start in range(0, len(order), buffer.num_slots):
+                some = order[start : start + buffer.num_slots]
+                of_them = [keys[one] for one in some.tolist()] if keys else []
+                rows = [names[one] for one in some.tolist()]
+                if job.direction is Direction.STORE:
+                    generation = SlotGeneration(self.file.life, job.transfer)
+                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, era, proof, rows)
+                else:
+                    buffer.load(devices[some], slots[some].tolist(), of_them, era, proof, rows)
+        except OSError as error:
+            text = f"{self.file.path}: {error.strerror or error}"
+            if job.direction is Direction.STORE:
+                self._health.failed(text)
+            raise TransferFailed(text) from error
+        finally:
+            self._buffers.put(buffer)
+
+    def close(self) -> None:
+        super().close()
+        if self._flusher is not None:
+            self._flusher.join()
+        self.file.close()
+
+    def _end_piece(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
+        is_store = transfer.job.direction is Direction.STORE
+        with self._changed:
+            is_last = transfer.pieces_left == 1
+            if not (is_store and is_last):
+                super()._end_piece(transfer, seconds, error)
+            elif (
+                self._policy is FlushPolicy.EVERY
+                and not (error or transfer.error)
+                and len(transfer.host_blocks)
+            ):
+                transfer.seconds += seconds
+                self._to_flush.put(transfer)
+            else:
+                lost = "" if error or transfer.error else self._lost(transfer)
+                if lost:
+                    self._forget(transfer)
+                self._end_store(transfer, seconds, error or lost)
+
+    def _end_store(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
+        """A store ends, with its flush if it waits for one."""
+        with self._changed:
+            self._begun.pop(transfer.job.transfer, None)
+            if len(transfer.host_blocks) and not (error or transfer.error):
+                self._written += 1
+                if self._policy is FlushPolicy.NONE:
+                    self._health.succeeded()
+            super()._end_piece(transfer, seconds, error)
+
+    def _lost(self, transfer: ThreadedTransfer) -> str:
+        """The error of a store whose writes a failed flush may have lost; empty if there was none."""
+        begun = self._begun.get(transfer.job.transfer, self._failed_flushes)
+        if begun == self._failed_flushes or not len(transfer.host_blocks):
+            return ""
+        return f"{self.file.path}: a flush failed while it was written"
+
+    def _serve_flushes(self) -> None:
+        """The thread of `EVERY`: one flush for all stores that wait now."""
+        ends = False
+        while not (ends or self._broken):
+            waiting = [self._to_flush.get()]
+            while not self._to_flush.empty():
+                waiting.append(self._to_flush.get())
+            ends = None in waiting
+            stores = [one for one in waiting if one is not None]
+            error = self._flush() if stores else ""
+            for one in stores:
+                lost = error or self._lost(one)
+                if lost:
+                    self._forget(one)
+                self._end_store(one, 0.0, lost)
+
+    def _flush_now_and_then(self) -> None:
+        """The thread of `INTERVAL`."""
+        ends = False
+        while not (ends or self._broken):
+            with suppress(Empty):
+                ends = self._to_flush.get(timeout=self._interval_s) is None
+            if self._written:
+                self._written = 0
+                self._flush()
+
+    def _flush(self) -> str:
+        """Flush the file. Returns the error, empty if there is none."""
+        try:
+            self.file.check_there()
+            self.file.flush()
+        except OSError as error:
+            text = f"{self.file.path}: it could not be flushed: {error.strerror or error}"
+            if self._policy is FlushPolicy.INTERVAL:  # No result will tell it.
+                _LOGGER.warning("%s; stores that were told to be good may not survive a power loss", text)
+            with self._changed:
+                self._failed_flushes += 1
+            self._health.failed(text)
+            return text
+        self._health.succeeded()
+        return ""
+
+    def _forget(self, transfer: ThreadedTransfer) -> None:
+        """No flush covers what this store has written."""
+        self.file.table.step(map(int, transfer.host_blocks), DiskSlotTrigger.FAIL)
+
+    def _stop_threads(self) -> None:
+        super()._stop_threads()
+        self._to_flush.put(None)

@@ -1,0 +1,292 @@
+"""`IncomingHandOvers`: how a decode engine gets the blocks of a prompt that another engine has computed.
+
+=========  ===================================================================================================
+claiming   a request arrived that names a hand-over; the prefill engine was asked for it (`Claims`)
+copying    every rank copies its share from the other engine's host pool into its own: a store of this ledger
+confirming every rank has reported a good copy; the prefill engine was asked if it held the blocks all along
+=========  ===================================================================================================
+
+Until then the request waits. The reports of the ranks reach the ledger only with the answer: as good if the
+blocks were held, else as failed. Then the request asks for a match like any other, finds the blocks on the
+host, and loads them. Whatever fails on the way, the request computes what it lacks, and one line says why.
+
+A request that ends early gives up what it has only claimed. A copy that has begun goes on: other requests may
+want the blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from itertools import count
+from logging import Logger
+from typing import Any, Protocol
+
+import msgspec
+
+from kvsm.core.kv_events import BlockStored
+from kvsm.core.offloader import Offloader, PreparedStore
+from kvsm.core.plan import ImportJob, WorkerReport
+from kvsm.core.scheduler.groups import SchedulerConfig
+from kvsm.core.scheduler.hits import HitSearch, Span, hit_limit
+from kvsm.core.scheduler.payloads import describe
+from kvsm.core.scheduler.tracked import TrackedRequest
+from kvsm.ids import pack
+from kvsm.system.printable import printable
+from kvsm.tiers.hand_over.peer_messages import IDS_END, Answer, GivenBack, HandOverClaim, Offered, Refused
+
+_MOST_SHOWN = 300
+"""At most this many characters of a prefill engine's text are logged."""
+
+Digest = Callable[[Any, int], bytes]
+"""A digest of the first tokens of a request, and of what else decides their KV."""
+
+
+class ClaimsChannel(Protocol):
+    """How prefill engines are asked: `kvsm.tiers.hand_over.claiming.Claims`, or a model of it."""
+
+    def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
+        """Claim a hand-over of this engine. The answer is `Offered` or `Refused`."""
+        ...
+
+    def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
+        """End a claim. read: the blocks were copied; then `GivenBack` follows.
+
+        had: the blocks are not needed, because this engine has them.
+        """
+        ...
+
+    def take_answers(self) -> list[tuple[int, Answer]]:
+        """Return (ticket, answer) for each answer since the last call."""
+        ...
+
+    def close(self) -> None:
+        """Give up what was claimed."""
+        ...
+
+
+class IncomingState(Enum):
+    """The state of a hand-over to this engine."""
+
+    CLAIMING = "claiming"
+    COPYING = "copying"
+    CONFIRMING = "confirming"
+
+
+class _Incoming(msgspec.Struct):
+    """A hand-over to this engine.
+
+    num_tokens: the most tokens that it may cover.
+    transfer: the store that imports its blocks; 0: not planned yet.
+    reports: reports of the ranks, held back until the prefill engine confirms that the blocks were held.
+    """
+
+    ticket: int
+    tracked: TrackedRequest
+    engine: str
+    num_tokens: int
+    state: IncomingState = IncomingState.CLAIMING
+    transfer: int = 0
+    reports: list[WorkerReport] = msgspec.field(default_factory=list)
+
+
+class IncomingHandOvers:
+    """The hand-overs to one decode engine.
+
+    claims: how the prefill engines are asked. They are closed here.
+    layout: what a block means in this engine.
+    digest: of a prompt, as the prefill engines make it.
+    logger: hears why a prompt is computed.
+    """
+
+    def __init__(
+        self,
+        core: Offloader,
+        config: SchedulerConfig,
+        claims: ClaimsChannel,
+        layout: Mapping[str, str],
+        digest: Digest,
+        logger: Logger,
+    ) -> None:
+        self._core, self._config, self._layout = core, config, layout
+        self._claims, self._digest, self._logger = claims, digest, logger
+        self.missed = 0
+        """Requests that compute a prompt which was to be handed over."""
+        self._tickets = count(1)
+        self._by_ticket: dict[int, _Incoming] = {}
+        self._by_request: dict[str, _Incoming] = {}
+        self._by_transfer: dict[int, _Incoming] = {}
+
+    def arrived(self, tracked: TrackedRequest, request: Any) -> None:
+        """A request has arrived. If it names a hand-over, it is claimed."""
+        params = tracked.remote_prefill
+        if params is None or tracked.name in self._by_request:
+            return
+        limit = hit_limit(request.num_prompt_tokens, 0, request.num_prompt_tokens)
+        if params.num_tokens > limit or getattr(request, "prompt_embeds", None) is not None:
+            self._refuse(tracked.name, params.engine, "it is of another prompt")
+            return
+        one = _Incoming(next(self._tickets), tracked, params.engine, params.num_tokens)
+        self._by_ticket[one.ticket] = self._by_request[tracked.name] = one
+        digest = self._digest(request, params.num_tokens)
+        claim = HandOverClaim(params.hand_over, digest, params.num_tokens, self._layout)
+        self._claims.ask(one.ticket, one.engine, claim)
+
+    def awaits(self, request: str) -> bool:
+        """Whether the blocks of this request are still on their way."""
+        return request in self._by_request
+
+    def finished(self, request: str) -> None:
+        """The request is over."""
+        one = self._by_request.pop(request, None)
+        if one is not None and one.state is IncomingState.CLAIMING:
+            self._give_up(one)
+
+    def look(self) -> tuple[list[ImportJob], list[WorkerReport]]:
+        """What the prefill engines have answered: (copies that leave with this step, reports that count now).
+
+        The transfers are planned and submitted.
+        """
+        jobs: list[ImportJob] = []
+        reports: list[WorkerReport] = []
+        for ticket, answer in self._claims.take_answers():
+            one = self._by_ticket.get(ticket)
+            if one is None:
+                continue
+            if isinstance(answer, Offered):
+                jobs += self._begin(one, answer)
+            elif isinstance(answer, Refused):
+                self._refuse(one.tracked.name, one.engine, answer.reason)
+                self._forget(one)
+            elif isinstance(answer, GivenBack):
+                reports += self._judged(one, answer.held)
+        for one in [one for one in self._by_transfer.values() if self._is_lost(one)]:
+            self._give_up(one)
+        if jobs:
+            self._core.submit([job.transfer for job in jobs])
+        return jobs, reports
+
+    def _begin(self, one: _Incoming, offer: Offered) -> list[ImportJob]:
+        """Plan the copies of what this engine lacks."""
+        name, tracked, core = one.tracked.name, one.tracked, self._core
+        chunk, all_keys = core.config.blocks_per_chunk, tracked.chunk_keys()
+        search = HitSearch(self._config, chunk, all_keys, 0)
+        spans = search.needed(offer.num_tokens)
+        why = self._why_unfit(one, offer, spans, all_keys)
+        if why is None and core.ledger.draining():
+            why = "a reset of this engine is under way"
+        if why is not None:
+            self._refuse(name, one.engine, why)
+            self._give_up(one)
+            return []
+        places = [(g, n) for g, span in enumerate(spans) for n in range(span.first, span.last)]
+        keys = [key for span, of_group in zip(spans, all_keys) for key in of_group[span.first : span.last]]
+        slots = [slot for group in offer.groups for slot in group.slots]
+        parents = search.parents(offer.num_tokens)
+        prepared = core.import_blocks(((name, len(keys)),), keys, f"engine {one.engine}", parents)
+        job = prepared.job
+        if job is None:
+            # This engine has all of it, or no room for any of it.
+            self._give_up(one, had=all(key in core.ledger.index for key in keys))
+            return []
+        one.state, one.transfer = IncomingState.COPYING, job.transfer
+        self._by_transfer[job.transfer] = one
+        self._describe(tracked, prepared, [places[n] for n in prepared.stored])
+        sources = [slots[place] * chunk + part for place in prepared.stored for part in range(chunk)]
+        return [ImportJob(job.transfer, one.engine, pack(sources), job.host_blocks)]
+
+    def _why_unfit(
+        self, one: _Incoming, offer: Offered, spans: Sequence[Span], all_keys: Sequence[Sequence[bytes]]
+    ) -> str | None:
+        """Why nothing of an offer can be copied; None if each of its slots is a chunk of the prompt."""
+        if not 0 < offer.num_tokens <= one.num_tokens or len(spans) != len(offer.groups):
+            return "its blocks are not those of the prompt"
+        for span, group, keys in zip(spans, offer.groups, all_keys):
+            if (span.first, span.last - span.first) != (group.first, len(group.slots)) or span.last > len(
+                keys
+            ):
+                return "its blocks are not those of the prompt"
+            # A host block is a part of a slot. Which slots its pool has is known when the pool is mapped.
+            blocks_end = IDS_END // self._core.config.blocks_per_chunk
+            if group.slots and not 0 <= min(group.slots) <= max(group.slots) < blocks_end:
+                return "it names slots that no pool has"
+        return None
+
+    def _describe(
+        self, tracked: TrackedRequest, prepared: PreparedStore, places: Sequence[tuple[int, int]]
+    ) -> None:
+        """Let the KV events say what the blocks hold, if they do so."""
+        publisher, chunk = self._core.publisher, self._core.config.blocks_per_chunk
+        if publisher is None or not publisher.self_describing or prepared.job is None:
+            return
+        sizes = [group.block_tokens * chunk for group in self._config.groups]
+        stored = [(tracked, group, (place + 1) * sizes[group]) for group, place in places]
+        described: list[BlockStored | None] = describe(self._config, chunk, stored)
+        publisher.describe(prepared.job.transfer, described)
+
+    def keep_back(self, reports: Sequence[WorkerReport]) -> list[WorkerReport]:
+        """The reports that count now. Those of a hand-over wait until the prefill engine has confirmed it."""
+        if not self._by_transfer:
+            return list(reports)
+        counted = [report for report in reports if report.transfer not in self._by_transfer]
+        for report in reports:
+            one = self._by_transfer.get(report.transfer)
+            if one is None:
+                continue
+            one.reports.append(report)
+            if len({said.worker for said in one.reports}) < self._core.config.workers:
+                continue
+            if all(said.good for said in one.reports):
+                if one.state is IncomingState.COPYING:
+                    one.state = IncomingState.CONFIRMING
+                    self._claims.give_back(one.ticket, read=True)
+            else:
+                errors = {said.error for said in one.reports if not said.good}
+                self._refuse(one.tracked.name, one.engine, f"the copy failed: {'; '.join(sorted(errors))}")
+                counted += one.reports
+                self._give_up(one)
+        return counted
+
+    def _judged(self, one: _Incoming, held: bool) -> list[WorkerReport]:
+        """The prefill engine has said whether the copied blocks were held all along."""
+        reports = one.reports
+        if not held:
+            why = "the prefill engine did not hold the blocks until they were copied"
+            self._refuse(one.tracked.name, one.engine, why)
+            reports = [WorkerReport(said.transfer, said.worker, False, why) for said in reports]
+        self._forget(one)
+        return reports
+
+    def _is_lost(self, one: _Incoming) -> bool:
+        return one.transfer not in self._core.ledger.transfers
+
+    def _give_up(self, one: _Incoming, *, had: bool = False) -> None:
+        self._claims.give_back(one.ticket, read=False, had=had)
+        self._forget(one)
+
+    def _forget(self, one: _Incoming) -> None:
+        self._by_ticket.pop(one.ticket, None)
+        self._by_transfer.pop(one.transfer, None)
+        if self._by_request.get(one.tracked.name) is one:
+            del self._by_request[one.tracked.name]
+
+    def _refuse(self, request: str, engine: str, why: str) -> None:
+        self.missed += 1
+        self._logger.warning(
+            "kvsm: request %s computes its prompt: nothing was handed over by engine %s: %s",
+            printable(request),
+            printable(engine),
+            printable(why[:_MOST_SHOWN]),
+        )
+
+    def reset(self) -> None:
+        """The cache is reset: nothing that was computed before may come in afterwards. Copies that are under
+        way end, and nobody finds what they bring."""
+        for one in list(self._by_ticket.values()):
+            if one.state is IncomingState.CLAIMING:
+                self._refuse(one.tracked.name, one.engine, "this engine was reset")
+                self._give_up(one)
+
+    def close(self) -> None:
+        """Give up what was claimed."""
+        self._claims.close()

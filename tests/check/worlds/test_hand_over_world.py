@@ -1,0 +1,485 @@
+"""The hand-over world: two real cores keep their promises in it, and it sees each of them broken."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+import msgspec
+import pytest
+from planted_bugs import forget, plant
+
+from kvsm.check.explore.explorer import explore
+from kvsm.check.explore.model import Verdict
+from kvsm.check.explore.models import MODELS
+from kvsm.check.walks.reduce import rerun
+from kvsm.check.walks.targets import TARGETS
+from kvsm.check.walks.walk import walk
+from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
+from kvsm.check.worlds.hand_over_world import HandOverWorld
+from kvsm.check.worlds.world import Action
+from kvsm.errors import ConfigError
+from kvsm.events import StorePlanned
+from kvsm.properties import Property
+from kvsm.tiers.hand_over.incoming import IncomingHandOvers
+from kvsm.tiers.hand_over.leases import LeaseEnd, LeaseTable
+from kvsm.tiers.hand_over.outgoing import OutgoingHandOvers
+from kvsm.tiers.hand_over.peer_messages import Inbox
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+
+
+def drawn_world(random: Random) -> HandOverWorld:
+    return HandOverWorld(draw_hand_over_options(random))
+
+
+def walked(seed: int, actions: int) -> tuple[HandOverWorld, list[Action]]:
+    """A world in which some of this happened, and what was done."""
+    random = Random(seed)
+    world, drawn = drawn_world(random), list[Action]()
+    while len(drawn) < actions and world.actions():
+        drawn.append(world.draw(random))
+        assert world.do(drawn[-1]), drawn[-1]
+    return world, drawn
+
+
+def test_two_engines_keep_every_promise() -> None:
+    """What the decode engine serves has the right bytes, whenever the prefill engine gives them up (S2, S4,
+    S9, S10)."""
+    result = walk(drawn_world, seed=1, operations=1_500)
+    assert result.failure is None, result.failure
+
+
+@pytest.mark.slow
+def test_two_engines_keep_every_promise_long() -> None:
+    result = walk(drawn_world, seed=2, operations=120_000)
+    assert result.failure is None, result.failure
+
+
+def test_a_walk_meets_every_end_of_a_lease_and_imports_that_end_well_and_badly(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """So nothing that the world should try is missing unseen."""
+    ends, told, original = set(), [], LeaseTable.take_ended
+
+    def take_ended(self: LeaseTable) -> list[tuple[str, LeaseEnd]]:
+        ended = original(self)
+        ends.update(end for _, end in ended)
+        return ended
+
+    monkeypatch.setattr(LeaseTable, "take_ended", take_ended)
+    for seed in range(8):
+        world, _ = walked(seed, 200)
+        imports = {event.seq for event in world.events if isinstance(event, StorePlanned) and event.source}
+        told += [
+            event.good
+            for event in world.events
+            if getattr(event, "transfer", 0) in imports and event.kind == "WorkerReported"
+        ]
+    assert ends == set(LeaseEnd)
+    assert min(told.count(True), told.count(False)) > 3
+
+
+def test_the_same_actions_make_the_same_world() -> None:
+    """S11: so a failure can be repeated and reduced."""
+    first, actions = walked(5, 150)
+    second, _ = walked(5, 150)
+    assert msgspec.msgpack.encode(list(first.events)) == msgspec.msgpack.encode(list(second.events))
+    assert first.fingerprint() == second.fingerprint()
+    assert first.describe() == second.describe()
+    kept = [action for place, action in enumerate(actions) if place % 3]
+    assert rerun(lambda: drawn_world(Random(5)), kept).finding is None
+
+
+def test_winding_down_ends_at_rest() -> None:
+    """S9: from wherever a run stops."""
+    for seed in range(4):
+        world, _ = walked(seed, 60)
+        while (action := world.wind_down()) is not None:
+            assert world.do(action)
+        world.check()
+        assert not world.prefill.core.ledger.requests
+        assert not world.decode.core.ledger.transfers
+
+
+def test_what_cannot_happen_changes_nothing() -> None:
+    world = HandOverWorld()
+    before = world.fingerprint()
+    for action in (("store", 0, 0, 0, 1), ("serve", 0), ("copy", 0, 0, 1), ("compute", 0, 9), ("nonsense",)):
+        assert not world.do(action)
+    assert world.fingerprint() == before
+
+
+def test_options_of_a_file_are_checked() -> None:
+    """Anybody may write the options of a failure."""
+    with pytest.raises(ConfigError, match="prompts is 99; it must be from 1 to 16"):
+        HandOverWorldOptions(prompts=99)
+
+
+# Each promise, broken once.
+
+
+def believe_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The decode engine believes its copy although the lease of its source has expired."""
+    plant(monkeypatch, IncomingHandOvers._judged, "if not held:", "if False:")
+
+
+def believe_before_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, IncomingHandOvers.keep_back, "if not self._by_transfer:", "if True:")
+
+
+def confirm_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The prefill engine says "held all along" of a lease that it does not know any more."""
+    plant(
+        monkeypatch,
+        LeaseTable.give_back,
+        "lease = self._leases.get(name)\n",
+        "lease = self._leases.get(name)\n        if lease is None:\n"
+        "            return GivenBack(held=True)\n",
+    )
+
+
+def keep_no_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._pin,
+        "self._core.pin(out.name, slots, None, 0, 0, 0)",
+        "pass",
+    )
+    plant(monkeypatch, OutgoingHandOvers._hold_or_revoke, "if entry is None or", "if entry is not None and")
+
+
+def forget_readers_in_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    forget(monkeypatch, OutgoingHandOvers.reset)
+    forget(monkeypatch, OutgoingHandOvers._hold_or_revoke)
+
+
+def offer_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last stores of the prompt have not ended when it can be claimed."""
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._prepare,
+        "elif len(here) == len(wanted):",
+        "elif True:",
+    )
+
+
+def copy_the_wrong_slots(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, IncomingHandOvers._begin, "slots[place] * chunk", "slots[-1 - place] * chunk")
+
+
+def keep_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._release_ended,
+        "self._core.finish(out.name, aborted=given_up, hand_over=end.value)",
+        "pass",
+    )
+
+
+def decline_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine that does not want a hand-over tells nobody."""
+    plant(
+        monkeypatch,
+        IncomingHandOvers._give_up,
+        "self._claims.give_back(one.ticket, read=False, had=had)",
+        "pass",
+    )
+
+
+def had_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine that has all blocks says that it gives the hand-over up."""
+    plant(monkeypatch, IncomingHandOvers._give_up, "had=had", "had=False")
+
+
+def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An import is confirmed when its first rank has copied."""
+    plant(
+        monkeypatch,
+        IncomingHandOvers.keep_back,
+        "< self._core.config.workers:",
+        "< 1:",
+    )
+
+
+def copy_from_slots_that_no_pool_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine believes the numbers of a prefill engine."""
+    plant(monkeypatch, IncomingHandOvers._why_unfit, "if group.slots and not", "if False and not")
+
+
+def believe_the_shape_of_an_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        IncomingHandOvers._why_unfit,
+        "(span.first, span.last - span.first) != (group.first, len(group.slots))",
+        "False",
+    )
+
+
+def take_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A decode engine takes the answer to another question."""
+    plant(
+        monkeypatch,
+        Inbox.answer,
+        "if isinstance(answer, GivenBack) is not isinstance(asked, GiveBack):",
+        "if False:",
+    )
+
+
+def serve_who_does_not_know_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, LeaseTable.claim, "if not compare_digest(lease.prompt, asked.prompt) or", "if")
+
+
+def let_anybody_decline(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, LeaseTable.decline, "and compare_digest(lease.prompt, asked.prompt)", "")
+
+
+def pin_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._make_room,
+        "for other in [one for one in self._out if one != lease]:",
+        "return True\n    for other in []:",
+    )
+
+
+def forget_what_others_pin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot that two hand-overs pin counts as free when one of them ends."""
+    plant(
+        monkeypatch,
+        OutgoingHandOvers._unpin,
+        "self._held -= self._new_among(out.slots)",
+        "self._held -= len(out.slots)",
+    )
+
+
+def hand_over_more_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, OutgoingHandOvers._longest_hit, "while end and", "while False and")
+    plant(monkeypatch, OutgoingHandOvers._make_room, "return False", "return True")
+
+
+def miss_the_end_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hand-over that waits for a store is never looked at again."""
+    plant(monkeypatch, OutgoingHandOvers.look, "self._ended_at != ledger.ended_at", "False")
+
+
+def wait_for_the_wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    plant(monkeypatch, OutgoingHandOvers._prepare, "ledger.generation[missing]", "max(ledger.transfers)")
+
+
+@pytest.mark.parametrize(
+    ("bug", "properties", "seed"),
+    [
+        (believe_what_was_given_up, "S2", 16),
+        (believe_before_it_is_confirmed, "S2", 2),
+        (confirm_what_has_ended, "S2", 16),
+        (keep_no_pin, "S2", 2),
+        (forget_readers_in_a_reset, "S2 S9", 2),
+        (offer_what_is_in_flight, "S2", 2),
+        (copy_the_wrong_slots, "S2", 2),
+        (keep_a_pin, "S4 S9", 1),
+        (decline_in_silence, "S4 S9", 0),
+        (had_is_given_up, "S10", 0),
+        (count_one_rank, "S2 S9", 23),
+        (pin_without_bound, "S9", 0),
+        (forget_what_others_pin, "S9", 0),
+        (hand_over_more_than_the_share, "S9", 0),
+        (miss_the_end_of_a_store, "S9", 0),
+        (wait_for_the_wrong_store, "S9", 0),
+    ],
+)
+def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The seeds are those that find it soon; a bug that needs luck is found within 60,000 operations."""
+    bug(monkeypatch)
+    failure = walk(drawn_world, seed=seed, operations=60_000).failure
+    assert failure is not None
+    assert failure.finding.property.id in properties.split(), failure.finding
+
+
+def among_liars(random: Random) -> HandOverWorld:
+    """A world in which most answers are lies."""
+    return HandOverWorld(msgspec.structs.replace(draw_hand_over_options(random), lies=400))
+
+
+@pytest.mark.parametrize(
+    ("bug", "properties"),
+    [
+        (copy_from_slots_that_no_pool_has, "S8"),
+        (believe_the_shape_of_an_offer, "S8"),
+        pytest.param(take_any_answer, "S9", marks=pytest.mark.slow),
+        (serve_who_does_not_know_the_prompt, "S7"),
+        (let_anybody_decline, "S7"),
+    ],
+)
+def test_a_walk_among_liars_finds(bug: Plant, properties: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug(monkeypatch)
+    failure = walk(among_liars, seed=1, operations=60_000).failure
+    assert failure is not None
+    assert failure.finding.property.id in properties.split(), failure.finding
+
+
+def test_liars_break_no_promise() -> None:
+    result = walk(among_liars, seed=1, operations=10_000)
+    assert result.failure is None, result.failure
+
+
+LONG = HandOverWorldOptions(prefill_slots=16, decode_slots=16, blocks_per_chunk=2, length=16, lies=1)
+"""So many blocks that events and jobs pack them."""
+
+
+def lie_at_the_end_of(way: Sequence[Action], number: int) -> HandOverWorld:
+    world = HandOverWorld(LONG)
+    for action in (*way, ("lie", 0, number)):
+        assert world.do(action), action
+    return world
+
+
+CLAIMED = (("compute", 0, 0), ("store", 0, 0, 0, 1), ("offer", 0), ("arrive", 0))
+COPIED = (*CLAIMED, ("serve", 0), ("look",), ("copy", 0, 0, 1))
+
+
+@pytest.mark.parametrize(("way", "count"), [(CLAIMED, 260), (COPIED, 110)])
+def test_after_each_lie_of_a_prefill_engine_nothing_is_left_and_nothing_is_believed(
+    way: Sequence[Action], count: int
+) -> None:
+    """A wrong answer to a claim, and to the question if the blocks were held: of every type and size."""
+    for number in range(count):
+        world = lie_at_the_end_of(way, number)
+        while (action := world.wind_down()) is not None:
+            assert world.do(action), (number, action)
+        world.check()
+        assert not world.decode.core.ledger.transfers
+        assert not world.decode.core.ledger.index
+
+
+def test_the_share_of_hand_overs_is_the_oldest_ones_loss() -> None:
+    """The oldest unclaimed hand-over goes first; a claimed one stays."""
+    world = HandOverWorld(
+        HandOverWorldOptions(
+            prefill_slots=4, prompts=4, decode_slots=4, hand_overs=4, readers=1, computes=4, share=0.5
+        )
+    )
+    for prompt in range(3):
+        for action in (("compute", 0, prompt), ("store", 0, 0, 0, 1), ("offer", prompt)):
+            assert world.do(action)
+        if prompt == 0:
+            assert world.do(("arrive", 0))
+            assert world.do(("serve", 0))
+    # The first one is read, so the third takes the place of the second.
+    assert list(world.outgoing._out) == ["00000001", "00000003"]
+    ends = [getattr(event, "hand_over", "") for event in world.prefill.log]
+    assert ends.count(LeaseEnd.CROWDED_OUT.value) == 1
+    assert world.do(("compute", 0, 3))
+    assert world.do(("store", 0, 0, 0, 1))
+    assert world.do(("offer", 3))
+    assert list(world.outgoing._out) == ["00000001", "00000004"]
+
+
+BOTH_HAVE = (
+    *(("compute", 0, 0), ("store", 0, 0, 0, 1), ("offer", 0), ("compute", 1, 0), ("store", 1, 0, 0, 1)),
+    *(("compute", 0, 1), ("store", 0, 0, 0, 1), ("offer", 1)),
+)
+"""Two prompts are handed over, and the decode engine has the first of them."""
+
+TWO_OFFERS = (*BOTH_HAVE, ("arrive", 1), ("arrive", 0), ("serve", 0), ("serve", 1), ("look",))
+"""Two offers are judged in one step. The import of the first evicts what the second brings."""
+
+
+def test_an_offer_is_judged_by_what_the_engine_holds_after_the_offers_before_it() -> None:
+    """The first import evicts the blocks of the second offer: that one is given up, not reported as had."""
+    options = HandOverWorldOptions(prefill_slots=2, computes=2, decodes=1, hand_overs=2)
+    assert rerun(lambda: HandOverWorld(options), TWO_OFFERS).finding is None
+    world = HandOverWorld(options)
+    for action in TWO_OFFERS:
+        assert world.do(action), action
+    assert (
+        [one.question for one in world.channel.left]
+        == [msgspec.structs.replace(one.claim, wanted=False) for one in world.channel.left]
+        != []
+    )
+
+
+@pytest.mark.parametrize("says", [True, False])
+def test_what_the_decode_engine_says_that_it_had_is_checked(
+    says: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decode engine that claims blocks which it lacks, or gives up blocks that it has, is detected."""
+    give_up = IncomingHandOvers._give_up
+
+    def lie(self: IncomingHandOvers, one: Any, *, had: bool = False) -> None:  # noqa: ARG001
+        give_up(self, one, had=says)
+
+    monkeypatch.setattr(IncomingHandOvers, "_give_up", lie)
+    options = HandOverWorldOptions(prefill_slots=2, decode_slots=1, computes=2, decodes=1, hand_overs=2)
+    way = TWO_OFFERS if says else (*BOTH_HAVE, ("arrive", 0), ("serve", 0), ("look",))
+    finding = rerun(lambda: HandOverWorld(options), way).finding
+    assert finding is not None
+    assert finding.property is Property.EVENTS_ARE_STATE
+    assert ("has the blocks" if says else "has given up") in str(finding)
+
+
+# Proved within bounds.
+
+
+WAY = (
+    *(("compute", 0, 0), ("store", 0, 0, 0, 1), ("offer", 0), ("arrive", 0), ("serve", 0), ("look",)),
+    *(("wait",), ("step",), ("compute", 0, 1), ("copy", 0, 0, 1), ("serve", 0), ("look",)),
+)
+"""A copy that is too late: the blocks were given up, and others are written there."""
+
+
+def test_a_copy_that_is_too_late_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The shortest way to wrong bytes, for a decode engine that believes without being told."""
+    assert rerun(HandOverWorld, WAY).finding is None
+    believe_what_was_given_up(monkeypatch)
+    finding = rerun(HandOverWorld, WAY).finding
+    assert finding is not None
+    assert finding.property is Property.PUBLISH_AFTER_COMMIT
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scope", ["small", "resets", "ranks", "faults"])
+def test_no_order_of_claims_copies_and_expiry_shows_wrong_bytes(scope: str) -> None:
+    """Every order within the bounds of a scope."""
+    model = MODELS["hand-over"]
+    result = explore(model.model(model.scopes[scope]))
+    assert result.verdict is Verdict.PROVED, result.refutation
+    assert result.states >= 590
+
+
+@pytest.mark.slow
+def test_the_exploration_finds_the_shortest_way_to_a_wrong_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An engine that believes what was given up is refuted."""
+    believe_what_was_given_up(monkeypatch)
+    model = MODELS["hand-over"]
+    result = explore(model.model(model.scopes["small"]))
+    assert result.verdict is Verdict.REFUTED
+    assert result.refutation is not None
+    assert result.refutation.path == WAY
+
+
+def test_states_with_one_fingerprint_have_one_future() -> None:
+    """On a sample of pairs: the same may happen in both, and leads to the same."""
+    model = MODELS["hand-over"].model(HandOverWorldOptions(workers=2, length=2, prefill_slots=2, readers=2))
+    random, first_paths, pairs = Random(3), dict[bytes, tuple[Action, ...]](), 0
+    for _ in range(60):
+        state = next(iter(model.initial()))
+        for _ in range(14):
+            known = first_paths.setdefault(model.fingerprint(state), state.path)
+            if known != state.path and pairs < 40:
+                pairs += 1
+                actions = model.actions(state)
+                assert model.actions(model.load(known)) == actions
+                for action in random.sample(actions, min(3, len(actions))):
+                    ends = [model.next(model.load(path), action) for path in (known, state.path)]
+                    assert None not in ends
+                    assert len({model.fingerprint(end) for end in ends}) == 1, (known, state.path, action)
+            if not (possible := model.actions(state)):
+                break
+            state = model.next(state, random.choice(possible))
+    assert pairs == 40
+
+
+def test_it_is_a_target_of_the_walk() -> None:
+    assert TARGETS["hand-over"].world is HandOverWorld

@@ -1,0 +1,174 @@
+"""The native body as it is built: with sanitizers, without a compiler, and over ten million events."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from places import ROOT
+
+from kvsm.core import native
+from kvsm.core.native.sources import digest_of_sources
+
+SOURCES = sorted((ROOT / "kvsm" / "core" / "native").glob("*.c"))
+COMPILER = shutil.which("gcc")
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(COMPILER is None, reason="there is no gcc"),
+]
+
+
+def run(*command: str, cwd: Path = ROOT, **environment: str) -> str:
+    """What the command prints. Fails with the end of it if the command does."""
+    done = subprocess.run(
+        command, cwd=cwd, env={**os.environ, **environment}, text=True, stdout=-1, stderr=subprocess.STDOUT
+    )
+    assert done.returncode == 0, done.stdout[-6000:]
+    return done.stdout
+
+
+def copy_of_the_house(place: Path) -> Path:
+    """What a build or the tests need of this checkout, without what was built here."""
+    place.mkdir()
+    shutil.copytree(ROOT / "kvsm", place / "kvsm", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", "MANIFEST.in"):
+        shutil.copy(ROOT / name, place / name)
+    for name in ("tests", "specs", "docs"):
+        (place / name).symlink_to(ROOT / name)
+    return place
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Run Python in a copy of this checkout whose body has the address and undefined-behaviour sanitizers."""
+    house = copy_of_the_house(tmp_path_factory.mktemp("sanitized") / "house")
+    sanitizer = run(str(COMPILER), "-print-file-name=libasan.so").strip()
+    if "/" not in sanitizer:
+        pytest.skip("this gcc has no AddressSanitizer")
+    built = house / "kvsm" / "core" / "native" / f"_body{sysconfig.get_config_var('EXT_SUFFIX')}"
+    flags = [
+        "-std=c11",
+        "-O1",
+        "-g",
+        "-shared",
+        "-fPIC",
+        "-fno-omit-frame-pointer",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
+    checks = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
+    include = f"-I{sysconfig.get_paths()['include']}"
+    digest = f'-DSOURCES_DIGEST="{digest_of_sources(ROOT / "kvsm" / "core" / "native")}"'
+    run(str(COMPILER), *flags, *checks, include, digest, *map(str, SOURCES), "-o", str(built))
+    environment = {
+        "KVSM_NATIVE": "1",
+        "LD_PRELOAD": sanitizer,
+        "ASAN_OPTIONS": "detect_leaks=0:allocator_may_return_null=1",
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": ":".join([str(house), *(str(house / name) for name in ("tests/support", "specs"))]),
+    }
+    return lambda *arguments: run(sys.executable, *arguments, cwd=house, **environment)
+
+
+def test_no_access_is_wrong_and_no_behaviour_undefined(sanitized: Callable[..., str]) -> None:
+    """The parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
+    states that are copied meanwhile, right and wrong calls."""
+    selected = (
+        "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness or calls or hostile"
+    )
+    names = ("native", "native_calls", "native_hostile", "native_witness", "slot_queue", "frozen_state")
+    sanitized(
+        *("-m", "pytest", "-p", "no:cacheprovider", "-k", selected),
+        *map(str, sorted(path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py"))),
+    )
+
+
+def test_hostile_uses_touch_no_memory_of_others(sanitized: Callable[..., str]) -> None:
+    """Direct uses of the native types that no code of kvsm makes (`hostile_native.py`)."""
+    assert sanitized("tests/support/hostile_native.py", "1000", "200").endswith("all were refused\n")
+
+
+_TEN_MILLION = """
+import gc
+from kvsm import events as ev
+from kvsm.events import OffloadConfig
+from kvsm.core.ledger.frozen import freeze
+from kvsm.core.ledger import Ledger, NativeLedger
+
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+
+def lives(ledger, seq, times):
+    '''Requests of 20 blocks: stored, evicted to make room, matched and loaded by another one, touched.
+    The state is copied now and then.'''
+    apply, slots, blocks = ledger.apply, tuple(range(16)), tuple(range(16))
+    keys = [tuple(b"%d-%d" % (life, slot) for slot in slots) for life in range(2)]
+    for number in range(times):
+        name, other = f"a{number}", f"b{number}"
+        plan = seq + 3
+        if number % 50 == 0:
+            copy = freeze(ledger)
+        for kind, *fields in (
+            (ev.RequestArrived, name),
+            (ev.HitMatched, name, (), keys[0][0], 16, 0, 0),
+            (ev.StorePlanned, ((name, 16),), keys[number % 2], slots, blocks),
+            (ev.TransfersSubmitted, (plan,)),
+            (ev.WorkerReported, plan, 0, True),
+            (ev.BlocksOffered, ((name, (16,), (16,)),)),
+            (ev.HitMatched, other, slots, None, 16, 0, 16),
+            (ev.LoadPlanned, other, slots, blocks),
+            (ev.TransfersSubmitted, (seq + 8,)),
+            (ev.WorkerReported, seq + 8, 0, True),
+            (ev.BlocksTouched, slots),
+            (ev.RequestFinished, name),
+            (ev.RequestFinished, other),
+            (ev.BlocksEvicted, slots, (), seq + 15),
+        ):
+            seq += 1
+            apply(kind(seq, number, 0, *fields))
+            copy.go_on()
+    return seq
+
+ledger = Ledger(OffloadConfig(host_blocks=16, device_blocks=16))
+assert isinstance(ledger, NativeLedger)
+seq = lives(ledger, 0, 20_000)
+gc.collect()
+before = resident()
+while seq < 10_000_000:
+    seq = lives(ledger, seq, 20_000)
+gc.collect()
+assert not ledger.requests and not ledger.transfers and len(ledger.free) == 16
+print(resident() - before)
+"""
+
+
+def test_ten_million_events_leave_nothing_behind() -> None:
+    """The life of a block loses no reference, nor does a copy: the memory of the process does not grow."""
+    assert not native.WHY_NOT
+    grown = int(run(sys.executable, "-c", _TEN_MILLION).split()[-1])
+    assert grown < 4 << 20, f"{grown} bytes more after ten million events"
+
+
+@pytest.mark.parametrize("compiler", [COMPILER, "false"], ids=["with a compiler", "without"])
+def test_a_wheel_is_built_in_any_case(tmp_path: Path, compiler: str) -> None:
+    """With a compiler it has the native body, for every Python from 3.11 on. Without one it has none."""
+    house = copy_of_the_house(tmp_path / "house")
+    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "-w", str(tmp_path), str(house), CC=compiler)
+    (wheel,) = tmp_path.glob("*.whl")
+    built = [name for name in zipfile.ZipFile(wheel).namelist() if name.endswith(".so")]
+    if compiler == "false":
+        assert built == []
+    elif sys.version_info >= (3, 11):
+        assert built == ["kvsm/core/native/_body.abi3.so"]
+        assert "-cp311-abi3-" in wheel.name
+    else:
+        assert len(built) == 1

@@ -1,0 +1,538 @@
+"""The calls that have a native body do what the Python functions of the same names do, and nothing else."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from operator import sub
+from pathlib import Path
+from random import Random
+from types import CodeType, FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+from call_twins import KEYS, CallMaker, Key, Log, Name, Times, Told, TwinCores, from_another_thread, make_core
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import kvsm
+from kvsm.core import native
+from kvsm.core.kv_events import Publisher
+from kvsm.core.log import MemoryLog
+from kvsm.core.offloader import Match, NativeOffloader, Offloader, matching
+from kvsm.core.offloader import transferring as transfers
+from kvsm.core.offloader.emitter import EventEmitter
+from kvsm.core.policies import POLICIES
+from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, WrongThread
+from kvsm.events import LOAD, STORE, OffloadConfig
+from kvsm.ids import SMALL, array_of
+
+if native.WHY_NOT:
+    pytest.skip(f"Python decides: {native.WHY_NOT}", allow_module_level=True)
+
+CONFIG = OffloadConfig(host_blocks=40, device_blocks=100)
+PACKAGE = str(Path(kvsm.__file__).parent)
+
+
+# Both bodies decide alike.
+
+
+def options(random: Random) -> dict[str, Any]:
+    return {
+        "host_blocks": random.choice((2, 4, 24)),
+        "device_blocks": 60,
+        "workers": random.choice((1, 1, 2)),
+        "blocks_per_chunk": random.choice((1, 1, 1, 2)),
+        "policy": random.choice(tuple(POLICIES)),
+        "max_live_transfers": random.choice((2, 8)),
+        "defer_ticks": random.choice((0, 3)),
+        "transfer_ticks": 5,
+    }
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from((False, False, False, True)))
+def test_any_calls_are_answered_alike(seed: int, log: bool, publisher: bool, python_folds: bool) -> None:
+    """Results, errors and their texts, events, what the clock and the log were asked, and the state: after
+    each of random calls, right and wrong ones."""
+    random = Random(seed)
+    config = OffloadConfig(**options(random))
+    twins = TwinCores(config, log=log, publisher=publisher, python_folds=python_folds)
+    maker = CallMaker(config, random)
+    for _ in range(70):
+        name, arguments, named = maker.draw(twins.python)
+        twins.call(name, *arguments, **named)
+
+
+FAULTS: list[Callable[[], BaseException]] = [
+    lambda: OSError("the disk is full"),
+    lambda: KeyboardInterrupt(),
+    lambda: InvalidEvent(3, "a log says so"),
+    lambda: SystemExit(1),
+]
+TIMES: list[Any] = [
+    -5,
+    1 << 63,
+    1 << 80,
+    np.int64(77),
+    True,
+    "noon",
+    None,
+    ValueError("stopped"),
+    KeyboardInterrupt(),
+]
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 2**32), st.booleans())
+def test_failures_are_told_alike(seed: int, publisher: bool) -> None:
+    """Clocks that say something else, logs and publishers that fail, and calls of another thread: what the
+    caller hears, which event is the last one, and whether the core goes on."""
+    random = Random(seed)
+    config = OffloadConfig(**options(random))
+    twins = TwinCores(config, publisher=publisher)
+    maker = CallMaker(config, random, wrong=0.01)
+    for number in range(60):
+        name, arguments, named = maker.draw(twins.python)
+        do = lambda core, call=(name, arguments, named): getattr(core, call[0])(*call[1], **call[2])  # noqa: E731
+        fault = random.randrange(12)
+        if fault == 0:
+            said = random.choice(TIMES)
+            for core in twins.both:
+                clock_of(core).next = [said]
+        elif fault == 1:
+            do = from_another_thread(do)
+        elif fault == 2 and publisher:
+            for core in twins.both:
+                told_of(core).fails = True
+        elif fault == 3 and number > 40:
+            made = random.choice(FAULTS)
+            for core in twins.both:
+                log_of(core).next = [made()]
+        twins.each(do, (name, arguments, named, fault))
+
+
+def clock_of(core: Offloader) -> Times:
+    assert isinstance(core._clock_ns, Times)
+    return core._clock_ns
+
+
+def log_of(core: Offloader) -> Log:
+    assert isinstance(core.log, Log)
+    return core.log
+
+
+def told_of(core: Offloader) -> Told:
+    assert isinstance(core.publisher, Told)
+    return core.publisher
+
+
+def with_loads(config: OffloadConfig = CONFIG, **more: Any) -> TwinCores:
+    """Two blocks are stored, and a load of them for request q is in flight; it is transfer `live`."""
+    twins = TwinCores(config, **more)
+    twins.call("prepare_store", "r", KEYS[:2], [0, 1])
+    store = next(iter(twins.python.ledger.transfers))
+    twins.call("submit", [store])
+    for worker in range(config.workers):
+        twins.call("complete_store", store, worker)
+    assert twins.call("match", "q", KEYS[:3]).result == Match(2)
+    job = twins.call("prepare_load", "q", [4, 5]).result
+    assert job is not None
+    twins.call("submit", [job.transfer])
+    return twins
+
+
+def live(twins: TwinCores) -> int:
+    return next(iter(twins.python.ledger.transfers))
+
+
+def floats(ids: list[int]) -> Any:
+    return np.array(ids, dtype=np.float64)
+
+
+@given(
+    slots=st.lists(st.integers(-1, 4) | st.integers(-2, 41), max_size=24),
+    form=st.sampled_from([tuple, list, np.array, floats]),
+)
+@example(slots=[0], form=floats)
+@example(slots=[40], form=tuple)
+def test_slots_in_flight_are_found_alike(slots: list[int], form: Callable[..., Any]) -> None:
+    """Slots that are loaded, stored, planned and unused. What is no slot is refused alike."""
+    twins = with_loads()
+    twins.call("prepare_store", "s", KEYS[2:4], [6, 7])
+    twins.call("in_flight", form(slots))
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_log_that_fails_stops_the_core(fault: Callable[[], BaseException]) -> None:
+    """An interrupt, too. A refusal that comes from the log leaves the core as one of the ledger does."""
+    twins = with_loads()
+    for core in twins.both:
+        log_of(core).next = [fault()]
+    error = twins.call("complete_load", live(twins)).error
+    assert type(error) is type(fault())
+    assert (twins.native._poisoned is None) == isinstance(error, InvalidEvent | IllegalTransition)
+    after = [twins.call("match", "p", KEYS), twins.call("finish", "q"), twins.call("emit", list)]
+    if twins.native._poisoned is not None:
+        assert all(isinstance(one.error, Poisoned) for one in after)
+
+
+def test_a_stop_that_fails_leaves_nobody_who_may_change_the_ledger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt while the core notes why it stops."""
+    twins = with_loads()
+    for core in twins.both:
+        log_of(core).next = [OSError("full")]
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Offloader, "_stop", interrupted)
+    assert isinstance(twins.call("complete_load", live(twins)).error, KeyboardInterrupt)
+    monkeypatch.undo()
+    assert isinstance(twins.call("finish", "q").error, Poisoned)
+
+
+def test_a_core_that_is_closed_refuses_every_call() -> None:
+    twins = with_loads()
+    twins.each(lambda core: core.close())
+    for name in ("match", "prepare_load", "report", "complete_load", "complete_store", "finish"):
+        assert isinstance(twins.call(name).error, Poisoned), name
+    assert isinstance(twins.call("emit", list).error, Poisoned)
+
+
+def test_another_thread_is_refused_until_the_driver_has_ended() -> None:
+    twins = with_loads()
+    finish = lambda core: core.finish("q")  # noqa: E731
+    assert isinstance(twins.each(from_another_thread(finish)).error, WrongThread)
+    assert twins.call("finish", "q").result is False
+
+
+def test_a_clock_may_call_the_core() -> None:
+    """It changes the ledger while a call goes on: what was read before is not believed."""
+    twins = with_loads()
+    for core in twins.both:
+        clock = clock_of(core)
+
+        def reset(core: Offloader = core, clock: Times = clock) -> int:
+            core._clock_ns = clock
+            core.reset()
+            return 7
+
+        core._clock_ns = reset
+    twins.call("complete_load", live(twins))
+    assert twins.python.ledger.epoch == 1
+
+
+WRONG_REPORTS: list[tuple[Any, ...]] = [
+    *((1, worker, True) for worker in (-1, 2, 61, 62, 70, 1 << 70, True, None)),
+    *((transfer, 0, True) for transfer in (0, 2, 999, -1, 1 << 70, True, "1", None)),
+    *((1, 0, good) for good in (1, None, "yes", False)),
+    *((1, 0, True, error) for error in (None, "it broke", Name("it broke"), 5)),
+    (1, 0),
+    (1, 0, True, "", ""),
+]
+
+
+@pytest.mark.parametrize("arguments", WRONG_REPORTS)
+def test_reports_that_are_not_common_are_answered_alike(arguments: tuple[Any, ...]) -> None:
+    """Of the load that is in flight where they say 1, and of its other worker."""
+    config = OffloadConfig(host_blocks=4, device_blocks=100, workers=2)
+    for name in ("report", "complete_load", "complete_store", "fail_load"):
+        twins = with_loads(config)
+        transfer = live(twins) if arguments[0] == 1 and type(arguments[0]) is int else arguments[0]
+        given = (transfer, *arguments[1:]) if name == "report" else (transfer, *arguments[1:2])
+        twins.call(name, *given)
+        twins.call(name, *given)  # If it counted, it is a doubled one now.
+        twins.call("report", live(twins), 1, True)
+
+
+def test_a_transfer_that_was_not_submitted_has_no_reports() -> None:
+    twins = with_loads()
+    twins.call("match", "p", KEYS[:1])
+    job = twins.call("prepare_load", "p", [9]).result
+    assert twins.call("complete_load", job.transfer).result.rejected is not None
+
+
+def test_a_block_that_is_being_stored_is_waited_for() -> None:
+    twins = with_loads()
+    planned = twins.call("prepare_store", "s", KEYS[5:7], [7, 8]).result.job.transfer
+    for _ in range(2):  # Planned, and then submitted.
+        assert twins.call("match", f"p{_}", [KEYS[0], KEYS[6]]).result == Match(0, planned)
+        twins.call("submit", [planned])
+
+
+def test_a_request_that_waits_loads_or_holds_a_match_is_left_to_python() -> None:
+    twins = with_loads()
+    assert twins.call("match", "q", KEYS[:1]).result == Match(0)  # It is loading.
+    twins.call("match", "p", KEYS[:2])
+    assert twins.call("match", "p", KEYS[1:2]).result == Match(1)
+    assert twins.call("match", "p", KEYS[1:2]).result == Match(1)
+    assert twins.call("prepare_load", "p", [9, 10]).error is not None
+    assert twins.call("prepare_load", "p", []).result is None
+    assert twins.call("prepare_load", "p", [9]).result is None
+    assert twins.call("prepare_load", "nobody", [9]).result is None
+
+
+@pytest.mark.parametrize("blocks", [SMALL - 1, SMALL, SMALL + 1])
+def test_batches_have_the_form_of_their_length(blocks: int) -> None:
+    """Up to `SMALL` ids are a tuple."""
+    keys = [b"%d" % number for number in range(blocks)]
+    twins = TwinCores(CONFIG)
+    twins.call("prepare_store", "r", keys, range(blocks))
+    twins.call("submit", [live(twins)])
+    twins.call("complete_store", live(twins))
+    for name, targets in (("a", list(range(40, 40 + blocks))), ("b", (60,)), ("c", range(70, 70 + blocks))):
+        twins.call("match", name, keys)
+        assert twins.call("prepare_load", name, targets).result is not None
+
+
+@pytest.mark.parametrize(
+    "key", [b"x" * 4096, b"x" * 4097, "key", None, [b"key"], Key(b"key 0"), bytearray(b"key 0")]
+)
+def test_a_key_that_is_missed_is_looked_at(key: Any) -> None:
+    twins = with_loads()
+    for keys in ([key], [KEYS[0], key], [KEYS[0], key, KEYS[1]]):
+        twins.call("match", "p", keys)
+
+
+def test_a_request_that_was_preempted_while_it_loads_waits() -> None:
+    twins = with_loads()
+    twins.call("preempt", "q")
+    assert twins.call("match", "q", KEYS[:2]).result == Match(0, live(twins))
+    twins.call("complete_load", live(twins))
+    assert twins.call("match", "q", KEYS[:2]).result == Match(2)
+
+
+def test_a_match_that_was_voided_is_not_loaded() -> None:
+    twins = with_loads()
+    twins.call("match", "p", KEYS[:2])
+    twins.call("reset")
+    assert twins.call("prepare_load", "p", [9, 10]).result is None
+
+
+TARGETS: list[Any] = [
+    *([100], [-1], [9, 9], [9, 10], [True], ["9"], [1 << 40], [1 << 70], [], (9, 10, 11)),
+    *(range(9, 11), range(10, 8, -1), range(99, 101), range(-1, 1), np.arange(9, 11), np.array([[9]])),
+    *({9: 1}, {9}, b"\t", "9", iter([9]), None, 9),
+]
+
+
+@pytest.mark.parametrize("chunk", [1, 2])
+@pytest.mark.parametrize("given", TARGETS)
+def test_device_blocks_are_looked_at_alike(given: Any, chunk: int) -> None:
+    twins = with_loads(OffloadConfig(host_blocks=4, device_blocks=100)) if chunk == 1 else two_a_chunk()
+    twins.call("match", "p", KEYS[:2])
+    twins.call("prepare_load", "p", given)
+
+
+def two_a_chunk() -> TwinCores:
+    twins = TwinCores(OffloadConfig(host_blocks=4, device_blocks=100, blocks_per_chunk=2))
+    twins.call("prepare_store", "r", KEYS[:2], [0, 1, 2, 3])
+    twins.call("submit", [live(twins)])
+    twins.call("complete_store", live(twins))
+    return twins
+
+
+@pytest.mark.parametrize("name", ["q", "p", "nobody", "é", "\ud800", Name("p"), b"p", None, 7])
+def test_requests_finish_alike(name: Any) -> None:
+    twins = with_loads()
+    twins.call("match", "p", KEYS[:2])
+    twins.call("match", "é", KEYS[:2])
+    twins.call("finish", name)
+    twins.call("finish", name)
+    assert isinstance(twins.call("finish").error, TypeError)
+    assert isinstance(twins.call("finish", "p", True).error, TypeError)
+    twins.call("finish", "p", aborted=True)
+
+
+@pytest.mark.parametrize("time", TIMES)
+def test_the_clock_is_asked_once(time: Any) -> None:
+    """Whatever it says."""
+    for call in (("match", "p", KEYS[:1]), ("finish", "q"), ("report", 0, 0, True), ("touch", KEYS[:1])):
+        twins = with_loads()
+        asked = clock_of(twins.native).asked
+        for core in twins.both:
+            clock_of(core).next = [time]
+        twins.call(*call)
+        assert clock_of(twins.native).asked == asked + 1
+
+
+def test_two_pins_of_one_block_are_refused_as_one_too_many() -> None:
+    assert "cannot pin one more" in str(with_loads().call("match", "p", [KEYS[0], KEYS[0]]).error)
+
+
+def test_a_load_is_refused_where_there_is_no_room() -> None:
+    twins = with_loads(OffloadConfig(host_blocks=4, device_blocks=100, max_live_transfers=1))
+    twins.call("match", "p", KEYS[:1])
+    assert "max_live_transfers" in str(twins.call("prepare_load", "p", [9]).error)
+
+
+# Which body decides.
+
+
+def test_a_core_has_the_body_that_was_chosen(tmp_path: Path) -> None:
+    core = Offloader(CONFIG)
+    assert type(core) is NativeOffloader
+    assert type(Offloader.resumed(core.ledger)) is NativeOffloader
+    with Offloader.open(CONFIG, tmp_path / "log") as opened:
+        assert type(opened) is NativeOffloader
+
+    class Other(Offloader):
+        """A core with calls of its own."""
+
+    assert type(Other(CONFIG)) is Other
+    with native.without():
+        assert type(Offloader(CONFIG)) is Offloader
+
+
+def test_errors_name_the_class_as_its_user_does() -> None:
+    for made in (lambda: Offloader(None), lambda: Offloader(CONFIG, clock_ns=lambda: None)):  # type: ignore[arg-type,return-value]
+        with pytest.raises(WrongArgument, match=r"^Offloader\(\): "):
+            made()
+
+
+@pytest.mark.parametrize("name", ["emit", "match", "prepare_load", "report", "complete_load", "finish"])
+def test_a_function_that_was_replaced_is_called(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Offloader, name, lambda *_: "replaced")
+    made = Offloader.__new__(Offloader)
+    assert type(made) is Offloader
+    assert getattr(made, name)() == "replaced"
+
+
+@contextmanager
+def python_calls() -> Iterator[list[CodeType]]:
+    """The code of the functions of kvsm that are entered meanwhile."""
+    entered: list[CodeType] = []
+
+    def note(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
+            entered.append(frame.f_code)
+
+    sys.setprofile(note)
+    try:
+        yield entered
+    finally:
+        sys.setprofile(None)
+
+
+def test_a_usual_life_is_decided_in_c() -> None:
+    """Else the tests above would compare Python with Python."""
+    core = Offloader(OffloadConfig(host_blocks=40, device_blocks=100, workers=2), MemoryLog())
+    plan = core.prepare_store("s", KEYS[:20], range(20)).job
+    assert plan is not None
+    core.submit([plan.transfer])
+    with python_calls() as entered:
+        core.complete_store(plan.transfer)
+        core.report(plan.transfer, 1, True, "")
+        core.match("r0", KEYS[:1])
+        core.match("r1", tuple(KEYS[:20]))
+        core.match("r2", KEYS)
+        core.match("r3", KEYS[20:])
+        core.match("r3", KEYS[20:])
+        core.match("r4", [])
+        loads = [
+            core.prepare_load("r0", [50]),
+            core.prepare_load("r1", tuple(range(51, 71)), ()),
+            core.prepare_load("r2", range(80, 83)),
+        ]
+    assert set(entered) == {array_of.__code__}  # of the 20 ids
+    core.submit([load.transfer for load in loads if load is not None])
+    with python_calls() as entered:
+        for load in loads:
+            assert load is not None
+            core.complete_load(load.transfer, 0)
+            ended = core.report(load.transfer, 1, True).ended
+            assert ended is not None
+            assert ended.good
+        assert [core.finish("r0"), core.finish("r1", aborted=False), core.finish("r2")] == [True] * 3
+    assert entered == []
+
+
+def test_a_publisher_and_a_policy_of_python_are_told() -> None:
+    core = Offloader(OffloadConfig(host_blocks=4, device_blocks=9, policy="arc"), publisher=Publisher())
+    plan = core.prepare_store("s", KEYS[:2], range(2)).job
+    assert plan is not None
+    core.submit([plan.transfer])
+    with python_calls() as entered:
+        core.complete_store(plan.transfer)
+    assert Publisher.ended.__code__ in entered
+    left_to_python = (transfers._report, transfers._ended, EventEmitter.emit)
+    assert not {function.__code__ for function in left_to_python} & set(entered)
+
+
+def test_what_is_not_common_is_left_to_python() -> None:
+    core = Offloader(CONFIG)
+    with python_calls() as entered:
+        core.match(Name("r"), KEYS)
+        core.finish(Name("r"))
+        core.report(7, 0, True)
+    assert entered.count(matching.match.__code__) == 1
+    assert entered.count(Offloader.finish.__code__) == 1
+    assert entered.count(transfers.report.__code__) == 1
+
+
+# Memory.
+
+
+def grown(do: Callable[[], None]) -> list[int]:
+    """How much more memory, and how many more references to what lives for ever, are there after `do`.
+
+    From Python 3.12 on, the interpreter counts no references to immortal objects, but a body that was built
+    for the stable ABI of 3.11 does: their counts say nothing there.
+    """
+    immortal = sys.version_info >= (3, 12)
+    fixed = [LOAD, STORE] if immortal else [None, True, False, (), "", 0, 1, LOAD, STORE]
+
+    def counted() -> list[int]:
+        do()
+        gc.collect()
+        return [sys.getallocatedblocks(), *map(sys.getrefcount, fixed)]
+
+    do()
+    before = counted()
+    return list(map(sub, counted(), before))
+
+
+def test_usual_calls_give_back_what_they_took() -> None:
+    def serve() -> None:
+        core = make_core(CONFIG, publisher=True)
+        for number in range(300):
+            name, block = f"r{number}", number % 40
+            plan = core.prepare_store(name, [b"%d" % block], [block]).job
+            if plan is not None:
+                core.submit([plan.transfer])
+                core.report(plan.transfer, 0, True)
+            core.match(name, [b"%d" % block, b"none"])
+            job = core.prepare_load(name, range(50, 51))
+            assert job is not None
+            core.submit([job.transfer])
+            core.complete_load(job.transfer)
+            core.finish(name, aborted=False)
+
+    assert max(grown(serve)) < 50
+
+
+def test_other_calls_give_back_what_they_took() -> None:
+    """Wrong ones, refusals, and failures of the clock, the log and the publisher."""
+    config = OffloadConfig(host_blocks=24, device_blocks=60, workers=2, max_live_transfers=4)
+
+    def serve(seed: int) -> None:
+        random = Random(seed)
+        core = make_core(config, publisher=True)
+        maker = CallMaker(config, random, wrong=0.2)
+        for number in range(400):
+            name, arguments, named = maker.draw(core)
+            clock_of(core).next = [random.choice(TIMES)] if random.random() < 0.05 else []
+            told_of(core).fails = random.random() < 0.05
+            log_of(core).next = [OSError("full")] if number == 390 else []
+            with suppress(BaseException):
+                getattr(core, name)(*arguments, **named)
+
+    def serve_often() -> None:
+        for seed in range(12):
+            serve(seed)
+
+    assert max(grown(serve_often)) < 100

@@ -1,0 +1,123 @@
+"""The museum's worlds: nothing is found in the right code, and each sees what it is for."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from museum.checkers import CHECKERS
+from museum.drawn_worlds import log_ahead, routed_serving, wrong_books_of_a_core
+from museum.wrong_books import CHANGE_BOOKS, NOT_IN_BOOKS, WRONG
+from mutants import MUTANTS
+from planted_bugs import plant
+
+from kvsm.check.walks.walk import walk
+from kvsm.check.worlds.audited import ledger_difference
+from kvsm.check.worlds.core_options import CoreOptions
+from kvsm.check.worlds.core_world import CoreWorld
+from kvsm.check.worlds.log_ahead import LogAheadWorld, WrittenLog
+from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_request import SmallRequest
+from kvsm.check.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
+from kvsm.core.ledger.snapshot import restore, snapshot
+from kvsm.core.offloader.emitter import EventEmitter
+from kvsm.core.scheduler import StoreMode
+from kvsm.errors import PropertyBroken
+from kvsm.properties import Property
+
+
+def test_each_property_is_in_the_books_or_it_is_said_why_not() -> None:
+    assert {one.property for one in WRONG}.isdisjoint(NOT_IN_BOOKS)
+    assert {one.property for one in WRONG} | {*NOT_IN_BOOKS, Property.EVENTS_ARE_STATE} == {*Property}
+
+
+def test_a_check_that_does_not_object_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.core.ledger.invariants.CHECKS", ())
+    world = wrong_books_of_a_core(Random(1))
+    with pytest.raises(PropertyBroken, match="the invariants says: nothing"):
+        world.do(CHANGE_BOOKS)
+
+
+def test_a_field_that_a_snapshot_forgets_is_seen() -> None:
+    """Events are state (S10): the copy is compared field by field, not as a snapshot."""
+    world, random = CoreWorld(CoreOptions()), Random(3)
+    while not any(one.since for one in world.core.ledger.transfers.values()):
+        world.do(world.draw(random))
+    ledger = world.core.ledger
+    copy = restore(snapshot(ledger))
+    assert ledger_difference(ledger, copy) is None
+    next(one for one in copy.transfers.values() if one.since).since = 0
+    assert "since" in str(ledger_difference(ledger, copy))
+
+
+def test_jobs_that_leave_before_the_log_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.check.worlds.log_ahead.WrittenLog.flush", lambda _self: None)
+    result = walk(lambda _random: LogAheadWorld(CoreOptions(), waits=False), 1, runs=1)
+    assert result.failure is not None
+    assert result.failure.finding.property is Property.EVENTS_ARE_STATE
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_what_a_step_decides_behind_a_flush_is_written(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Events are state (S10). Every seed sees that a flush in a step does not count for its later events."""
+    assert walk(log_ahead, seed, runs=6).failure is None
+    plant(
+        monkeypatch,
+        EventEmitter.flush_log,
+        "self._flushed_seq == ledger.seq - 1",
+        "self.log.flushed_in == self.step",
+    )
+    flush = WrittenLog.flush
+
+    def note_step(log: Any) -> None:
+        log.flushed_in = log[-1].step
+        flush(log)
+
+    monkeypatch.setattr(WrittenLog, "flush", note_step)
+    failure = walk(log_ahead, seed, runs=6).failure
+    assert failure is not None
+    assert failure.finding.property is Property.EVENTS_ARE_STATE
+
+
+def test_workers_keep_every_promise() -> None:
+    """Progress (S9), order of copies (S12), correct bytes (S15), over engines that refuse jobs."""
+    result = walk(lambda random: WorkerRanksWorld(draw_worker_ranks(random)), 5, runs=5)
+    assert result.failure is None, result.failure
+
+
+def test_a_loaded_chunk_that_the_host_lost_is_offered_when_its_request_ends() -> None:
+    """No lost store (S13). The host evicts it before the request has offered anything."""
+    engine = SmallEngine(device_blocks=12, host_blocks=1, prefix_cache=False, checks_stores=True)
+    first = engine.arrive(SmallRequest("first", range(5), 1))
+    engine.run()
+    assert first.finished
+    again = engine.arrive(SmallRequest("again", range(5), 1))
+    engine.step()
+    assert again.loading
+    engine.carry_out_all()
+    engine.hand_on()
+    (key,) = engine.core.ledger.index
+    evicting = engine.core.store((), [b"another" + bytes(4)], [11])
+    assert list(evicting.evicted) == [key]
+    assert evicting.job is not None
+    engine.core.submit([evicting.job.transfer])
+    engine.core.report(evicting.job.transfer, 0, True)
+    engine.finish(again)
+    assert key in engine.core.ledger.index
+    assert engine.config.store is StoreMode.EAGER
+
+
+def test_a_router_knows_chunks_and_blocks_that_cannot_be_described() -> None:
+    """Events are state (S10)."""
+    assert walk(routed_serving, 2, runs=10).failure is None
+    with MUTANTS["M109"].put_back():
+        failure = walk(routed_serving, 2, runs=10).failure
+    assert failure is not None
+    assert failure.finding.property is Property.EVENTS_ARE_STATE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checker", CHECKERS[9:], ids=lambda one: one.name)
+def test_the_right_code_is_clean(checker: object) -> None:
+    assert checker.look() is None  # type: ignore[attr-defined]

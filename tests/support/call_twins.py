@@ -1,0 +1,393 @@
+"""Two cores that get the same calls, one with the native body, and are compared after each of them.
+
+And calls for them, right and wrong ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from random import Random
+from threading import Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from kvsm import events as ev
+from kvsm.check.worlds.audited import difference, ledger_difference
+from kvsm.core import native
+from kvsm.core.kv_events import Publisher
+from kvsm.core.ledger import Ledger, NativeLedger
+from kvsm.core.ledger.snapshot import snapshot
+from kvsm.core.offloader import NativeOffloader, Offloader
+from kvsm.events import OffloadConfig, OffloadingEvent, SkipReason
+
+
+class Times:
+    """A clock that says what was put into `next`, or raises it, and otherwise counts."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self.next: list[Any] = []
+
+    def __call__(self) -> Any:
+        self.asked += 1
+        said = self.next.pop(0) if self.next else self.asked
+        if isinstance(said, BaseException):
+            raise type(said)(*said.args)  # one of its own: an error keeps the frames that it came through
+        return said
+
+
+class Log(list[OffloadingEvent]):
+    """Notes who may change the ledger when it gets an event, and raises what was put into `next`."""
+
+    core: Offloader
+
+    def __init__(self) -> None:
+        self.next: list[BaseException] = []
+        self.who: list[int] = []
+
+    def append(self, event: OffloadingEvent) -> None:
+        self.who.append(self.core._may_change)
+        super().append(event)
+        if self.next:
+            raise self.next.pop()
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+class Told(Publisher):
+    """A publisher that notes what it is told of transfers, and who might change the ledger then. It fails if
+    it shall."""
+
+    core: Offloader
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over: list[tuple[int, int]] = []
+        self.fails = False
+
+    def stored(self, transfer: int, keys: Sequence[bytes]) -> None:
+        self.over.append((transfer, min(self.core._may_change, 1)))
+        super().stored(transfer, keys)
+
+    def ended(self, transfer: int) -> None:
+        self.over.append((transfer, min(self.core._may_change, 1)))
+        super().ended(transfer)
+        if self.fails:
+            self.fails = False
+            raise RuntimeError("the publisher broke")
+
+
+def make_core(config: OffloadConfig, log: bool = True, publisher: bool = False) -> Offloader:
+    """A core with the clock, the log and the publisher of above."""
+    sink, told = Log() if log else None, Told() if publisher else None
+    core = Offloader.__new__(Offloader)
+    for one in (sink, told):
+        if one is not None:
+            one.core = core
+    core.__init__(config, sink, clock_ns=Times(), publisher=told)  # type: ignore[misc]
+    return core
+
+
+class Outcome(NamedTuple):
+    """What a call did: what it returned, or the error that it raised."""
+
+    result: Any
+    error: BaseException | None
+
+
+class TwinCores:
+    """Makes each call of both. Raises `AssertionError` at the first difference."""
+
+    def __init__(
+        self, config: OffloadConfig, *, log: bool = True, publisher: bool = False, python_folds: bool = False
+    ) -> None:
+        self.native = make_core(config, log, publisher)
+        assert isinstance(self.native, NativeOffloader), native.WHY_NOT
+        assert isinstance(self.native.ledger, NativeLedger)
+        with native.without():
+            self.python = make_core(config, log, publisher)
+            if python_folds:
+                self.native.ledger = Ledger(config, self.native.publisher)
+                for event in self.native.log if log else [ev.LogOpened(1, 0, 0, config, "", 1)]:  # type: ignore[attr-defined]
+                    self.native.ledger.apply(event)
+        assert not isinstance(self.python, NativeOffloader)
+
+    @property
+    def both(self) -> tuple[Offloader, Offloader]:
+        return self.native, self.python
+
+    def call(self, name: str, *arguments: Any, **named: Any) -> Outcome:
+        """Make the call, and compare what both did and what both are."""
+        return self.each(lambda core: getattr(core, name)(*arguments, **named), (name, arguments, named))
+
+    def each(self, do: Callable[[Offloader], Any], what: object = "") -> Outcome:
+        """The same of anything that is done to a core."""
+        ours, theirs = (_outcome(do, core) for core in self.both)
+        assert type(ours.error) is type(theirs.error), (what, ours, theirs)
+        assert str(ours.error) == str(theirs.error), (what, ours, theirs)
+        assert type(ours.error.__cause__) is type(theirs.error.__cause__) if ours.error else True
+        assert type(ours.result) is type(theirs.result), (what, ours, theirs)
+        assert difference(ours.result, theirs.result) is None, (what, ours, theirs)
+        mine, its = (self._seen(core) for core in self.both)
+        odd = [name for name in mine if mine[name] != its[name]]
+        assert not odd, (what, [(name, mine[name], its[name]) for name in odd if name != "state"])
+        assert ledger_difference(self.native.ledger, self.python.ledger) is None, what
+        return ours
+
+    def _seen(self, core: Offloader) -> dict[str, Any]:
+        """What can be seen of a core, beside the ledger's fields."""
+        log, told, clock = core.log, core.publisher, core._clock_ns
+        poisoned = core._poisoned is not None
+        return {
+            "state": None if poisoned else snapshot(core.ledger),
+            "events": log[-3:] if isinstance(log, Log) else [],
+            "lengths": (len(log), log.who[-3:]) if isinstance(log, Log) else (),
+            "over": told.over if isinstance(told, Told) else [],
+            "asked": clock.asked if isinstance(clock, Times) else None,
+            "may change": min(core._may_change, 1),
+            "poisoned": core._poisoned,
+            "step": (core.step, core._flushed_seq, core.until_look),
+        }
+
+
+def _outcome(do: Callable[[Offloader], Any], core: Offloader) -> Outcome:
+    try:
+        return Outcome(do(core), None)
+    except BaseException as error:
+        return Outcome(None, error)
+
+
+def from_another_thread(do: Callable[[Offloader], Any]) -> Callable[[Offloader], Any]:
+    """The same, in a thread with a name of its own. Its error is raised here."""
+
+    def made(core: Offloader) -> Any:
+        outcomes: list[Outcome] = []
+        thread = Thread(target=lambda: outcomes.append(_outcome(do, core)), name="other")
+        thread.start()
+        thread.join()
+        if outcomes[0].error is not None:
+            raise outcomes[0].error
+        return outcomes[0].result
+
+    return made
+
+
+# Random calls.
+
+
+class Name(str):
+    """A str of another class."""
+
+
+class Key(bytes):
+    """Bytes of another class."""
+
+
+NAMES = ["r0", "r1", "r2", "r3"]
+KEYS = [b"key %d" % number for number in range(24)]
+WRONG_NAMES: list[Any] = ["é", "\ud800", "", Name("r1"), b"r0", None, 5, ["r0"]]
+WRONG_KEYS: list[Any] = ["key 1", None, bytearray(b"key 1"), Key(b"key 1"), b"x" * 5000, [b"key 1"], 7]
+WRONG_NUMBERS: list[Any] = [-1, 1 << 62, 1 << 70, True, "1", None, 1.0, np.int64(1), np.int64(-2)]
+
+
+Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+"""Those without a name, and those with one."""
+
+
+class CallMaker:
+    """Draws a call for cores of this configuration: mostly one that fits its state."""
+
+    def __init__(self, config: OffloadConfig, random: Random, wrong: float = 0.06) -> None:
+        self._config, self._random, self._wrong = config, random, wrong
+
+    def draw(self, core: Offloader) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
+        """(name, arguments, named arguments)."""
+        random = self._random
+        name = random.choice(_CALLS)
+        arguments, named = getattr(self, f"_{name}", self._of_transfer)(core)
+        if random.random() < self._wrong / 4:  # Too many, too few, or by a name.
+            change = random.randrange(3)
+            if change == 0:
+                arguments = (*arguments, random.choice([0, "x", (), None]))
+            elif change == 1:
+                arguments = arguments[:-1]
+            else:
+                named = {**named, random.choice(["worker", "aborted", "good", "nothing", "keys"]): 1}
+        return name, arguments, named
+
+    def _or_wrong(self, right: Any, wrong: Sequence[Any]) -> Any:
+        return self._random.choice(wrong) if self._random.random() < self._wrong else right
+
+    def _name(self) -> Any:
+        return self._or_wrong(self._random.choice(NAMES), WRONG_NAMES)
+
+    def _keys(self, core: Offloader) -> Any:
+        """A prefix of what is there, with something behind it."""
+        random = self._random
+        known = list(core.ledger.index)
+        random.shuffle(known)
+        keys: list[Any] = known[: random.choice((0, 1, 1, 2, 3, 20))]
+        if random.random() < 0.6:
+            keys += random.sample(KEYS, random.choice((1, 2, 20)))
+        if random.random() > self._wrong:
+            keys = list(dict.fromkeys(keys))
+        keys = [self._or_wrong(key, WRONG_KEYS) for key in keys]
+        kinds: list[Callable[[list[Any]], Any]] = [list, tuple]
+        return self._or_wrong(random.choice(kinds)(keys), ["key 1", None, 5, {b"key 1"}, iter(keys), {}])
+
+    def _blocks(self, count: int) -> Any:
+        random, chunk = self._random, self._config.blocks_per_chunk
+        count = max(count * chunk + random.choice((0, 0, 0, 0, -1, 1)), 0)
+        most = max(self._config.device_blocks - count, 1)
+        first = random.randrange(most)
+        kinds: list[Callable[[range], Any]] = [list, tuple, range_of, np.array, reversed_list]
+        blocks = random.choice(kinds)(range(first, first + count))
+        wrong = [
+            [first, first],
+            [first, "1"],
+            [True],
+            [-1],
+            [1 << 40],
+            [1 << 70],
+            (0.0,),
+            None,
+            7,
+            "ab",
+            b"1",
+        ]
+        return self._or_wrong(blocks, [*wrong, np.array([[0]]), np.array([0.5]), range(-2, 3), {1: 2}, []])
+
+    def _transfer(self, core: Offloader) -> Any:
+        live = list(core.ledger.transfers)
+        stale: list[Any] = [0, 1, core.ledger.seq, core.ledger.seq + 1, *WRONG_NUMBERS]
+        right = self._random.choice(live) if live else self._random.choice(stale)
+        return self._or_wrong(right, [*stale, np.int64(live[0] if live else 3)])
+
+    def _worker(self) -> Any:
+        return self._or_wrong(self._random.randrange(self._config.workers), [*WRONG_NUMBERS, 2, 70])
+
+    def _of_transfer(self, core: Offloader) -> Arguments:
+        # complete_load, complete_store, fail_load, fail_store
+        if self._config.workers == 1 and self._random.random() < 0.5:
+            return (self._transfer(core),), {}
+        return (self._transfer(core), self._worker()), {}
+
+    def _report(self, core: Offloader) -> Arguments:
+        good = self._or_wrong(self._random.random() < 0.8, [1, None, np.True_, "yes"])
+        error = self._random.choice(((), (), ("",), ("it broke",), (None,), (Name(""),)))
+        if self._random.random() < 0.4:
+            error = (*(error or ("",)), *[self._duration() for _ in range(self._random.randrange(3))])
+        return (self._transfer(core), self._worker(), good, *error), {}
+
+    def _duration(self) -> Any:
+        right = self._random.choice((None, 0, 1, 70_000, (1 << 63) - 1))
+        return self._or_wrong(right, [-1, 1 << 63, True, 1.5, "1", np.int64(3)])
+
+    def _match(self, core: Offloader) -> Arguments:
+        return (self._name(), self._keys(core)), {}
+
+    def _prepare_load(self, core: Offloader) -> Arguments:
+        matched = [name for name, one in core.ledger.requests.items() if len(one.pins)]
+        name = self._random.choice(matched) if matched and self._random.random() < 0.9 else self._name()
+        entry = core.ledger.requests.get(name) if isinstance(name, str) else None
+        count = len(entry.pins) if entry else 1
+        more = self._random.choice(((), (), ((),), ((0,),), ([],), ((), ""), ((), "disk"), ((1, 0),)))
+        return (name, self._blocks(self._random.choice((count, count, 1, count + 1, 0))), *more), {}
+
+    def _finish(self, _: Offloader) -> Arguments:
+        named: list[dict[str, Any]] = [{}, {}, {"aborted": False}, {"aborted": True}, {"aborted": 1}]
+        named += [{"hand_over": "taken"}, {"aborted": True, "hand_over": "expired"}]
+        named += [{"hand_over": 5}, {"hand_over": "\ud800"}]
+        return (self._name(),), self._random.choice(named)
+
+    def _emit(self, core: Offloader) -> Arguments:
+        wrong = [
+            (ev.LoadPlanned, self._name(), (0,), (0,)),
+            (ev.TransfersSubmitted, (self._transfer(core),)),
+            (ev.WorkerReported, self._transfer(core), 0, True),
+            (ev.WorkerReported, self._transfer(core), 0, True, "", "and more"),
+            (ev.RequestFinished,),
+            (ev.StorePlanned, (), (b"key",), (0,), (0,)),
+            (ev.HitMatched, "r1", b"\x05", None),
+            (list, 1),
+            (),
+            (ev.StepEnded,),
+        ]
+        return self._random.choice(wrong), {}
+
+    def _prepare_store(self, _: Offloader) -> Arguments:
+        keys = self._random.sample(KEYS, self._random.choice((1, 2, 3, 20)))
+        parent = self._random.choice(((), (b"",), (self._or_wrong(self._random.choice(KEYS), WRONG_KEYS),)))
+        return (self._name(), keys, self._blocks(len(keys)), *parent), {}
+
+    def _submit(self, core: Offloader) -> Arguments:
+        planned = [one.id for one in core.ledger.transfers.values() if one.state == 0]
+        return (self._or_wrong(planned, [None, (1,), [1 << 70], planned * 2]),), {}
+
+    def _of_name(self, _: Offloader) -> Arguments:
+        return (self._name(),), {}
+
+    _arrive = _preempt = _waits_for = _may_match = _release = _of_name
+
+    def _of_one(self, core: Offloader) -> Arguments:
+        return (self._transfer(core),), {}
+
+    _cancel = _lose = _of_one
+
+    def _defer(self, core: Offloader) -> Arguments:
+        return (self._name(), self._transfer(core)), {}
+
+    def _none(self, _: Offloader) -> Arguments:
+        return (), {}
+
+    _tick = _end_step = _lose_overdue = _flush = _none
+
+    def _reset(self, _: Offloader) -> Arguments:
+        return self._random.choice(((), (), ("w1",), ("w2",))), {}
+
+    def _touch(self, _: Offloader) -> Arguments:
+        parents = self._random.choice(((), ({},), ({0: self._random.choice(KEYS), 2: b""},)))
+        return (self._random.sample(KEYS, 3), *parents), {}
+
+    def _skip(self, _: Offloader) -> Arguments:
+        return ((), (b"key",), SkipReason.POOL_FULL), {}
+
+    def _pin(self, core: Offloader) -> Arguments:
+        slots = list(core.ledger.index.values())[: self._random.choice((0, 1, 2, 20))]
+        return (self._name(), slots, self._random.choice((None, KEYS[0]))), {}
+
+
+def range_of(blocks: range) -> range:
+    return blocks
+
+
+def reversed_list(blocks: range) -> list[int]:
+    return list(blocks)[::-1]
+
+
+_CALLS = (
+    *("match",) * 10,
+    *("prepare_load",) * 8,
+    *("report",) * 5,
+    *("complete_load",) * 4,
+    *("complete_store",) * 5,
+    *("finish",) * 5,
+    *("submit",) * 7,
+    *("prepare_store",) * 7,
+    *("fail_load", "fail_store", "cancel", "lose", "emit", "emit", "reset", "preempt", "pin"),
+    *(
+        "arrive",
+        "waits_for",
+        "may_match",
+        "release",
+        "defer",
+        "tick",
+        "end_step",
+        "end_step",
+        "touch",
+        "skip",
+    ),
+    *("lose_overdue", "flush"),
+)

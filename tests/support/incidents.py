@@ -1,0 +1,526 @@
+"""Logs of engines in trouble, and of healthy ones: what an on-call engineer is handed.
+
+Each log comes from the real core and the real offload scheduler, driven by the serving engine of `kvsm run`.
+Two parts are scripted. Copies move no bytes, and end as late, and as well or badly, as a script says
+(`ScriptedCopies`). The clock is the workload's, and starts at a date, so latencies and times are plausible.
+
+    directory = INCIDENTS["pool_too_small"](tmp_path / "log")
+
+A log is made in about a second. Equal seeds give equal logs.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+from log_life import disk
+from planted_bugs import plant
+
+from kvsm.check.worlds.memory_marks import memory_marks
+from kvsm.copies import PoolMark
+from kvsm.core.ledger import cache
+from kvsm.core.offloader import Offloader
+from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
+from kvsm.core.scheduler import OffloadScheduler
+from kvsm.errors import KvsmError, LogWriteFailed
+from kvsm.events import Direction
+from kvsm.identity import KeptPools, PoolIdentity
+from kvsm.ids import count
+from kvsm.serving import RunOptions, ServingEngine, ServingRequest, ServingScheduler, VirtualClock
+from kvsm.serving.disturbances import Disturbances
+from kvsm.serving.offload_checks import SkipNotes
+from kvsm.serving.traces import TraceRequest, multi_turn, started_blocks
+from kvsm.tiers.warm_restart import start
+
+STARTED_NS = 1_763_802_000_000_000_000
+"""2025-11-22T09:00:00Z."""
+
+KEPT = KeptPools(PoolIdentity.of({"model": "m"}), (b"pool of rank 0..", b"sums of rank 0.."))
+_MARKS: defaultdict[Path, list[PoolMark]] = defaultdict(memory_marks)
+"""Of the pools, by the directory of the log."""
+
+BLOCK_TOKENS = 512
+SILENT = None
+"""The time of a copy that never ends."""
+
+
+class DatedClock(VirtualClock):
+    """The time of the workload as Unix time. Each look takes two microseconds. began_ns: when it begins."""
+
+    def __init__(self, began_ns: int = STARTED_NS) -> None:
+        super().__init__()
+        self._began_ns, self._looks = began_ns, 0
+
+    def now_ns(self) -> int:
+        """Unix time (ns)."""
+        self._looks += 1
+        return self._began_ns + int(self.now_ms * 1e6) + 2_000 * self._looks
+
+
+class Outcome(NamedTuple):
+    """How one rank's part of a transfer ends.
+
+    ms: how long it takes; `SILENT`: it is never reported.
+    error: why it failed; empty if it is good.
+    reports: how often the rank reports it.
+    """
+
+    ms: float | None
+    error: str = ""
+    reports: int = 1
+
+
+Script = Callable[["Copying"], Outcome]
+
+
+class Copying(NamedTuple):
+    """What a script decides by.
+
+    usual_ms: how long such a copy usually takes.
+    now_ms: since the start of the workload.
+    """
+
+    job: TransferJob
+    rank: int
+    usual_ms: float
+    now_ms: float
+    random: random.Random
+
+
+def usual(copying: Copying) -> Outcome:
+    """A good copy."""
+    return Outcome(copying.usual_ms)
+
+
+class ScriptedCopies:
+    """Stands in for the workers and for what the engine has in flight: it reports as the script says.
+
+    A flush waits for nobody: an engine that stops stepping flushes, and these keep stepping.
+    """
+
+    def __init__(self, clock: VirtualClock, workers: int, script: Script, seed: int) -> None:
+        self.blocks = dict.fromkeys(Direction, 0)
+        self._clock, self._workers, self._script = clock, workers, script
+        self._random = random.Random(f"copies {seed}")
+        self._due: list[tuple[float, WorkerReport]] = []
+
+    def __len__(self) -> int:
+        return len(self._due)
+
+    def start(self, plan: TransferPlan, _step: int) -> None:
+        """Take a plan."""
+        for job in (*plan.loads, *plan.stores):
+            for rank in range(self._workers):
+                self._begin(job, rank)
+
+    def _begin(self, job: TransferJob, rank: int) -> None:
+        now_ms, blocks = self._clock.now_ms, count(job.device_blocks)
+        usual_ms = (4 + 0.4 * blocks) * self._random.uniform(0.8, 1.4)
+        outcome = self._script(Copying(job, rank, usual_ms, now_ms, self._random))
+        if outcome.ms is not SILENT:
+            report = WorkerReport(job.transfer, rank, not outcome.error, outcome.error)
+            self._due += [(now_ms + outcome.ms, report)] * outcome.reports
+
+    def collect(self, _step: int) -> list[WorkerReport]:
+        """The reports that have come by now."""
+        now_ms = self._clock.now_ms
+        come = sorted((one for one in self._due if one[0] <= now_ms), key=lambda one: one[0])
+        self._due = [one for one in self._due if one[0] > now_ms]
+        return [report for _, report in come]
+
+
+class Rig:
+    """An engine with its core, scheduler and log, ready to serve a trace.
+
+    core, scheduler: other values for fields of `OffloadConfig` and `SchedulerConfig`.
+    after_s: its process goes on with the log of the last one, if there is one, this long after the first one
+        began (s). None: nothing outlives it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        seed: int,
+        trace: Iterable[TraceRequest],
+        *,
+        script: Script = usual,
+        core: dict[str, Any] | None = None,
+        scheduler: dict[str, Any] | None = None,
+        writer: dict[str, Any] | None = None,
+        after_s: int | None = None,
+        **options: Any,
+    ) -> None:
+        chosen = RunOptions(**{"workers": 2, "last_step": "keep-stepping", "seed": seed, **options})
+        config = msgspec.structs.replace(chosen.offload_config(), **(core or {}))
+        self.directory, self.clock = directory, DatedClock(STARTED_NS + (after_s or 0) * 10**9)
+        writer = {"durability": "none", **(writer or {})}
+        if after_s is None:
+            self.offloader = Offloader.open(config, directory, clock_ns=self.clock.now_ns, **writer)
+        else:
+            marks = _MARKS[directory]
+            started = start(directory, config, KEPT, marks=marks, clock_ns=self.clock.now_ns, log=writer)
+            assert bool(started.kept) == bool(after_s), started.why_cold
+            self.offloader = started.offloader
+        assert self.offloader.writer is not None
+        self.offloader.log = notes = SkipNotes(self.offloader.writer)
+        self.connector = OffloadScheduler(
+            self.offloader, msgspec.structs.replace(chosen.scheduler_config(), **(scheduler or {}))
+        )
+        self.engine = ServingEngine(
+            ServingScheduler(self.connector, notes, token_budget=chosen.token_budget),
+            [],
+            [],
+            trace,
+            clock=self.clock,
+            disturbances=Disturbances(chosen),
+            block_tokens=chosen.block_tokens,
+        )
+        self.engine.in_flight = ScriptedCopies(self.clock, config.workers, script, chosen.seed)  # type: ignore[assignment]
+
+    def serve(self, seconds: float | None = None, each: Callable[[int], object] | None = None) -> Rig:
+        """Serve the trace to its end, or for `seconds` of the workload. each: called before each step."""
+        while seconds is None or self.clock.now_ms < 1000 * seconds:
+            if each is not None:
+                each(self.engine.steps)
+            if not self.engine.step():
+                break
+        return self
+
+    def close(self, error: BaseException | None = None) -> Path:
+        """Close the log. Returns its directory."""
+        self.offloader.close(error)
+        return self.directory
+
+    def kill(self) -> Path:
+        """End as a killed process does: what was flushed is in the files, and the log is not closed."""
+        assert self.offloader.writer is not None
+        copied = self.directory.with_name(self.directory.name + "-as-killed")
+        shutil.copytree(self.directory, copied)
+        self.offloader.close()
+        shutil.rmtree(self.directory)
+        copied.rename(self.directory)
+        return self.directory
+
+
+# Workloads.
+
+
+def chats(requests: int, seed: int) -> list[TraceRequest]:
+    """Conversations of several turns: what `kvsm run` generates."""
+    return list(multi_turn(seed, requests, BLOCK_TOKENS))
+
+
+def prompt(arrival_ms: float, blocks: Sequence[int], more: int = 40, output: int = 80) -> TraceRequest:
+    """A request with these full blocks, `more` tokens behind them, and a block id of its own for these."""
+    own = (hash((arrival_ms, tuple(blocks))) & 0xFFFFFFFF) + (1 << 40)
+    ids = (*blocks, own) if more else tuple(blocks)
+    tokens = BLOCK_TOKENS * len(blocks) + more
+    assert started_blocks(tokens, BLOCK_TOKENS) == len(ids)
+    return TraceRequest(arrival_ms, tokens, output, ids)
+
+
+def merged(*traces: Iterable[TraceRequest]) -> list[TraceRequest]:
+    """All requests of these traces, by arrival."""
+    return sorted((one for trace in traces for one in trace), key=lambda one: one.arrival_ms)
+
+
+def documents(
+    count: int, every_ms: float, blocks: int, *, begin_ms: float = 0.0, first_id: int = 1 << 30
+) -> list[TraceRequest]:
+    """Long prompts that share nothing: a batch job that reads documents."""
+    return [
+        prompt(
+            begin_ms + number * every_ms, range(first_id + number * blocks, first_id + (number + 1) * blocks)
+        )
+        for number in range(count)
+    ]
+
+
+# What goes wrong.
+
+
+def pool_too_small(directory: Path, seed: int = 1) -> Path:
+    """The host pool holds a fraction of what conversations come back for."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=600, host_blocks=350).serve().close()
+
+
+def rank_fails(directory: Path, seed: int = 1) -> Path:
+    """Rank 2 of 4 fails 4 % of its copies."""
+
+    def script(copying: Copying) -> Outcome:
+        if copying.rank == 2 and copying.random.random() < 0.04:
+            return Outcome(copying.usual_ms, "CUDA error: an illegal memory access was encountered")
+        return usual(copying)
+
+    return Rig(directory, seed, chats(500, seed), script=script, workers=4, device_blocks=800).serve().close()
+
+
+def rank_silent(directory: Path, seed: int = 1) -> Path:
+    """Rank 1 of 2 reports nothing any more after 40 s. The engine is closed 30 s later."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(SILENT) if copying.rank == 1 and copying.now_ms > 40_000 else usual(copying)
+
+    return Rig(directory, seed, chats(500, seed), script=script, device_blocks=800).serve(seconds=70).close()
+
+
+def reports_lost(directory: Path, seed: int = 1) -> Path:
+    """Rank 1 of 2 never reports one copy in fifty. After 10 s of steps such a transfer is given up."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(SILENT) if copying.rank == 1 and copying.random.random() < 0.02 else usual(copying)
+
+    core = {"transfer_ticks": 400}
+    return Rig(directory, seed, chats(400, seed), script=script, device_blocks=800, core=core).serve().close()
+
+
+def requests_unfinished(directory: Path, seed: int = 1) -> Path:
+    """The engine's abort path forgets to tell the connector. One request in eight is left behind."""
+    rig = Rig(directory, seed, chats(400, seed), device_blocks=1200, abort_rate=0.2)
+    finished = rig.connector.request_finished
+
+    def forgets_aborts(request: ServingRequest, blocks: Any, *, aborted: bool = False) -> Any:
+        return (False, None) if aborted else finished(request, blocks, aborted=aborted)
+
+    rig.connector.request_finished = forgets_aborts  # type: ignore[method-assign]
+    return rig.serve().close()
+
+
+def reset_storm(directory: Path, seed: int = 1) -> Path:
+    """Something resets the prefix cache every few seconds."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=600, reset_every=200).serve().close()
+
+
+def eviction_burst(directory: Path, seed: int = 1) -> Path:
+    """A batch job reads long documents for 20 s, and pushes out what conversations come back for."""
+    trace = merged(chats(500, seed), documents(70, 150, 40, begin_ms=90_000))
+    return Rig(directory, seed, trace, device_blocks=560, host_blocks=1700).serve().close()
+
+
+def slow_store(directory: Path, seed: int = 1) -> Path:
+    """An engine without a prefix cache on the device. One store takes 6 s on rank 1, and everybody who begins
+    with the same prompt waits for it."""
+    shared = range(1 << 35, (1 << 35) + 24)
+    same = [prompt(30_800 + 60 * number, shared) for number in range(60)]
+    trace = merged(chats(300, seed), [prompt(30_000, shared)], same)
+
+    def script(copying: Copying) -> Outcome:
+        large = copying.job.direction is Direction.STORE and count(copying.job.device_blocks) >= 15
+        if copying.rank == 1 and large and 30_000 < copying.now_ms < 30_800:
+            return Outcome(6000.0)
+        return usual(copying)
+
+    rig = Rig(directory, seed, trace, script=script, device_blocks=2400, core={"defer_ticks": 4000})
+    rig.engine.scheduler.block_tables.longest_hit = lambda _request: 0  # type: ignore[method-assign]
+    return rig.serve().close()
+
+
+def window_thrash(directory: Path, seed: int = 1) -> Path:
+    """A sliding window with small blocks fills the pool with what nobody reads again."""
+    options = {"groups": "full/512,sliding:512/64", "device_blocks": 4000, "host_blocks": 4000}
+    return Rig(directory, seed, chats(300, seed), **options).serve().close()
+
+
+def lazy_behind(directory: Path, seed: int = 1) -> Path:
+    """A lazy store keeps two blocks ready, and the engine takes more in a step: most are never stored."""
+    rig = Rig(
+        directory,
+        seed,
+        chats(500, seed),
+        store="lazy",
+        device_blocks=500,
+        scheduler={"lazy_target_blocks": 2},
+    )
+    return rig.serve().close()
+
+
+def preemption_storm(directory: Path, seed: int = 1) -> Path:
+    """The device pool is too small for the output of the requests on it: they preempt each other."""
+    trace = [prompt(400 * n, range(1000 * n, 1000 * n + 2), output=4000) for n in range(150)]
+    return Rig(directory, seed, trace, device_blocks=200).serve().close()
+
+
+def property_broken(directory: Path, seed: int = 1) -> Path:
+    """A bug in the core: a reset leaves what is stored readable."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        plant(monkeypatch, cache.cache_reset, "index.invalidate_all(ledger, seq)", "pass")
+        rig = Rig(directory, seed, chats(60, seed), device_blocks=600, reset_every=700)
+        try:
+            return rig.serve().close()
+        except KvsmError as error:  # The bug may show while the engine runs.
+            return rig.close(error)
+
+
+def engine_killed(directory: Path, seed: int = 1) -> Path:
+    """The process is killed in the middle of its work."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=800).serve(seconds=60).kill()
+
+
+def processes_killed(directory: Path, seed: int = 1) -> Path:
+    """Twice the process is killed in the middle of its work, and another one goes on with its pool."""
+    for life in range(3):
+        trace = chats(150, seed)
+        rig = Rig(directory, seed + life, trace, device_blocks=800, after_s=200 * life)
+        rig.serve().close() if life == 2 else rig.serve(seconds=40).kill()
+    return directory
+
+
+def rank_slow(directory: Path, seed: int = 1) -> Path:
+    """Rank 3 of 4 takes twenty times as long as the others."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(copying.usual_ms * (20 if copying.rank == 3 else 1))
+
+    return Rig(directory, seed, chats(500, seed), script=script, workers=4, device_blocks=600).serve().close()
+
+
+def reports_rejected(directory: Path, seed: int = 1) -> Path:
+    """Rank 0 reports every copy three times."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(copying.usual_ms, reports=1 if copying.rank else 3)
+
+    return Rig(directory, seed, chats(300, seed), script=script, device_blocks=800).serve().close()
+
+
+def too_few_transfers(directory: Path, seed: int = 1) -> Path:
+    """Copies take seconds, and only three of them may be in flight: most blocks are offered and skipped."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(100 * copying.usual_ms)
+
+    core = {"max_live_transfers": 3}
+    return Rig(directory, seed, chats(500, seed), script=script, device_blocks=600, core=core).serve().close()
+
+
+def disk_full(directory: Path, seed: int = 1) -> Path:
+    """The disk of the log is full, and a full disk does not stop this engine."""
+    writer = {"on_failure": "continue", "segment_bytes": 1 << 16}
+    with disk(150_000):
+        rig = Rig(directory, seed, chats(300, seed), device_blocks=800, writer=writer).serve()
+        with suppress(LogWriteFailed):
+            rig.close()
+    return directory
+
+
+def engine_stopped(directory: Path, seed: int = 1) -> Path:
+    """The engine ends with an error."""
+    rig = Rig(directory, seed, chats(300, seed), device_blocks=800).serve(seconds=50)
+    return rig.close(RuntimeError("CUDA out of memory: tried to allocate 2.00 GiB"))
+
+
+# Healthy engines.
+
+
+def healthy_eager(directory: Path, seed: int = 1) -> Path:
+    """Conversations, and a host pool that holds them."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=800).serve().close()
+
+
+def healthy_lazy(directory: Path, seed: int = 1) -> Path:
+    """The same with a lazy store."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=800, store="lazy").serve().close()
+
+
+def healthy_hybrid(directory: Path, seed: int = 1) -> Path:
+    """A hybrid model with three KV cache groups."""
+    return (
+        Rig(directory, seed, chats(300, seed), groups="full,sliding:1024,mamba", device_blocks=3000)
+        .serve()
+        .close()
+    )
+
+
+def healthy_failures(directory: Path, seed: int = 1) -> Path:
+    """Two ranks. One copy in 500 fails, on either."""
+
+    def script(copying: Copying) -> Outcome:
+        failed = "copy failed: cudaErrorLaunchTimeout" if copying.random.random() < 0.002 else ""
+        return Outcome(copying.usual_ms, failed)
+
+    return (
+        Rig(directory, seed, chats(500, seed), script=script, device_blocks=800, abort_rate=0.05)
+        .serve()
+        .close()
+    )
+
+
+def healthy_reuse(directory: Path, seed: int = 1) -> Path:
+    """A few long prompts, asked again and again. The device holds one of them at a time."""
+    shared = [range(number << 32, (number << 32) + 30) for number in range(1, 13)]
+    trace = [prompt(250 * number, shared[number * 7 % 12]) for number in range(400)]
+    return Rig(directory, seed, trace, device_blocks=200).serve().close()
+
+
+def healthy_small(directory: Path, seed: int = 1) -> Path:
+    """Twenty requests."""
+    return Rig(directory, seed, chats(20, seed)).serve().close()
+
+
+def healthy_restart(directory: Path, seed: int = 1) -> Path:
+    """The cache is reset when weights are updated. Twenty requests in a hundred are aborted."""
+    rig = Rig(directory, seed, chats(500, seed), device_blocks=800, reset_every=3000, abort_rate=0.2)
+    return rig.serve().close()
+
+
+def healthy_next_process(directory: Path, seed: int = 1) -> Path:
+    """The engine is stopped and started again for another version of its software."""
+    for life in range(2):
+        Rig(directory, seed + life, chats(150, seed), device_blocks=800, after_s=400 * life).serve().close()
+    return directory
+
+
+def healthy_full(directory: Path, seed: int = 1) -> Path:
+    """The host pool is full for most of the time, and evicts what nobody comes back for."""
+    return Rig(directory, seed, chats(500, seed), device_blocks=800, host_blocks=1700).serve().close()
+
+
+Seeding = Callable[..., Path]
+"""Makes a log in this directory, which does not exist yet. `seed=N` gives another log of the same kind."""
+
+INCIDENTS: dict[str, Seeding] = {
+    seed.__name__: seed
+    for seed in (
+        pool_too_small,
+        rank_fails,
+        rank_silent,
+        reports_lost,
+        requests_unfinished,
+        reset_storm,
+        eviction_burst,
+        slow_store,
+        window_thrash,
+        lazy_behind,
+        preemption_storm,
+        property_broken,
+        engine_killed,
+        processes_killed,
+        rank_slow,
+        reports_rejected,
+        too_few_transfers,
+        disk_full,
+        engine_stopped,
+    )
+}
+HEALTHY: dict[str, Seeding] = {
+    seed.__name__: seed
+    for seed in (
+        healthy_eager,
+        healthy_lazy,
+        healthy_hybrid,
+        healthy_failures,
+        healthy_reuse,
+        healthy_small,
+        healthy_restart,
+        healthy_next_process,
+        healthy_full,
+    )
+}

@@ -1,0 +1,187 @@
+"""Shared by the tests of interrupts: a writer's life that is interrupted at the n-th line or opcode."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from log_life import CONFIG, event
+
+import kvsm.core.log
+from kvsm.core.log import LogReader, LogWriter, WholeState
+from kvsm.errors import LogError
+from kvsm.events import OffloadingEvent
+
+REFUSED = "another call of this writer has not returned"
+"""A trace can raise in the `finally` that notes the end of a call. A signal cannot."""
+
+PACKAGE = str(Path(kvsm.core.log.__file__).parent)
+
+
+class Interrupts:
+    """Raises `KeyboardInterrupt` at the moments in `at`, counted over all code of kvsm/core/log.
+
+    opcodes: a moment is an opcode, otherwise a line.
+    package: where the code is, if it is not kvsm/core/log.
+
+    `lines` has the moments of each line of code.
+    """
+
+    def __init__(self, at: set[int], opcodes: bool, package: str = PACKAGE) -> None:
+        self.at, self.moments, self._opcodes, self._package = at, 0, opcodes, package
+        self.lines: dict[tuple[str, int], list[int]] = {}
+
+    def __call__(self, frame: FrameType, *_: object) -> Callable[..., Any] | None:
+        """As `sys.settrace` wants it: follows a call into the package."""
+        if not frame.f_code.co_filename.startswith(self._package):
+            return None
+        frame.f_trace_opcodes = self._opcodes
+        return self._moment
+
+    def _moment(self, frame: FrameType, kind: str, _: object) -> Callable[..., Any]:
+        if kind == ("opcode" if self._opcodes else "line"):
+            self.moments += 1
+            self.lines.setdefault((frame.f_code.co_filename, frame.f_lineno), []).append(self.moments)
+            if self.moments == max(self.at, default=0):
+                sys.settrace(None)
+            if self.moments in self.at:
+                raise KeyboardInterrupt
+        return self._moment
+
+
+@contextmanager
+def interrupted(at: set[int], opcodes: bool, package: str = PACKAGE) -> Iterator[Interrupts]:
+    """Count the moments of a block, and interrupt it at some of them."""
+    interrupts, before = Interrupts(at, opcodes, package), sys.gettrace()
+    sys.settrace(interrupts)
+    try:
+        yield interrupts
+    finally:
+        sys.settrace(before)
+
+
+class StubbornLife:
+    """Appends and flushes `frames`, then closes. After an interrupt it makes the same call again.
+
+    flushed: the last event that a flush which returned has written.
+    """
+
+    writer: LogWriter
+    directory: Path
+
+    def __init__(self, path: Path, frames: list[int], options: dict[str, Any]) -> None:
+        path.mkdir()
+        self.path, self.frames, self.options = path, frames, options
+        self.seq = self.flushed = 0
+
+    def open(self) -> None:
+        """A writer that was interrupted at its start is gone, so the next one has another directory."""
+        self.directory = self.path / str(len(list(self.path.iterdir())))
+        self.writer = LogWriter(
+            self.directory,
+            config=CONFIG,
+            snapshot=lambda: WholeState(str(self.seq).encode()),
+            clock=lambda: 7,
+            **self.options,
+        )
+
+    def run(self, patient: bool = True) -> None:
+        """Raises `LogError` if the writer takes no more, and an interrupt unless it is patient."""
+        for count in self.frames:
+            for _ in range(count):
+                self.seq += 1
+                if patient:
+                    self._append(event(self.seq))
+                else:
+                    self.writer.append(event(self.seq))
+            until_done(self.writer.flush) if patient else self.writer.flush()
+            self.flushed = self.seq
+        until_done(self.writer.close) if patient else self.writer.close()
+
+    def _append(self, one: OffloadingEvent) -> None:
+        """As an engine that cannot know whether the interrupted call took the event."""
+        try:
+            until_done(lambda: self.writer.append(one))
+        except LogError as error:
+            if f"event {one.seq} was appended where {one.seq + 1} is next" not in str(error):
+                raise
+
+
+def until_done(call: Callable[[], None]) -> None:
+    """Make the call again until no interrupt ends it."""
+    done = False
+    while not done:
+        with suppress(KeyboardInterrupt):
+            call()
+            done = True
+
+
+def check_interrupted(
+    path: Path, frames: list[int], options: dict[str, Any], at: set[int], opcodes: bool
+) -> Interrupts:
+    """All events are read, once and in order. If a call was refused, then those that were flushed before.
+
+    Returns the moments that there were.
+    """
+    life = StubbornLife(path, frames, options)
+    refusal = None
+    with interrupted(at, opcodes) as interrupts:
+        try:
+            until_done(life.open)
+            life.run()
+        except LogError as error:
+            refusal = error
+    for directory in path.iterdir():
+        seen, reader = read_all(directory)
+        if directory != life.directory:
+            assert seen == []
+            continue
+        assert reader is not None
+        last = reader.head.seq + len(seen)
+        assert (reader.gaps, life.writer.dropped) == ([], 0)
+        if refusal is None:
+            assert (last, reader.end.value, reader.torn) == (sum(frames), "closed", None)
+            assert life.writer.events == sum(frames)
+        else:
+            assert REFUSED in str(refusal)
+            assert last >= life.flushed
+    return interrupts
+
+
+def check_given_up(
+    path: Path, frames: list[int], options: dict[str, Any], at: set[int], opcodes: bool
+) -> None:
+    """The first interrupt ends the run: the log is closed, as `with` does it. Nobody calls again.
+
+    What was flushed is read. It has no damage, even if a second interrupt comes before the log is closed.
+    """
+    life = StubbornLife(path, frames, options)
+    writer, refused = None, ""
+    try:
+        with interrupted(at, opcodes), suppress(KeyboardInterrupt):
+            life.open()
+            writer = life.writer
+            with writer:
+                life.run(patient=False)
+    except LogError as error:
+        refused = str(error)
+    assert REFUSED in refused or not refused
+    for directory in path.iterdir():
+        seen, reader = read_all(directory)
+        if writer is not None:
+            assert reader is not None
+            assert reader.head.seq + len(seen) >= life.flushed
+
+
+def read_all(directory: Path) -> tuple[list[OffloadingEvent], LogReader | None]:
+    """The events of a log, which must have no damage, and no event twice. None if there is no log."""
+    if not list(directory.glob("*.kvsm")):
+        return [], None
+    reader = LogReader(directory)
+    seen = list(reader.events())
+    assert seen == [event(reader.head.seq + number) for number in range(1, len(seen) + 1)]
+    return seen, reader

@@ -1,0 +1,19 @@
+"""Eviction policies that tests name in a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import numpy as np
+
+from kvsm.core.policies import Choice
+from kvsm.core.policies.lru import LRUPolicy
+
+
+class ChoosesByNumpy(LRUPolicy):
+    """Its victims are integers of numpy."""
+
+    def choose(self, count: int, protected: Collection[int]) -> Choice | None:
+        """The same victims as its base class."""
+        choice = super().choose(count, protected)
+        return None if choice is None else Choice(tuple(np.int64(one) for one in choice.victims), ())  # type: ignore[arg-type]
