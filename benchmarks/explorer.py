@@ -17,11 +17,12 @@ from typing import Any
 import click
 from page import markdown_table, publish
 
-from kvsm.check.explore import serving_scopes as serving
-from kvsm.check.explore import tier_scopes as tiers
 from kvsm.check.explore.expansion import collecting_young_objects
 from kvsm.check.explore.explorer import explore
-from kvsm.check.explore.model import Exploration, Kind, Model
+from kvsm.check.explore.model import Exploration, Model
+from kvsm.check.scopes import serving_scopes as serving
+from kvsm.check.scopes import tier_scopes as tiers
+from kvsm.check.worlds.requirement import Kind
 from kvsm.core import native
 
 SERVING = "small", "losing", "restarts", "lazy", "hybrid", "router"

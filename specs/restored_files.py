@@ -1,7 +1,7 @@
 """Count what starts on restored copies of a log, a kept pool and its checksums come to: the table of
 docs/warm-restart.md.
 
-    PYTHONPATH=specs:tests python specs/restored_files.py
+    PYTHONPATH=specs:tests/support python specs/restored_files.py
 """
 
 from __future__ import annotations

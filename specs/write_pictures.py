@@ -1,6 +1,6 @@
 """Writes the screenshots in docs/pictures/, from logs of incidents that the tests make.
 
-`PYTHONPATH=specs:tests python -m write_pictures` writes them. It needs Debian's packages chromium,
+`PYTHONPATH=specs:tests/support python -m write_pictures` writes them. It needs Debian's packages chromium,
 chromium-driver and fonts-dejavu-core, and the Python packages of `kvsm[test]`. No test compares the pictures:
 another browser draws other pixels.
 """

@@ -14,13 +14,13 @@ from rich.text import Text
 
 from kvsm.check.explore.counterexample import action_text, render, retell, save_log
 from kvsm.check.explore.model import INTERRUPT, Verdict
-from kvsm.check.explore.models import CheckedModel
 from kvsm.check.proof.any_size_proof import OpenCondition, Proof, ProofProgress, prove
 from kvsm.check.proof.finite import Example, ExampleSearch, Reached, reached
 from kvsm.check.proof.progress_proof import WINDING_DOWN
 from kvsm.check.proof.solvers import Answer, Solver
 from kvsm.check.protocol.plain import ProtocolModel
 from kvsm.check.protocol.terms import Claim, Declaration
+from kvsm.check.scopes.declared_model import DeclaredModel
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Toned, complain, in_green, in_red, in_yellow, say, say_json
 from kvsm.events import OffloadingEvent
@@ -84,7 +84,7 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
 
 
 def check_any_size(
-    model: CheckedModel, solvers: Sequence[Solver], jobs: int, as_json: bool, log: Path | None
+    model: DeclaredModel, solvers: Sequence[Solver], jobs: int, as_json: bool, log: Path | None
 ) -> ExitCode:
     """Prove one model for any size, and print the result. log: where the events of a refutation are kept."""
     versions = model.versions()
@@ -198,7 +198,7 @@ def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached 
 # Results.
 
 
-def _answer(model: CheckedModel, proof: Proof, opened: Sequence[_Opened]) -> AnySizeAnswer:
+def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened]) -> AnySizeAnswer:
     declared = [sized[0] for sized in model.versions().values()]
     broken = any(known is not None and known.refutation is not None for _, _, known in opened)
     return AnySizeAnswer(
@@ -221,7 +221,7 @@ def _named(claims: Iterable[tuple[Claim, ...]]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(claim.name) for some in claims for claim in some))
 
 
-def _lines(model: CheckedModel, answer: AnySizeAnswer) -> Iterator[str | Toned]:
+def _lines(model: DeclaredModel, answer: AnySizeAnswer) -> Iterator[str | Toned]:
     """The summary of a model, for people."""
     sets = ", ".join(one.plural for one in next(iter(model.versions().values()))[0].index_sets)
     limit = f" (stopped at {answer.limit})" if answer.limit else ""

@@ -16,13 +16,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from kvsm.check.explore.checked_model import CheckedModel, ExplorationLimits
 from kvsm.check.explore.counterexample import Counterexample, CounterexampleStep, render
 from kvsm.check.explore.coverage import all_edges, never_taken
 from kvsm.check.explore.explorer import ExplorationProgress
 from kvsm.check.explore.model import INTERRUPT, Exploration, Refutation, Verdict
-from kvsm.check.explore.models import MODELS, CheckedModel, ExplorationLimits
-from kvsm.check.explore.untaken import UNTAKEN
 from kvsm.check.proof.solvers import Solver, chosen_solvers
+from kvsm.check.scopes.declared_model import DeclaredModel
+from kvsm.check.scopes.models import MODELS
+from kvsm.check.scopes.untaken import UNTAKEN
 from kvsm.cli.any_size import check_any_size, keep_events
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
@@ -283,13 +285,13 @@ _OF_EXPLORATIONS = {
 }
 
 
-def _provable(names: Sequence[str]) -> list[CheckedModel]:
+def _provable(names: Sequence[str]) -> list[DeclaredModel]:
     """The named models, or all that can be proved for any size."""
-    provable = [one.name for one in MODELS.values() if one.versions()]
+    provable = {one.name: one for one in MODELS.values() if isinstance(one, DeclaredModel)}
     for name in names:
         if name not in provable:
             raise ConfigError(f"--any-size proves {', '.join(provable)}, not {name!r}")
-    return [MODELS[name] for name in provable if not names or name in names]
+    return [one for name, one in provable.items() if not names or name in names]
 
 
 # What to check.

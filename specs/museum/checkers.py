@@ -81,9 +81,10 @@ from hypothesis.errors import HypothesisException
 from hypothesis.stateful import RuleBasedStateMachine, run_state_machine_as_test
 
 from kvsm.check.explore.explorer import explore
+from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Model, Verdict
 from kvsm.check.explore.rerun import RerunModel
-from kvsm.check.explore.serving_scopes import ServingModel, ServingScope
+from kvsm.check.scopes.serving_scopes import ServingModel
 from kvsm.check.threads import SCOPES as THREAD_SCOPES
 from kvsm.check.threads import ThreadScope, explore_schedules, steps_of, switches_of
 from kvsm.check.walks.reduce import reduce
@@ -238,7 +239,7 @@ def _steps_told(error: Exception) -> tuple[Action, ...]:
 def serving(name: str, **options: Any) -> Checker:
     """Explores a scope of the serving world."""
     made = _engine(**options)
-    return exploration(f"serving, {name}", lambda: ServingModel(ServingScope(name, made)))
+    return exploration(f"serving, {name}", lambda: ServingModel(WorldScope(name, made)))
 
 
 def one_future(name: str, ways: int, expansions: int, **options: Any) -> Checker:
@@ -246,7 +247,7 @@ def one_future(name: str, ways: int, expansions: int, **options: Any) -> Checker
     made = _engine(**options)
 
     def look() -> Sighting | None:
-        found = two_futures(ServingModel(ServingScope(name, made)), ways, expansions)
+        found = two_futures(ServingModel(WorldScope(name, made)), ways, expansions)
         return None if found is None else Sighting(*found)
 
     return Checker(f"exploration: {name}", look)

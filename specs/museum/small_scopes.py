@@ -1,11 +1,11 @@
 """A small scope of `kvsm check serving` that alone refutes an exhibit, for each of the first forty.
 
-    PYTHONPATH=specs:tests python -m museum.small_scopes B17 B24       look for these two
-    PYTHONPATH=specs:tests python -m museum.small_scopes M02 M07       look for mutants
-    PYTHONPATH=specs:tests python -m museum.small_scopes               look for the forty: an hour
+    PYTHONPATH=specs:tests/support python -m museum.small_scopes B17 B24       look for these two
+    PYTHONPATH=specs:tests/support python -m museum.small_scopes M02 M07       look for mutants
+    PYTHONPATH=specs:tests/support python -m museum.small_scopes               look for the forty: an hour
 
-These scopes were not chosen by the exhibits: `kvsm.check.explore.serving_scopes` has some by hand, and
-`kvsm.check.explore.serving_pairs` and `kvsm.check.explore.serving_triples` those that rules make. A slow test
+These scopes were not chosen by the exhibits: `kvsm.check.scopes.serving_scopes` has some by hand, and
+`kvsm.check.scopes.serving_pairs` and `kvsm.check.scopes.serving_triples` those that rules make. A slow test
 looks for some of them every day.
 
 What the world does and checks was extended for four exhibits that were missed. The world ends a request at
@@ -20,8 +20,8 @@ import sys
 from collections.abc import Mapping
 
 from kvsm.check.explore.explorer import explore
-from kvsm.check.explore.models import MODELS
-from kvsm.check.explore.serving_scopes import ServingModel
+from kvsm.check.scopes.models import MODELS
+from kvsm.check.scopes.serving_scopes import ServingModel
 from museum.search import BUGS, EXHIBITS
 
 MOST_STATES = 2_000

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from kvsm.check.explore.models import MODELS
 from kvsm.check.protocol.terms import Claim, Declaration
+from kvsm.check.scopes.declared_model import DeclaredModel
+from kvsm.check.scopes.models import MODELS
 
 _HEAD = """\
 # What is proved for any size
@@ -25,12 +26,12 @@ properties would not follow. The terms of both are in `kvsm/check/protocol`.
 
 def proof_text() -> str:
     """The page."""
-    parts = [_HEAD]
-    for model in MODELS.values():
-        versions = model.versions()
-        if versions:
-            parts.append("\n".join(_section(model.name, model.says, versions)))
-    return "\n\n".join(part.rstrip() for part in parts) + "\n"
+    sections = [
+        "\n".join(_section(model.name, model.says, model.versions()))
+        for model in MODELS.values()
+        if isinstance(model, DeclaredModel)
+    ]
+    return "\n\n".join(part.rstrip() for part in (_HEAD, *sections)) + "\n"
 
 
 def _section(name: str, says: str, versions: dict[str, tuple[Declaration, ...]]) -> Iterator[str]:

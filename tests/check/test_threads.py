@@ -23,8 +23,9 @@ import racy_code
 from click.testing import CliRunner
 from thread_bugs import BUGS, ThreadBug
 
+from kvsm.check.explore.checked_model import ExplorationLimits
 from kvsm.check.explore.model import Exploration, Verdict
-from kvsm.check.explore.models import MODELS, ExplorationLimits
+from kvsm.check.scopes.models import MODELS
 from kvsm.check.threads import SCOPES, ThreadScenario, ThreadScope, controlled, explore_schedules
 from kvsm.check.threads.retold import retell_schedule, steps_of, switches_of
 from kvsm.cli import main

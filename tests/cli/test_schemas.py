@@ -25,7 +25,7 @@ from replay_life import after_reset, scene, story_life, written
 from served_logs import served
 from toy_checks import Commit
 
-from kvsm.check.explore.models import MODELS
+from kvsm.check.scopes.models import MODELS
 from kvsm.check.walks.failures import SavedFailure
 from kvsm.check.worlds.world import Finding
 from kvsm.cli import COMMANDS, main

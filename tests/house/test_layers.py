@@ -41,6 +41,17 @@ CORE = (
 )
 """The same inside `kvsm/core/`: the fold, what remembers it, and what decides by it."""
 
+CHECK = (
+    ("worlds",),
+    ("explore",),
+    ("protocol", "threads", "vllm_fuzz"),
+    ("conformance", "proof", "walks"),
+    ("scopes",),
+)
+"""The same inside `kvsm/check/`: worlds know no checker, and the explorer knows no world."""
+
+HOUSES = [("kvsm", LAYERS), ("kvsm/core", CORE), ("kvsm/check", CHECK)]
+
 ENTRY_POINTS = {"__init__", "__main__"}
 """`import kvsm` and `python -m kvsm` name what is above them, and import it when it is asked for."""
 
@@ -82,12 +93,12 @@ def climbs(folder: Path, layers: tuple[tuple[str, ...], ...]) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize(("folder", "layers"), [("kvsm", LAYERS), ("kvsm/core", CORE)])
+@pytest.mark.parametrize(("folder", "layers"), HOUSES)
 def test_an_import_never_climbs(folder: str, layers: tuple[tuple[str, ...], ...]) -> None:
     assert climbs(ROOT / folder, layers) == []
 
 
-@pytest.mark.parametrize(("folder", "layers"), [("kvsm", LAYERS), ("kvsm/core", CORE)])
+@pytest.mark.parametrize(("folder", "layers"), HOUSES)
 def test_each_room_has_a_layer(folder: str, layers: tuple[tuple[str, ...], ...]) -> None:
     rooms = {path.stem for path in (ROOT / folder).iterdir() if path.suffix == ".py" or path.is_dir()}
     assert rooms - ENTRY_POINTS - {"__pycache__"} == set(heights(layers))

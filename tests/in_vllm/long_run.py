@@ -29,7 +29,7 @@ import click
 import msgspec
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
+sys.path[:0] = [str(HERE), str(HERE.parent / "support"), str(HERE.parents[1])]
 
 from scenes import run_session, search_path  # noqa: E402 (the path comes first)
 from unreliable import FAULTS, TIMEOUT_S, Faults, UnreliableEngine  # noqa: E402

@@ -73,7 +73,7 @@ def steered_spec(name: str, **options: Any) -> dict[str, Any]:
 def search_path() -> str:
     """The PYTHONPATH with which an engine's processes find `faulty_connectors` and what it imports."""
     here = Path(__file__).resolve().parent
-    return os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
+    return os.pathsep.join([str(here), str(here.parent / "support"), os.environ.get("PYTHONPATH", "")])
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from kvsm.check.explore.models import CheckedModel
 from kvsm.check.protocol.terms import (
     FALSE,
     TRUE,
@@ -22,6 +21,7 @@ from kvsm.check.protocol.terms import (
     for_all,
     implies,
 )
+from kvsm.check.scopes.declared_model import DeclaredModel
 from kvsm.properties import Property
 
 
@@ -60,7 +60,7 @@ def without_invariants(declared: Declaration) -> Declaration:
     return replace(declared, invariants=())
 
 
-class Lamps(CheckedModel):
+class Lamps(DeclaredModel):
     """A model whose versions a test chooses."""
 
     name, says = "lamps", "at most one lamp"

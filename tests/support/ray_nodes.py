@@ -20,7 +20,8 @@ from typing import Any
 import msgspec
 from waiting import wait_for
 
-from kvsm.check.explore.models import MODELS, ExplorationLimits
+from kvsm.check.explore.checked_model import ExplorationLimits
+from kvsm.check.scopes.models import MODELS
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.world import World

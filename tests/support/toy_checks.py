@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from toy_models import TwoPhaseCommit
 
-from kvsm.check.explore.models import CheckedModel
+from kvsm.check.explore.checked_model import CheckedModel
 
 
 class Options(msgspec.Struct, frozen=True):

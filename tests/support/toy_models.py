@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from kvsm.check.explore.model import Kind, Requirement
+from kvsm.check.worlds.requirement import Kind, Requirement
 from kvsm.properties import Property
 
 

@@ -30,10 +30,11 @@ from toy_worlds import Counting
 from waiting import wait_for
 
 import kvsm
+from kvsm.check.explore.checked_model import ExplorationLimits
 from kvsm.check.explore.explorer import explore
-from kvsm.check.explore.models import MODELS, ExplorationLimits
-from kvsm.check.explore.tier_scopes import SCOPES as TIER_SCOPES
-from kvsm.check.explore.tier_scopes import TiersModel
+from kvsm.check.scopes.models import MODELS
+from kvsm.check.scopes.tier_scopes import SCOPES as TIER_SCOPES
+from kvsm.check.scopes.tier_scopes import TiersModel
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.world import World

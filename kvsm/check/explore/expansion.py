@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from kvsm.check.explore import coverage
 from kvsm.check.explore.coverage import TableEdge
-from kvsm.check.explore.model import Kind, Model, Requirement
+from kvsm.check.explore.model import Model
+from kvsm.check.worlds.requirement import Kind, Requirement
 from kvsm.check.worlds.world import Finding, finding_of
 from kvsm.errors import ConfigError
 

@@ -33,8 +33,9 @@ from kvsm.check.explore import coverage
 from kvsm.check.explore.coverage import TableEdge
 from kvsm.check.explore.expansion import Expander, Expansion, Processes, collecting_young_objects
 from kvsm.check.explore.expansion_tasks import ExpansionTasks
-from kvsm.check.explore.model import INTERRUPT, Exploration, Kind, Model, Refutation, Verdict
+from kvsm.check.explore.model import INTERRUPT, Exploration, Model, Refutation, Verdict
 from kvsm.check.explore.winding import END, UNEXPLORED, wind_down
+from kvsm.check.worlds.requirement import Kind
 from kvsm.check.worlds.world import Finding
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import Executor

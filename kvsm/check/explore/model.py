@@ -1,17 +1,6 @@
 """What a model is, and what an exploration reports about it.
 
-A model has initial states, actions, the state after an action, and requirements of three kinds:
-
-==========  =====================================================  ========================================
-kind        what it demands                                        what refutes it
-==========  =====================================================  ========================================
-always      it holds in every state                                a state in which it does not hold
-sometimes   it holds in some reachable state                       all states were seen, and it held in none
-eventually  winding down from any state leads to where it holds    a cycle, or an end where it does not hold
-==========  =====================================================  ========================================
-
-A "sometimes" is evaluated after each action, so it may ask what that action did. An optional "sometimes" is
-reported and refutes nothing.
+A model has initial states, actions, the state after an action, and what must hold (`Requirement`).
 
 A state may be a live object that `next` changes and returns. The explorer keeps what `save` makes of it, and
 gives each action a fresh object from `load`. An exception in `next` refutes the model, because real code
@@ -20,15 +9,15 @@ checks itself (`kvsm.check.worlds`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
 from kvsm.check.explore.coverage import TableEdge
+from kvsm.check.worlds.requirement import Requirement
 from kvsm.check.worlds.world import Finding
-from kvsm.properties import Property
 
 State = TypeVar("State")
 Move = TypeVar("Move")
@@ -47,30 +36,6 @@ class Verdict(Enum):
 
 INTERRUPT = "an interrupt"
 """The limit of an exploration that Ctrl-C ended."""
-
-
-class Kind(Enum):
-    """The kinds of requirement, as the table above explains them."""
-
-    ALWAYS = "always"
-    SOMETIMES = "sometimes"
-    EVENTUALLY = "eventually"
-
-
-class Requirement(msgspec.Struct, Generic[State], frozen=True):
-    """What a model must satisfy.
-
-    name: a property of kvsm, or a word of the model's own. A "sometimes" always has its own word.
-    says: one line for people.
-    holds: whether it holds in a state.
-    required: for a "sometimes", whether the model is refuted if it never holds.
-    """
-
-    kind: Kind
-    name: Property | str
-    says: str
-    holds: Callable[[Any], bool]
-    required: bool = True
 
 
 class Model(Protocol[State, Move]):

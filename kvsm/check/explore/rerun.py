@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Generic, TypeVar
 
-from kvsm.check.explore.model import Kind, Requirement
+from kvsm.check.worlds.requirement import Kind, Requirement
 from kvsm.check.worlds.world import Action, World
 from kvsm.events import OffloadingEvent
 from kvsm.properties import Property

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from kvsm.check.explore.model import Kind, Requirement
 from kvsm.check.protocol.cell_layout import ActionInstance, Binding, Cell, CellLayout, assignments
 from kvsm.check.protocol.terms import (
     Add,
@@ -34,6 +33,7 @@ from kvsm.check.protocol.terms import (
     Words,
     words_of,
 )
+from kvsm.check.worlds.requirement import Kind, Requirement
 from kvsm.check.worlds.world import Finding
 from kvsm.properties import Property
 

@@ -596,5 +596,5 @@ class ServingWorld:
         if digest(replayed) != digest(self.engine.core.ledger):
             raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state than there is")
 
-    def fingerprint(self) -> bytes:
-        return fingerprint(self)
+    def fingerprint(self, *, renamed: bool = True) -> bytes:
+        return fingerprint(self, renamed=renamed)

@@ -17,11 +17,10 @@ import msgspec
 
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.core.scheduler.hits import Span
+from kvsm.core.scheduler.request_params import MOST_NAME, TOKENS_END
 from kvsm.tiers.hand_over.peer_messages import (
     IDS_END,
     MOST_ANSWER_BYTES,
-    MOST_NAME,
-    TOKENS_END,
     Answer,
     GiveBack,
     GivenBack,

@@ -37,10 +37,11 @@ from kvsm.check.conformance.verifier import (
     verify_protocol,
 )
 from kvsm.check.explore.explorer import explore
-from kvsm.check.explore.model import Kind, Requirement, Verdict
+from kvsm.check.explore.model import Verdict
 from kvsm.check.explore.rerun import ReachedWorld, RerunModel
-from kvsm.check.explore.serving_scopes import SCOPES as SERVING_SCOPES
+from kvsm.check.scopes.serving_scopes import SCOPES as SERVING_SCOPES
 from kvsm.check.worlds.core_options import draw_options
+from kvsm.check.worlds.requirement import Kind, Requirement
 from kvsm.check.worlds.serving_world import ServingWorld
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.cli import main

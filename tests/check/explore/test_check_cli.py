@@ -15,10 +15,11 @@ from click.testing import CliRunner, Result
 from test_counterexample import model_of
 from toy_checks import Commit
 
+from kvsm.check.explore.checked_model import Bounds, CheckedModel, ExplorationLimits
 from kvsm.check.explore.explorer import ExplorationProgress
 from kvsm.check.explore.model import INTERRUPT, Exploration, Verdict
-from kvsm.check.explore.models import MODELS, Bounds, CheckedModel, ExplorationLimits
 from kvsm.check.explore.rerun import RerunModel
+from kvsm.check.scopes.models import MODELS
 from kvsm.cli import main
 from kvsm.cli.check import progress_line
 

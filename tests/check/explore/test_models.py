@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from kvsm.check.explore.checked_model import ExplorationLimits
 from kvsm.check.explore.counterexample import render, save_log
+from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Verdict
-from kvsm.check.explore.models import MODELS, ExplorationLimits
-from kvsm.check.explore.serving_scopes import ServingScope
+from kvsm.check.scopes.models import MODELS
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions
 from kvsm.cli import main
 from kvsm.core.ledger import transfers
@@ -74,7 +75,7 @@ def test_with_changed_bounds_an_unreached_sometimes_is_reported_and_refutes_noth
     )
 
 
-ONE_REQUEST = ServingScope(
+ONE_REQUEST = WorldScope(
     "one request",
     ServingOptions(requests=(RequestSpec((1, 2, 3, 4, 5)),), workers=1, budgets=Budgets(aborts=1)),
 )

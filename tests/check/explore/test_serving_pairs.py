@@ -14,13 +14,13 @@ from museum.small_scopes import MISSED, REFUTED_BY
 from planted_bugs import forget
 
 from kvsm.check.explore.coverage import all_edges
-from kvsm.check.explore.covering import covering
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.model import Verdict
-from kvsm.check.explore.models import MODELS
-from kvsm.check.explore.serving_pairs import PAIRS, PARAMETERS, excluded
-from kvsm.check.explore.serving_scopes import SCOPES, ServingModel
-from kvsm.check.explore.untaken import UNTAKEN
+from kvsm.check.scopes.covering import covering
+from kvsm.check.scopes.models import MODELS
+from kvsm.check.scopes.serving_pairs import PAIRS, PARAMETERS, excluded
+from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
+from kvsm.check.scopes.untaken import UNTAKEN
 from kvsm.check.worlds.saving import Saver
 from kvsm.check.worlds.serving_world import ServingOptions, ServingWorld
 from kvsm.cli import main

@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner
 from museum import EXHIBITS
 
-from kvsm.check.explore.covering import covering
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.model import Verdict
-from kvsm.check.explore.serving_pairs import PARAMETERS
-from kvsm.check.explore.serving_scopes import SCOPES, ServingModel
-from kvsm.check.explore.serving_triples import OTHERWISE, TIMING, TRIPLES, excluded
+from kvsm.check.scopes.covering import covering
+from kvsm.check.scopes.serving_pairs import PARAMETERS
+from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
+from kvsm.check.scopes.serving_triples import OTHERWISE, TIMING, TRIPLES, excluded
 from kvsm.check.worlds.mistakes import load_over_a_copy, may_load_over_a_copy
 from kvsm.check.worlds.saving import Saver
 from kvsm.check.worlds.serving_world import ServingOptions, ServingWorld

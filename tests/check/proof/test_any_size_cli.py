@@ -20,7 +20,6 @@ import pytest
 from click.testing import CliRunner, Result
 from lamps import Lamps, lamps, without_invariants
 
-from kvsm.check.explore.models import MODELS, CheckedModel
 from kvsm.check.proof import any_size_proof as proof
 from kvsm.check.proof.any_size_proof import ProofProgress, conditions_of
 from kvsm.check.proof.conditions import Condition
@@ -32,6 +31,8 @@ from kvsm.check.protocol.terms import (
     TRUE,
     Declaration,
 )
+from kvsm.check.scopes.declared_model import DeclaredModel
+from kvsm.check.scopes.models import MODELS
 from kvsm.cli import main
 from kvsm.cli.any_size import progress_line
 from kvsm.events import OffloadingEvent
@@ -108,7 +109,7 @@ def tired(_solver: str, _condition: Condition) -> tuple[Answer, float]:
 def test_refutation_keeps_a_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A mistake in the protocol ends in a log that `kvsm show` reads."""
 
-    class Broken(CheckedModel):
+    class Broken(DeclaredModel):
         name = "lamps"
 
         def versions(self) -> dict[str, tuple[Declaration, ...]]:

@@ -19,7 +19,7 @@ from protocol_mutants import (
 
 from kvsm.check.explore import explorer
 from kvsm.check.explore.coverage import TableEdge, never_taken
-from kvsm.check.explore.model import Exploration, Kind, Verdict
+from kvsm.check.explore.model import Exploration, Verdict
 from kvsm.check.protocol.arrays import Transitions, columns_of, rows_of
 from kvsm.check.protocol.cell_layout import CellLayout
 from kvsm.check.protocol.explore import explore
@@ -28,6 +28,7 @@ from kvsm.check.protocol.offload_protocol import Variant, offload_protocol
 from kvsm.check.protocol.plain import ProtocolModel, State
 from kvsm.check.protocol.scope import SCOPES, ProtocolScope
 from kvsm.check.protocol.terms import FALSE, Declaration, InState, Param
+from kvsm.check.worlds.requirement import Kind
 from kvsm.properties import Property
 from kvsm.states import BLOCK, LEASE, TRANSFER, BlockState, Machine
 from kvsm.states.machine import Row

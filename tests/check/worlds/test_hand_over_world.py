@@ -12,7 +12,7 @@ from planted_bugs import forget, plant
 
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.model import Verdict
-from kvsm.check.explore.models import MODELS
+from kvsm.check.scopes.models import MODELS
 from kvsm.check.walks.reduce import rerun
 from kvsm.check.walks.targets import TARGETS
 from kvsm.check.walks.walk import walk

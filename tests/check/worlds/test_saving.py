@@ -12,9 +12,10 @@ from weakref import ref
 
 import pytest
 
-from kvsm.check.explore.serving_scopes import SCOPES, ServingModel, ServingScope
-from kvsm.check.explore.tier_scopes import SCOPES as TIER_SCOPES
-from kvsm.check.explore.tier_scopes import TiersModel
+from kvsm.check.explore.live_model import WorldScope
+from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
+from kvsm.check.scopes.tier_scopes import SCOPES as TIER_SCOPES
+from kvsm.check.scopes.tier_scopes import TiersModel
 from kvsm.check.worlds.fingerprint import canonical
 from kvsm.check.worlds.saving import Saver
 from kvsm.check.worlds.serving_world import ServingOptions, ServingWorld
@@ -156,10 +157,17 @@ def test_saving_and_loading_keeps_no_memory() -> None:
     assert taken[2] - taken[1] < 28 * times
 
 
-@pytest.mark.parametrize("scope", [SCOPES["full-restarts"], SCOPES["router"], *TIER_SCOPES.values()])
-def test_a_world_that_is_dropped_is_gone_at_once(scope: Any) -> None:
+@pytest.mark.parametrize(
+    ("make_model", "scope"),
+    [
+        (ServingModel, SCOPES["full-restarts"]),
+        (ServingModel, SCOPES["router"]),
+        *((TiersModel, scope) for scope in TIER_SCOPES.values()),
+    ],
+)
+def test_a_world_that_is_dropped_is_gone_at_once(make_model: Any, scope: WorldScope) -> None:
     """A search drops a world for each action. In a cycle of references they would wait for the collector."""
-    model: Any = ServingModel(scope) if isinstance(scope, ServingScope) else TiersModel(scope)
+    model = make_model(scope)
     [start] = model.initial()
     world = model.load(model.save(start))
     random, gone = Random(1), ref(world)

@@ -17,8 +17,9 @@ from places import ROOT
 from planted_bugs import evict_what_is_pinned, forget, plant, take_doubled_reports
 
 from kvsm.check.explore.explorer import explore
+from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Verdict
-from kvsm.check.explore.serving_scopes import SCOPES, ServingModel, ServingScope
+from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
 from kvsm.check.worlds.fingerprint import canonical
 from kvsm.check.worlds.saving import Saver
 from kvsm.check.worlds.serving_world import Budgets, ServingOptions, ServingWorld
@@ -195,7 +196,7 @@ def test_planted_bug_is_refuted(
     assert fails_again(SCOPES[scope], refutation.path)
 
 
-def fails_again(scope: ServingScope, path: tuple[Action, ...]) -> bool:
+def fails_again(scope: WorldScope, path: tuple[Action, ...]) -> bool:
     """Whether the same actions, done one after the other, end badly or never, and go well before."""
     world = ServingWorld(scope.options)
     for action in path[:-1]:
@@ -226,7 +227,7 @@ def test_a_second_crash_goes_on_with_what_the_first_one_left() -> None:
 # Worlds on which everything may happen.
 
 
-def walked(scope: ServingScope, seed: int, *, keep_events: bool = True) -> ServingWorld:
+def walked(scope: WorldScope, seed: int, *, keep_events: bool = True) -> ServingWorld:
     """A world after forty actions."""
     random, world = Random(seed), ServingWorld(scope.options, keep_events=keep_events)
     for _ in range(40):
@@ -342,7 +343,7 @@ def test_worlds_of_one_fingerprint_have_one_future(name: str) -> None:
 
 SCRIPT = """
 from kvsm.check.explore.explorer import explore
-from kvsm.check.explore.serving_scopes import SCOPES, ServingModel
+from kvsm.check.scopes.serving_scopes import SCOPES, ServingModel
 found = explore(ServingModel(SCOPES["full"]), max_states=100)
 print(found.states, found.transitions, found.actions, found.reached)
 model = ServingModel(SCOPES["full"])

@@ -15,11 +15,13 @@ from test_two_tier_world import (
     what_has_come_is_not_held,
 )
 
+from kvsm.check.explore.checked_model import ExplorationLimits
 from kvsm.check.explore.counterexample import render
 from kvsm.check.explore.explorer import explore
+from kvsm.check.explore.live_model import WorldScope
 from kvsm.check.explore.model import Verdict
-from kvsm.check.explore.models import MODELS, ExplorationLimits
-from kvsm.check.explore.tier_scopes import SCOPES, TierScope, TiersModel
+from kvsm.check.scopes.models import MODELS
+from kvsm.check.scopes.tier_scopes import SCOPES, TiersModel
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.check.worlds.world import Action
 from kvsm.properties import Property
@@ -33,7 +35,7 @@ ROUGH = TwoTierOptions(
 """All that may go wrong, with two ranks."""
 
 
-def explored(scope: TierScope, **limits: int) -> Verdict:
+def explored(scope: WorldScope, **limits: int) -> Verdict:
     found = MODELS["tiers"].explore(scope, ExplorationLimits(**limits))
     assert found.refutation is None, found.refutation
     return found.verdict
@@ -56,7 +58,7 @@ def test_the_names_of_host_slots_decide_nothing() -> None:
     """Without renaming there are more states, and the same verdict."""
     scope = msgspec.structs.replace(SCOPES["pairs"].options, most=1)
     found = [
-        explore(TiersModel(TierScope("pairs", scope), renamed=renamed), jobs=2) for renamed in (True, False)
+        explore(TiersModel(WorldScope("pairs", scope), renamed=renamed), jobs=2) for renamed in (True, False)
     ]
     assert [one.verdict for one in found] == [Verdict.PROVED, Verdict.PROVED]
     assert found[0].states < found[1].states
@@ -125,7 +127,7 @@ def test_a_block_that_the_host_has_and_that_gives_way_is_found(monkeypatch: pyte
     """Full offload (S16) at rest: as many slots on both tiers, and three keys that displace each other."""
     bounds = {"host_slots": 2, "disk_slots": 2, "prompts": 4, "failures": 0, "losses": 0}
     sound = {"resets": 0, "crashes": 0, "damages": 0}
-    scope = TierScope("hot", msgspec.structs.replace(SCOPES["small"].options, **bounds, **sound))
+    scope = WorldScope("hot", msgspec.structs.replace(SCOPES["small"].options, **bounds, **sound))
     monkeypatch.setattr(disk_tier, "spared", lambda *_: ())
     found = MODELS["tiers"].explore(scope, ExplorationLimits())
     assert found.refutation is not None
@@ -187,7 +189,7 @@ def made(actions: list[Action]) -> TwoTierWorld:
 
 def test_a_world_that_is_loaded_is_the_world_that_was_saved() -> None:
     """Every action leads to the same state in both, and the saved one does not notice."""
-    model, random = TiersModel(TierScope("rough", ROUGH)), Random(1)
+    model, random = TiersModel(WorldScope("rough", ROUGH)), Random(1)
     for length in range(0, 60, 6):
         world = made(walked(random, length))
         saved, before = model.save(world), model.fingerprint(world)

@@ -6,9 +6,9 @@
 Some faults need more than two values at once: a request is preempted, its prompt is computed in chunks, and
 nobody waits for a copy. What these faults have in common is their timing: when a block is stored, when it is
 asked for, and who has room. So this family has the parameters that decide about that, and no others.
-`TRIPLES` is a covering array of strength three (`kvsm.check.explore.covering`).
+`TRIPLES` is a covering array of strength three (`kvsm.check.scopes.covering`).
 
-Their values are those of `kvsm.check.explore.serving_pairs`, without what makes a scope large: a third
+Their values are those of `kvsm.check.scopes.serving_pairs`, without what makes a scope large: a third
 request, layers of several kinds, a second worker. `OTHERWISE` has one value for each parameter that is left
 out.
 """
@@ -18,9 +18,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kvsm.check.explore.covering import covering
-from kvsm.check.explore.serving_pairs import BLOCK, LONG_OUTPUT, PARAMETERS, options_of, told
-from kvsm.check.explore.serving_scopes import ServingScope
+from kvsm.check.explore.live_model import WorldScope
+from kvsm.check.scopes.covering import covering
+from kvsm.check.scopes.serving_pairs import BLOCK, LONG_OUTPUT, PARAMETERS, options_of, told
 from kvsm.core.scheduler import LastStep, StoreMode
 
 TIMING: Mapping[str, tuple[Any, ...]] = {
@@ -34,7 +34,7 @@ TIMING: Mapping[str, tuple[Any, ...]] = {
     "device": PARAMETERS["device"],
     "slots": ("two", "enough"),
 }
-"""Parameter -> its values, as in `kvsm.check.explore.serving_pairs`. The disturbance may happen once.
+"""Parameter -> its values, as in `kvsm.check.scopes.serving_pairs`. The disturbance may happen once.
 
 `mistakes` is in this family alone: the engine gives a load a block that a copy touches
 (`kvsm.check.worlds.mistakes`).
@@ -64,8 +64,8 @@ def excluded(pair: Mapping[str, Any]) -> bool:
     return pair.get("outputs") == LONG_OUTPUT and pair.get("second") == "next turn"
 
 
-TRIPLES: Mapping[str, ServingScope] = {
-    name: ServingScope(name, options_of({**OTHERWISE, **row, "another": row["disturbance"]}), says=told(row))
+TRIPLES: Mapping[str, WorldScope] = {
+    name: WorldScope(name, options_of({**OTHERWISE, **row, "another": row["disturbance"]}), says=told(row))
     for name, row in (
         (f"triples-{n:03}", row) for n, row in enumerate(covering(TIMING, excluded, strength=3), 1)
     )

@@ -4,7 +4,7 @@
     kvsm check serving --scope pairs-07     one of them
 
 A proof within a scope says nothing about other prompts and other engines. So these scopes are not chosen.
-They are the rows of a covering array (`kvsm.check.explore.covering`) over the parameters below. How the
+They are the rows of a covering array (`kvsm.check.scopes.covering`) over the parameters below. How the
 values were found:
 
 - **Prompts** end one token before the end of a chunk, at it, and one token beyond it.
@@ -26,8 +26,8 @@ from typing import Any
 
 import msgspec
 
-from kvsm.check.explore.covering import covering
-from kvsm.check.explore.serving_scopes import ServingScope
+from kvsm.check.explore.live_model import WorldScope
+from kvsm.check.scopes.covering import covering
 from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS, decoded_token
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
@@ -219,7 +219,7 @@ def told(row: Mapping[str, Any]) -> str:
     return ", ".join(values).replace("_", " ")
 
 
-PAIRS: Mapping[str, ServingScope] = {
-    name: ServingScope(name, options_of(row), says=told(row))
+PAIRS: Mapping[str, WorldScope] = {
+    name: WorldScope(name, options_of(row), says=told(row))
     for name, row in ((f"pairs-{n:02}", row) for n, row in enumerate(covering(PARAMETERS, excluded), 1))
 }

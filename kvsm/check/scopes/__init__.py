@@ -1,0 +1,1 @@
+"""What `kvsm check` explores: each world and each protocol, within bounds."""
