@@ -30,12 +30,14 @@ from kvsm.explain.story.window import LogPoint, point_of
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
-def log_argument(name: str = "log") -> Callable[[_Command], _Command]:
+def log_argument(name: str = "log", *, required: bool = True) -> Callable[[_Command], _Command]:
     """The LOG argument of a command, as a `Path` to a log's own directory.
 
     name: of the parameter, for a command that takes several logs.
+    required: False: the command can do something without a log; then the parameter is None.
     """
-    return click.argument(name, type=click.Path(path_type=Path), callback=_chosen, metavar=name.upper())
+    path = click.Path(path_type=Path)
+    return click.argument(name, type=path, callback=_chosen, metavar=name.upper(), required=required)
 
 
 def trust_options(command: _Command) -> _Command:
@@ -95,9 +97,9 @@ def chosen_log(path: Path) -> Path:
     return newest
 
 
-def _chosen(ctx: click.Context, _: click.Parameter, path: Path) -> Path:
+def _chosen(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
     # A shell that completes a command line only wants to know its words.
-    return path if ctx.resilient_parsing else chosen_log(path)
+    return path if path is None or ctx.resilient_parsing else chosen_log(path)
 
 
 def _point(ctx: click.Context, param: click.Parameter, text: str | None) -> LogPoint | None:

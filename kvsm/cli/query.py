@@ -1,4 +1,4 @@
-"""`kvsm query`: SQL over the tables of a log. It needs no torch."""
+"""`kvsm query`: SQL over the tables of a log, and the named queries. It needs no torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from typing import Any
 
 import click
 import msgspec
+from click.shell_completion import CompletionItem
 from rich.table import Table
 
 from kvsm.cli.log_answers import leave
-from kvsm.cli.log_options import json_option, log_argument, trust_options
+from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json, say_table
+from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError
+from kvsm.explain.story.window import LogPoint, Window, find_window
+from kvsm.explain.tables.named_queries import NAMED_QUERIES, NamedQuery, QueryParameter, named_query
 
 Cell = int | float | str | None
 
@@ -37,6 +41,50 @@ class QueryAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     more: bool
 
 
+class ListedQuery(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.query-list/1"):
+    """What `kvsm query --list --json` prints: one line for each named query.
+
+    name: what `--named` takes.
+    question: what it answers.
+    parameters: what `--set` takes.
+    sql: the query, with the defaults and the values of `--set` filled in.
+    """
+
+    name: str
+    question: str
+    parameters: tuple[QueryParameter, ...]
+    sql: str
+
+
+class _QueryName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """The name of a named query."""
+
+    name = "name"
+
+    def shell_complete(
+        self,
+        ctx: click.Context,  # noqa: ARG002
+        param: click.Parameter,  # noqa: ARG002
+        incomplete: str,
+    ) -> list[CompletionItem]:
+        """The names that begin so, with their questions."""
+        found = [one for one in NAMED_QUERIES if one.name.startswith(incomplete)]
+        return [CompletionItem(one.name, help=one.question) for one in found]
+
+
+def _given(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
+    """The values of `--set`, by their names."""
+    given = {}
+    for text in texts:
+        name, sign, value = text.partition("=")
+        if not sign:
+            raise click.BadParameter(f"{text!r} is no NAME=VALUE.", ctx, param)
+        if name in given:
+            raise click.BadParameter(f"{name} is given twice.", ctx, param)
+        given[name] = value
+    return given
+
+
 def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: bool) -> None:
     if wanted and not context.resilient_parsing:
         from kvsm.explain.tables.schema_text import schema_lines
@@ -46,8 +94,23 @@ def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: b
 
 
 @click.command(cls=Command)
-@log_argument()
-@click.argument("query")
+@log_argument(required=False)
+@click.argument("query", required=False, metavar="[QUERY]")
+@click.option("--named", type=_QueryName(), metavar="NAME", help="Ask this named query; see --list.")
+@click.option(
+    "--set",
+    "given",
+    multiple=True,
+    callback=_given,
+    metavar="NAME=VALUE",
+    help="Give a parameter of the named query a value. Repeatable.",
+)
+@click.option(
+    "--list",
+    "only_list",
+    is_flag=True,
+    help="List the named queries, or the one of --named with its SQL, and exit.",
+)
 @click.option(
     "--tables",
     is_flag=True,
@@ -73,30 +136,72 @@ def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: b
     metavar="S",
     help="Stop the query after S seconds.",
 )
+@window_options
 @trust_options
 @json_option
 def query(
-    log: Path, query: str, as_csv: bool, limit: int | None, timeout: float, as_json: bool, **trust: Any
+    log: Path | None,
+    query: str | None,
+    named: str | None,
+    given: dict[str, str],
+    only_list: bool,
+    as_csv: bool,
+    limit: int | None,
+    timeout: float,
+    since: LogPoint | None,
+    until: LogPoint | None,
+    as_json: bool,
+    **trust: Any,
 ) -> None:
-    """Answer a SELECT over the tables of LOG.
+    """Answer a SELECT, or a named query, over the tables of LOG.
 
-    QUERY is SQL as SQLite knows it. It can only read. docs/tables.md describes the tables.
+    QUERY is SQL as SQLite knows it. It can only read. docs/tables.md describes the tables and the named
+    queries. --since and --until select the rows of a named query by their column `event`.
 
     \b
     Examples:
+      kvsm query --list                           the named queries
+      kvsm query --list --named late-reports      one of them: its parameters, and SQL to start from
+      kvsm query kvsm-log --named late-reports --set seconds=0.5 --set worker=3
       kvsm query kvsm-log 'SELECT why, COUNT(*) FROM lookups GROUP BY why'
       kvsm query kvsm-log 'SELECT worker, COUNT(*), SUM(good = 0) FROM copies GROUP BY worker'
       kvsm query kvsm-log 'SELECT * FROM requests WHERE finished IS NULL' --csv
     """
-    from kvsm.explain.tables.queries import run_query
-
+    chosen = None if named is None else named_query(named)
+    if chosen is None and (given or since or until):
+        raise ConfigError("--set, --since and --until go with --named; in SQL, write the values into QUERY")
+    if only_list:
+        _print_list(chosen, given, as_json)
+        return
+    if log is None:
+        raise click.UsageError("Missing argument 'LOG'.")
+    if (chosen is None) == (query is None):
+        raise ConfigError("query takes one of QUERY and --named NAME; see kvsm query --list")
     if as_csv and as_json:
         raise ConfigError("query prints --csv or --json, not both")
+    sql = query if chosen is None else chosen.filled(given)
+    assert sql is not None
     if limit is None and not (as_csv or as_json):
         limit = 200
+    _answer(log, sql, (since, until), (as_csv, as_json, limit), timeout, trust)
+
+
+def _answer(
+    log: Path,
+    sql: str,
+    ends: tuple[LogPoint | None, LogPoint | None],
+    form: tuple[bool, bool, int | None],
+    timeout: float,
+    trust: dict[str, Any],
+) -> None:
+    """Ask, and print the rows. form: (as CSV, as JSON, how many rows at most)."""
+    from kvsm.explain.tables.queries import run_query
+
+    as_csv, as_json, limit = form
     with opened_log(log, **trust) as opened:
-        columns, rows = run_query(opened.connection, query, (), timeout)
-        shown = ([_cell(value) for value in row] for row in rows)
+        window = find_window(LogReader(log), *ends)
+        columns, rows = run_query(opened.connection, sql, (), timeout)
+        shown = ([_cell(value) for value in row] for row in _within(window, rows))
         if as_csv:
             say_lines(_csv_lines([columns, *([] if limit is None else islice(shown, limit))]))
             if limit is None:
@@ -111,6 +216,30 @@ def query(
         if opened.stopped is not None:
             complain(f"{opened.stopped}; the tables hold what comes before")
         leave(opened.condition, good=opened.stopped is None)
+
+
+def _within(window: Window, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
+    """The rows whose first column, the event, is in the window."""
+    return rows if window == Window() else (row for row in rows if row[0] in window)
+
+
+def _print_list(chosen: NamedQuery | None, given: dict[str, str], as_json: bool) -> None:
+    listed = NAMED_QUERIES if chosen is None else (chosen,)
+    if as_json:
+        for one in listed:
+            say_json(
+                ListedQuery(
+                    name=one.name, question=one.question, parameters=one.parameters, sql=one.filled(given)
+                )
+            )
+        return
+    from kvsm.explain.tables.schema_text import named_query_lines
+
+    if chosen is not None:
+        say(*named_query_lines(chosen, given))
+        return
+    width = max(len(one.name) for one in listed)
+    say(*[f"{one.name:<{width}}  {one.question}" for one in listed])
 
 
 def _cell(value: Any) -> Cell:

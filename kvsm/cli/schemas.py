@@ -10,13 +10,12 @@ from __future__ import annotations
 from kvsm.cli.any_size import AnySizeAnswer
 from kvsm.cli.check import CheckAnswer, ListedModel
 from kvsm.cli.export import ExportAnswer
-from kvsm.cli.find import FindAnswer
 from kvsm.cli.fork import ForkAnswer
 from kvsm.cli.fuzz import FuzzAnswer, FuzzReplayAnswer
 from kvsm.cli.logs import LogsAnswer
 from kvsm.cli.museum import ListedExhibit, MuseumAnswer
 from kvsm.cli.pools import PoolsAnswer
-from kvsm.cli.query import QueryAnswer
+from kvsm.cli.query import ListedQuery, QueryAnswer
 from kvsm.cli.replay import ReplayAnswer
 from kvsm.cli.repro import ReproAnswer
 from kvsm.cli.show import ShowAnswer
@@ -42,8 +41,8 @@ SCHEMAS: dict[str, type] = {
     "kvsm.replay/1": ReplayAnswer,
     "kvsm.verify/1": VerifyAnswer,
     "kvsm.show/1": ShowAnswer,
-    "kvsm.find/1": FindAnswer,
     "kvsm.query/1": QueryAnswer,
+    "kvsm.query-list/1": ListedQuery,
     "kvsm.export/1": ExportAnswer,
     "kvsm.tail/1": TailAnswer,
     "kvsm.top/1": LiveState,

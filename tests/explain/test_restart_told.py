@@ -79,7 +79,7 @@ GONE = "had not ended when another process went on at event"
         ),
         (("top", "--once"), "it found 3 blocks"),
         (("tail", "--lines", "50"), "(before it: the process was killed)"),
-        (("find", "Restarted(life = 2)"), "Restarted"),
+        (("query", "SELECT kind FROM events WHERE kind = 'Restarted'"), "Restarted"),
     ],
     ids=lambda one: "-".join(one) if isinstance(one, tuple) else "",
 )

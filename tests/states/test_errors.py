@@ -10,7 +10,6 @@ import pytest
 from kvsm import errors
 from kvsm.core.log.reader import LogGap
 from kvsm.cuda_io.driver import CudaError
-from kvsm.explain.patterns import PatternError
 from kvsm.properties import Property
 from kvsm.vllm.trial import TrialFailed
 
@@ -24,7 +23,6 @@ EXAMPLES = [
     LogGap(Path("kvlog"), 17, 20),
     errors.TraceError("trace.jsonl", 3, "it is no JSON"),
     CudaError("cuMemcpyBatchAsync", "CUDA_ERROR_INVALID_VALUE", "invalid argument"),
-    PatternError("WorkerReportd", 0, 13, "there is no kind WorkerReportd"),
     TrialFailed("vLLM ended with exit code 1:", "its last lines"),
     errors.PropertyBroken(Property.NO_REUSE_IN_FLIGHT, "a block is free under a copy"),
 ]

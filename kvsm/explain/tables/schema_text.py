@@ -1,9 +1,11 @@
-"""The tables in words, from the classes of rows: for `kvsm query --tables` and docs/tables.md."""
+"""The tables and the named queries in words: for `kvsm query --tables` and `--list`, and docs/tables.md."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from inspect import getdoc
 
+from kvsm.explain.tables.named_queries import ANY, NAMED_QUERIES, NamedQuery, QueryParameter
 from kvsm.explain.tables.row_kinds import KEYS, TABLES, Gone
 from kvsm.explain.tables.sqlite_tables import columns_of
 
@@ -45,13 +47,49 @@ def schema_page() -> str:
         parts += [f"| `{name}` | {kind} |\n" for name, kind in columns_say(table)]
     parts.append("\n## Why a key is gone\n\n")
     parts += [f"- `{one.value}`\n" for one in Gone]
+    parts.append(_NAMED)
+    for query in NAMED_QUERIES:
+        parts.append(f"\n### {query.name}\n\n{query.question}\n\n")
+        parts.append("| parameter | default | meaning |\n| --- | --- | --- |\n")
+        for one in query.parameters:
+            parts.append(f"| `{one.name}` | {_default_of(one)} | {one.sentence}{_choices_of(one)} |\n")
     return "".join(parts)
+
+
+def named_query_lines(query: NamedQuery, given: Mapping[str, str]) -> list[str]:
+    """A named query for a terminal: its question, its parameters, and its SQL with the values of `given`.
+
+    Raises `ConfigError` for a value that the query does not take.
+    """
+    width = max(len(one.name) for one in query.parameters)
+    return [
+        f"{query.name}: {query.question}",
+        "",
+        *[
+            f"  {one.name:<{width}}  {one.sentence}{_choices_of(one)}"
+            f"  [{one.type.value}, default: {_default_of(one)}]"
+            for one in query.parameters
+        ],
+        "",
+        *query.filled(given).splitlines(),
+    ]
+
+
+def _default_of(one: QueryParameter) -> str:
+    return f"{one.default} {one.unit}" if one.unit and one.default != ANY else one.default
+
+
+def _choices_of(one: QueryParameter) -> str:
+    """The choices, if there are few: the kinds of events are in kvsm/events.py."""
+    if not one.choices:
+        return ""
+    return f" One of {', '.join(one.choices)}." if len(one.choices) <= 10 else " See kvsm/events.py."
 
 
 _PAGE = """\
 # The tables of a log
 
-<!-- Written by `PYTHONPATH=specs python -m write_docs` from row_kinds.py. Do not edit. -->
+<!-- Written by `PYTHONPATH=specs python -m write_docs` from rows and named queries. Do not edit. -->
 
 What `kvsm query`, `kvsm export --parquet` and `kvsm.open` give. [incidents.md](incidents.md) shows queries
 that help in an incident.
@@ -60,4 +98,13 @@ that help in an incident.
 - A column is NULL if the log does not tell it, or not yet.
 - Where a log lacks events, a thing that began or ended there has the last event that the log lacks as its
   beginning or end, and no step and no time.
+"""
+
+_NAMED = """
+## Named queries
+
+`kvsm query DIR --named NAME` asks one of these; `--set NAME=VALUE` changes a parameter. Its SQL is what
+`kvsm query --list --named NAME` prints: start your own query from there. The first columns are `event`,
+`step` and `time` (UTC): where the row begins. `any` restricts nothing. A thing whose time is not in the log
+is left out where times are compared.
 """

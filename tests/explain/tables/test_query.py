@@ -63,6 +63,19 @@ def test_a_query_gives_a_table_json_and_csv(log: Path) -> None:
     assert table == rows
 
 
+def test_a_json_list_can_be_taken_apart(log: Path) -> None:
+    """Columns such as `requests` hold one, and SQLite's table functions read it."""
+    query = (
+        "SELECT DISTINCT owner.value FROM transfers, json_each(transfers.requests) AS owner"
+        " UNION SELECT atom FROM transfers, json_tree(transfers.requests) WHERE atom IS NOT NULL ORDER BY 1"
+    )
+    with kvsm.open(log) as opened:
+        names = {name for row in opened.transfers() for name in json.loads(row.requests)}
+    assert names
+    answer = json.loads(run("query", log, query, "--json").stdout)
+    assert answer["rows"] == [[name] for name in sorted(names)]
+
+
 def test_a_limit_is_said(log: Path) -> None:
     """Else an engineer counts 200 rows and believes it."""
     shown = run("query", log, "SELECT * FROM events", "--limit", 3)
