@@ -24,7 +24,6 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from msgspec.structs import astuple, replace
 
 from kvsm.errors import ConfigError, LogError
-from kvsm.explain.story.window import Window
 from kvsm.explain.tables import key_history
 from kvsm.explain.tables.row_kinds import KEYS, TABLES, BlockRow, BlockRunRow, Row
 
@@ -174,13 +173,6 @@ class TableWriter:
         self.flush()
         found: tuple[Any, ...] | None = self.connection.execute(query, params).fetchone()
         return found
-
-
-def within(window: Window, column: str = "event") -> tuple[str, tuple[int, ...]]:
-    """A condition in SQL that an event is in the window, and its parameters. Empty: a whole log."""
-    bounds = [(">=", window.first), ("<=", window.last)]
-    given = [(sign, event) for sign, event in bounds if event is not None]
-    return " AND ".join(f"{column} {sign} ?" for sign, _ in given), tuple(event for _, event in given)
 
 
 def read(

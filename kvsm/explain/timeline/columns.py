@@ -132,7 +132,6 @@ class _Reader:
         self._log, self._window, self._most = log, (first, last), most_rows
         self.names: dict[str, int] = {}
         self.left_out: list[str] = []
-        self._key_text: dict[str, str] = {}
 
     def read(self, table: str) -> Columns:
         """The columns of one table."""

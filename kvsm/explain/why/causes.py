@@ -225,11 +225,11 @@ class Inquiry:
         """What happened to a key, in words. transfer: the one behind it."""
         return _WORDINGS[why](self, transfer)
 
-    def ended_life(self, block: BlockRow, seen_from: int | None = None) -> str:
+    def ended_life(self, block: BlockRow) -> str:
         """How a block's life ended: `was evicted at event 12, 3.1 s before, to make room for store 13`."""
         assert block.why is not None
         by = block.gone_for if block.gone_for is not None else block.gone_by
-        return self._told(Gone(block.why), by, block.gone, seen_from)
+        return self._told(Gone(block.why), by, block.gone, None)
 
     def _told(self, why: Gone, transfer: int | None, event: int | None, seen_from: int | None) -> str:
         verb, rest = self.wording(why, transfer)
