@@ -1,10 +1,14 @@
-"""Writes the texts beside this file from the declarations in `kvsm.check.protocol`.
+"""Write both protocols as Murphi and TLA+, and the page of what is proved for any size.
 
-PYTHONPATH=specs python -m protocol.texts
+PYTHONPATH=specs python -m protocol.texts [FOLDER]
+
+Murphi and TLA+ go to FOLDER (without it: `written`, beside this file, which git ignores). The page
+any_size.md lies beside this file.
 """
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from kvsm.check.protocol.offload_protocol import offload_protocol
@@ -16,7 +20,8 @@ from protocol.murphi import murphi_text
 from protocol.proof_text import proof_text
 from protocol.tla import module_name, tla_configuration, tla_module
 
-FOLDER = Path(__file__).parent
+WRITTEN = Path(__file__).with_name("written")
+ANY_SIZE = Path(__file__).with_name("any_size.md")
 DECLARED = (
     offload_protocol(ProtocolScope(keys=2, device_blocks=2, slots=2, workers=2)),
     request_protocol(RequestScope()),
@@ -24,23 +29,24 @@ DECLARED = (
 """The numbers of keys, blocks, slots and workers stand on one line each in a text: change them there."""
 
 
-def texts() -> dict[Path, str]:
-    """What each file must hold."""
+def texts() -> dict[str, str]:
+    """Return the text of each file in Murphi or TLA+, by its name."""
     found = {}
     for declared in DECLARED:
         module = module_name(declared)
-        found[FOLDER / f"{module}.tla"] = tla_module(declared)
-        found[FOLDER / f"{module}.cfg"] = tla_configuration(declared, symmetry=True)
-        found[FOLDER / f"{file_name(declared)}.m"] = murphi_text(declared)
-    found[FOLDER / "any_size.md"] = proof_text()
+        found[f"{module}.tla"] = tla_module(declared)
+        found[f"{module}.cfg"] = tla_configuration(declared, symmetry=True)
+        found[f"{file_name(declared)}.m"] = murphi_text(declared)
     return found
 
 
-def main() -> None:
-    """Write the texts."""
-    for path, text in texts().items():
-        path.write_text(text)
+def write(folder: Path) -> None:
+    """Write the files in Murphi and TLA+ to a folder, which is made if it is absent."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts().items():
+        (folder / name).write_text(text)
 
 
 if __name__ == "__main__":
-    main()
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else WRITTEN)
+    ANY_SIZE.write_text(proof_text())

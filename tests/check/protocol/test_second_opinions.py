@@ -6,9 +6,13 @@ Where they are not installed these tests are skipped, with what to do; the rest 
 from __future__ import annotations
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -25,7 +29,8 @@ from protocol.opinions import (
     of_rumur,
     of_tlc,
 )
-from protocol.texts import DECLARED, texts
+from protocol.proof_text import proof_text
+from protocol.texts import ANY_SIZE, DECLARED
 from protocol.tla import module_name, tla_configuration, tla_module
 from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missing, tlc_missing
 
@@ -67,9 +72,29 @@ def asked(ask: Callable[..., Opinion], case: Case) -> Opinion:
     return being_asked(ask, case).result()
 
 
-def test_each_text_is_what_the_declaration_says_now() -> None:
-    """Run `PYTHONPATH=specs python -m protocol.texts` if one is not."""
-    assert [path.name for path, text in texts().items() if path.read_text() != text] == []
+def test_the_page_of_what_is_proved_is_what_the_declaration_says_now() -> None:
+    """Run `PYTHONPATH=specs python -m protocol.texts` if it is not."""
+    assert ANY_SIZE.read_text() == proof_text()
+
+
+def test_the_command_of_the_readme_writes_the_texts(tmp_path: Path) -> None:
+    """Each file holds what the tools are given; the page is written again as it is."""
+    specs = ANY_SIZE.parents[1]
+    command = [sys.executable, "-m", "protocol.texts", str(tmp_path / "new" / "folder")]
+    subprocess.run(command, check=True, env=os.environ | {"PYTHONPATH": str(specs)})
+    written = {path.name: path.read_text() for path in (tmp_path / "new" / "folder").iterdir()}
+    assert sorted(written) == [
+        "Offload.cfg",
+        "Offload.tla",
+        "Request.cfg",
+        "Request.tla",
+        "offload.m",
+        "request.m",
+    ]
+    for declared in DECLARED:
+        module = module_name(declared)
+        assert written[f"{module}.tla"] == tla_module(declared)
+        assert written[f"{module.lower()}.m"] == murphi_text(declared)
 
 
 @pytest.mark.slow
