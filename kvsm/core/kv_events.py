@@ -8,15 +8,15 @@ One queue, in the order of the changes, taken in one of two forms:
   `BlockRemoved`. A reset removes its keys one by one: `AllBlocksCleared` names no medium, and would make a
   router forget what the device has.
 
-Configuration decides what a `BlockStored` says of its blocks. The legacy form says their hashes alone:
-block_size is 0 and token_ids is empty, as vLLM's offloading connectors send it. The self-describing form says
-the tokens, the parent and the adapter. These are known when a store is planned, from the request whose blocks
-it copies. They are needed when the store ends, and the request may be gone by then: so they are kept by
-transfer. Between two takes a key may be removed and stored again any number of times; each event has what it
-needs. A lazy store copies a device block whose tokens nobody knows any more: it is told in the legacy form.
+A `BlockStored` describes its blocks: their tokens, the parent and the adapter. These are known when a store
+is planned, from the request whose blocks it copies. They are needed when the store ends, and the request may
+be gone by then: so they are kept by transfer. Between two takes a key may be removed and stored again any
+number of times; each event has what it needs. Where the tokens are unknown the event has the legacy form, as
+vLLM's offloading connectors send it: the hashes alone, block_size 0 and no token_ids. This is so for a lazy
+store, which copies a device block whose request may be over, and for a prompt of embeddings.
 
 A key is a block hash and four bytes of KV cache group index, big endian. A chunk of several blocks has one
-key, with the hash of its last block. A self-describing event names all its blocks; its removal names those
+key, with the hash of its last block. An event that describes it names all its blocks; its removal names those
 that stand in no other chunk.
 
 Both forms, folded from nothing, give exactly the keys that can be matched (events are state, S10).
@@ -122,13 +122,11 @@ class PublisherState(msgspec.Struct):
 class Publisher:
     """Collects the changes of a ledger until they are taken, each once. A `CacheListener`.
 
-    self_describing: whether the events of the wire say what the blocks hold. That costs a copy of their
-        tokens when a store is planned.
     medium: where the readable keys are, in vLLM's words.
     """
 
-    def __init__(self, *, self_describing: bool = False, medium: str = MEDIUM_CPU) -> None:
-        self.self_describing, self.medium = self_describing, medium
+    def __init__(self, *, medium: str = MEDIUM_CPU) -> None:
+        self.medium = medium
         self.state = PublisherState([], {}, {}, Counter())
 
     def describe(self, transfer: int, payloads: Sequence[BlockStored | None]) -> None:

@@ -91,7 +91,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     lazy_target_blocks: how many blocks at the head of the device's free queue a lazy store keeps stored; 0
         means twice what one step can take to compute its tokens.
     blocks_per_chunk: device blocks that are stored and found together, under one key.
-    self_describing_kv_events: whether KV events include the tokens of each block.
     hand_over_directory: a directory in which this engine hands the blocks of prompts to other engines of this
         machine, or gets them (disaggregated prefill). All of them name the same one. Its host memory is a
         file there, so it should be on tmpfs, below /dev/shm.
@@ -123,7 +122,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     prompt_only: bool = False
     lazy_target_blocks: int = 0
     blocks_per_chunk: int = 1
-    self_describing_kv_events: bool = False
     hand_over_directory: str | None = None
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     hand_over_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5

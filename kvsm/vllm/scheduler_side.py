@@ -79,7 +79,7 @@ class SchedulerSide:
         config = _core_config(options, vllm_config, kv_cache_config, scheduler_config.alignment)
         if found is not None:
             config = _with_disk(config)
-        publisher, index = _publisher(options, vllm_config), vllm_config.parallel_config.data_parallel_index
+        publisher, index = _publisher(vllm_config), vllm_config.parallel_config.data_parallel_index
         warm = warm_pools(options, vllm_config, kv_cache_config)
         self._core = open_engine_offloader(config, options, index, publisher, warm)
         self._core.mark_stops()
@@ -463,12 +463,12 @@ def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, obj
     }
 
 
-def _publisher(options: ConnectorOptions, vllm_config: Any) -> Publisher | None:
+def _publisher(vllm_config: Any) -> Publisher | None:
     """What publishes the host's KV events; None if vLLM publishes none."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
-    return Publisher(self_describing=options.self_describing_kv_events)
+    return Publisher()
 
 
 def _core_config(

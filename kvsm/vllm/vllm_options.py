@@ -83,9 +83,9 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "self_describing_kv_events",
         "OffloadingConnector",
-        True,
+        False,
         "vLLM",
-        "Whether KV events include tokens.",
+        "The KV events of KvsmConnector always include the tokens of a block.",
         "test_event_log.py::test_described_kv_events_say_the_tokens",
     ),
     Option(

@@ -512,7 +512,7 @@ class _DescribedRequest(SmallRequest):
 
 
 def removed_and_stored_in_one_batch() -> None:
-    engine = SmallEngine(host_blocks=2, prefix_cache=False, publisher=Publisher(self_describing=True))
+    engine = SmallEngine(host_blocks=2, prefix_cache=False, publisher=Publisher())
     for name, first in (("a", 0), ("b", 50), ("a again", 0)):
         engine.arrive(_DescribedRequest(name, range(first, first + 9)))
         engine.run()

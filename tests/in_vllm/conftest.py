@@ -161,7 +161,6 @@ class Engines:
             store=row.store,
             policy=row.policy,
             blocks_per_chunk=row.blocks_per_chunk,
-            self_describing_kv_events=row.describes_kv_events,
             event_log=str(notes),
         )
         return transfer | {"kv_connector": "WatchedConnector", "kv_connector_module_path": "watched"}

@@ -28,17 +28,24 @@ def published(notes: Path, medium: str) -> Iterator[dict[str, Any]]:
 
 
 def folded_kv_events(notes: Path, medium: str) -> set[Named]:
-    """What a router believes at the end. No key is stored twice, and none is removed that is not stored."""
-    folded: set[Named] = set()
+    """What a router believes at the end: the keys, each named like its last block.
+
+    No key is stored twice, and none is removed that is not stored. An event with tokens stores one key, and
+    names all blocks of its chunk. Two chunks may have their first blocks in common, and never the last one.
+    """
+    blocks: set[Named] = set()
+    keys: set[Named] = set()
     for event in published(notes, medium):
-        named = {(event["group_idx"], block_hash) for block_hash in event["block_hashes"]}
+        named = [(event["group_idx"], block_hash) for block_hash in event["block_hashes"]]
         if event["type"] == "BlockStored":
-            assert not named & folded
-            folded |= named
+            new = set(named[-1:] if event["token_ids"] else named)
+            assert not new & blocks
+            keys |= new
+            blocks.update(named)
         else:
-            assert named <= folded
-            folded -= named
-    return folded
+            assert set(named) <= blocks
+            blocks.difference_update(named)
+    return keys & blocks
 
 
 def readable(ledger: Ledger, whole: bool) -> set[Named]:

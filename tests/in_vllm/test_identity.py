@@ -213,7 +213,6 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "past_logs_max_bytes": 1 << 20,
         "transfer_timeout_s": 1.0,
         "last_step": "flush",
-        "self_describing_kv_events": True,
     },
     "other engines and other lives": {
         "hand_over_directory": "/dev/shm/a",

@@ -56,12 +56,8 @@ class Row(NamedTuple):
 
     @property
     def describes_kv_events(self) -> bool:
-        """Whether KV events include the tokens of a block.
-
-        Chunks of several blocks are published without, because a log does not say which blocks a chunk has. A
-        lazy store does not know the tokens.
-        """
-        return self.store == "eager" and self.blocks_per_chunk == 1
+        """Whether KV events include the tokens of a block. A lazy store does not know them."""
+        return self.store == "eager"
 
     @property
     def whole_hashes(self) -> bool:

@@ -93,7 +93,7 @@ class Ending:
         if is_all_there_is(engine.shape):
             asked = self._asked_of_all()
             with engine.calling("take_events"):
-                self._events.check_host(asked, is_whole=engine.shape.windows_of_groups == (0,))
+                self._events.check_host(asked, is_whole=_is_matched_alone(engine.shape))
         engine.to_rest()
         return True
 
@@ -186,6 +186,14 @@ def _served_by_fresh(encoded_shape: bytes) -> int:
     from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
 
     return VllmWorld.filled_and_shut_down(msgspec.json.decode(encoded_shape, type=EngineShape))
+
+
+def _is_matched_alone(shape: EngineShape) -> bool:
+    """Whether the connector matches each block of a request's prefix that the host has.
+
+    A window needs other blocks besides. A block of a chunk may be there in the chunk of another prompt alone.
+    """
+    return shape.windows_of_groups == (0,) and shape.extra.get("blocks_per_chunk", 1) == 1
 
 
 def _request(name: str, prompt: list[int], salt: str | None = None, adapter: Any = None) -> Request:

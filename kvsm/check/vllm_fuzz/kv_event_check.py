@@ -91,7 +91,7 @@ class PublishedEvents:
         """The connector's events give what it matches. Raises `PropertyBroken`.
 
         asked: what it matched, for each block that a request of this run has.
-        is_whole: whether a block that the host has is always matched: a group alone decides.
+        is_whole: whether a block that the host has is always matched: it alone decides.
         """
         self._host_events()
         if not self._spoke:

@@ -243,5 +243,5 @@ declare(
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)
-declare(Publisher, self_describing=FIXED, medium=FIXED, state=STATE)
+declare(Publisher, medium=FIXED, state=STATE)
 declare(MemoryLog)

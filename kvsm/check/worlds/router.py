@@ -35,7 +35,7 @@ class Router:
 
     def __init__(self, blocks_per_chunk: int = 1, *, wants_tokens: bool) -> None:
         self.wants_tokens, self.blocks_per_chunk = wants_tokens, blocks_per_chunk
-        self.publisher = Publisher(self_describing=True)
+        self.publisher = Publisher()
         self.known = set()
 
     def has_news(self) -> bool:

@@ -1,4 +1,4 @@
-"""What a self-describing `BlockStored` says of a key's blocks: taken from the request that is stored."""
+"""What a `BlockStored` says of a key's blocks: taken from the request that is stored."""
 
 from __future__ import annotations
 

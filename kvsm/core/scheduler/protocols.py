@@ -110,7 +110,7 @@ class MultiModalFeature(Protocol):
 
 
 class DescribedRequest(EngineRequest, Protocol):
-    """What a self-describing `Publisher` reads of a request. Engines without one need none of it."""
+    """What a `Publisher` reads of a request. Engines without KV events need none of it."""
 
     @property
     def all_token_ids(self) -> Sequence[int]:

@@ -461,7 +461,7 @@ class OffloadScheduler:
         job = prepared.job
         if job is not None:
             self._add_to_plan(job)
-            if publisher is not None and publisher.self_describing:
+            if publisher is not None:
                 stored = batch.stored(prepared)
                 publisher.describe(job.transfer, describe(self.config, self._blocks_per_chunk, stored))
         return prepared

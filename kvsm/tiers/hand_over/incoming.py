@@ -215,9 +215,9 @@ class IncomingHandOvers:
     def _describe(
         self, tracked: TrackedRequest, prepared: PreparedStore, places: Sequence[tuple[int, int]]
     ) -> None:
-        """Let the KV events say what the blocks hold, if they do so."""
+        """Let the KV events say what the blocks hold, if there are any."""
         publisher, chunk = self._core.publisher, self._core.config.blocks_per_chunk
-        if publisher is None or not publisher.self_describing or prepared.job is None:
+        if publisher is None or prepared.job is None:
             return
         sizes = [group.block_tokens * chunk for group in self._config.groups]
         stored = [(tracked, group, (place + 1) * sizes[group]) for group, place in places]

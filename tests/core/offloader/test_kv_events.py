@@ -107,7 +107,7 @@ def names_of(engine: SmallEngine) -> set[tuple[int, bytes]]:
     return {
         (int.from_bytes(key[-4:], "big"), one)
         for key in readable(engine.core)
-        for one in (blocks[key] if engine.core.publisher.self_describing else [key[:-4]])  # type: ignore[union-attr]
+        for one in (blocks[key] if engine.scheduler.config.store is StoreMode.EAGER else [key[:-4]])
     }
 
 
@@ -123,8 +123,8 @@ LIVES = st.fixed_dictionaries(
 
 
 def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[SmallEngine, Consumer]:
-    """A whole life under random acts; the consumer is checked at every take. form: `legacy`, `described`, or
-    `offloading` (vLLM's events of the same name)."""
+    """A whole life under random acts; the consumer is checked at every take. form: `wire`, or `offloading`
+    (vLLM's events of the same name)."""
     chunk = options["chunk"] if options["store"] is StoreMode.EAGER else 1
     engine = SmallEngine(
         groups=options["groups"],
@@ -132,7 +132,7 @@ def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[Small
         host_blocks=options["host_blocks"],
         workers=options["workers"],
         store=options["store"],
-        publisher=Publisher(self_describing=form == "described"),
+        publisher=Publisher(),
         core={"blocks_per_chunk": chunk, "transfer_ticks": 3},
     )
     consumer = Consumer(options["groups"])
@@ -159,7 +159,7 @@ def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[Small
     return engine, consumer
 
 
-@given(st.sampled_from(["legacy", "described", "described", "offloading"]), LIVES, ACTS)
+@given(st.sampled_from(["wire", "wire", "offloading"]), LIVES, ACTS)
 @settings(max_examples=60)
 def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], acts: list[int]) -> None:
     """Events are state (S10) in every form, under failures, losses, resets, evictions and aborts. What was
@@ -175,16 +175,14 @@ def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], ac
 
 
 @pytest.mark.slow
-@given(st.sampled_from(["legacy", "described", "described", "offloading"]), LIVES, ACTS)
+@given(st.sampled_from(["wire", "wire", "offloading"]), LIVES, ACTS)
 @settings(max_examples=1_200)
 def test_folding_gives_the_matchable_keys_long(form: str, options: dict[str, Any], acts: list[int]) -> None:
     life(form, options, acts)
 
 
 def engine_of(*groups: KVCacheGroup, chunk: int = 1, **options: Any) -> SmallEngine:
-    return SmallEngine(
-        groups=groups, publisher=Publisher(self_describing=True), core={"blocks_per_chunk": chunk}, **options
-    )
+    return SmallEngine(groups=groups, publisher=Publisher(), core={"blocks_per_chunk": chunk}, **options)
 
 
 def stored_events(engine: SmallEngine, request: DescribedRequest) -> list[BlockStored]:
@@ -193,7 +191,7 @@ def stored_events(engine: SmallEngine, request: DescribedRequest) -> list[BlockS
     return [event for event in engine.scheduler.take_events() if isinstance(event, BlockStored)]
 
 
-def test_self_describing_event_says_what_the_block_holds() -> None:
+def test_event_says_what_the_block_holds() -> None:
     engine = engine_of(FULL)
     first, second = stored_events(engine, DescribedRequest("r", range(10), lora="adapter"))
     hashes = engine.requests["r"].block_hashes
@@ -257,9 +255,7 @@ def test_sliding_window_is_named() -> None:
 
 def hand_over(*owners: DescribedRequest) -> tuple[Offloader, OffloadScheduler]:
     """A scheduler to which each of these hands over the states at 16 and 20 tokens, in one step."""
-    core = Offloader(
-        OffloadConfig(host_blocks=8, device_blocks=32), publisher=Publisher(self_describing=True)
-    )
+    core = Offloader(OffloadConfig(host_blocks=8, device_blocks=32), publisher=Publisher())
     scheduler = OffloadScheduler(core, SchedulerConfig(groups=(FULL, MAMBA), hash_tokens=HASH_TOKENS))
     states = {}
     for number, request in enumerate(owners):
@@ -371,7 +367,7 @@ def describe(publisher: Publisher, transfer: int, names: Sequence[bytes]) -> lis
 
 
 def test_store_that_was_described_in_part_is_told_whole_and_in_order() -> None:
-    publisher = Publisher(self_describing=True)
+    publisher = Publisher()
     names = keys(4)
     told = BlockStored([names[2][:-4]], None, [1, 2], 2, None, "CPU", None, group_idx=0)
     publisher.describe(7, [None, None, told, None])
@@ -385,7 +381,7 @@ def test_store_that_was_described_in_part_is_told_whole_and_in_order() -> None:
 
 def test_removal_takes_nothing_from_a_later_store_of_the_same_batch() -> None:
     """B26: stored, evicted and stored again between two takes; each store has its own payload."""
-    publisher = Publisher(self_describing=True)
+    publisher = Publisher()
     core, _ = new_core(host_blocks=1, publisher=publisher)
     expected: list[KVCacheEvent] = []
     for name in "aba":
@@ -400,7 +396,7 @@ def test_removal_takes_nothing_from_a_later_store_of_the_same_batch() -> None:
 
 def test_removal_while_a_store_of_the_same_key_is_planned_takes_nothing_from_it() -> None:
     """B26, across batches: the payload is the transfer's, not the key's."""
-    publisher = Publisher(self_describing=True)
+    publisher = Publisher()
     core, _ = new_core(host_blocks=4, publisher=publisher)
     store(core, "r", keys(1))
     failing = load(core, "q", keys(1), 4)
@@ -415,7 +411,7 @@ def test_removal_while_a_store_of_the_same_key_is_planned_takes_nothing_from_it(
 
 @pytest.mark.parametrize("end", ["fail", "cancel", "lose", "reset"])
 def test_store_that_does_not_end_well_drops_its_payload(end: str) -> None:
-    publisher = Publisher(self_describing=True)
+    publisher = Publisher()
     core, _ = new_core(publisher=publisher)
     job = core.prepare_store("r", keys(2), [0, 1]).job
     assert job is not None
@@ -434,7 +430,7 @@ def test_store_that_does_not_end_well_drops_its_payload(end: str) -> None:
 class TestBesideVLLM:
     """Skipped where vLLM cannot be imported; the continuous integration makes an environment for it."""
 
-    def test_self_describing_events_decode_as_vllms(self) -> None:
+    def test_events_decode_as_vllms(self) -> None:
         import msgspec
 
         theirs = pytest.importorskip("vllm.distributed.kv_events", reason="vLLM is not installed")
