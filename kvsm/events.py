@@ -26,7 +26,7 @@ from kvsm.states.block import BLOCK
 from kvsm.states.transfer import TRANSFER
 from kvsm.system.field_types import check_types
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 ERROR_CHARACTERS_MAX = 400
 """The longest error that `WorkerReported` holds. The rest of a longer one is cut off."""
@@ -56,7 +56,6 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     defer_ticks: longest wait of a request for a block in flight. 0: never wait, compute the block again.
     transfer_ticks: ticks in flight after which a transfer counts as lost. 0: never.
     store_threshold: a key is stored when it is offered for this many times.
-    offer_history: keys whose number of offers is remembered.
     block_tokens: tokens of one device block, in which `HitMatched` counts a prompt. If KV cache groups have
         blocks of different sizes: their least common multiple. 0: not told.
     """
@@ -71,8 +70,12 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     defer_ticks: int = 64
     transfer_ticks: int = 10_000
     store_threshold: int = 1
-    offer_history: int = 65_536
     block_tokens: int = 0
+
+    @property
+    def counted_keys(self) -> int:
+        """Of how many keys that are not stored the offers are counted, for `store_threshold`."""
+        return 2 * self.host_blocks
 
     def __post_init__(self) -> None:
         check_types(self)
@@ -86,7 +89,6 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
             ("defer_ticks", 0, 1 << 31),
             ("transfer_ticks", 0, 1 << 31),
             ("store_threshold", 1, 1 << 31),
-            ("offer_history", 1, 1 << 31),
             ("block_tokens", 0, 1 << 31),
         ):
             value = getattr(self, name)

@@ -157,8 +157,9 @@ class TestEvents:
             assert kind.__doc__ or kind.__name__ in {"RequestArrived", "StepEnded"}
 
     def test_schema_version_is_a_decision(self) -> None:
-        """A higher version refuses all older logs. 2: what a request had is said when it is admitted."""
-        assert SCHEMA_VERSION == 2
+        """A higher version refuses all older logs. 2: what a request had is said when it
+        is admitted. 3: how many keys have their offers counted follows from the size of the host pool."""
+        assert SCHEMA_VERSION == 3
 
 
 class TestConfig:
@@ -177,7 +178,6 @@ class TestConfig:
             ("blocks_per_chunk", 1025),
             ("transfer_ticks", -1),
             ("store_threshold", 0),
-            ("offer_history", 0),
             ("block_tokens", -1),
         ],
     )

@@ -302,7 +302,7 @@ def lives(directory: Path) -> list[PlainLog]:
     """Logs of all policies and kinds of configuration, some in several segments."""
     logs = []
     for number, policy in enumerate(POLICIES):
-        config = ({}, {"blocks_per_chunk": 2}, {"store_threshold": 2, "offer_history": 3})[number % 3]
+        config = ({}, {"blocks_per_chunk": 2}, {"store_threshold": 2})[number % 3]
         writer = {"segment_bytes": 1500 if number % 2 else 1 << 30}
         random_life(number, 40, directory / policy, writer=writer, policy=policy, **config).close()
         logs.append(read_plain(directory / policy))

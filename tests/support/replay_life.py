@@ -290,7 +290,6 @@ CONFIGS = st.fixed_dictionaries(
         "workers": st.integers(1, 3),
         "blocks_per_chunk": st.integers(1, 3),
         "store_threshold": st.integers(1, 2),
-        "offer_history": st.sampled_from((3, 65_536)),
         "transfer_ticks": st.sampled_from((0, 4, 10_000)),
     }
 )

@@ -167,7 +167,7 @@ class OfferActions(CoreActions):
         for key in keys:
             if key not in books.where:
                 books.offers[key] = books.offers.pop(key, 0) + 1
-        while len(books.offers) > self.options.offer_history:
+        while len(books.offers) > self.core.config.counted_keys:
             books.offers.popitem(last=False)
         due = {key for key in keys if key in books.where or books.offers.get(key, 0) >= threshold}
         for key in keys:

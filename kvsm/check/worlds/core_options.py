@@ -35,7 +35,6 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     defer_ticks: int = 2
     transfer_ticks: int = 4
     store_threshold: int = 1
-    offer_history: int = 3
     requests: int = 2
     prompts: int = 2
     length: int = 3
@@ -60,7 +59,6 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
             defer_ticks=self.defer_ticks,
             transfer_ticks=self.transfer_ticks,
             store_threshold=self.store_threshold,
-            offer_history=self.offer_history,
         )
 
     def keys(self, prompt: int) -> list[bytes]:
@@ -86,7 +84,6 @@ def draw_options(random: Random) -> CoreOptions:
         defer_ticks=random.choice((0, 1, 3)),
         transfer_ticks=random.choice((0, 2, 6)),
         store_threshold=random.choice((1, 1, 1, 2)),
-        offer_history=random.randint(2, 8),
         requests=random.randint(1, 3),
         prompts=random.randint(1, 3),
         length=length,

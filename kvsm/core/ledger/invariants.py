@@ -554,7 +554,7 @@ def provenance_is_of_one_epoch(counts: HolderCounts) -> Iterator[Violation]:
 
 def history_is_bounded(counts: HolderCounts) -> Iterator[Violation]:
     """Conservation (S1): the history of offers keeps its limit, and has only keys that were offered."""
-    times, limit = counts.ledger.offers.times, counts.ledger.config.offer_history
+    times, limit = counts.ledger.offers.times, counts.ledger.config.counted_keys
     if len(times) > limit:
         message = f"{len(times)} keys are in the history of offers, and {limit} may be"
         yield Violation(Property.CONSERVATION, message)

@@ -63,7 +63,7 @@ def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
     if config.device_blocks != ledger.config.device_blocks:
         ledger.leases = StateWords(LEASE_WORDS, config.device_blocks)
     ledger.provenance = Provenance()
-    ledger.offers = OfferHistory(config.offer_history, ledger.offers.times.items())
+    ledger.offers = OfferHistory(config.counted_keys, ledger.offers.times.items())
     ledger.config, ledger.life = config, event.life
     ledger.voided_at = ledger.ended_at = ledger.forgotten_at = seq
 

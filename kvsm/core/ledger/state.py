@@ -74,7 +74,7 @@ class LedgerState:
         self.requests: dict[str, RequestRecord] = {}
         self.deferred: dict[str, RequestRecord] = {}
         """The requests that are DEFERRED."""
-        self.provenance, self.offers = Provenance(), OfferHistory(config.offer_history)
+        self.provenance, self.offers = Provenance(), OfferHistory(config.counted_keys)
 
     def readable(self, slot: int) -> bool:
         """Whether the block in this slot can be loaded."""

@@ -81,7 +81,7 @@ class Book:
         """Requests whose cursors have not moved since a store failed."""
         self._offers: OrderedDict[bytes, int] = OrderedDict()
         """key -> number of its offers while it is not stored. The key offered longest ago is first."""
-        self._remembered = config.offer_history
+        self._remembered = config.counted_keys
         # What the last event changes, for the comparison with the ledger.
         self._now_slots: Sequence[int] = ()
         self._now_blocks: Sequence[int] = ()
@@ -500,7 +500,7 @@ class Book:
         self._matches, self._loads, self._waits = {}, {}, {}
         self._transfers, self._brought, self._cursors = {}, {}, {}
         self._older, self._may_go_back = set(), set()
-        self._remembered = event.config.offer_history
+        self._remembered = event.config.counted_keys
         while len(self._offers) > self._remembered:
             self._offers.popitem(last=False)
         self._last_void = self._last_end = self._last_loss = event.seq

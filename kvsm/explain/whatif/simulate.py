@@ -173,7 +173,8 @@ class _Pool:
         self._changed = False
         """Whether a copy has ended since they were offered."""
         self.stored = self.evicted = 0
-        self._offers = OfferHistory(demand.config.offer_history)
+        config = msgspec.structs.replace(demand.config, host_blocks=scenario.host_blocks)
+        self._offers = OfferHistory(config.counted_keys)
         self._empty()
         self._fill(demand.initial[-scenario.host_blocks :])
 

@@ -208,7 +208,7 @@ def test_corpora_of_two_machines_are_merged_by_copying(tmp_path: Path) -> None:
 
 def test_a_schedule_that_fails_by_now_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A corpus repeats what it has, so a new bug that it reaches is found before any run."""
-    guided(tmp_path, 5, 12)
+    guided(tmp_path, 6, 12)
     assert Corpus(CORE, tmp_path).broken is None
     free_slots_under_copies(monkeypatch)
     broken = Corpus(CORE, tmp_path).broken

@@ -59,7 +59,7 @@ def test_a_reduction_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
     free_slots_under_copies(monkeypatch)
     found, actions = found_and_reduced(seed=0)
     assert found > 50
-    assert actions == (("import_blocks", 0, 0, 0, 0, 0), ("submit", 0), ("reset",))
+    assert actions == (("store", 0, 0, 0, 0, 0, 0, 1), ("submit", 0), ("reset",))
 
 
 def test_no_single_action_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -304,7 +304,7 @@ def test_one_call_copies_the_state_of_a_small_pool(monkeypatch: pytest.MonkeyPat
 @needs_native
 def test_offers_keep_their_order() -> None:
     """A key that is offered again moves to the end; one that is stored, or offered too long ago, leaves."""
-    ledger, random = Ledger(OffloadConfig(host_blocks=2, device_blocks=2, offer_history=50)), Random(3)
+    ledger, random = Ledger(OffloadConfig(host_blocks=25, device_blocks=2)), Random(3)
     for seq in range(1, 500):
         keys = tuple([b"%d" % random.randrange(80) for _ in range(random.randint(1, 9))])
         ledger.apply(ev.OffersCounted(seq, 0, 0, keys))

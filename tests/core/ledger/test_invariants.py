@@ -44,7 +44,7 @@ def busy_life() -> Life:
     """Slots 0..2 stored, of which a load in flight (for `reader`) reads 0 and 1; slots 3 and 4 are being
     stored (for `writer`), slot 5 is planned; `holder` has matched 2; slots 6 to 9 are free. Before a reset,
     loads brought something into device blocks 13 and 14; key 20 was offered once."""
-    life = Life(defer_ticks=0, store_threshold=3, offer_history=2)
+    life = Life(defer_ticks=0, store_threshold=3)
     core = life.core
     life.stored("old", [key(30 + n) for n in range(10)], range(10))
     core.match("old", [key(30), key(31)])
@@ -225,7 +225,7 @@ def brought_nowhere(ledger: Ledger) -> None:
 
 
 def history_overflows(ledger: Ledger) -> None:
-    ledger.offers.times.update({key(21): 1, key(22): 2})
+    ledger.offers.times.update({key(100 + n): 1 for n in range(ledger.offers.limit)})
 
 
 def history_invents(ledger: Ledger) -> None:

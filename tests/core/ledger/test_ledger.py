@@ -71,7 +71,6 @@ def lived_in(chunk: int, workers: int = 2) -> tuple[Offloader, MemoryLog]:
         workers,
         blocks_per_chunk=chunk,
         store_threshold=2,
-        offer_history=2,
     )
     store(core, "a", keys(2))
     load(core, "a", keys(2), 2 * chunk)

@@ -49,6 +49,7 @@ from kvsm.core.log.next_frame import FRAME_EVENTS
 from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import (
     KINDS,
+    SCHEMA_VERSION,
     HitMatched,
     LogOpened,
     Offer,
@@ -201,7 +202,7 @@ def test_a_head_says_what_a_segment_needs(tmp_path: Path) -> None:
     write(tmp_path / "log", [2, 1], segment_bytes=1)
     heads = [segment.head for segment in LogReader(tmp_path / "log").segments()]
     assert [head.seq for head in heads] == [0, 2, 3]
-    assert heads[1] == SegmentHead(2, heads[0].machines, CONFIG, 2, 7, RUN, 1, snapshot=b"2")
+    assert heads[1] == SegmentHead(SCHEMA_VERSION, heads[0].machines, CONFIG, 2, 7, RUN, 1, snapshot=b"2")
     assert len(heads[0].machines) == 16
 
 

@@ -298,6 +298,6 @@ def test_an_unknown_schema_says_what_to_do(tmp_path: Path) -> None:
     name = segment_path(tmp_path / "log", 1)
     covered = name.read_bytes()[:8] + (7).to_bytes(4, "little")
     name.write_bytes(covered + crc32(covered).to_bytes(4, "little") + b"whatever schema 7 may bring")
-    with pytest.raises(LogError, match=r"log schema 7; this kvsm reads schema 2\. Read it with") as caught:
+    with pytest.raises(LogError, match=r"log schema 7; this kvsm reads schema 3\. Read it with") as caught:
         list(LogReader(tmp_path / "log").events())
     assert not isinstance(caught.value, LogDamaged)

@@ -489,14 +489,14 @@ class TestOffers:
 
     @given(offers=st.lists(st.lists(st.integers(0, 6), max_size=4, unique=True), max_size=20))
     def test_counts_are_those_of_the_keys_offered_last(self, offers: list[list[int]]) -> None:
-        """Rule 10: at most `offer_history` keys. The key that was offered longest ago is forgotten first."""
-        core, log = new_core(store_threshold=9, offer_history=3)
+        """Rule 10: at most two keys a slot. The key that was offered longest ago is forgotten first."""
+        core, log = new_core(host_blocks=2, store_threshold=9)
         counts: dict[int, int] = {}
         for batch in offers:
             core.count_offers([named(n) for n in batch])
             for n in batch:
                 counts[n] = counts.pop(n, 0) + 1
-            for n in list(counts)[: max(0, len(counts) - 3)]:
+            for n in list(counts)[: max(0, len(counts) - 4)]:
                 del counts[n]
             assert list(core.ledger.offers.times.items()) == [(named(n), c) for n, c in counts.items()]
         assert digest(fold(log, core.config)) == digest(core.ledger)

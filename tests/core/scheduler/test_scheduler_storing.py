@@ -862,10 +862,10 @@ def test_store_policy_threshold_stores_at_the_nth_offer() -> None:
 
 
 def test_store_policy_threshold_remembers_so_many_keys() -> None:
-    engine = SmallEngine(prefix_cache=False, core={"store_threshold": 2, "offer_history": 2})
+    engine = SmallEngine(host_blocks=2, prefix_cache=False, core={"store_threshold": 2})
     finish_one(engine, "first", [*range(8)])
-    finish_one(engine, "second", [*range(100, 108)])
-    assert len(engine.core.ledger.offers.times) == 2
+    finish_one(engine, "second", [*range(100, 116)])
+    assert len(engine.core.ledger.offers.times) == 4
     finish_one(engine, "third", [*range(8)])
     assert not stored_keys(engine)
     finish_one(engine, "fourth", [*range(8)])

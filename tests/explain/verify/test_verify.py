@@ -86,10 +86,10 @@ def test_no_life_of_the_core_breaks_a_property_in_thousands(
 
 def test_a_log_of_every_kind_of_event_verifies(tmp_path: Path) -> None:
     """Digest, counts and range of a good log that has every kind of event."""
-    life = random_life(
-        1, 4000, tmp_path / "log", policy="arc", store_threshold=2, writer={"segment_bytes": 20_000}
-    )
-    life.drain().close()
+    life = random_life(1, 4000, tmp_path / "log", policy="arc", writer={"segment_bytes": 20_000})
+    life.drain()
+    life.core.count_offers([b"offered once"])
+    life.close()
     assert {type(event) for event in life.events} >= set(KINDS) - {ev.RequestArrived}
     seen: list[int] = []
     found = verify_log(tmp_path / "log", every=500, progress=seen.append)
