@@ -24,8 +24,8 @@ class DiskPlace(TierFiles):
         assert options.disk_bytes is not None
         if shares_pool(options, vllm_config, kv_cache_config):
             raise ConfigError(
-                'disk_dir: ranks that share a host pool have no disk tier yet; set "shared_pool_directory": '
-                "null, or omit disk_dir"
+                "disk_dir: ranks that share a host pool have no disk tier yet; "
+                "omit canonical_layout or disk_dir"
             )
         parallel = vllm_config.parallel_config
         engine = f"engine{parallel.data_parallel_index}"

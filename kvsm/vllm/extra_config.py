@@ -53,8 +53,6 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
         empty steps until all are reported. With `flush` one last step waits for all of them, for which
         the spec needs `KvsmOffloadingConnector`. With a disk tier each later step waits for the copies to the
         disk, which begin when their blocks are on the host.
-    shared_pool_directory: where ranks that hold the same KV cache share one host pool, a directory in memory.
-        `null`: each of them keeps its own copy.
     file_group: a group (gid) whose members share all files of this engine: pools, disk tier and logs. So an
         engine finds what another user id has left, as pods with random ids do. `null`: only this user can.
     """
@@ -68,7 +66,6 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     log_on_failure: OnFailure = "continue"
     transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
     last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
-    shared_pool_directory: str | None = "/dev/shm"
     file_group: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
     def __post_init__(self) -> None:
@@ -114,8 +111,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         host memory evicts it, or when it is used again.
     disk_flush: when stores to the disk are flushed: `none`, `interval` (each second), or `every` store before
         it counts. What was flushed survives a power loss.
-    weights_are_versioned: whether each change of the weights is told by vLLM's `set_weight_version`. What is
-        stored then outlives all resets by vLLM, as when the engine sleeps.
     """
 
     store: Literal["eager", "lazy"] = "eager"
@@ -129,7 +124,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     restart: Literal["cold", "warm"] = "cold"
     pool_dir: str | None = None
     weights_version: str | None = None
-    weights_are_versioned: bool = False
     disk_dir: str | None = None
     disk_bytes: Bytes | None = None
     disk_write: Literal["through", "back"] = "through"

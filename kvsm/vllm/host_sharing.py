@@ -30,18 +30,19 @@ from typing import Any
 from vllm.logger import init_logger
 
 from kvsm.errors import ConfigError
-from kvsm.vllm.extra_config import CommonOptions, ConnectorOptions
+from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.rank_copies import HostSharing
 
 log = init_logger("vllm.kvsm")
 
-NO_DIRECTORY = "shared_pool_directory is null"
+SHARED_MEMORY = Path("/dev/shm")
+"""Where ranks share their host pool, unless it is kept for a warm restart."""
 
 _HEADS = re.compile(r"(kv|key_value)_heads")
 """Names under which a model's configuration says how many KV heads a layer has."""
 
 
-def kv_replicas(options: CommonOptions, vllm_config: Any, kv_cache_config: Any) -> int:
+def kv_replicas(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> int:
     """How many consecutive ranks share a host pool; 1: each rank has its own."""
     replicas = _equal_ranks(vllm_config, kv_cache_config)
     return _shared(replicas, why_not_shared(options, vllm_config.parallel_config))
@@ -54,7 +55,7 @@ def sharing_of(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any
     if not shares_pool(options, vllm_config, kv_cache_config):
         return None
     check_canonical(options.canonical_layout, why_not_shared(options, parallel))
-    path = pool_path(options, transfer.engine_id, transfer.kv_connector_extra_config)
+    path = pool_path(transfer.engine_id, transfer.kv_connector_extra_config)
     return HostSharing(path, parallel.world_size, parallel.rank, replicas)
 
 
@@ -74,14 +75,13 @@ def check_canonical(is_canonical: bool, problem: str) -> None:
         raise ConfigError(f"canonical_layout: all ranks share one host pool, but {problem}; omit the option")
 
 
-def spec_replicas(options: CommonOptions, config: Any, known: int = 1) -> int:
+def spec_replicas(config: Any, known: int = 1) -> int:
     """How many consecutive ranks share a host pool under a spec; 1: each rank has its own.
 
     config: vLLM's `OffloadingConfig`, which tells of latent attention alone.
     known: what its connector knows, if that is kvsm's (`replicas_on_this_machine`).
     """
-    replicas = config.parallel.world_size if config.replicated_layout else known
-    return _shared(replicas, NO_DIRECTORY if options.shared_pool_directory is None else "")
+    return int(config.parallel.world_size) if config.replicated_layout else known
 
 
 def replicas_on_this_machine(vllm_config: Any, kv_cache_config: Any) -> int:
@@ -90,12 +90,11 @@ def replicas_on_this_machine(vllm_config: Any, kv_cache_config: Any) -> int:
     return _shared(replicas, _why_apart(vllm_config.parallel_config))
 
 
-def spec_sharing(options: CommonOptions, config: Any, replicas: int) -> HostSharing | None:
-    """How this rank shares its host pool under a spec; None: it does not. Raises `ConfigError`."""
+def spec_sharing(config: Any, replicas: int) -> HostSharing | None:
+    """How this rank shares its host pool under a spec; None: it does not."""
     if not _is_shared(replicas, config.canonical_layout, config.parallel.world_size):
         return None
-    check_canonical(config.canonical_layout, NO_DIRECTORY if options.shared_pool_directory is None else "")
-    path = pool_path(options, config.engine_id, config.extra_config)
+    path = pool_path(config.engine_id, config.extra_config)
     return HostSharing(path, config.parallel.world_size, config.parallel.rank, replicas)
 
 
@@ -110,12 +109,12 @@ def _shared(replicas: int, problem: str) -> int:
     return replicas
 
 
-def why_not_shared(options: CommonOptions, parallel: Any) -> str:
+def why_not_shared(options: ConnectorOptions, parallel: Any) -> str:
     """Why ranks cannot share a host pool; empty if they can."""
-    if options.shared_pool_directory is None:
-        return NO_DIRECTORY
-    if getattr(options, "hand_over_directory", None) is not None:
+    if options.hand_over_directory is not None:
         return "with hand_over_directory each rank hands over a pool of its own"
+    if options.disk_dir is not None:
+        return "with disk_dir each rank has a pool of its own"
     return _why_apart(parallel)
 
 
@@ -128,7 +127,7 @@ def _why_apart(parallel: Any) -> str:
     return ""
 
 
-def pool_path(options: CommonOptions, engine_id: str, extra_config: Any) -> Path:
+def pool_path(engine_id: str, extra_config: Any) -> Path:
     """The file in which the ranks of an engine share their pool.
 
     The engine's id is new at each start, unless the user gives one; it differs between data-parallel
@@ -136,9 +135,7 @@ def pool_path(options: CommonOptions, engine_id: str, extra_config: Any) -> Path
     the same file at the same time is refused (`SharedPoolFile`).
     """
     whose = json.dumps([engine_id, dict(extra_config)], sort_keys=True, default=str)
-    directory = options.shared_pool_directory
-    assert directory is not None
-    return Path(directory) / f"kvsm-{sha256(whose.encode()).hexdigest()[:32]}"
+    return SHARED_MEMORY / f"kvsm-{sha256(whose.encode()).hexdigest()[:32]}"
 
 
 def _equal_ranks(vllm_config: Any, kv_cache_config: Any) -> int:

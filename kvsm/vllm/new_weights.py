@@ -10,8 +10,6 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from kvsm.errors import ConfigError
-
 TOLD = "set_weights_version"
 """The method of a connector that is told of new weights. kvsm calls it; vLLM does not know it."""
 
@@ -19,22 +17,12 @@ _TELLS = "_tells_kvsm"
 """The mark of the method that is wrapped."""
 
 
-def hear_of_new_weights(must: bool) -> None:
-    """Let `EngineCore.set_weight_version` tell the engine's connector. Idempotent.
-
-    must: whether the engine relies on it. Then `ConfigError` is raised if this vLLM has no such method.
-    """
+def hear_of_new_weights() -> None:
+    """Let `EngineCore.set_weight_version` notify the engine's connector, if this vLLM has it. Idempotent."""
     from vllm.v1.engine.core import EngineCore
 
     told = getattr(EngineCore, "set_weight_version", None)
-    if told is None:
-        if must:
-            raise ConfigError(
-                "weights_are_versioned: this vLLM has no set_weight_version, so nobody tells of new weights; "
-                "omit the option"
-            )
-        return
-    if hasattr(told, _TELLS):
+    if told is None or hasattr(told, _TELLS):
         return
 
     @wraps(told)

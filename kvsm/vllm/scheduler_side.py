@@ -83,9 +83,8 @@ class SchedulerSide:
         warm = warm_pools(options, vllm_config, kv_cache_config)
         self._core = open_engine_offloader(config, options, index, publisher, warm)
         self._core.mark_stops()
-        self._weights_are_versioned = options.weights_are_versioned
         self._weights_after_reset = None if warm is None and place is None else UNNAMED_WEIGHTS
-        hear_of_new_weights(must=options.weights_are_versioned)
+        hear_of_new_weights()
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
         self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
         """Whether a step computes -> what workers do in most such steps."""
@@ -414,11 +413,8 @@ class SchedulerSide:
     def reset_cache(self) -> bool:
         """Make every key unmatchable. Returns whether no copy from before is left.
 
-        vLLM does not say why. The weights may have changed, so nobody knows which ones compute from here on,
-        unless each change of them is told. Then what is stored stays.
+        vLLM does not say why. The weights may have changed, so it is unknown which ones compute from here on.
         """
-        if self._weights_are_versioned:
-            return not self._core.offloader.ledger.transfers
         return self._forget(self._weights_after_reset)
 
     def set_weights_version(self, version: str) -> None:

@@ -93,7 +93,7 @@ class KvsmSpec(OffloadingSpec):
         self._is_told = bool(_TOLD.get())
         if not self._is_told:
             self._check_for_vllms_connector()
-        self._replicas = spec_replicas(self._options, config, _TOLD.get() or 1)
+        self._replicas = spec_replicas(config, _TOLD.get() or 1)
         self._num_slots = host_slots(
             self._options.host_bytes(config.parallel.world_size),
             config.parallel.world_size // self._replicas,
@@ -153,7 +153,7 @@ class KvsmSpec(OffloadingSpec):
             patience_s = GIVEN_UP_AFTER * self._options.transfer_timeout_s
             kind = ReportingWorker if self._is_told else KvsmOffloadingWorker
             verify = self._options.verify_copies
-            memory = spec_sharing(self._options, self.config, self._replicas), self._canonical_rows(kv_caches)
+            memory = spec_sharing(self.config, self._replicas), self._canonical_rows(kv_caches)
             self._worker = kind(rank, kv_caches.tensors, slots, chunk, patience_s, verify, *memory)
         return self._worker
 

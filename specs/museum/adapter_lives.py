@@ -203,7 +203,7 @@ class LivedEngine(VllmWorld):
         if keeps:
             place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
             weakref.finalize(self, place.cleanup)
-            options |= {"shared_pool_directory": None, "weights_version": _name(0), "log_durability": "none"}
+            options |= {"weights_version": _name(0), "log_durability": "none"}
             if "pool" in keeps:
                 options |= {"restart": "warm", "pool_dir": f"{place.name}/pool"}
             if "disk" in keeps:

@@ -189,7 +189,6 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
     "how much, and where": {
         "cpu_bytes_to_use": 1 << 21,
         "cpu_bytes_to_use_per_rank": 1 << 20,
-        "shared_pool_directory": None,
         "pool_dir": "/dev/shm/a",
         "disk_dir": "/a",
         "disk_bytes": 1 << 20,
@@ -220,7 +219,6 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "hand_over_share": 0.25,
         "restart": "warm",
         "weights_version": "v2",
-        "weights_are_versioned": True,
     },
 }
 """What an option decides -> another value of each such option of kvsm. Only the first group changes bytes."""

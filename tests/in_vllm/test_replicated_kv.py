@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -21,8 +22,8 @@ from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, WorkerReported
 from kvsm.explain.story import verify_log
 from kvsm.vllm import host_sharing
-from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions
-from kvsm.vllm.host_sharing import kv_replicas, pool_path, spec_replicas
+from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.host_sharing import kv_replicas, pool_path
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA
 from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial, spec_config
 
@@ -39,10 +40,10 @@ class Case(NamedTuple):
     kv_heads: int
     options: Mapping[str, Any]
 
-    def transfer(self, logs: Path, pools: Path) -> dict[str, Any]:
+    def transfer(self, logs: Path) -> dict[str, Any]:
         options = {"cpu_bytes_to_use": HOST_BYTES, "event_log": str(logs), **self.options}
-        options["shared_pool_directory"] = str(pools)
-        return connector_config(**options) if self.offload == "KvsmConnector" else spec_config(**options)
+        made = connector_config(**options) if self.offload == "KvsmConnector" else spec_config(**options)
+        return made | {"engine_id": f"kvsm-test-{os.getpid()}"}
 
 
 VERIFIED: Mapping[str, Any] = {"verify_copies": True}
@@ -75,14 +76,14 @@ def answers(kv_heads: int) -> list[list[int]]:
 )
 def test_ranks_share_a_host_pool(name: str, tmp_path: Path) -> None:
     """Tokens are those without offload, and host memory holds each byte once. No file is left."""
-    case, logs, pools = CASES[name], tmp_path / "logs", tmp_path / "pools"
-    pools.mkdir()
-    outcome = served(case.kv_heads, case.transfer(logs, pools))
+    case, logs = CASES[name], tmp_path / "logs"
+    transfer = case.transfer(logs)
+    outcome = served(case.kv_heads, transfer)
     assert outcome.tokens == answers(case.kv_heads)
     assert outcome.metric("vllm:external_prefix_cache_hits") > 0
     assert outcome.metric("vllm:kvsm_capacity_blocks") == HOST_BYTES // (case.kv_heads * HEAD_BYTES)
     assert outcome.metric("vllm:kvsm_transfers_ended", "failed") == 0
-    assert [*pools.iterdir()] == []
+    assert not pool_path(transfer["engine_id"], transfer["kv_connector_extra_config"]).exists()
     (log,) = logs.iterdir()
     verification = verify_log(log)
     assert verification.good, verification
@@ -167,34 +168,37 @@ def test_context_parallel_ranks_and_pipeline_stages_are_no_replicas(parallel: di
     assert kv_replicas(OPTIONS, *configs(**parallel)) == 1
 
 
-def test_nothing_is_shared_without_a_directory() -> None:
-    alone = ConnectorOptions(cpu_bytes_to_use=1, shared_pool_directory=None)
-    assert kv_replicas(alone, *configs()) == 1
-    spec = SimpleNamespace(replicated_layout=True, parallel=SimpleNamespace(world_size=2))
-    assert spec_replicas(SpecOptions(cpu_bytes_to_use=1), spec) == 2
-    assert spec_replicas(SpecOptions(cpu_bytes_to_use=1, shared_pool_directory=None), spec) == 1
-
-
-def test_nothing_is_shared_with_a_hand_over_directory(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("directories", "reason"),
+    [
+        (
+            {"hand_over_directory": "/dev/shm/m"},
+            "with hand_over_directory each rank hands over a pool of its own",
+        ),
+        ({"disk_dir": "/a", "disk_bytes": 1 << 20}, "with disk_dir each rank has a pool of its own"),
+    ],
+)
+def test_nothing_is_shared_with_a_hand_over_directory_or_a_disk_tier(
+    directories: dict[str, Any],
+    reason: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Each rank hands over a pool of its own. The start says what that costs."""
+    """The start says what that costs."""
     for name in ("vllm", "vllm.kvsm"):
         monkeypatch.setattr(logging.getLogger(name), "propagate", True)
-    options = ConnectorOptions(cpu_bytes_to_use=1, hand_over_directory="/dev/shm/m")
+    options = ConnectorOptions(cpu_bytes_to_use=1, **directories)
     with caplog.at_level(logging.WARNING, "vllm.kvsm"):
         assert kv_replicas(options, *configs()) == 1
     assert caplog.messages == [
-        "kvsm: 2 ranks hold the same KV cache, and each keeps its own copy in host memory: with "
-        "hand_over_directory each rank hands over a pool of its own"
+        f"kvsm: 2 ranks hold the same KV cache, and each keeps its own copy in host memory: {reason}"
     ]
 
 
-def test_engines_and_connectors_have_files_of_their_own(tmp_path: Path) -> None:
+def test_engines_and_connectors_have_files_of_their_own() -> None:
     """Another start has another id, and two connectors of one engine have other options. No name leaves the
     directory, whatever id a user gives."""
-    options = ConnectorOptions(cpu_bytes_to_use=1, shared_pool_directory=str(tmp_path))
     given = [("a", {}), ("b", {}), ("a", {"policy": "arc"}), ("../../a", {})]
-    paths = {pool_path(options, name, extra) for name, extra in given}
+    paths = {pool_path(name, extra) for name, extra in given}
     assert len(paths) == len(given)
-    assert {path.parent for path in paths} == {tmp_path}
+    assert {path.parent for path in paths} == {host_sharing.SHARED_MEMORY}

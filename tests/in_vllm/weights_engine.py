@@ -1,6 +1,6 @@
 """One vLLM engine, its resets and its versions of weights: what is cached of one prompt after each.
 
-    python tests/in_vllm/weights_engine.py DIRECTORY true
+    python tests/in_vllm/weights_engine.py DIRECTORY
 
 Prints a line of JSON for each answer: what happened before it, and how many tokens were cached.
 """
@@ -21,7 +21,7 @@ from kvsm.vllm.tiny_model import ENVIRONMENT, LLAMA, tiny_model  # noqa: E402
 from kvsm.vllm.trial import connector_config  # noqa: E402
 
 
-def main(directory: str, versioned: bool) -> None:
+def main(directory: str) -> None:
     """Ask one prompt again and again."""
     os.environ.update({**ENVIRONMENT, **QUIET})
     transfer = connector_config(
@@ -29,7 +29,6 @@ def main(directory: str, versioned: bool) -> None:
         restart="warm",
         pool_dir=directory,
         weights_version="v1",
-        weights_are_versioned=versioned,
         last_step="flush",
     )
     with tiny_model(LLAMA) as model:
@@ -53,4 +52,4 @@ def main(directory: str, versioned: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2] == "true")
+    main(sys.argv[1])
