@@ -34,6 +34,7 @@ import fnmatch
 import hashlib
 import importlib.machinery
 import importlib.util
+import inspect
 import json
 import os
 import pickle
@@ -202,7 +203,7 @@ def patch(mutant: Mutant) -> None:
     exec(compile(tree, file, "exec", flags=annotations, dont_inherit=True), scope)
     changed: FunctionType = vars(scope[owner])[name] if owner else scope[name]
     real = vars(vars(module)[owner])[name] if owner else vars(module)[name]
-    real = getattr(real, "__func__", real)
+    real = inspect.unwrap(getattr(real, "__func__", real))
     real.__code__ = changed.__code__
     real.__defaults__, real.__kwdefaults__ = changed.__defaults__, changed.__kwdefaults__
 

@@ -12,6 +12,7 @@ import ast
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from difflib import unified_diff
+from inspect import unwrap
 from pathlib import Path
 from pkgutil import resolve_name
 from textwrap import dedent, indent
@@ -198,8 +199,8 @@ def changes(edits: tuple[Edit, ...]) -> list[FunctionChange]:
 
 
 def _plain(function: Any) -> Any:
-    """The function itself, if this is a class method."""
-    return getattr(function, "__func__", function)
+    """The function itself, if this is a class method or decorated."""
+    return unwrap(getattr(function, "__func__", function))
 
 
 @contextmanager

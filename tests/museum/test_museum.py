@@ -10,6 +10,7 @@ import os
 import re
 import signal
 from contextlib import suppress
+from inspect import unwrap
 from itertools import count
 from multiprocessing import active_children
 from pathlib import Path
@@ -73,7 +74,7 @@ def functions() -> dict[str, Any]:
             owner: Any = __import__(module, fromlist=["_"])
             for name in path.split("."):
                 owner = getattr(owner, name)
-            found[edit.target] = owner.__code__
+            found[edit.target] = unwrap(owner).__code__
     return found
 
 

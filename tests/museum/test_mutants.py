@@ -6,6 +6,7 @@ import random
 import re
 from contextlib import suppress
 from datetime import date
+from inspect import unwrap
 from typing import Any
 
 import pytest
@@ -64,7 +65,7 @@ def code_of(mutant: Mutant) -> list[Any]:
         owner: Any = __import__(module, fromlist=["_"])
         for name in path.split("."):
             owner = getattr(owner, name)
-        found.append(owner.__code__)
+        found.append(unwrap(owner).__code__)
     return found
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import getsource
+from inspect import getsource, unwrap
 from textwrap import dedent
 from typing import Any
 
@@ -21,18 +21,19 @@ def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: st
     not, so Python folds until the test ends.
     """
     monkeypatch.setattr(native, "WHY_NOT", "a bug is planted")
+    function = unwrap(function)
     name, text = function.__name__, dedent(getsource(function))
     assert text.count(old) == 1, f"{name} has {text.count(old)} times: {old}"
     made: dict[str, Any] = {}
     text = "from __future__ import annotations\n" + text.replace(old, new)
     exec(compile(text, name, "exec"), function.__globals__, made)
-    monkeypatch.setattr(function, "__code__", made[name].__code__)
+    monkeypatch.setattr(function, "__code__", unwrap(made[name]).__code__)
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
     """Let the function do nothing."""
     monkeypatch.setattr(native, "WHY_NOT", "a bug is planted")
-    monkeypatch.setattr(function, "__code__", _nothing.__code__)
+    monkeypatch.setattr(unwrap(function), "__code__", _nothing.__code__)
 
 
 def _nothing(*_: object, **__: object) -> None:

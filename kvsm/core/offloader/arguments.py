@@ -12,8 +12,9 @@ anything else.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping, Sequence, Set
-from typing import Annotated, Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import wraps
+from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
 import numpy as np
@@ -30,6 +31,8 @@ _BYTES: set[type] = {bytes}
 _INT64 = np.dtype(np.int64)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 """What fits in 64 bits."""
+
+_Call = TypeVar("_Call", bound=Callable[..., Any])
 
 _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
@@ -68,6 +71,19 @@ def request_name(call: str, value: object, argument: str = "request") -> str:
     except UnicodeEncodeError as error:
         raise WrongArgument(call, argument, f"cannot be written: {error}") from None
     return name
+
+
+def checks_request(call: _Call) -> _Call:
+    """Decorate a call of the core: its argument `request`, the first one, is checked before all else."""
+    name = call.__name__
+
+    @wraps(call)
+    def checked(core: Any, request: Any, *others: Any, **named: Any) -> Any:
+        if type(request) is not str or not request.isascii():
+            request = request_name(name, request)
+        return call(core, request, *others, **named)
+
+    return cast(_Call, checked)
 
 
 def source_name(call: str, value: object) -> str:

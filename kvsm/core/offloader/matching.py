@@ -10,7 +10,15 @@ import msgspec
 
 from kvsm import events as ev
 from kvsm.core.ledger import RequestRecord
-from kvsm.core.offloader.arguments import KEY_BYTES_MAX, flag, integer, items, keys_of, one_key, request_name
+from kvsm.core.offloader.arguments import (
+    KEY_BYTES_MAX,
+    checks_request,
+    flag,
+    integer,
+    items,
+    keys_of,
+    one_key,
+)
 from kvsm.core.offloader.emitter import EventEmitter, checked_ids
 from kvsm.errors import IllegalTransition, InvalidEvent, LimitReached, WrongArgument
 from kvsm.events import LOAD
@@ -67,6 +75,7 @@ def lookup(core: EventEmitter, key: bytes) -> LookupResult:
     return LookupResult.HIT if core.ledger.readable(slot) else LookupResult.HIT_PENDING
 
 
+@checks_request
 def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     """Pin the longest prefix of `keys` that can be read, until it is loaded or released (S7).
 
@@ -76,8 +85,6 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     A second match replaces the first; an equal one emits nothing. A request that is loading or finished has
     no match.
     """
-    if type(request) is not str or not request.isascii():
-        request = request_name("match", request)
     if type(keys) is not list and type(keys) is not tuple:
         keys = items("match", "keys", keys)
     entry = core.ledger.requests.get(request)
@@ -101,14 +108,13 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     return Match(len(slots))
 
 
+@checks_request
 def waits_for(core: EventEmitter, request: str) -> int | None:
     """The transfer that the request is deferred for.
 
     A preempted request whose load still runs begins to wait for it here, if it may: two loads of one request
     could not be told apart.
     """
-    if type(request) is not str or not request.isascii():
-        request = request_name("waits_for", request)
     entry = core.ledger.requests.get(request)
     if entry is None:
         return None
@@ -119,15 +125,15 @@ def waits_for(core: EventEmitter, request: str) -> int | None:
     return None
 
 
+@checks_request
 def may_match(core: EventEmitter, request: str) -> bool:
     """Whether a match could be loaded: the request has no load in flight. One that is over is known no more,
     unless its load is in flight."""
-    if type(request) is not str or not request.isascii():
-        request = request_name("may_match", request)
     entry = core.ledger.requests.get(request)
     return entry is None or not entry.load
 
 
+@checks_request
 def pin(
     core: EventEmitter,
     request: str,
@@ -145,21 +151,18 @@ def pin(
     Raises `LimitReached` if a block has as many pins as can be counted, or cannot be read.
     """
     figures = asked, on_device, on_host
-    request, missed, asked, on_device, on_host = _checked_lookup("pin", request, missed, *figures)
+    missed, asked, on_device, on_host = _checked_lookup("pin", missed, *figures)
     _pin(core, request, _checked_slots(core, "pin", slots), missed, asked, on_device, on_host)
 
 
 def _checked_lookup(
     call: str,
-    request: str,
     missed: bytes | None,
     asked: int | None,
     on_device: int | None,
     on_host: int | None,
-) -> tuple[str, bytes | None, int | None, int | None, int | None]:
+) -> tuple[bytes | None, int | None, int | None, int | None]:
     """Convert what a call says of a request's lookup: the arguments after `call`. Raises `WrongArgument`."""
-    if type(request) is not str or not request.isascii():
-        request = request_name(call, request)
     if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
         missed = one_key(call, "missed", missed)
     if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
@@ -167,7 +170,7 @@ def _checked_lookup(
         on_host = _count(call, "on_host", on_host)
     if (asked or 0) < 0 or (on_device or 0) < 0 or (on_host or 0) < 0:
         raise WrongArgument(call, "asked, on_device, on_host", "count blocks below 0")
-    return request, missed, asked, on_device, on_host
+    return missed, asked, on_device, on_host
 
 
 def _count(call: str, argument: str, value: object) -> int | None:
@@ -210,6 +213,7 @@ def _pin(
         raise LimitReached(f"request {request} cannot pin one more: {refusal}") from refusal
 
 
+@checks_request
 def admit(
     core: EventEmitter,
     request: str,
@@ -225,17 +229,16 @@ def admit(
     writes an event, for the figures of a run. Unknown requests are ignored.
     """
     figures = asked, on_device, on_host
-    request, missed, asked, on_device, on_host = _checked_lookup("admit", request, missed, *figures)
+    missed, asked, on_device, on_host = _checked_lookup("admit", missed, *figures)
     if type(resumed) is not bool:
         resumed = flag("admit", "resumed", resumed)
     if request in core.ledger.requests:
         core.emit(ev.RequestAdmitted, request, asked, on_device, on_host, missed, resumed)
 
 
+@checks_request
 def defer(core: EventEmitter, request: str, transfer: int) -> bool:
     """Let the request wait for this transfer, holding nothing. False if it has waited long enough."""
-    if type(request) is not str or not request.isascii():
-        request = request_name("defer", request)
     if type(transfer) is not int:
         transfer = integer("defer", "transfer", transfer)
     if transfer not in core.ledger.transfers:
@@ -256,10 +259,9 @@ def may_defer(core: EventEmitter, request: str) -> bool:
     return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)
 
 
+@checks_request
 def release(core: EventEmitter, request: str) -> None:
     """Give back the request's match without loading it."""
-    if type(request) is not str or not request.isascii():
-        request = request_name("release", request)
     entry = core.ledger.requests.get(request)
     if entry is not None and entry.word & STATE_MASK == MATCHED:
         core.emit(ev.HitReleased, request)

@@ -28,7 +28,7 @@ from kvsm.core.log import (
 from kvsm.core.log.flush_mark import UNBOUND
 from kvsm.core.offloader import matching, storing
 from kvsm.core.offloader import transferring as transfers
-from kvsm.core.offloader.arguments import KEY_BYTES_MAX, flag, request_name, weights_version
+from kvsm.core.offloader.arguments import KEY_BYTES_MAX, checks_request, flag, weights_version
 from kvsm.core.offloader.emitter import NOBODY, THE_LOG, EventEmitter, EventSink, LogFlush
 from kvsm.core.plan import TransferJob
 from kvsm.errors import IllegalTransition, InvalidEvent, Poisoned, WrongArgument, described
@@ -230,23 +230,21 @@ class Offloader(EventEmitter):
     flush = transfers.flush
     leased = transfers.leased
 
+    @checks_request
     def arrive(self, request: str, target: str = "") -> None:
         """Make the request known. A match does so too; the cursors of a store need it.
 
         target: for the log; see `RequestArrived`.
         """
-        if type(request) is not str or not request.isascii():
-            request = request_name("arrive", request)
         if request not in self.ledger.requests:
             self.emit(ev.RequestArrived, request, target)
 
+    @checks_request
     def preempt(self, request: str) -> None:
         """The engine took the request's device blocks. Copies in flight keep what they touch.
 
         The request may wait anew for what is in flight.
         """
-        if type(request) is not str or not request.isascii():
-            request = request_name("preempt", request)
         self.last_keys.pop(request, None)
         entry = self.ledger.requests.get(request)
         if entry is None or entry.word & STATE_MASK == FINISHED:
@@ -254,13 +252,12 @@ class Offloader(EventEmitter):
         if entry.offered or entry.patience >= 0 or entry.state not in (NEW, PREEMPTED):
             self.emit(ev.RequestPreempted, request)
 
+    @checks_request
     def finish(self, request: str, *, aborted: bool = False, hand_over: str = "") -> bool:
         """The request is over; legal at any time. Returns whether it has no load left in flight.
 
         hand_over: for the log; see `RequestFinished`.
         """
-        if type(request) is not str or not request.isascii():
-            request = request_name("finish", request)
         if type(aborted) is not bool:
             aborted = flag("finish", "aborted", aborted)
         if type(hand_over) is not str or not hand_over.isascii():

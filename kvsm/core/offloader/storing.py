@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.core.offloader.arguments import (
+    checks_request,
     ids_of,
     integers,
     keys_of,
@@ -20,7 +21,6 @@ from kvsm.core.offloader.arguments import (
     one_key,
     owners_of,
     parents_of,
-    request_name,
     source_name,
 )
 from kvsm.core.offloader.emitter import (
@@ -71,6 +71,7 @@ class Admission(Enum):
     BEING_STORED = "it is being stored, from this very block"
 
 
+@checks_request
 def prepare_store(
     core: EventEmitter,
     request: str,
@@ -88,8 +89,6 @@ def prepare_store(
         block that the request has matched or offered here, which no log holds: a core that resumes needs the
         key. The policy evicts a block before its parent.
     """
-    if type(request) is not str or not request.isascii():
-        request = request_name("prepare_store", request)
     keys = keys_of("prepare_store", keys)
     if parent is None:
         parent = core.last_keys.get(request, b"")

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvsm import events as ev
 from kvsm.core.ledger import TransferRecord
-from kvsm.core.offloader.arguments import flag, integer, integers, request_name, worker_error
+from kvsm.core.offloader.arguments import checks_request, flag, integer, integers, worker_error
 from kvsm.core.offloader.emitter import (
     EventEmitter,
     LogFlush,
@@ -65,6 +65,7 @@ _COUNTED = ReportResult()
 _REJECTED = {reason: ReportResult(rejected=reason) for reason in RejectReason}
 
 
+@checks_request
 def prepare_load(
     core: EventEmitter,
     request: str,
@@ -82,8 +83,6 @@ def prepare_load(
     None means that nothing is loaded, and the engine computes these blocks (S6): there is no match, nothing
     was accepted, or the promise was voided since, by a reset or by bytes found bad.
     """
-    if type(request) is not str or not request.isascii():
-        request = request_name("prepare_load", request)
     targets = checked_device_blocks(core, "prepare_load", device_blocks)
     entry = core.ledger.requests.get(request)
     if entry is None or entry.word & STATE_MASK != MATCHED:

@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from inspect import unwrap
 from operator import sub
 from pathlib import Path
 from random import Random
@@ -469,8 +470,8 @@ def test_what_is_not_common_is_left_to_python() -> None:
         core.match(Name("r"), KEYS)
         core.finish(Name("r"))
         core.report(7, 0, True)
-    assert entered.count(matching.match.__code__) == 1
-    assert entered.count(Offloader.finish.__code__) == 1
+    assert entered.count(unwrap(matching.match).__code__) == 1
+    assert entered.count(unwrap(Offloader.finish).__code__) == 1
     assert entered.count(transfers.report.__code__) == 1
 
 
