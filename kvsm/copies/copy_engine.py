@@ -97,6 +97,45 @@ class CopyEngine(Protocol):
         Idempotent."""
 
 
+class WrappedCopyEngine:
+    """Base of a `CopyEngine` over another one. A subclass overrides what it does otherwise.
+
+    engine: the one below.
+    """
+
+    def __init__(self, engine: CopyEngine) -> None:
+        self._engine = engine
+
+    @property
+    def num_device_blocks(self) -> int:
+        return self._engine.num_device_blocks
+
+    @property
+    def num_host_blocks(self) -> int:
+        return self._engine.num_host_blocks
+
+    def mark(self) -> Any:
+        return self._engine.mark()
+
+    def submit(self, job: TransferJob, after: Any = None) -> None:
+        self._engine.submit(job, after)
+
+    def hold_compute(self, transfers: Iterable[int]) -> None:
+        self._engine.hold_compute(transfers)
+
+    def poll(self) -> list[CopyResult]:
+        return self._engine.poll()
+
+    def wait(self, transfers: Iterable[int]) -> None:
+        self._engine.wait(transfers)
+
+    def drain(self) -> None:
+        self._engine.drain()
+
+    def close(self) -> None:
+        self._engine.close()
+
+
 def check_accepted(transfer: int, live: Container[int], broken: str, closed: bool = False) -> None:
     """Raise the `TransferFailed` with which every engine refuses a transfer.
 

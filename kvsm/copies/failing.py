@@ -6,20 +6,19 @@ fail on every engine below, in whatever order they end.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from random import Random
 from typing import Any
 
 import msgspec
 
-from kvsm.copies.copy_engine import CopyEngine, CopyResult
+from kvsm.copies.copy_engine import CopyEngine, CopyResult, WrappedCopyEngine
 from kvsm.copies.pairs import checked_pairs
 from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
 from kvsm.ids import listed, pack
 
 
-class FailingCopyEngine:
+class FailingCopyEngine(WrappedCopyEngine):
     """A `CopyEngine` over another one. A job that cannot be right is passed on whole: nothing of it runs.
 
     engine: the one below.
@@ -28,18 +27,8 @@ class FailingCopyEngine:
     """
 
     def __init__(self, engine: CopyEngine, seed: int, rate: float) -> None:
-        self._engine, self._seed, self._rate = engine, seed, rate
-
-    @property
-    def num_device_blocks(self) -> int:
-        return self._engine.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._engine.num_host_blocks
-
-    def mark(self) -> Any:
-        return self._engine.mark()
+        super().__init__(engine)
+        self._seed, self._rate = seed, rate
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         random = self._draws(job.transfer)
@@ -47,20 +36,8 @@ class FailingCopyEngine:
             job = self._part(job, random)
         self._engine.submit(job, after)
 
-    def hold_compute(self, transfers: Iterable[int]) -> None:
-        self._engine.hold_compute(transfers)
-
     def poll(self) -> list[CopyResult]:
         return [self._outcome(result) for result in self._engine.poll()]
-
-    def wait(self, transfers: Iterable[int]) -> None:
-        self._engine.wait(transfers)
-
-    def drain(self) -> None:
-        self._engine.drain()
-
-    def close(self) -> None:
-        self._engine.close()
 
     def _draws(self, transfer: int) -> Random:
         """The first draw says whether a transfer fails, the second after how many blocks."""

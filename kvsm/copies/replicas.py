@@ -17,12 +17,11 @@ Why this is safe:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
-from kvsm.copies.copy_engine import CopyEngine, CopyResult
+from kvsm.copies.copy_engine import CopyEngine, WrappedCopyEngine
 from kvsm.copies.pairs import checked_pairs
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, TransferFailed
@@ -30,7 +29,7 @@ from kvsm.events import Direction
 from kvsm.ids import pack
 
 
-class ReplicaCopyEngine:
+class ReplicaCopyEngine(WrappedCopyEngine):
     """A `CopyEngine` over another one, for one of several ranks that share their host blocks.
 
     engine: the one below. Its host pool is the shared one.
@@ -43,36 +42,11 @@ class ReplicaCopyEngine:
     def __init__(self, engine: CopyEngine, replicas: int, number: int) -> None:
         if not 0 <= number < replicas:
             raise ConfigError(f"number is {number}; it must be from 0 to {replicas - 1}")
-        self._engine, self._replicas, self._number = engine, replicas, number
-
-    @property
-    def num_device_blocks(self) -> int:
-        return self._engine.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._engine.num_host_blocks
-
-    def mark(self) -> Any:
-        return self._engine.mark()
+        super().__init__(engine)
+        self._replicas, self._number = replicas, number
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         self._engine.submit(self._part(job) if job.direction is Direction.STORE else job, after)
-
-    def hold_compute(self, transfers: Iterable[int]) -> None:
-        self._engine.hold_compute(transfers)
-
-    def poll(self) -> list[CopyResult]:
-        return self._engine.poll()
-
-    def wait(self, transfers: Iterable[int]) -> None:
-        self._engine.wait(transfers)
-
-    def drain(self) -> None:
-        self._engine.drain()
-
-    def close(self) -> None:
-        self._engine.close()
 
     def _part(self, job: TransferJob) -> TransferJob:
         """What this replica writes of a store."""

@@ -51,14 +51,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.copies.checksums import NOTHING_CHECKED, BlockChecksums, VerifyingStatistics
-from kvsm.copies.copy_engine import CopyEngine, CopyResult, check_accepted
+from kvsm.copies.copy_engine import CopyEngine, CopyResult, WrappedCopyEngine, check_accepted
 from kvsm.copies.pairs import checked_pairs
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, TransferFailed, described
 from kvsm.events import Direction
 
 
-class VerifyingCopyEngine:
+class VerifyingCopyEngine(WrappedCopyEngine):
     """A `CopyEngine` over another one. Closing it closes both.
 
     engine: the one below.
@@ -99,7 +99,8 @@ class VerifyingCopyEngine:
                 f"the host pool to verify has {self.checksums.num_blocks} blocks, the engine's has "
                 f"{engine.num_host_blocks}; give both the same"
             )
-        self._engine, self._kept, self._every_load = engine, kept, every_load
+        super().__init__(engine)
+        self._kept, self._every_load = kept, every_load
         self._reads_device = device is not None
         self._changed = Condition()
         self._live: dict[int, TransferJob] = {}
@@ -119,17 +120,6 @@ class VerifyingCopyEngine:
         self._threads = [Thread(target=self._run, name="kvsm-verify", daemon=True) for _ in range(threads)]
         for thread in self._threads:
             thread.start()
-
-    @property
-    def num_device_blocks(self) -> int:
-        return self._engine.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._engine.num_host_blocks
-
-    def mark(self) -> Any:
-        return self._engine.mark()
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         with self._changed:

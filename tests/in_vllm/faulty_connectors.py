@@ -19,6 +19,7 @@ from log_life import Disk
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 
 from kvsm.copies import CopyEngine, CopyResult, FailingCopyEngine
+from kvsm.copies.copy_engine import WrappedCopyEngine
 from kvsm.copies.worker import Worker
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
@@ -31,7 +32,7 @@ from kvsm.vllm.spec import KvsmSpec
 from kvsm.vllm.worker_side import WorkerSide
 
 
-class SteeredEngine:
+class SteeredEngine(WrappedCopyEngine):
     """A `CopyEngine` that does not depend on time: a transfer is carried out when it is submitted.
 
     held: directions whose transfers wait for `release`, or until something waits for them.
@@ -39,22 +40,11 @@ class SteeredEngine:
     """
 
     def __init__(self, engine: CopyEngine) -> None:
-        self._engine = engine
+        super().__init__(engine)
         self.held: set[Direction] = set()
         self.failing: set[Direction] = set()
         self._waiting: list[TransferJob] = []
         self._doomed: set[int] = set()
-
-    @property
-    def num_device_blocks(self) -> int:
-        return self._engine.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._engine.num_host_blocks
-
-    def mark(self) -> Any:
-        return self._engine.mark()
 
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (compute is over by now)
         if job.direction in self.failing:
@@ -72,9 +62,6 @@ class SteeredEngine:
         for job in released:
             self._engine.submit(job)
         self._engine.wait([job.transfer for job in released])
-
-    def hold_compute(self, transfers: Iterable[int]) -> None:
-        self._engine.hold_compute(transfers)
 
     def poll(self) -> list[CopyResult]:
         return [

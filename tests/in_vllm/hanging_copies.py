@@ -7,6 +7,7 @@ from random import Random
 from typing import Any
 
 from kvsm.copies import CopyEngine, CopyResult
+from kvsm.copies.copy_engine import WrappedCopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 
@@ -35,7 +36,7 @@ class Clock:
         self.now += seconds
 
 
-class HangingCopyEngine:
+class HangingCopyEngine(WrappedCopyEngine):
     """A `CopyEngine` that lets a share of its transfers hang.
 
     A hanging transfer ends three to six timeouts later, or never. Then it writes wrong bytes to all its
@@ -59,24 +60,14 @@ class HangingCopyEngine:
         spare_blocks: int,
         never: bool = False,
     ) -> None:
-        self._engine, self._clock, self._random = engine, clock, random
+        super().__init__(engine)
+        self._clock, self._random = clock, random
         self._devices, self._hosts = pools
         self._share, self._never = share, never
         self._waits_for_loads, self._spare_blocks = waits_for_loads, spare_blocks
         self.hanging: dict[int, tuple[float, TransferJob, Any]] = {}
         """Transfer -> (when it ends, its job, its mark)."""
         self._polled_at = clock.now
-
-    @property
-    def num_device_blocks(self) -> int:
-        return self._engine.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._engine.num_host_blocks
-
-    def mark(self) -> Any:
-        return self._engine.mark()
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         is_load = job.direction is Direction.LOAD
@@ -119,14 +110,5 @@ class HangingCopyEngine:
         for blocks in self._devices if is_load else self._hosts:
             blocks[list(devices if is_load else hosts)] = SPOILED
 
-    def hold_compute(self, transfers: Iterable[int]) -> None:
-        self._engine.hold_compute(transfers)
-
     def wait(self, transfers: Iterable[int]) -> None:
         self._engine.wait([transfer for transfer in transfers if transfer not in self.hanging])
-
-    def drain(self) -> None:
-        self._engine.drain()
-
-    def close(self) -> None:
-        self._engine.close()

@@ -7,7 +7,7 @@ bounded where each of them costs memory for good.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -15,6 +15,7 @@ import msgspec
 from faulty_connectors import SteeredConnector, half_of
 
 from kvsm.copies import CopyEngine, CopyResult
+from kvsm.copies.copy_engine import WrappedCopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.vllm.rank_copies import RankCopies
@@ -47,7 +48,7 @@ class Faults(msgspec.Struct, kw_only=True):
     most_blocks: int = 8
 
 
-class UnreliableEngine:
+class UnreliableEngine(WrappedCopyEngine):
     """A `CopyEngine` over another one, with faults. Their kinds follow from a seed, and losses from time."""
 
     faults = Faults()
@@ -57,7 +58,8 @@ class UnreliableEngine:
     """The engine that was made last."""
 
     def __init__(self, engine: CopyEngine, seed: int = 0) -> None:
-        self._engine, self._random = engine, Random(seed)
+        super().__init__(engine)
+        self._random = Random(seed)
         self._began = time.monotonic()
         self._jobs: dict[int, TransferJob] = {}
         self._doomed: set[int] = set()
@@ -68,26 +70,12 @@ class UnreliableEngine:
         self.lost = dict.fromkeys(Direction, 0)
         UnreliableEngine.made = self
 
-    @property
-    def num_device_blocks(self) -> int:
-        return self._engine.num_device_blocks
-
-    @property
-    def num_host_blocks(self) -> int:
-        return self._engine.num_host_blocks
-
-    def mark(self) -> Any:
-        return self._engine.mark()
-
     def submit(self, job: TransferJob, after: Any = None) -> None:
         self._jobs[job.transfer] = job
         if self._random.random() < self.faults.failing:
             self._doomed.add(job.transfer)
             job = half_of(job)
         self._engine.submit(job, after)
-
-    def hold_compute(self, transfers: Iterable[int]) -> None:
-        self._engine.hold_compute(transfers)
 
     def poll(self) -> list[CopyResult]:
         now = time.monotonic()
@@ -116,15 +104,6 @@ class UnreliableEngine:
         due = number * (now - self._began) / (0.9 * self.faults.over_s)
         few_blocks = len(job.pairs()[0]) <= self.faults.most_blocks
         return few_blocks and self.lost[job.direction] < min(number, int(due + 0.5))
-
-    def wait(self, transfers: Iterable[int]) -> None:
-        self._engine.wait(transfers)
-
-    def drain(self) -> None:
-        self._engine.drain()
-
-    def close(self) -> None:
-        self._engine.close()
 
 
 def use_all_of(copies: RankCopies) -> None:
