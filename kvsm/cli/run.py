@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 import click
 from rich.console import Console
@@ -17,74 +15,21 @@ from rich.text import Text
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import Command, complain, say_json
 from kvsm.cli.run_result import print_result
-from kvsm.core.policies import POLICIES
+from kvsm.cli.struct_options import struct_options
 from kvsm.errors import PropertyBroken
-from kvsm.serving.ranks import COPIES
-from kvsm.serving.run_options import DISK_FLUSHES, DISK_WRITES, LAST_STEPS, STORES, RunOptions
+from kvsm.serving.run_options import RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
-_DEFAULTS = RunOptions()
 LOG = "kvsm-log"
 """Where the log is kept if no place was named."""
 
 
-def _option(flag: str, of: Any, text: str, field: str = "") -> Callable[..., Any]:
-    """An option with the default of a field of `RunOptions`. field: its name, if the flag has another."""
-    field = field or flag[2:].replace("-", "_")
-    return click.option(flag, field, type=of, default=getattr(_DEFAULTS, field), show_default=True, help=text)
-
-
 @click.command(cls=Command)
-@click.option("--trace", metavar="FILE", help="Mooncake-format JSONL trace. Default: a generated workload.")
-@click.option(
-    "--requests", type=int, metavar="N", help="Generate N requests (4000), or take the first N of a trace."
+@struct_options(
+    RunOptions,
+    flags={"preempt_rate": "--preempt", "failure_rate": "--fail-rate"},
+    metavars={"trace": "FILE", "requests": "N", "disk_dir": "DIR", "log": "DIR"},
 )
-@_option("--block-tokens", int, "Tokens per hash id of the trace, and per block.")
-@_option("--groups", str, "KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
-@_option("--device-blocks", int, "Blocks of each device pool, for all groups.")
-@_option("--host-blocks", int, "Slots of each host pool.")
-@_option("--disk-blocks", int, "Slots of each rank's file below its host pool; 0: no disk tier.")
-@click.option(
-    "--disk-dir",
-    metavar="DIR",
-    help="Keep these files in DIR. The next run finds what this one stored.",
-)
-@_option("--disk-write", click.Choice(DISK_WRITES), "Store on disk at once, or before the host evicts.")
-@_option("--disk-flush", click.Choice(DISK_FLUSHES), "When stores to the disk are flushed.")
-@_option("--block-bytes", int, "Bytes of a block on one worker.")
-@_option("--blocks-per-chunk", int, "Device blocks that one host slot holds.")
-@_option("--workers", int, "Ranks, each with pools of its own.")
-@_option("--policy", str, f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")
-@_option("--store", click.Choice(STORES), "Store what is computed, or only what nears eviction.")
-@_option("--store-threshold", int, "Store a block when it is offered for the n-th time.")
-@click.option(
-    "--defer-ticks",
-    type=int,
-    help="Steps that a request waits for a block in flight.  [default: 64; 2048 with a disk]",
-)
-@click.option(
-    "--last-step",
-    type=click.Choice(LAST_STEPS),
-    help="What happens to copies when no request is left.  [default: flush; keep-stepping with a disk]",
-)
-@_option("--remote-decode", float, "Share of requests prefilled for remote decode.")
-@_option("--abort-rate", float, "Share of requests whose client leaves within 1000 steps.")
-@_option("--preempt", float, "Share of steps that preempt a running request without need.", "preempt_rate")
-@_option("--fail-rate", float, "Share of copies that copy a part and fail, on each worker.", "failure_rate")
-@_option("--reset-every", int, "Steps from one reset of the whole cache to the next; 0: none.")
-@_option("--seed", int, "Seed of the generator, of simulated copies, and of what goes wrong.")
-@_option(
-    "--copies",
-    click.Choice(list(COPIES)),
-    f"Who copies: {'; '.join(f'{name} ({choice.told})' for name, choice in COPIES.items())}.",
-)
-@click.option("--verify-copies", is_flag=True, help="Check the bytes of every block that is loaded.")
-@click.option(
-    "--log",
-    metavar="DIR",
-    help="Keep the event log in DIR, which must be empty or absent.  [default: kvsm-log, or kvsm-log-2, ...]",
-)
-@_option("--time-scale", float, "Real seconds for each second of the workload.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 def run(as_json: bool, **options: object) -> None:
     """Serve a workload with KV-cache offload, and verify its log.

@@ -24,6 +24,7 @@ from kvsm.cli.output import (
     say_table,
     say_text,
 )
+from kvsm.cli.struct_options import struct_options
 from kvsm.vllm.bench import Bench, compare, page
 from kvsm.vllm.installation_check import SHORT_START, EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED
@@ -156,22 +157,8 @@ def bench() -> None:
     """Measure what kvsm costs and gains."""
 
 
-def _bench_options(command: Callable[..., None]) -> Callable[..., None]:
-    """One option for each field of `Bench`, with its default and description."""
-    fields = msgspec.json.schema(Bench)["$defs"][Bench.__name__]["properties"]
-    for name, field in reversed(fields.items()):
-        command = click.option(
-            f"--{name.replace('_', '-')}",
-            type=click.IntRange(min=1),
-            default=field["default"],
-            show_default=True,
-            help=field["description"],
-        )(command)
-    return command
-
-
 @bench.command("vllm", cls=Command)
-@_bench_options
+@struct_options(Bench)
 @click.option("--peers", is_flag=True, help="Also run vLLM's own offload connectors.")
 @click.option(
     "--disk",

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import re
 from math import gcd
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
 
-from kvsm.core.policies import make_policy
+from kvsm.core.policies import POLICIES, make_policy
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.serving.block_tables import peak_blocks
 from kvsm.serving.ranks import COPIES
 from kvsm.serving.traces import BLOCK_TOKENS, TraceRequest
+from kvsm.system.field_types import check_values, says
 from kvsm.tiers import DEFER_TICKS, WritePolicy, host_config
 from kvsm.tiers.disk import FlushPolicy
 
@@ -31,96 +33,87 @@ _GROUP_KINDS = {"f": GroupKind.FULL, "m": GroupKind.MAMBA, "s": GroupKind.SLIDIN
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run. Raises `ConfigError` for a value that cannot work.
+    """What to run: each field is an option of `kvsm run`. Raises `ConfigError` for a value that cannot work.
 
-    trace: path of a trace; None generates a multi-turn workload.
-    requests: how many of the trace (None: all), or how many to generate (None: 4,000).
-    block_tokens: tokens of a hash id of the trace, and of a block in a group that has no size of its own.
-    groups: KV cache groups, as `parse_groups` reads them.
-    device_blocks: blocks of each worker's device pool, for all groups.
-    host_blocks: slots of each worker's host pool.
-    block_bytes: bytes of a device block on one worker.
-    blocks_per_chunk: device blocks that a slot holds.
-    disk_blocks: slots of each worker's file below its host pool; 0: there is no disk tier.
-    disk_dir: directory of these files. A later run with the same sizes and groups finds what is stored there.
-    disk_write: when a block that the host has stored is stored on the disk, a `WritePolicy`.
-    disk_flush: when stores to the disk are flushed, a `FlushPolicy`.
-    policy: eviction policy of host and disk, a name in `kvsm.core.policies.POLICIES` or
-    `package.module:Class`.
-    workers: ranks.
-    store: a `StoreMode`.
-    store_threshold: as in `OffloadConfig`.
-    defer_ticks: as in `OffloadConfig`; None: its default, or `kvsm.tiers.DEFER_TICKS` with a disk tier.
-    last_step: a `LastStep`; None: flush, or keep stepping with a disk tier.
-    remote_decode: share of the requests that are for remote decode.
-    abort_rate: share of the requests whose client leaves.
-    preempt_rate: share of the steps that preempt a request without need.
-    failure_rate: share of the copies that fail.
-    reset_every: steps from one reset of the cache to the next; 0: none.
-    seed: of the generator, of simulated copies, and of what goes wrong.
-    copies: what copies, a name in `ranks.COPIES`; with `simulated` the log has virtual times.
-    verify_copies: whether the bytes of each loaded block are checked.
-    log: directory in which the event log is kept; None: it is not kept.
-    time_scale: real seconds for each second of the workload; 0: as fast as possible.
+    With `simulated` copies the event log has virtual times. A later run with the same sizes and groups finds
+    what is stored in `disk_dir`.
     """
 
-    trace: str | None = None
-    requests: int | None = None
-    block_tokens: int = BLOCK_TOKENS
-    groups: str = "full"
-    device_blocks: int = 2048
-    host_blocks: int = 16384
-    block_bytes: int = 4096
-    blocks_per_chunk: int = 1
-    disk_blocks: int = 0
-    disk_dir: str | None = None
-    disk_write: str = WritePolicy.THROUGH.value
-    disk_flush: str = FlushPolicy.INTERVAL.value
-    policy: str = "lru"
-    workers: int = 2
-    store: str = StoreMode.EAGER.value
-    store_threshold: int = 1
-    defer_ticks: int | None = None
-    last_step: str | None = None
-    remote_decode: float = 0.0
-    abort_rate: float = 0.0
-    preempt_rate: float = 0.0
-    failure_rate: float = 0.0
-    reset_every: int = 0
-    seed: int = 0
-    copies: str = "host"
-    verify_copies: bool = False
-    log: str | None = None
-    time_scale: float = 0.0
+    trace: Annotated[str | None, says("Mooncake-format JSONL trace. Default: a generated workload.")] = None
+    requests: (
+        Annotated[int, says("Generate N requests (4000), or take the first N of a trace.", 1, 1 << 31)] | None
+    ) = None
+    block_tokens: Annotated[int, says("Tokens per hash id of the trace, and per block.", 1, 1 << 20)] = (
+        BLOCK_TOKENS
+    )
+    groups: Annotated[
+        str, says("KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
+    ] = "full"
+    device_blocks: Annotated[int, says("Blocks of each device pool, for all groups.")] = 2048
+    host_blocks: Annotated[int, says("Slots of each host pool.")] = 16384
+    disk_blocks: Annotated[
+        int, says("Slots of each rank's file below its host pool; 0: no disk tier.", 0, 1 << 31)
+    ] = 0
+    disk_dir: Annotated[
+        str | None, says("Keep these files in DIR. The next run finds what this one stored.")
+    ] = None
+    disk_write: Annotated[
+        str, says("Store on disk at once, or before the host evicts.", choices=DISK_WRITES)
+    ] = WritePolicy.THROUGH.value
+    disk_flush: Annotated[str, says("When stores to the disk are flushed.", choices=DISK_FLUSHES)] = (
+        FlushPolicy.INTERVAL.value
+    )
+    block_bytes: Annotated[int, says("Bytes of a block on one worker.", 1, 1 << 40)] = 4096
+    blocks_per_chunk: Annotated[int, says("Device blocks that one host slot holds.")] = 1
+    workers: Annotated[int, says("Ranks, each with pools of its own.")] = 2
+    policy: Annotated[str, says(f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")] = "lru"
+    store: Annotated[str, says("Store what is computed, or only what nears eviction.", choices=STORES)] = (
+        StoreMode.EAGER.value
+    )
+    store_threshold: Annotated[int, says("Store a block when it is offered for the n-th time.")] = 1
+    defer_ticks: Annotated[
+        int | None,
+        says("Steps that a request waits for a block in flight.  [default: 64; 2048 with a disk]"),
+    ] = None
+    last_step: Annotated[
+        str | None,
+        says(
+            "What happens to copies when no request is left.  [default: flush; keep-stepping with a disk]",
+            choices=LAST_STEPS,
+        ),
+    ] = None
+    remote_decode: Annotated[float, says("Share of requests prefilled for remote decode.", 0, 1)] = 0.0
+    abort_rate: Annotated[float, says("Share of requests whose client leaves within 1000 steps.", 0, 1)] = 0.0
+    # If every step preempted a request, nothing need ever end.
+    preempt_rate: Annotated[
+        float, says("Share of steps that preempt a running request without need.", 0, 0.9)
+    ] = 0.0
+    failure_rate: Annotated[
+        float, says("Share of copies that copy a part and fail, on each worker.", 0, 1)
+    ] = 0.0
+    reset_every: Annotated[
+        int, says("Steps from one reset of the whole cache to the next; 0: none.", 0, 1 << 31)
+    ] = 0
+    seed: Annotated[int, says("Seed of the generator, of simulated copies, and of what goes wrong.")] = 0
+    copies: Annotated[
+        str,
+        says(
+            f"Who copies: {'; '.join(f'{name} ({one.told})' for name, one in COPIES.items())}.",
+            choices=tuple(COPIES),
+        ),
+    ] = "host"
+    verify_copies: Annotated[bool, says("Check the bytes of every block that is loaded.")] = False
+    log: Annotated[
+        str | None,
+        says(
+            "Keep the event log in DIR, which must be empty or absent.  "
+            "[default: kvsm-log, or kvsm-log-2, ...]"
+        ),
+    ] = None
+    time_scale: Annotated[float, says("Real seconds for each second of the workload.", 0, 1 << 31)] = 0.0
 
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("requests", 1, 1 << 31),
-            ("block_tokens", 1, 1 << 20),
-            ("block_bytes", 1, 1 << 40),
-            ("disk_blocks", 0, 1 << 31),
-            ("time_scale", 0, 1 << 31),
-            ("remote_decode", 0, 1),
-            ("abort_rate", 0, 1),
-            ("failure_rate", 0, 1),
-            ("reset_every", 0, 1 << 31),
-        ):
-            value = getattr(self, name)
-            if value is not None and not least <= value <= most:
-                raise ConfigError(f"{name} is {value}; it must be from {least} to {most}")
-        if not 0 <= self.preempt_rate <= 0.9:
-            # If every step preempts, nothing need ever end.
-            raise ConfigError(f"preempt_rate is {self.preempt_rate}; it must be from 0 to 0.9")
-        for name, choices in (
-            ("copies", COPIES),
-            ("store", STORES),
-            ("last_step", LAST_STEPS),
-            ("disk_write", DISK_WRITES),
-            ("disk_flush", DISK_FLUSHES),
-        ):
-            value = getattr(self, name)
-            if value is not None and value not in choices:
-                raise ConfigError(f"{name} is {value!r}; choose one of {', '.join(choices)}")
+        check_values(self)
         self._check_disk()
         core = self.offload_config()
         self.scheduler_config().check(core)

@@ -1,11 +1,12 @@
-"""The types of a configuration's fields: converted, or refused by name."""
+"""The types and values of a configuration's fields: converted, or refused by name."""
 
 from __future__ import annotations
 
 import operator
 from enum import Enum
 from functools import cache
-from typing import Any, get_args, get_origin, get_type_hints
+from types import NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
@@ -23,6 +24,45 @@ def check_types(config: msgspec.Struct) -> None:
         value = getattr(config, name)
         if type(value) is not kind:
             msgspec.structs.force_setattr(config, name, _converted(name, value, kind))
+
+
+def says(
+    description: str, least: float | None = None, most: float | None = None, choices: tuple[str, ...] = ()
+) -> msgspec.Meta:
+    """Return the annotation of a field: its description, the range of a number, the choices of a text."""
+    return msgspec.Meta(description=description, ge=least, le=most, extra={"choices": choices})
+
+
+def check_values(config: msgspec.Struct) -> None:
+    """Refuse a number out of its range, and a text that is none of its choices, as `says` declares both.
+
+    None is always right. Raises `ConfigError`.
+    """
+    for field in msgspec.structs.fields(config):
+        value, meta = getattr(config, field.name), kind_of(field.type)[1]
+        if value is None:
+            continue
+        if meta.ge is not None and meta.le is not None and not meta.ge <= value <= meta.le:
+            raise ConfigError(f"{field.name} is {value}; it must be from {meta.ge} to {meta.le}")
+        if meta.ge is not None and not meta.ge <= value:
+            raise ConfigError(f"{field.name} is {value}; it must be {meta.ge} or more")
+        choices = choices_of(meta)
+        if choices and value not in choices:
+            raise ConfigError(f"{field.name} is {value!r}; choose one of {', '.join(choices)}")
+
+
+def choices_of(meta: msgspec.Meta) -> tuple[str, ...]:
+    """Return what a field's text may be; empty if it may be any text."""
+    return tuple((meta.extra or {}).get("choices", ()))
+
+
+def kind_of(hint: Any) -> tuple[Any, msgspec.Meta]:
+    """Return the type of a field, without None, and its `msgspec.Meta`."""
+    for one in (hint, *get_args(hint)):
+        if get_origin(one) is Annotated:
+            kind, meta = get_args(one)[:2]
+            return next((one for one in get_args(kind) if one is not NoneType), kind), meta
+    return hint, msgspec.Meta()
 
 
 @cache

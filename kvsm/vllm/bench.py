@@ -29,6 +29,7 @@ import msgspec
 from msgspec import Meta
 
 from kvsm.errors import ConfigError
+from kvsm.system.field_types import check_values
 from kvsm.vllm.step_clock import StepTimes
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import (
@@ -86,13 +87,14 @@ _RUNNING = 4
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
     """What is measured. The descriptions are also the help of `kvsm bench vllm`."""
 
-    requests: Annotated[int, Meta(description="Requests of a round, all turns together.")] = 96
-    turns: Annotated[int, Meta(description="Turns of a conversation.")] = 4
-    turn_tokens: Annotated[int, Meta(description="Tokens that the user adds in each turn.")] = 192
-    answer_tokens: Annotated[int, Meta(description="Tokens generated in each turn.")] = 16
-    rounds: Annotated[int, Meta(description="Rounds of each engine, after one to warm up.")] = 5
+    requests: Annotated[int, Meta(ge=1, description="Requests of a round, all turns together.")] = 96
+    turns: Annotated[int, Meta(ge=1, description="Turns of a conversation.")] = 4
+    turn_tokens: Annotated[int, Meta(ge=1, description="Tokens that the user adds in each turn.")] = 192
+    answer_tokens: Annotated[int, Meta(ge=1, description="Tokens generated in each turn.")] = 16
+    rounds: Annotated[int, Meta(ge=1, description="Rounds of each engine, after one to warm up.")] = 5
 
     def __post_init__(self) -> None:
+        check_values(self)
         if self.requests % self.turns:
             raise ConfigError(
                 f"requests is {self.requests}, which is not a multiple of the {self.turns} turns of a "
