@@ -394,27 +394,6 @@ def test_a_view_outlives_the_close() -> None:
     assert (view == 5).all()
 
 
-def test_large_pages_are_counted_where_the_system_gave_them(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """With a made-up table, because a test cannot make a system grant them. The real table never claims
-    more than the pool has."""
-    with HostPool(3, 1 << 20) as pool:
-        pool.blocks[:] = 1
-        assert 0 <= pool.huge_page_bytes <= 3 << 20
-        first = rows_of("pool", pool.blocks).address
-        table = tmp_path / "smaps"
-        table.write_text(
-            "00001000-00002000 rw-p 00000000 00:00 0 \nSize: 4 kB\nAnonHugePages: 512 kB\n"
-            f"{first:x}-{first + (2 << 20):x} rw-p 00000000 00:00 0 \nSize: 2048 kB\nAnonHugePages: 2048 kB\n"
-            f"{first + (2 << 20):x}-{first + (3 << 20):x} rw-p 0 00:00 0 /dev/shm/x\nShmemPmdMapped: 64 kB\n"
-        )
-        monkeypatch.setattr(host_pool, "_MAPPINGS", table)
-        assert pool.huge_page_bytes == (2048 + 64) << 10
-        monkeypatch.setattr(host_pool, "_MAPPINGS", tmp_path / "none")
-        assert pool.huge_page_bytes == 0
-
-
 # One file, several ranks, never two runs.
 
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_models import reference_model
 
 from kvsm.errors import ConfigError, IllegalTransition
 from kvsm.ids import SMALL
@@ -34,7 +35,6 @@ from kvsm.states import (
 )
 from kvsm.states.block import are_indexed, are_readable
 from kvsm.states.machine import Counter, Machine, Row, UndefinedStep
-from kvsm.states.reference import reference_model
 from kvsm.states.words import STATE_BITS, Codec, StateWords, pick
 
 CODECS = {name: Codec(machine) for name, machine in MACHINES.items()}

@@ -9,14 +9,13 @@ Where a counter starts to count, its value must follow from the word's state alo
 (`known_counts`).
 
 A counter has a limit, and a row that would pass it does not match. So near a limit an action is refused,
-and the protocol loses behaviour but gains none. This is sound for actions that may be refused.
-`refused_at_a_limit` names the rows that can be refused; a test shows that no draining action, report, reset
-or loss takes one.
+and the protocol loses behaviour but gains none. This is sound for actions that may be refused. A test finds
+the rows that can be refused: no draining action, report, reset or loss takes one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterator
 
 from kvsm.check.proof.conditions import Condition, Induction, Step, Taken, member, variables_read
 from kvsm.check.proof.smt import Given, SmtWriter, joined, state_name
@@ -68,24 +67,6 @@ def known_counts(machine: Machine, counter: int, starts_full: bool) -> dict[int,
                     waiting.append(arc.target)
     known = {state: value for state, value in found.items() if value is not None}
     return {state: ALL if starts_full and value == start else value for state, value in known.items()}
-
-
-def refused_at_a_limit(
-    machine: Machine, counter: int, triggers: Collection[int], starts_full: bool
-) -> list[str]:
-    """Rows of these triggers that are refused when a counter is at its limit.
-
-    A row counts up without a limit if the table leaves the counter one value before it, or if the row
-    counts down a counter that started with all members: together they never count more.
-    """
-    known, refused = known_counts(machine, counter, starts_full), []
-    for trigger in triggers:
-        for state in machine.states:
-            for arc in machine.dense[trigger][state]:
-                delta, others = arc.deltas[counter], arc.deltas[:counter]
-                if delta is not None and delta > 0 and state not in known and -delta not in others:
-                    refused.append(f"{state.name} on {machine.triggers(trigger).name}")
-    return refused
 
 
 class CountingLemma:

@@ -229,11 +229,6 @@ class TurnQueue(Generic[T]):
         control().reach(f"puts into {self.name}")
         self._items.append(item)
 
-    def put_nowait(self, item: T) -> None:
-        """Append this."""
-        control().reach(f"puts into {self.name}")
-        self._items.append(item)
-
     def get(self, block: bool = True, timeout: float | None = None) -> T:
         """Take the oldest. Raises `Empty`."""
         ready = (lambda: self._items) if block else None
@@ -242,22 +237,10 @@ class TurnQueue(Generic[T]):
             raise Empty
         return self._items.popleft()
 
-    def get_nowait(self) -> T:
-        """Take the oldest. Raises `Empty`."""
-        control().reach(f"takes from {self.name}")
-        if not self._items:
-            raise Empty
-        return self._items.popleft()
-
     def empty(self) -> bool:
         """Whether nothing is in it."""
         control().reach(f"asks whether {self.name} is empty")
         return not self._items
-
-    def qsize(self) -> int:
-        """How much is in it."""
-        control().reach(f"asks how much is in {self.name}")
-        return len(self._items)
 
 
 class ControlledThread:

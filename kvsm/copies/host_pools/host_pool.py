@@ -131,12 +131,6 @@ class HostPool:
         if keep is None and (self.page_locked or self._file is not None):
             atexit.register(self.close)
 
-    @property
-    def huge_page_bytes(self) -> int:
-        """How much of the memory is on large pages now; 0 if the system does not tell. Pages come with
-        their first use, or with page-locking."""
-        return _huge_page_bytes(self._address, self._mapped_bytes) if len(self.blocks) else 0
-
     def close(self) -> None:
         """Give back what the pool holds. No copy may be under way. Idempotent."""
         atexit.unregister(self.close)
@@ -248,19 +242,3 @@ def _file_system(directory: Path) -> str:
     wanted = f"{os.major(device)}:{os.minor(device)}"
     kinds = [line.partition(" - ")[2].split()[0] for line in lines if line.split()[2] == wanted]
     return kinds[-1] if kinds else ""
-
-
-def _huge_page_bytes(address: int, size: int) -> int:
-    try:
-        lines = _MAPPINGS.read_text().splitlines()
-    except OSError:
-        return 0
-    total, is_ours = 0, False
-    for line in lines:
-        head, *rest = line.split(maxsplit=1)
-        if not head.endswith(":"):
-            first, last = (int(part, 16) for part in head.split("-"))
-            is_ours = first < address + size and address < last
-        elif is_ours and head in ("AnonHugePages:", "ShmemPmdMapped:", "FilePmdMapped:"):
-            total += int(rest[0].split()[0]) * 1024
-    return min(total, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from functools import cache
 
@@ -16,7 +17,7 @@ from protocol_mutants import MUTANTS
 
 from kvsm.check.proof.any_size_proof import conditions_of
 from kvsm.check.proof.conditions import AFTER, TAKEN, Condition, Induction
-from kvsm.check.proof.counting_lemma import ALL, known_counts, refused_at_a_limit
+from kvsm.check.proof.counting_lemma import ALL, known_counts
 from kvsm.check.proof.finite import Example, ExampleSearch, reached, sizes_of
 from kvsm.check.proof.progress_proof import WINDING_DOWN
 from kvsm.check.proof.smt import member_name, value_name
@@ -351,6 +352,24 @@ def after(
         return machine.step(state, counts, trigger)
     except UndefinedStep:
         return None
+
+
+def refused_at_a_limit(
+    machine: Machine, counter: int, triggers: Collection[int], starts_full: bool
+) -> list[str]:
+    """Rows of these triggers that are refused when a counter is at its limit.
+
+    A row counts up without a limit if the table leaves the counter one value before it, or if the row
+    counts down a counter that started with all members: together they never count more.
+    """
+    known, refused = known_counts(machine, counter, starts_full), []
+    for trigger in triggers:
+        for state in machine.states:
+            for arc in machine.dense[trigger][state]:
+                delta, others = arc.deltas[counter], arc.deltas[:counter]
+                if delta is not None and delta > 0 and state not in known and -delta not in others:
+                    refused.append(f"{state.name} on {machine.triggers(trigger).name}")
+    return refused
 
 
 def test_only_what_may_be_refused_is_refused_at_a_limit() -> None:
