@@ -97,10 +97,9 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         (not included) to 1. For newer ones the oldest are given up.
     canonical_layout: whether the bytes of a block on the host do not depend on the number of ranks. All ranks
         share one host pool then.
-    restart: with `warm` the engine serves what its last process has stored, also after a kill -9. `cold`
-        forgets it.
-    pool_dir: a directory for the host pool of such an engine, and for its log if `event_log` names no other.
-        It should be on tmpfs, below /dev/shm. Each engine needs one of its own.
+    pool_dir: a directory for a host pool that outlives its process: the next engine with this directory
+        serves what the last one stored, also after a kill -9. Its log is there too, if `event_log` names no
+        other place. It should be on tmpfs, below /dev/shm. Each engine needs one of its own.
     weights_version: the name of the model's weights. `null`: it follows from the files of the model.
     disk_dir: a directory for a disk tier below host memory: what is stored goes there too, and is found there
         when host memory has lost it, also by a later process. Each engine needs one of its own. If it cannot
@@ -121,7 +120,6 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     hand_over_timeout_s: Annotated[float, msgspec.Meta(gt=0)] = 60.0
     hand_over_share: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.5
     canonical_layout: bool = False
-    restart: Literal["cold", "warm"] = "cold"
     pool_dir: str | None = None
     weights_version: str | None = None
     disk_dir: str | None = None
@@ -142,17 +140,12 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
                 "canonical_layout: all ranks share one host pool, but with hand_over_directory each rank "
                 "hands over a pool of its own; omit one of them"
             )
-        if (self.restart == "warm") != (self.pool_dir is not None):
-            raise ConfigError(
-                'a warm restart needs a directory for its pool: give both "restart": "warm" and "pool_dir", '
-                "for example /dev/shm/kvsm-a, which no other engine names"
-            )
         if (self.disk_dir is None) != (self.disk_bytes is None):
             raise ConfigError("a disk tier needs a directory and a size: give both disk_dir and disk_bytes")
-        if self.restart == "warm" and self.hand_over_directory is not None:
+        if self.pool_dir is not None and self.hand_over_directory is not None:
             raise ConfigError(
-                "restart: a pool that is handed over to other engines ends with its process; omit "
-                "hand_over_directory or the warm restart"
+                "pool_dir: a pool that is handed over to other engines ends with its process; "
+                "omit pool_dir or hand_over_directory"
             )
 
 

@@ -1,7 +1,7 @@
 """Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads.
 
 Host memory has no file unless other engines read it (`hand_over_directory`), ranks share it, or the next run
-finds it again (`restart`). The file of ranks that share it loses its name when all of them have it, so a
+finds it again (`pool_dir`). The file of ranks that share it loses its name when all of them have it, so a
 crash leaves nothing behind. A pool that is kept stays under its name.
 """
 

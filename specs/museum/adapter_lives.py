@@ -205,7 +205,7 @@ class LivedEngine(VllmWorld):
             weakref.finalize(self, place.cleanup)
             options |= {"weights_version": _name(0), "log_durability": "none"}
             if "pool" in keeps:
-                options |= {"restart": "warm", "pool_dir": f"{place.name}/pool"}
+                options |= {"pool_dir": f"{place.name}/pool"}
             if "disk" in keeps:
                 size = DISK_BYTES * shape.ranks
                 options |= {"disk_dir": f"{place.name}/disk", "disk_bytes": size, "disk_flush": "none"}

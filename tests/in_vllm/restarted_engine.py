@@ -230,7 +230,7 @@ def main(
     for module in IMPORTED:
         import_module(module)
     random = Random(seed)
-    tier: dict[str, Any] = {"restart": "warm", "pool_dir": directory}
+    tier: dict[str, Any] = {"pool_dir": directory}
     if disk:
         size = DiskGeometry(BLOCK_BYTES // ranks, disk).file_bytes * ranks
         kept = tier if keep_pool else {"event_log": f"{directory}/logs"}

@@ -238,6 +238,10 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
             {"cpu_bytes_to_use": 1, "canonical_layout": True, "hand_over_directory": "/dev/shm/m"},
             "with hand_over_directory each rank hands over a pool of its own; omit one of them",
         ),
+        (
+            {"cpu_bytes_to_use": 1, "pool_dir": "/dev/shm/p", "hand_over_directory": "/dev/shm/m"},
+            "pool_dir: a pool that is handed over to other engines ends with its process",
+        ),
     ],
 )
 def test_contradicting_options_are_refused(options: dict[str, Any], message: str) -> None:

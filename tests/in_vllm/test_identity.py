@@ -217,7 +217,6 @@ OTHER_OPTIONS: dict[str, dict[str, Any]] = {
         "hand_over_directory": "/dev/shm/a",
         "hand_over_timeout_s": 1.0,
         "hand_over_share": 0.25,
-        "restart": "warm",
         "weights_version": "v2",
     },
 }

@@ -26,7 +26,6 @@ def main(directory: str) -> None:
     os.environ.update({**ENVIRONMENT, **QUIET})
     transfer = connector_config(
         cpu_bytes_to_use=100 * BLOCK_BYTES,
-        restart="warm",
         pool_dir=directory,
         weights_version="v1",
         last_step="flush",
