@@ -4,8 +4,8 @@
     @struct_options(RunOptions, metavars={"trace": "FILE"})
     def run(**options: Any) -> None: ...
 
-The names, types, defaults and help are the fields' (`kvsm.system.field_types.says`). The struct itself refuses wrong
-values (`kvsm.system.field_types.check_values`).
+The names, types, defaults and help are the fields' (`says`). The struct itself refuses wrong values
+(`kvsm.system.field_types.check_values`).
 """
 
 from __future__ import annotations

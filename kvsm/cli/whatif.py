@@ -67,9 +67,6 @@ class WhatIfAnswer(PoolComparison, frozen=True, kw_only=True, tag_field="schema"
     help="Thresholds to try: 1,2,3 stores a block when it is offered for the n-th time.  "
     "[default: as in LOG]",
 )
-@click.option(
-    "--store", type=click.Choice(("eager", "lazy")), default="eager", show_default=True, help="Store mode."
-)
 @jobs_option
 @cluster_option
 @window_options
@@ -80,7 +77,6 @@ def whatif(
     sizes: str | None,
     policies: str | None,
     thresholds: str | None,
-    store: str,
     jobs: int | None,
     cluster: str | None,
     since: LogPoint | None,
@@ -104,11 +100,6 @@ def whatif(
       kvsm whatif LOG --store-threshold 1,2,3               are stores worth refusing?
       kvsm whatif LOG --host-blocks 1000..64000 --policy all --cluster ray://head:10001   on many machines
     """
-    if store == "lazy":
-        raise ConfigError(
-            "--store lazy is not validated: it depends on the order in which device blocks become free, "
-            "which a log does not hold; run the workload with a lazy store instead"
-        )
     wanted_sizes = None if sizes is None else _numbers("--host-blocks", sizes)
     wanted_thresholds = None if thresholds is None else _numbers("--store-threshold", thresholds)
     reader = LogReader(log)

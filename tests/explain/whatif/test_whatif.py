@@ -329,7 +329,6 @@ def test_json_and_table_say_the_same(log: Path) -> None:
         (("--policy", "s3fif"), "did you mean s3fifo?"),
         (("--policy", "os:system"), "--allow-policy"),
         (("--store-threshold", "x"), "is no number"),
-        (("--store", "lazy"), "not validated"),
         (("--since", "999999"), "no event"),
     ],
 )
