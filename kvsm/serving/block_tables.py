@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
+from kvsm.core.scheduler.groups import WINDOWED
 from kvsm.core.scheduler.hits import HitSearch
 from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
@@ -26,7 +27,7 @@ def peak_blocks(group: KVCacheGroup, tokens: int, step_tokens: int) -> int:
     if group.kind is GroupKind.FULL:
         return blocks
     # The connector is handed the states of the last step, which are held until then.
-    reach = group.window if group.kind is GroupKind.SLIDING_WINDOW else step_tokens
+    reach = group.window if group.kind in WINDOWED else step_tokens
     return min(blocks, started_blocks(reach + step_tokens, group.block_tokens) + 1)
 
 

@@ -13,7 +13,7 @@ from kvsm.core.ledger.invariants import Violation
 from kvsm.core.offloader import EventSink
 from kvsm.core.plan import TransferPlan
 from kvsm.core.scheduler import GroupKind, LastStep, OffloadScheduler
-from kvsm.core.scheduler.groups import group_suffix
+from kvsm.core.scheduler.groups import WINDOWED, group_suffix
 from kvsm.events import OffloadingEvent, StoreSkipped
 from kvsm.properties import Property
 from kvsm.serving.serving_block_pool import ServingBlockPool
@@ -113,7 +113,7 @@ class OffloadChecks:
             first, full = 0, min(request.num_computed_tokens, request.num_tokens - 1) // tokens
             if group.kind is GroupKind.MAMBA:
                 continue
-            if group.kind is GroupKind.SLIDING_WINDOW:
+            if group.kind in WINDOWED:
                 first = -(-group.first_needed_token(request.num_computed_tokens) // tokens)
             for number in range(first, full):
                 key = request.block_hashes[(number + 1) * tokens // config.tokens_per_hash - 1]

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from kvsm.core.policies import POLICIES, make_policy
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
+from kvsm.core.scheduler.groups import WINDOWED
 from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 from kvsm.serving.block_tables import peak_blocks
@@ -28,8 +29,7 @@ DISK_FLUSHES = tuple(one.value for one in FlushPolicy)
 BUDGET_BLOCKS = 16
 """How many blocks of tokens a step computes at most."""
 
-_GROUP = re.compile(r"(full|mamba|sliding:(?P<window>[0-9]+))(/(?P<tokens>[0-9]+))?")
-_GROUP_KINDS = {"f": GroupKind.FULL, "m": GroupKind.MAMBA, "s": GroupKind.SLIDING_WINDOW}
+_GROUP = re.compile(r"(?P<kind>full|sliding|chunked|mamba)(:(?P<window>[0-9]+))?(/(?P<tokens>[0-9]+))?")
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         BLOCK_TOKENS
     )
     groups: Annotated[
-        str, says("KV cache groups: full, sliding:WINDOW, mamba; /TOKENS for other blocks.")
+        str, says("KV cache groups: full, sliding:WINDOW, chunked:WINDOW, mamba; /TOKENS: block size.")
     ] = "full"
     device_blocks: Annotated[int, says("Blocks of each device pool, for all groups.")] = 2048
     host_blocks: Annotated[int, says("Slots of each host pool.")] = 16384
@@ -194,17 +194,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 def parse_groups(spec: str, block_tokens: int) -> tuple[KVCacheGroup, ...]:
     """KV cache groups from text, as in `full,sliding:4096/1024,mamba`. Raises `ConfigError`.
 
-    A group is `full`, `sliding:WINDOW` or `mamba`. `/TOKENS` gives its block size; without it `block_tokens`.
+    A group is `full`, `sliding:WINDOW`, `chunked:WINDOW` (chunked local attention) or `mamba`. `/TOKENS`
+    gives its block size; without it `block_tokens`.
     """
     return tuple([_parse_group(part.strip(), spec, block_tokens) for part in spec.split(",")])
 
 
 def _parse_group(part: str, spec: str, block_tokens: int) -> KVCacheGroup:
     found = _GROUP.fullmatch(part)
-    if found is None:
+    if found is None or (GroupKind(found["kind"]) in WINDOWED) != (found["window"] is not None):
         raise ConfigError(
-            f"groups is {spec!r}: {part!r} is no group; write full, sliding:WINDOW or mamba, with /TOKENS "
-            f"for blocks of another size than {block_tokens} tokens, as in full,sliding:4096/1024,mamba"
+            f"groups is {spec!r}: {part!r} is no group; write full, sliding:WINDOW, chunked:WINDOW or mamba, "
+            f"with /TOKENS for blocks of another size than {block_tokens} tokens, as in "
+            "full,sliding:4096/1024,mamba"
         )
     tokens = int(found["tokens"] or block_tokens)
     if tokens < 1 or (tokens % block_tokens and block_tokens % tokens):
@@ -212,7 +214,7 @@ def _parse_group(part: str, spec: str, block_tokens: int) -> KVCacheGroup:
             f"groups is {spec!r}: {part!r} has blocks of {tokens} tokens; they must divide {block_tokens}, "
             f"the tokens of a hash id, or be a multiple of it"
         )
-    window = int(found["window"] or 0)
-    if part[0] == "s" and window < 1:
+    kind, window = GroupKind(found["kind"]), int(found["window"] or 0)
+    if kind in WINDOWED and window < 1:
         raise ConfigError(f"groups is {spec!r}: {part!r} has a window of {window} tokens; at least 1")
-    return KVCacheGroup(tokens, _GROUP_KINDS[part[0]], window)
+    return KVCacheGroup(tokens, kind, window)

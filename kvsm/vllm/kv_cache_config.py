@@ -57,6 +57,8 @@ def _kind_of(index: int, spec: Any) -> tuple[GroupKind, int]:
         return GroupKind.FULL, 0
     if type(spec) in (kv.SlidingWindowSpec, kv.SlidingWindowMLASpec):
         return GroupKind.SLIDING_WINDOW, spec.sliding_window + getattr(spec, "extra_retained_tokens", 0)
+    if type(spec) is kv.ChunkedLocalAttentionSpec:
+        return GroupKind.CHUNKED_LOCAL, spec.attention_chunk_size
     if type(spec) is kv.MambaSpec:
         if spec.mamba_cache_mode != "align":
             raise ConfigError(

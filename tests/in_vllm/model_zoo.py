@@ -70,7 +70,7 @@ def _text(architecture: str, model_type: str, **config: Any) -> dict[str, Any]:
 
 LLAMA_MODEL = TinyModel(_text("LlamaForCausalLM", "llama"))
 
-CHUNKED = TinyModel(
+LLAMA_4 = TinyModel(
     _text(
         "Llama4ForCausalLM",
         "llama4_text",
@@ -82,7 +82,6 @@ CHUNKED = TinyModel(
         no_rope_layers=[1, 0],
         moe_layers=[],
     ),
-    ways=("KvsmSpec", "KvsmOffloadingConnector"),
     is_slow=True,
 )
 """One layer looks back to the start of its chunk of tokens."""
@@ -132,7 +131,7 @@ MODELS: Mapping[str, TinyModel] = {
         finds_less=("KvsmSpec",),
         is_slow=True,
     ),
-    "llama 4": CHUNKED,
+    "llama 4": LLAMA_4,
     "deepseek v3": MLA,
     "qwen3-next": TinyModel(
         _text(

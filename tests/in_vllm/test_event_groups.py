@@ -39,7 +39,14 @@ VALUES: dict[str, Any] = {
 }
 """Fields of layers -> a value."""
 
-TAKEN = {"FullAttentionSpec", "MLAAttentionSpec", "SlidingWindowSpec", "SlidingWindowMLASpec", "MambaSpec"}
+TAKEN = {
+    "ChunkedLocalAttentionSpec",
+    "FullAttentionSpec",
+    "MLAAttentionSpec",
+    "MambaSpec",
+    "SlidingWindowMLASpec",
+    "SlidingWindowSpec",
+}
 
 
 def every_kind(base: type) -> Iterator[type]:

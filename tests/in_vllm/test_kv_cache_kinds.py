@@ -19,7 +19,7 @@ pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from block_contents import group_of
 from model_stage import ModelOutcome, Stage, conversations, refusal, serve_model
-from model_zoo import CHUNKED, MLA, MODELS
+from model_zoo import MLA, MODELS
 
 from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, StorePlanned
@@ -142,11 +142,6 @@ def test_rounding_is_no_state_of_another_step(served: Any) -> None:
     assert 0.01 < max(rounding.values()) < 0.5
     for part, distance in nearest.items():
         assert rounding[part] < distance / 10
-
-
-def test_the_connector_refuses_chunked_local_attention(stage: Stage) -> None:
-    """It does not know which blocks a hit needs."""
-    assert "ChunkedLocalAttentionSpec" in stage.play(refusal, CHUNKED, "KvsmConnector")
 
 
 @pytest.mark.parametrize("way", OFFLOADS)

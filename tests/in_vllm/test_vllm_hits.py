@@ -25,6 +25,7 @@ from scheduler_shapes import Shape
 from vllm.v1.core.kv_cache_coordinator import get_kv_cache_coordinator
 from vllm.v1.core.kv_cache_utils import KVCacheBlock
 from vllm.v1.kv_cache_interface import (
+    ChunkedLocalAttentionSpec,
     FullAttentionSpec,
     KVCacheConfig,
     KVCacheGroupSpec,
@@ -47,6 +48,12 @@ GROUP = st.one_of(
     st.builds(KVCacheGroup, BLOCK_TOKENS, st.just(GroupKind.SLIDING_WINDOW), st.integers(2, 20)),
     st.builds(KVCacheGroup, BLOCK_TOKENS, st.just(GroupKind.MAMBA)),
 )
+CHUNKED = st.builds(
+    KVCacheGroup, st.just(HASH_TOKENS), st.just(GroupKind.CHUNKED_LOCAL), st.sampled_from([4, 8, 12, 20])
+)
+"""vLLM has chunked local attention only where all groups have blocks of one size. There its chunks are whole
+blocks."""
+ONE_SIZE = st.lists(GROUP.filter(lambda group: group.block_tokens == HASH_TOKENS), max_size=2)
 
 
 def spec_of(group: KVCacheGroup) -> Any:
@@ -56,6 +63,8 @@ def spec_of(group: KVCacheGroup) -> Any:
         return FullAttentionSpec(**attention)
     if group.kind is GroupKind.SLIDING_WINDOW:
         return SlidingWindowSpec(**attention, sliding_window=group.window)
+    if group.kind is GroupKind.CHUNKED_LOCAL:
+        return ChunkedLocalAttentionSpec(**attention, attention_chunk_size=group.window)
     shape = {"shapes": ((4,),), "dtypes": (torch.float32,)}
     return MambaSpec(block_size=group.block_tokens, **shape, mamba_cache_mode="align")
 
@@ -89,7 +98,10 @@ def vllm_hit(config: SchedulerConfig, cells: list[bytes], held: Set[bytes]) -> i
 
 
 @given(
-    st.lists(GROUP, min_size=1, max_size=3),
+    st.one_of(
+        st.lists(GROUP, min_size=1, max_size=3),
+        st.tuples(CHUNKED, ONE_SIZE).map(lambda drawn: [drawn[0], *drawn[1]]),
+    ),
     st.integers(1, MOST_TOKENS),
     st.integers(0, 3),
     st.randoms(use_true_random=False),

@@ -126,7 +126,7 @@ def test_a_run_in_which_every_copy_fails_ends() -> None:
     assert result.host_hit_tokens == result.blocks_loaded == result.blocks_stored == 0
 
 
-@pytest.mark.parametrize("groups", [HYBRID, "mamba", "sliding:2000", "full,sliding:1024", "full/64"])
+@pytest.mark.parametrize("groups", [HYBRID, "mamba", "sliding:2000", "full,chunked:1024", "full/64"])
 def test_hybrid_groups_are_served(groups: str) -> None:
     """S15 for each group on every rank, from the device and from the host, and loads that fail restart."""
     options = {**PRESSURE, "requests": 80, "device_blocks": 300, "host_blocks": 400, "groups": groups}

@@ -133,6 +133,8 @@ TABLES = (
     (KVCacheGroup(4), [0, 1, 2, 3, 4, 5]),
     (KVCacheGroup(4, GroupKind.SLIDING_WINDOW, 6), [4, 5]),
     (KVCacheGroup(4, GroupKind.SLIDING_WINDOW, 2), [5]),
+    (KVCacheGroup(4, GroupKind.CHUNKED_LOCAL, 16), [4, 5]),
+    (KVCacheGroup(4, GroupKind.CHUNKED_LOCAL, 10), [5]),
     (KVCacheGroup(4, GroupKind.MAMBA), [5]),
 )
 """A group, and the places that a request of 21 computed tokens keeps."""
@@ -211,6 +213,7 @@ def test_a_request_never_holds_more_than_its_peak(
                 KVCacheGroup(512, GroupKind.MAMBA),
             ),
         ),
+        ("chunked:8192/64", (KVCacheGroup(64, GroupKind.CHUNKED_LOCAL, 8192),)),
         ("mamba/64", (KVCacheGroup(64, GroupKind.MAMBA),)),
     ],
 )
@@ -221,10 +224,12 @@ def test_groups_are_read(spec: str, groups: tuple[KVCacheGroup, ...]) -> None:
 @pytest.mark.parametrize(
     ("spec", "says"),
     [
-        ("", "'' is no group; write full, sliding:WINDOW or mamba, with /TOKENS"),
+        ("", "'' is no group; write full, sliding:WINDOW, chunked:WINDOW or mamba, with /TOKENS"),
         ("full,,mamba", "'' is no group"),
         ("local", "'local' is no group"),
         ("sliding", "'sliding' is no group"),
+        ("chunked:0", "'chunked:0' has a window of 0 tokens; at least 1"),
+        ("full:4", "'full:4' is no group"),
         ("sliding:x", "'sliding:x' is no group"),
         ("sliding:0", "'sliding:0' has a window of 0 tokens; at least 1"),
         ("full/0", "'full/0' has blocks of 0 tokens; they must divide 512"),

@@ -40,6 +40,8 @@ def tokens_read(group: KVCacheGroup, end: int) -> range:
     if group.kind is GroupKind.SLIDING_WINDOW:
         # The window holds the token itself.
         return range(max(0, end + 1 - group.window), end)
+    if group.kind is GroupKind.CHUNKED_LOCAL:
+        return range(end // group.window * group.window, end)
     return range(end - 1, end)
 
 

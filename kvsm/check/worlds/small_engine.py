@@ -56,7 +56,7 @@ from kvsm.core.scheduler import (
     StepResults,
     StoreMode,
 )
-from kvsm.core.scheduler.groups import group_suffix
+from kvsm.core.scheduler.groups import WINDOWED, group_suffix
 from kvsm.core.scheduler.hits import HitSearch
 from kvsm.errors import PropertyBroken
 from kvsm.events import OffloadConfig
@@ -363,7 +363,7 @@ class SmallEngine(SmallWorkers):
 
     def _drop_left_window(self, request: SmallRequest) -> None:
         for group, table in zip(self.groups, request.tables):
-            if group.kind is GroupKind.SLIDING_WINDOW:
+            if group.kind in WINDOWED:
                 first = first_read(group, request.num_computed_tokens) // group.block_tokens
                 for place in range(min(first, len(table))):
                     if table[place] != NULL:

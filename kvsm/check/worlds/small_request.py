@@ -40,6 +40,8 @@ def first_read(group: KVCacheGroup, end: int) -> int:
     """The first token that the layers of a group look at to compute the token at `end`."""
     if group.kind is GroupKind.FULL:
         return 0
+    if group.kind is GroupKind.CHUNKED_LOCAL:
+        return end // group.window * group.window
     seen = group.window if group.kind is GroupKind.SLIDING_WINDOW else 2
     return max(0, end + 1 - seen)
 

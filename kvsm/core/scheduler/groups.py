@@ -27,8 +27,14 @@ class GroupKind(Enum):
     """At every earlier token: a hit needs all its blocks."""
     SLIDING_WINDOW = "sliding"
     """At the last `window` tokens: a hit needs the blocks that hold these."""
+    CHUNKED_LOCAL = "chunked"
+    """At the tokens since the last multiple of `window`: a hit needs the blocks that hold these."""
     MAMBA = "mamba"
     """At one state, after the last block. The engine hands states over at block boundaries."""
+
+
+WINDOWED = (GroupKind.SLIDING_WINDOW, GroupKind.CHUNKED_LOCAL)
+"""The kinds of attention that no longer need the blocks before their window."""
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
@@ -39,7 +45,7 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     context parallel size."""
     kind: GroupKind = GroupKind.FULL
     window: int = 0
-    """How many tokens a sliding window looks back."""
+    """How many tokens a sliding window looks back; tokens of one chunk of chunked local attention."""
     drafter: bool = False
     """Its layers draft tokens: while a request decodes, its last block may still be rewritten."""
     event_kind: str = ""
@@ -54,8 +60,15 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         """The first token whose KV is needed to compute the token at `end`."""
         if self.kind is GroupKind.FULL:
             return 0
+        if self.kind is GroupKind.CHUNKED_LOCAL:
+            return self.fresh_start(end)
         reach = self.window - 1 if self.kind is GroupKind.SLIDING_WINDOW else 1
         return max(0, end - reach)
+
+    def fresh_start(self, end: int) -> int:
+        """The last place up to `end` at which the layers need no earlier token: where the prompt begins, or a
+        chunk of chunked local attention."""
+        return end - end % self.window if self.kind is GroupKind.CHUNKED_LOCAL else 0
 
 
 class StoreMode(Enum):
@@ -109,8 +122,8 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
                     f"group {index} has blocks of {group.block_tokens} tokens; "
                     f"they must be whole hashes of {self.tokens_per_hash} tokens (hash_tokens)"
                 )
-            if group.kind is GroupKind.SLIDING_WINDOW and group.window < 1:
-                raise ConfigError(f"group {index} is a sliding window of {group.window} tokens; at least 1")
+            if group.kind in WINDOWED and group.window < 1:
+                raise ConfigError(f"group {index} has a window of {group.window} tokens; at least 1")
 
     @property
     def tokens_per_hash(self) -> int:

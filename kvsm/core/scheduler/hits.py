@@ -124,7 +124,11 @@ class HitSearch:
     def _hashed(self, limit: int) -> list[int]:
         """The ends of the last full chunks, of each group that reads a token before `limit`."""
         groups = zip(self._groups, self._keys, self._chunk_tokens)
-        return [len(keys) * size for group, keys, size in groups if group.first_needed_token(limit) < limit]
+        return [
+            max(len(keys) * size, group.fresh_start(limit))
+            for group, keys, size in groups
+            if group.first_needed_token(limit) < limit
+        ]
 
     def _align(self, tokens: int) -> int:
         return tokens - tokens % self._alignment
@@ -149,7 +153,7 @@ class HitSearch:
             if found == len(wanted):
                 return end
             missing = last - 1 - found
-            end, self.lacking = self._align(missing * tokens), keys[missing]
+            end, self.lacking = self._align(max(missing * tokens, group.fresh_start(end))), keys[missing]
         return end
 
 

@@ -15,6 +15,7 @@ ExtraKeys = tuple[Any, ...] | None
 _SPEC_KINDS = {
     GroupKind.FULL: "full_attention",
     GroupKind.SLIDING_WINDOW: "sliding_window",
+    GroupKind.CHUNKED_LOCAL: "chunked_local_attention",
     GroupKind.MAMBA: "mamba",
 }
 """What KV events call them, if the group does not say it."""

@@ -39,6 +39,11 @@ LONG_WINDOW = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=3 * HAS
 WIDE_WINDOW = KVCacheGroup(2 * HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=HASH_TOKENS + 1)
 ONE_TOKEN = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=1)
 """Layers that look at no earlier token need nothing for a hit."""
+CHUNKED = KVCacheGroup(HASH_TOKENS, GroupKind.CHUNKED_LOCAL, window=3 * HASH_TOKENS)
+CROSSED_CHUNKS = KVCacheGroup(HASH_TOKENS, GroupKind.CHUNKED_LOCAL, window=2 * HASH_TOKENS + 1)
+"""A chunk of attention begins within a block."""
+WIDE_CHUNKED = KVCacheGroup(2 * HASH_TOKENS, GroupKind.CHUNKED_LOCAL, window=HASH_TOKENS)
+"""And in the middle of each block."""
 ATTENTION = (
     (FULL,),
     (WIDE,),
@@ -51,6 +56,10 @@ ATTENTION = (
     (SLIDING, LONG_WINDOW),
     (FULL, DRAFTER),
     (FULL, ONE_TOKEN),
+    (FULL, SLIDING, CHUNKED),
+    (FULL, WIDE_CHUNKED),
+    (FULL, CHUNKED),
+    (WIDE, SLIDING, CROSSED_CHUNKS),
 )
 STATES = ((MAMBA,), (FULL, MAMBA), (WIDE, MAMBA), (FULL, SLIDING, MAMBA))
 

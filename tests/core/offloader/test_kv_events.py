@@ -43,10 +43,12 @@ from kvsm.events import OffloadConfig
 FULL = KVCacheGroup(HASH_TOKENS)
 WIDE = KVCacheGroup(2 * HASH_TOKENS)
 SLIDING = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=6)
+CHUNKED = KVCacheGroup(HASH_TOKENS, GroupKind.CHUNKED_LOCAL, window=6)
 MAMBA = KVCacheGroup(2 * HASH_TOKENS, GroupKind.MAMBA)
 KINDS = {
     GroupKind.FULL: ("full_attention", None),
     GroupKind.SLIDING_WINDOW: ("sliding_window", 6),
+    GroupKind.CHUNKED_LOCAL: ("chunked_local_attention", None),
     GroupKind.MAMBA: ("mamba", None),
 }
 
@@ -113,7 +115,7 @@ def names_of(engine: SmallEngine) -> set[tuple[int, bytes]]:
 
 LIVES = st.fixed_dictionaries(
     {
-        "groups": st.sampled_from([(FULL,), (WIDE,), (FULL, SLIDING), (WIDE, SLIDING)]),
+        "groups": st.sampled_from([(FULL,), (WIDE,), (FULL, SLIDING), (WIDE, SLIDING), (FULL, CHUNKED)]),
         "store": st.sampled_from([StoreMode.EAGER, StoreMode.EAGER, StoreMode.LAZY]),
         "host_blocks": st.sampled_from([3, 6, 20]),
         "workers": st.sampled_from([1, 2]),

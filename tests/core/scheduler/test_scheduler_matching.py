@@ -994,12 +994,14 @@ def test_hybrid_groups_store_a_state_at_its_boundary_only_if_they_store_eagerly(
     [
         (KVCacheGroup(4), [0, 0, 0]),
         (KVCacheGroup(4, GroupKind.SLIDING_WINDOW, window=3), [0, 0, 5]),
+        (KVCacheGroup(4, GroupKind.CHUNKED_LOCAL, window=7), [0, 0, 7]),
         (KVCacheGroup(4, GroupKind.MAMBA), [0, 1, 6]),
     ],
     ids=lambda value: value.kind.value if isinstance(value, KVCacheGroup) else "",
 )
 def test_hybrid_groups_look_back_so_far(group: KVCacheGroup, first: list[int]) -> None:
-    """The token at `end` needs window - 1 tokens before it in a sliding window, one state in mamba."""
+    """The token at `end` needs window - 1 tokens before it in a sliding window, those of its chunk in chunked
+    local attention, one state in mamba."""
     assert [group.first_needed_token(end) for end in (0, 2, 7)] == first
 
 

@@ -58,7 +58,7 @@ def test_window_of_one_token_is_a_window() -> None:
     """A layer may look at the token itself and at no other."""
     group = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=1)
     assert SchedulerConfig(groups=(group,)).groups[0].first_needed_token(8) == 8
-    with pytest.raises(ConfigError, match="group 0 is a sliding window of 0 tokens"):
+    with pytest.raises(ConfigError, match="group 0 has a window of 0 tokens"):
         SchedulerConfig(groups=(KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=0),))
 
 
