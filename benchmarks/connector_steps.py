@@ -36,7 +36,7 @@ from scheduler_world import BLOCK_BYTES, BLOCK_TOKENS, VllmWorld
 
 from kvsm.events import Direction
 from kvsm.vllm.bench import PEERS
-from kvsm.vllm.trial import connector_config, spec_config
+from kvsm.vllm.trial import connector_config
 
 OURS, NOTHING = "KvsmConnector", "no connector"
 RIVALS = tuple(PEERS)
@@ -262,11 +262,9 @@ def verdict_table(found: Mapping[str, Rounds]) -> list[str]:
 def contestants(host_blocks: int, log: Path) -> dict[str, dict[str, Any] | None]:
     """The `kv_transfer_config` of each. log: a directory for event logs."""
     size = host_blocks * BLOCK_BYTES
-    ours = {"cpu_bytes_to_use": size, "event_log": str(log)}
     return {
-        OURS: connector_config(**ours),
+        OURS: connector_config(cpu_bytes_to_use=size, event_log=str(log)),
         "KvsmConnector, no log": connector_config(cpu_bytes_to_use=size),
-        "KvsmSpec": spec_config(**ours),
         **{name: config(cpu_bytes_to_use=size) for name, config in PEERS.items()},
         NOTHING: None,
     }

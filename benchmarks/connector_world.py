@@ -264,7 +264,7 @@ class Engine:
 
         with (
             patch("kvsm.vllm.worker_side.make_copies", make_copies),
-            patch("kvsm.vllm.spec_worker.make_copies", make_copies),
+            patch("kvsm.vllm.host_copy_worker.make_copies", make_copies),
             patch("kvsm.vllm.bench_peers.make_copies", make_copies),
         ):
             yield

@@ -34,14 +34,11 @@ def _does(method: Method) -> str:
 
 
 def _options() -> Iterator[str]:
-    yield "| option | whose | KvsmConnector | KvsmSpec | | test |\n| --- | --- | --- | --- | --- | --- |\n"
+    yield "| option | whose | KvsmConnector | | test |\n| --- | --- | --- | --- | --- |\n"
     for one in OPTIONS:
-        connector, spec = "yes" if one.connector else "refused", _SPEC[one.spec]
+        taken = "yes" if one.connector else "refused"
         title = f"`{one.name}`{_since(one.since)}"
-        yield f"| {title} | {one.readers} | {connector} | {spec} | {one.answer} | `{one.test}` |\n"
-
-
-_SPEC = {"own": "yes", "vLLM": "yes, vLLM reads it", "": "refused"}
+        yield f"| {title} | {one.readers} | {taken} | {one.answer} | `{one.test}` |\n"
 
 
 def _since(version: str) -> str:

@@ -71,12 +71,12 @@ def vllm_check(ranks: str, logs: Path | None, as_json: bool) -> None:
     """Test whether the installed vLLM works with kvsm. Takes about a minute.
 
     Checks that vLLM has the names that kvsm imports, and that its calls fit kvsm's methods. Then a tiny model
-    serves the same prompts in an engine without kvsm, and in one engine for each way to start kvsm:
-    KvsmConnector, KvsmOffloadingConnector, KvsmSpec under vLLM's own OffloadingConnector, and KVSM_OFFLOAD=1
-    with --kv-offloading-size. The tokens must be equal, blocks must be loaded from host memory, and every
-    event log must verify. It runs on a GPU if there is one. Nothing is downloaded.
+    serves the same prompts in an engine without kvsm, in one with KvsmConnector, and in one that is started
+    by KVSM_OFFLOAD=1 with --kv-offloading-size. The tokens must be equal, blocks must be loaded from host
+    memory, and every event log must verify. It runs on a GPU if there is one. Nothing is downloaded.
 
-    KVSM_OFFLOAD=1 needs kvsm's plugin. If vLLM does not load it, a note says why, and the other ways count.
+    KVSM_OFFLOAD=1 needs kvsm's plugin. If vLLM does not load it, a note says why, and the other engines
+    count.
 
     Exit code: 0 if kvsm works; 1 if it does not, with the reasons; 2 if vLLM is missing, or does not serve
     without kvsm either.
@@ -176,11 +176,10 @@ def bench() -> None:
 def bench_vllm(peers: bool, disk: Path | None, as_json: bool, output: Path | None, **options: int) -> None:
     """Compare requests per second of vLLM with and without kvsm.
 
-    One engine has no offload. The others have KvsmConnector, KvsmOffloadingConnector and KvsmSpec. Their
-    conversations return turn after turn, when others have taken their device blocks. The model is small and
-    random; nothing is downloaded. All engines live at the same time and serve each round one after the other,
-    so other load on the machine affects all of them. The time that the engine's thread spends in its
-    connector is measured apart.
+    One engine has no offload, the other has KvsmConnector. Their conversations return turn after turn, when
+    others have taken their device blocks. The model is small and random; nothing is downloaded. All engines
+    live at the same time and serve each round one after the other, so other load on the machine affects all
+    of them. The time that the engine's thread spends in its connector is measured apart.
 
     With --peers, vLLM's OffloadingConnector and SimpleCPUOffloadConnector serve the same rounds. Workers of
     this benchmark copy for them, because vLLM's own need CUDA.

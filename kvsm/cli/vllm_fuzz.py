@@ -104,7 +104,7 @@ class Choices(msgspec.Struct, frozen=True):
     "--connector",
     required=True,
     metavar="NAME",
-    help="A connector that vLLM knows, KvsmConnector, KvsmOffloadingConnector, or package.module:Class.",
+    help="A connector that vLLM knows, KvsmConnector, or package.module:Class.",
 )
 @click.option(
     "--config",
@@ -191,7 +191,7 @@ def vllm_fuzz(
       kvsm vllm-fuzz --connector OffloadingConnector --systematic 4
 
     Workers have the faults that the connector must survive: copies fail, reports come late or twice. Copies
-    of kvsm's connectors also hang, or take longer than transfer_timeout_s.
+    of KvsmConnector also hang, or take longer than transfer_timeout_s.
 
     With --systematic N, each schedule of at most N actions runs in two small engines: with steps one after
     the other, and with steps that overlap. There are ten actions and up to seven faults. One more action

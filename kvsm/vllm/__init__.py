@@ -4,8 +4,6 @@ A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 
 =========================  =================================================================================
 `KvsmConnector`            a `KVConnectorBase_V1`: all of kvsm, with its scheduler, workers and log
-`KvsmSpec`                 an `OffloadingSpec`: kvsm's core and copies behind vLLM's own OffloadingConnector
-`KvsmOffloadingConnector`  vLLM's OffloadingConnector with `KvsmSpec`, told of copies that fail
 `RecordingSpec`            vLLM's own `CPUOffloadingManager`, unchanged, with an event log of what it does
 =========================  =================================================================================
 
@@ -14,16 +12,14 @@ A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
 Shared by all: `versions` (the installed vLLM), `interface` with `interface_table/` and `vllm_options` (what
 vLLM calls and reads, and what kvsm does with it), `extra_config` (a user's options), `engine_offloader`
 (the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
-memory and copy engine of a rank), `copy_cores` (where it copies on a CPU). The connectors and the spec share
-`deadlines` (copies that are never reported) and `startup_checks`.
+memory and copy engine of a rank), `copy_cores` (where it copies on a CPU).
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
-  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats` and
-  `own_process`. Between engines they use `hand_overs` (which threads talk to other engines) and
-  `prompt_layout` (what two engines compare).
-- `spec` consists of `spec_manager`, `spec_worker` and `spec_stats`. `offloading_connector` has a manager of
-  its own, `reported_manager`.
-- `recording_spec` consists of `recording_manager` and `manager_recorder`.
+  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats`,
+  `own_process`, `startup_checks` and `deadlines` (copies that are never reported). Between engines they use
+  `hand_overs` (which threads talk to other engines) and `prompt_layout` (what two engines compare).
+- `recording_spec` consists of `recording_manager`, `manager_recorder` and `log_stats`. On a CPU its copies
+  are `host_copy_worker`'s.
 - To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (for the command
   `kvsm vllm-check`), `bench`, `bench_peers` and `step_clock` (for `kvsm bench vllm`).
 """
@@ -38,12 +34,10 @@ from kvsm.vllm.versions import TESTED, installed
 
 _ROOMS = {
     "KvsmConnector": "connector",
-    "KvsmOffloadingConnector": "offloading_connector",
-    "KvsmSpec": "spec",
     "RecordingSpec": "recording_spec",
 }
 
-__all__ = ["KvsmConnector", "KvsmOffloadingConnector", "KvsmSpec", "RecordingSpec"]
+__all__ = ["KvsmConnector", "RecordingSpec"]
 
 
 def __getattr__(name: str) -> Any:

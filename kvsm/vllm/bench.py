@@ -33,7 +33,6 @@ from kvsm.system.field_types import check_values
 from kvsm.vllm.step_clock import StepTimes
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import (
-    OFFLOADS,
     RunningEngine,
     Trial,
     TrialOutcome,
@@ -42,7 +41,7 @@ from kvsm.vllm.trial import (
 )
 from kvsm.vllm.versions import installed
 
-PLAIN = "no offload"
+PLAIN, KVSM = "no offload", "KvsmConnector"
 
 SMALL, SMALL_AND_DISK = "KvsmConnector, host tenth", "KvsmConnector, host tenth and disk"
 """Engines whose host pool has a tenth of what the conversations of a round need, and what they are compared
@@ -185,14 +184,14 @@ def compare(
     tell: is called with its progress.
     peers: whether vLLM's own connectors take part.
     disk: compare `KvsmConnector` with small host pools instead, one of them with a disk tier below this
-        directory; None: compare all ways to use kvsm.
+        directory; None: compare it with an engine without offload.
 
     Raises `ConfigError` without vLLM, and `TrialFailed`.
     """
     version = installed()
-    names = [PLAIN, *(PEERS if peers else ()), *sorted(OFFLOADS, reverse=True)]
+    names = [PLAIN, *(PEERS if peers else ()), KVSM]
     if disk is not None:
-        names = [PLAIN, *(PEERS if peers else ()), SMALL, SMALL_AND_DISK, "KvsmConnector"]
+        names = [PLAIN, *(PEERS if peers else ()), SMALL, SMALL_AND_DISK, KVSM]
     with ExitStack() as stack:
         engines: list[tuple[str, RunningEngine]] = []
         for name in names:
@@ -239,7 +238,7 @@ def _trial(name: str, bench: Bench, log: str, tier: str) -> Trial:
     elif name in PEERS:
         kv_transfer = PEERS[name](cpu_bytes_to_use=bench.host_bytes)
     elif name != PLAIN:
-        kv_transfer = OFFLOADS[name](cpu_bytes_to_use=bench.host_bytes, event_log=log)
+        kv_transfer = connector_config(cpu_bytes_to_use=bench.host_bytes, event_log=log)
     return Trial(
         max_tokens=bench.answer_tokens,
         kv_transfer=kv_transfer,

@@ -17,7 +17,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
 from vllm.distributed.kv_transfer.kv_connector.v1.simple_cpu_offload_connector import (
     SimpleCPUOffloadConnector,
 )
-from vllm.v1.kv_offload.base import OffloadingWorker, TransferResult
+from vllm.v1.kv_offload.base import OffloadingWorker
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 from vllm.v1.simple_kv_offload.worker import SimpleCPUOffloadWorker
 
@@ -25,9 +25,9 @@ from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
 from kvsm.ids import pack
+from kvsm.vllm.host_copy_worker import HostCopyWorker
 from kvsm.vllm.kv_cache_config import block_bytes_of, block_tensors
 from kvsm.vllm.rank_copies import RankCopies, make_copies
-from kvsm.vllm.spec_worker import block_rows, host_blocks
 
 # The OffloadingConnector.
 
@@ -42,44 +42,6 @@ class HostCopySpec(CPUOffloadingSpec):
         if self._worker is None:
             self._worker = HostCopyWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
         return self._worker
-
-
-class HostCopyWorker(OffloadingWorker):
-    """Copies for the OffloadingConnector on one rank."""
-
-    def __init__(self, kv_caches: Any, num_chunks: int, blocks_per_chunk: int) -> None:
-        self._chunk = blocks_per_chunk
-        rows = [block_rows(cache) for cache in kv_caches.tensors]
-        self._copies = make_copies(rows, num_chunks * blocks_per_chunk, verify=False)
-
-    def submit_store(self, job_id: int, src_spec: Any, dst_spec: Any) -> bool:
-        """Begin a store, from device blocks into host chunks."""
-        return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
-
-    def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: bool) -> bool:
-        """Begin a load, from host chunks into device blocks. Newer versions also say whether it is urgent."""
-        return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
-
-    def _submit(self, job_id: int, direction: Direction, device: Any, host: Any) -> bool:
-        hosts = host_blocks(device, host.block_ids.tolist(), self._chunk)
-        job = TransferJob(job_id, direction, pack(device.block_ids.tolist()), pack(hosts))
-        self._copies.engine.submit(job)
-        return True
-
-    def get_finished(self) -> list[TransferResult]:
-        """The jobs that have ended since the last call."""
-        return [
-            TransferResult(one.transfer, one.good, one.bytes, one.seconds)
-            for one in self._copies.engine.poll()
-        ]
-
-    def wait(self, job_ids: set[int]) -> None:
-        """Return when these jobs have ended."""
-        self._copies.engine.wait(job_ids)
-
-    def shutdown(self) -> None:
-        """Wait for all copies, and free the host memory."""
-        self._copies.close()
 
 
 # The SimpleCPUOffloadConnector.

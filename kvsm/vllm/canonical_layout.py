@@ -53,12 +53,6 @@ def layers_of_connector(vllm_config: Any, kv_cache_config: Any, kv_caches: Mappi
     return [Layer(name, of_layer, mappings.get(name)) for name, of_layer in rows.items()]
 
 
-def layers_of_spec(rows: list[Any], kv_caches: Any) -> list[Layer]:
-    """The same for a spec. rows: of each tensor of vLLM's `CanonicalKVCaches`."""
-    refs = [ref for group in kv_caches.group_data_refs for ref in group]
-    return [Layer(f"{place}", rows[ref.tensor_idx], ref.mapping) for place, ref in enumerate(refs)]
-
-
 def canonical_rows(layers: Iterable[Layer], replicas: int) -> CanonicalRows:
     """replicas: how many ranks write the same bytes. Raises `ConfigError`."""
     known: dict[tuple[int, int], Any] = {}

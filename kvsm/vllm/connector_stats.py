@@ -4,12 +4,12 @@ Counters and histograms are sent as their growth since they were sent last, gaug
 are `vllm:kvsm_` and the name in `exported_metrics`. Two counters come from the workers: bytes copied, and
 time spent in copies.
 
-A MultiConnector may have several parts of kvsm, and Prometheus has each name only once:
+A MultiConnector may have several connectors, and Prometheus has each name only once:
 
 - Two KvsmConnectors share their metrics, because vLLM merges their statistics. Counters are added there. So a
   gauge has one value for each host pool, and their sum is exported.
-- A `KvsmSpec` has the same metrics under the same names. vLLM registers them when it starts. So the connector
-  registers its own when it exports the first numbers, under names of its own if it is not alone.
+- A `RecordingSpec` has the metrics of its log under the same names. vLLM registers them when it starts. So
+  the connector registers its own when it exports the first numbers, under other names where these are taken.
 """
 
 from __future__ import annotations
@@ -213,7 +213,8 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
                     child.set(sum(of_pools.values()))
 
     def _family(self, metric: Metric) -> Any:
-        """The metric, registered. Another engine of this process may have done it, or a `KvsmSpec`."""
+        """The metric, registered. Another engine of this process may have done it, or a
+        `RecordingSpec`."""
         for name in (f"vllm:kvsm_{metric.name}", f"vllm:kvsm_connector_{metric.name}"):
             try:
                 _REGISTERED[name] = self._register(metric, name)

@@ -54,13 +54,6 @@ class TransferDeadlines:
             if transfer in queue.submitted_at:
                 queue.end(transfer, self.clock())
 
-    def age_s(self, transfer: int) -> float:
-        """How long ago this transfer was submitted (s); 0 if it is not in flight."""
-        for queue in self._queues.values():
-            if transfer in queue.submitted_at:
-                return self.clock() - queue.submitted_at[transfer]
-        return 0.0
-
     def overdue(self) -> list[int]:
         """Give up the transfers whose time is up, the oldest first.
 

@@ -32,7 +32,7 @@ from kvsm.explain.metrics import Metrics
 from kvsm.identity import KeptPools
 from kvsm.system.private_files import make_directory
 from kvsm.tiers.warm_restart import start
-from kvsm.vllm.extra_config import CommonOptions, LogOptions
+from kvsm.vllm.extra_config import ConnectorOptions, LogOptions
 from kvsm.vllm.log_watch import LogWatch
 
 log = init_logger("vllm.kvsm")
@@ -92,7 +92,7 @@ class EngineOffloader(NamedTuple):
 
 def open_engine_offloader(
     config: OffloadConfig,
-    options: CommonOptions,
+    options: ConnectorOptions,
     engine: int | str,
     publisher: Publisher | None,
     warm: WarmPools | None = None,
@@ -133,7 +133,7 @@ def open_engine_offloader(
 
 def _start_on_pools(
     config: OffloadConfig,
-    options: CommonOptions,
+    options: ConnectorOptions,
     engine: int | str,
     publisher: Publisher | None,
     warm: WarmPools,

@@ -20,7 +20,7 @@ Bytes = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an event log is written, by each part of kvsm that vLLM can use.
+    """How an event log is written, by `KvsmConnector` and by `RecordingSpec`.
 
     log_durability: when the log is synced to disk: `none`, `interval`, or `every` frame before its copies
         start.
@@ -35,8 +35,8 @@ class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
     past_logs_max_bytes: Annotated[int, msgspec.Meta(ge=0)] | None = None
 
 
-class CommonOptions(LogOptions, frozen=True, kw_only=True):
-    """What `KvsmConnector` and `KvsmSpec` have in common.
+class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
+    """The options of `KvsmConnector`.
 
     cpu_bytes_to_use: host memory for KV cache, for all ranks of one engine together (bytes). Give this, or
         `cpu_bytes_to_use_per_rank`.
@@ -44,45 +44,16 @@ class CommonOptions(LogOptions, frozen=True, kw_only=True):
     policy: the eviction policy: a name in `kvsm.core.policies.POLICIES`, or `package.module:Class`.
     store_threshold: how often a block must be offered before it is stored.
     verify_copies: whether each stored block gets a checksum, which every load compares. A load that brings
-        other bytes fails. The spec needs `KvsmOffloadingConnector` for this.
+        other bytes fails.
     event_log: a directory for event logs. Each start of an engine creates its own directory in it.
     log_on_failure: what happens if the log cannot be written: `continue` without it, or `stop` the engine.
     transfer_timeout_s: how long a copy may stay unreported while no earlier copy of its direction ends
         (seconds). Then it is given up, and the memory that it may touch is not used again. 0: never.
     last_step: what happens to copies in flight when no request is left. With `keep_stepping` the engine takes
-        empty steps until all are reported. With `flush` one last step waits for all of them, for which
-        the spec needs `KvsmOffloadingConnector`. With a disk tier each later step waits for the copies to the
-        disk, which begin when their blocks are on the host.
+        empty steps until all are reported. With `flush` one last step waits for all of them. With a disk tier
+        each later step waits for the copies to the disk, which begin when their blocks are on the host.
     file_group: a group (gid) whose members share all files of this engine: pools, disk tier and logs. So an
         engine finds what another user id has left, as pods with random ids do. `null`: only this user can.
-    """
-
-    cpu_bytes_to_use: Bytes | None = None
-    cpu_bytes_to_use_per_rank: Bytes | None = None
-    policy: str = "lru"
-    store_threshold: int = 1
-    verify_copies: bool = False
-    event_log: str | None = None
-    log_on_failure: OnFailure = "continue"
-    transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
-    last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
-    file_group: Annotated[int, msgspec.Meta(ge=0)] | None = None
-
-    def __post_init__(self) -> None:
-        if (self.cpu_bytes_to_use is None) == (self.cpu_bytes_to_use_per_rank is None):
-            raise ConfigError(
-                "give the size of host memory: cpu_bytes_to_use for all ranks together, or "
-                "cpu_bytes_to_use_per_rank for each, and not both"
-            )
-
-    def host_bytes(self, ranks: int) -> int:
-        """Host memory of all ranks of an engine together (bytes)."""
-        return self.cpu_bytes_to_use or (self.cpu_bytes_to_use_per_rank or 0) * ranks
-
-
-class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
-    """The options of `KvsmConnector`.
-
     store: `eager` stores a block once it is computed, `lazy` when it is about to be evicted from the device.
     prompt_only: whether only blocks of prompts are stored, and none of generated tokens.
     lazy_target_blocks: how many blocks at the head of the device's free queue a lazy store keeps stored; 0
@@ -112,6 +83,16 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
         it counts. What was flushed survives a power loss.
     """
 
+    cpu_bytes_to_use: Bytes | None = None
+    cpu_bytes_to_use_per_rank: Bytes | None = None
+    policy: str = "lru"
+    store_threshold: int = 1
+    verify_copies: bool = False
+    event_log: str | None = None
+    log_on_failure: OnFailure = "continue"
+    transfer_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 60.0
+    last_step: Literal["flush", "keep_stepping"] = "keep_stepping"
+    file_group: Annotated[int, msgspec.Meta(ge=0)] | None = None
     store: Literal["eager", "lazy"] = "eager"
     prompt_only: bool = False
     lazy_target_blocks: int = 0
@@ -128,7 +109,11 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
     disk_flush: Literal["none", "interval", "every"] = "interval"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if (self.cpu_bytes_to_use is None) == (self.cpu_bytes_to_use_per_rank is None):
+            raise ConfigError(
+                "give the size of host memory: cpu_bytes_to_use for all ranks together, or "
+                "cpu_bytes_to_use_per_rank for each, and not both"
+            )
         if self.lazy_target_blocks and self.store != "lazy":
             raise ConfigError('lazy_target_blocks is for a lazy store; set "store": "lazy", or omit it')
         if self.store == "lazy" and self.store_threshold > 1:
@@ -148,9 +133,9 @@ class ConnectorOptions(CommonOptions, frozen=True, kw_only=True):
                 "omit pool_dir or hand_over_directory"
             )
 
-
-class SpecOptions(CommonOptions, frozen=True, kw_only=True):
-    """The options of `KvsmSpec`, besides those that vLLM reads itself."""
+    def host_bytes(self, ranks: int) -> int:
+        """Host memory of all ranks of an engine together (bytes)."""
+        return self.cpu_bytes_to_use or (self.cpu_bytes_to_use_per_rank or 0) * ranks
 
 
 class RecordingOptions(LogOptions, frozen=True, kw_only=True):
@@ -168,7 +153,7 @@ Options = TypeVar("Options", bound=LogOptions)
 def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str] = ()) -> Options:
     """The given values as options of this kind.
 
-    others: names that vLLM or somebody else reads.
+    others: names that vLLM reads.
     Raises `ConfigError`.
     """
     known = kind.__struct_fields__
@@ -200,8 +185,6 @@ def _problem(name: str, known: Collection[str]) -> str:
         if one.name == name:
             ours = [f"KvsmConnector has {other!r}: {described(other)}" for other in one.instead]
             return " ".join(["an option of vLLM's own offload; omit it.", *ours, one.why]).rstrip()
-    if name in ConnectorOptions.__struct_fields__:
-        return f"an option of KvsmConnector alone. Here there are: {', '.join(known)}"
     near = get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"which kvsm does not know{hint} It knows: {', '.join(known)}"

@@ -75,29 +75,6 @@ def check_canonical(is_canonical: bool, problem: str) -> None:
         raise ConfigError(f"canonical_layout: all ranks share one host pool, but {problem}; omit the option")
 
 
-def spec_replicas(config: Any, known: int = 1) -> int:
-    """How many consecutive ranks share a host pool under a spec; 1: each rank has its own.
-
-    config: vLLM's `OffloadingConfig`, which tells of latent attention alone.
-    known: what its connector knows, if that is kvsm's (`replicas_on_this_machine`).
-    """
-    return int(config.parallel.world_size) if config.replicated_layout else known
-
-
-def replicas_on_this_machine(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many consecutive ranks hold the same KV cache and can share memory."""
-    replicas = _equal_ranks(vllm_config, kv_cache_config)
-    return _shared(replicas, _why_apart(vllm_config.parallel_config))
-
-
-def spec_sharing(config: Any, replicas: int) -> HostSharing | None:
-    """How this rank shares its host pool under a spec; None: it does not."""
-    if not _is_shared(replicas, config.canonical_layout, config.parallel.world_size):
-        return None
-    path = pool_path(config.engine_id, config.extra_config)
-    return HostSharing(path, config.parallel.world_size, config.parallel.rank, replicas)
-
-
 def _shared(replicas: int, problem: str) -> int:
     if replicas > 1 and problem:
         log.warning(

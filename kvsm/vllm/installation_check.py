@@ -1,8 +1,8 @@
 """Does the installed vLLM work with kvsm?
 
 First the interface is read: whether vLLM has the names that kvsm imports, and whether kvsm's methods fit
-vLLM's calls. Then a tiny model serves the same prompts without kvsm, and with each way to use it, the short
-start too if vLLM finds kvsm's plugin. The device pool holds a third of the prompts, so without offload no
+vLLM's calls. Then a tiny model serves the same prompts without kvsm, with `KvsmConnector`, and with the short
+start if vLLM finds kvsm's plugin. The device pool holds a third of the prompts, so without offload no
 prompt is found again. The tokens must be equal, blocks must be loaded, and each event log must verify.
 
 This does not show that your model, options and load work. The tests of kvsm cover more, for the tested
@@ -32,7 +32,7 @@ from kvsm.vllm.interface import changes
 from kvsm.vllm.interface_table import INTERFACES
 from kvsm.vllm.new_weights import TOLD
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
-from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome, run_trial
+from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome, connector_config, run_trial
 from kvsm.vllm.versions import TESTED, installed
 from kvsm.vllm.vllm_plugin import SWITCH, why_not_loaded
 
@@ -43,12 +43,13 @@ LATER = frozenset(
 
 CALLED = (
     ("kvsm.vllm.connector", "KvsmConnector"),
-    ("kvsm.vllm.offloading_connector", "KvsmOffloadingConnector"),
-    ("kvsm.vllm.spec", "KvsmSpec"),
-    ("kvsm.vllm.spec_manager", "KvsmManager"),
-    ("kvsm.vllm.spec_worker", "KvsmOffloadingWorker"),
+    ("kvsm.vllm.recording_spec", "RecordingSpec"),
+    ("kvsm.vllm.host_copy_worker", "HostCopyWorker"),
 )
 """The classes that vLLM calls: (module, class)."""
+
+CONNECTOR = "KvsmConnector"
+"""The name of the engine whose `kv_transfer_config` names the connector."""
 
 SHORT_START = f"{SWITCH}=1"
 """The name of the engine that is started with this variable and `--kv-offloading-size`."""
@@ -125,7 +126,7 @@ def check_installation(
         plain = run_trial(_trial(ranks, None))
         engines = [_served("without kvsm", plain)]
         no_short_start = why_not_loaded()
-        for name in (*OFFLOADS, *(() if no_short_start else (SHORT_START,))):
+        for name in (CONNECTOR, *(() if no_short_start else (SHORT_START,))):
             tell(f"serving with {name}")
             engines.append(_serve(name, ranks, plain, parent / name, kept=logs is not None))
     return InstallationCheck(
@@ -237,12 +238,11 @@ def _short_start(trial: Trial) -> Trial:
 
 
 def _serve(name: str, ranks: int, plain: TrialOutcome, logs: Path, kept: bool) -> EngineCheck:
-    # vLLM's own connector cannot be told that a copy failed, so its spec has no checksums.
-    options = {"event_log": str(logs)} | ({} if name == "KvsmSpec" else {"verify_copies": True})
+    options: dict[str, Any] = {"event_log": str(logs), "verify_copies": True}
     if name == SHORT_START:
         trial = _short_start(_trial(ranks, {"kv_connector_extra_config": options}))
     else:
-        trial = _trial(ranks, OFFLOADS[name](cpu_bytes_to_use=_HOST_BYTES, **options))
+        trial = _trial(ranks, connector_config(cpu_bytes_to_use=_HOST_BYTES, **options))
     try:
         outcome = run_trial(trial)
     except TrialFailed as failure:

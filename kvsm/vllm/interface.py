@@ -17,20 +17,28 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from kvsm.vllm.interface_table import INTERFACES, PROPERTY, RECORDS, Interface, Method
-from kvsm.vllm.versions import TESTED, installed
+from kvsm.vllm.interface_table import INTERFACES, PROPERTY, RECORDS, Interface
+from kvsm.vllm.versions import installed
 from kvsm.vllm.vllm_options import OPTION_READERS, OPTIONS
 
 
 def changes() -> list[str]:
     """One line for each difference between the installed vLLM and the tables; none if kvsm knows it all."""
     import vllm
+    from vllm.v1.kv_offload.base import OffloadingManager
+
+    from kvsm.vllm.recording_manager import NOT_RECORDED, RECORDED
 
     version = installed()
     found: list[str] = []
     for name, interface in INTERFACES.items():
         theirs = getattr(import_module(interface.module), name, object)
         found += changed_methods(name, interface, theirs, version)
+    managers_methods = methods_of(OffloadingManager).keys() - {"__init__"}
+    for name in sorted(managers_methods - RECORDED.keys() - NOT_RECORDED):
+        found.append(
+            f"vLLM has a new method of OffloadingManager, which RecordingSpec does not record: {name}"
+        )
     for record in RECORDS:
         module, _, name = record.name.rpartition(".")
         expected = {one for one in record.fields if has_since(version, record.later.get(one, ""))}
@@ -44,9 +52,7 @@ def changes() -> list[str]:
 
 def changed_methods(name: str, interface: Interface, theirs: type, version: str) -> list[str]:
     """The differences between a class of vLLM of this version and its table."""
-    expected = {
-        one.name: _parameters(one, version) for one in interface.methods if has_since(version, one.since)
-    }
+    expected = {one.name: one.parameters for one in interface.methods if has_since(version, one.since)}
     there = methods_of(theirs)
     found = _compared(f"method of {name}", expected.keys(), there.keys())
     for one in sorted(expected.keys() & there.keys()):
@@ -92,11 +98,6 @@ def fields_of(theirs: Any) -> list[str]:
     else:
         names = list(getattr(theirs, "_fields", ()))
     return [name for name in names if not name.startswith("_")]
-
-
-def _parameters(method: Method, version: str) -> str:
-    is_newest = method.before is None or _numbers(version) >= _numbers(TESTED[-1])
-    return method.parameters if is_newest else str(method.before)
 
 
 def options_read(files: Iterable[Path]) -> set[str]:

@@ -14,8 +14,8 @@ from vllm.v1.kv_offload.base import OffloadingManager
 
 from kvsm.core.offloader import LogFlush
 from kvsm.errors import described
+from kvsm.vllm.log_stats import LogStats
 from kvsm.vllm.manager_recorder import ManagerRecorder
-from kvsm.vllm.spec_stats import LogStats
 from kvsm.vllm.versions import features
 
 log = init_logger("vllm.kvsm")

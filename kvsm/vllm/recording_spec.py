@@ -19,11 +19,11 @@ from kvsm.core.log import LogWriter
 from kvsm.events import OffloadConfig
 from kvsm.vllm.engine_offloader import open_event_log
 from kvsm.vllm.extra_config import RecordingOptions, parse
+from kvsm.vllm.host_copy_worker import HostCopyWorker
+from kvsm.vllm.log_stats import LogStats, metric_definitions
 from kvsm.vllm.log_watch import LogWatch
 from kvsm.vllm.manager_recorder import LOADED_AT_ONCE, STORES_PER_SLOT, ManagerRecorder
 from kvsm.vllm.recording_manager import RecordingManager
-from kvsm.vllm.spec_stats import LOG_METRICS, LogStats, metric_definitions
-from kvsm.vllm.spec_worker import KvsmOffloadingWorker
 from kvsm.vllm.versions import warn_if_untested
 
 
@@ -37,7 +37,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
         """vLLM's metrics, and the event log's."""
-        return {**super().build_metric_definitions(extra_config), **metric_definitions(LOG_METRICS)}
+        return {**super().build_metric_definitions(extra_config), **metric_definitions()}
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -45,7 +45,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
         vllms_own = self.extra_config.keys() - set(RecordingOptions.__struct_fields__)
         self._options = parse(RecordingOptions, self.extra_config, vllms_own)
         self._recording: RecordingManager | None = None
-        self._cpu_worker: KvsmOffloadingWorker | None = None
+        self._cpu_worker: HostCopyWorker | None = None
 
     def get_manager(self) -> Any:
         """vLLM's manager, recorded."""
@@ -59,8 +59,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
         if self._cpu_worker is None:
-            rank, chunk = self.config.parallel.rank, self.blocks_per_chunk
-            self._cpu_worker = KvsmOffloadingWorker(rank, kv_caches.tensors, self.num_chunks, chunk)
+            self._cpu_worker = HostCopyWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
         return self._cpu_worker
 
     def _open_recorder(self) -> tuple[LogWriter, ManagerRecorder]:

@@ -1,4 +1,4 @@
-"""What kvsm's connectors, and the spec, check when an engine starts."""
+"""What `KvsmConnector` checks when an engine starts."""
 
 from __future__ import annotations
 

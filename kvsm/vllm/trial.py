@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import Pipe
@@ -132,28 +132,6 @@ def connector_config(load_failure: str = "recompute", **options: Any) -> dict[st
         "kv_load_failure_policy": load_failure,
         "kv_connector_extra_config": options,
     }
-
-
-def spec_config(name: str = "KvsmSpec", **options: Any) -> dict[str, Any]:
-    """vLLM's `kv_transfer_config` for its OffloadingConnector with a spec of kvsm."""
-    return {
-        "kv_connector": "OffloadingConnector",
-        "kv_role": "kv_both",
-        "kv_connector_extra_config": {"spec_name": name, "spec_module_path": "kvsm.vllm", **options},
-    }
-
-
-def offloading_config(load_failure: str = "recompute", **options: Any) -> dict[str, Any]:
-    """vLLM's `kv_transfer_config` for `KvsmOffloadingConnector` with these options."""
-    return connector_config(load_failure, **options) | {"kv_connector": "KvsmOffloadingConnector"}
-
-
-OFFLOADS: Mapping[str, Callable[..., dict[str, Any]]] = {
-    "KvsmConnector": connector_config,
-    "KvsmOffloadingConnector": offloading_config,
-    "KvsmSpec": spec_config,
-}
-"""The ways to use kvsm, and the `kv_transfer_config` of each."""
 
 
 def run_trial(trial: Trial, timeout_s: float = 300) -> TrialOutcome:

@@ -55,30 +55,25 @@ class Features(NamedTuple):
     """What the installed vLLM has, and not every tested version. Each field is one question to vLLM's own
     code, because a version number does not tell what a patched vLLM does.
 
-    tells_of_flushed_resets: whether it calls `OffloadingManager.on_reset_flushed`. Without this call the
-        manager counts steps.
+    tells_of_flushed_resets: whether it calls `OffloadingManager.on_reset_flushed`.
     loads_within_steps: whether OffloadingConnector has `sync_load_budget_bytes`. A load within this budget
         is not asynchronous: the step waits for it.
     schedule_end_is_last: whether `on_schedule_end` is the last call of a step to a manager. Else stores are
         planned after it. It became the last call when managers got a lock, which is held until then.
-    has_metadata_only_events: whether a manager can tell vLLM to forget what it keeps for KV events of keys
-        that were not stored after all.
     """
 
     tells_of_flushed_resets: bool
     loads_within_steps: bool
     schedule_end_is_last: bool
-    has_metadata_only_events: bool
 
 
 @cache
 def features() -> Features:
     """What the installed vLLM has."""
-    from vllm.v1.kv_offload.base import OffloadingEvent, OffloadingManager, OffloadingWorker
+    from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
 
     return Features(
         tells_of_flushed_resets=hasattr(OffloadingManager, "on_reset_flushed"),
         loads_within_steps="expedited" in signature(OffloadingWorker.submit_load).parameters,
         schedule_end_is_last=hasattr(OffloadingManager, "lock"),
-        has_metadata_only_events="metadata_only" in signature(OffloadingEvent).parameters,
     )

@@ -6,7 +6,7 @@ until it has its row here.
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 _OPTIONS = "test_interface.py::test_options_are_taken_or_refused_as_the_table_says"
 
@@ -16,7 +16,6 @@ class Option(NamedTuple):
 
     readers: whose option it is in vLLM.
     connector: whether KvsmConnector has it.
-    spec: what KvsmSpec does: `own` reads it, `vLLM` leaves it to vLLM; empty if it is refused.
     why: what it means, or why kvsm needs no such option. Not what kvsm has instead: the descriptions of
         kvsm's own options say that.
     instead: the options of KvsmConnector that do this. A user who gives a refused option reads their
@@ -27,7 +26,6 @@ class Option(NamedTuple):
     name: str
     readers: str
     connector: bool
-    spec: Literal["own", "vLLM", ""]
     why: str = ""
     test: str = _OPTIONS
     since: str = ""
@@ -48,18 +46,13 @@ OPTIONS: tuple[Option, ...] = (
         "spec_name",
         "OffloadingConnector",
         False,
-        "vLLM",
-        "`KvsmSpec`; KvsmConnector has no spec.",
-        "test_spec.py::test_vllm_finds_the_spec_by_its_name",
+        "KvsmConnector has no spec.",
     ),
-    Option(
-        "spec_module_path", "OffloadingConnector", False, "vLLM", "`kvsm.vllm`; KvsmConnector has no spec."
-    ),
+    Option("spec_module_path", "OffloadingConnector", False, "KvsmConnector has no spec."),
     Option(
         "block_size",
         "OffloadingConnector",
         False,
-        "vLLM",
         "Theirs is in tokens, and ours in device blocks.",
         instead=("blocks_per_chunk",),
     ),
@@ -67,24 +60,19 @@ OPTIONS: tuple[Option, ...] = (
         "blocks_per_chunk",
         "OffloadingConnector",
         True,
-        "vLLM",
         "Device blocks under one key.",
-        "test_spec.py::test_options_of_vllms_own_are_vllms",
+        "test_tokens.py::test_tokens_are_those_without_offload",
     ),
     Option(
         "offload_prompt_only",
         "OffloadingConnector",
         False,
-        "vLLM",
-        "",
-        "test_spec.py::test_options_of_vllms_own_are_vllms",
         instead=("prompt_only",),
     ),
     Option(
         "self_describing_kv_events",
         "OffloadingConnector",
         False,
-        "vLLM",
         "The KV events of KvsmConnector always include the tokens of a block.",
         "test_event_log.py::test_described_kv_events_say_the_tokens",
     ),
@@ -92,7 +80,6 @@ OPTIONS: tuple[Option, ...] = (
         "canonical_layout",
         "OffloadingConnector",
         True,
-        "vLLM",
         "Whether the bytes on the host do not depend on the number of ranks.",
         "test_replicated_kv.py::test_ranks_share_a_host_pool[canonical]",
     ),
@@ -100,63 +87,56 @@ OPTIONS: tuple[Option, ...] = (
         "sync_load_budget_bytes",
         "OffloadingConnector",
         False,
-        "vLLM",
-        "Only OffloadingConnector has it, from vLLM 0.33 on: a step waits for loads up to this size (bytes).",
-        "test_spec.py::test_a_budget_for_loads_within_a_step_is_an_option_where_vllm_has_it",
+        "A step of vLLM's waits for loads up to this size. With kvsm other requests compute meanwhile.",
         since="0.33.0",
     ),
     Option(
         "cpu_bytes_to_use",
         "CPUOffloadingSpec, SimpleCPUOffloadConnector",
         True,
-        "own",
         "Host memory of all ranks together.",
-        "test_spec.py::test_host_memory_is_divided_over_ranks_and_chunks",
+        "test_vllm_options.py::test_host_memory_is_divided_over_ranks_and_chunks",
     ),
-    Option("eviction_policy", "CPUOffloadingSpec", False, "", instead=("policy",)),
-    Option("cache_policy_module_path", "CPUOffloadingSpec", False, "", instead=("policy",)),
+    Option("eviction_policy", "CPUOffloadingSpec", False, instead=("policy",)),
+    Option("cache_policy_module_path", "CPUOffloadingSpec", False, instead=("policy",)),
     Option(
         "store_threshold",
         "CPUOffloadingSpec",
         True,
-        "own",
         "How often a block must be offered before it is stored.",
-        "test_manager.py::test_a_roomy_pool_answers_to_vllm_kv_event",
+        "test_scheduler_storing.py::test_store_policy_threshold_stores_at_the_nth_offer",
     ),
     Option(
         "max_tracker_size",
         "CPUOffloadingSpec",
         False,
-        "",
         "kvsm bounds by itself for how many keys it counts offers.",
     ),
-    Option("secondary_tiers", _TIERS, False, "", instead=("disk_dir", "disk_bytes")),
-    Option("backpressure", _TIERS, False, "", "No request waits for a store to the disk tier."),
-    Option("tier_poll_interval_s", _TIERS, False, "", "Copies are polled in each step.", since="0.33.0"),
-    Option("enable_telemetry", f"a tier of {_TIERS}", False, "", "The metrics of all tiers are always on."),
-    Option("lazy_offload", _SIMPLE, False, "", instead=("store",)),
+    Option("secondary_tiers", _TIERS, False, instead=("disk_dir", "disk_bytes")),
+    Option("backpressure", _TIERS, False, "No request waits for a store to the disk tier."),
+    Option("tier_poll_interval_s", _TIERS, False, "Copies are polled in each step.", since="0.33.0"),
+    Option("enable_telemetry", f"a tier of {_TIERS}", False, "The metrics of all tiers are always on."),
+    Option("lazy_offload", _SIMPLE, False, instead=("store",)),
     Option(
         "cpu_bytes_to_use_per_rank",
         _SIMPLE,
         True,
-        "own",
         "Host memory of each rank.",
-        "test_spec.py::test_bytes_per_rank_are_as_many_as_bytes_of_all_ranks",
+        "test_vllm_options.py::test_bytes_per_rank_are_as_many_as_bytes_of_all_ranks",
     ),
     Option(
         "num_cpu_blocks",
         _SIMPLE,
         False,
-        "",
         "All pipeline stages have as many blocks.",
         since="0.33.0",
         instead=("cpu_bytes_to_use_per_rank",),
     ),
-    Option("kv_offload_backend", _SIMPLE, False, "", instead=("disk_dir", "disk_bytes")),
-    Option("disk_path", _SIMPLE, False, "", instead=("disk_dir",)),
-    Option("disk_capacity_bytes", _SIMPLE, False, "", instead=("disk_bytes",)),
-    Option("disk_buffer_slots", _SIMPLE, False, "", "kvsm sizes the buffers of its disk tier by itself."),
-    Option("use_page_cache", _SIMPLE, False, "", "A file system that grants direct I/O is used with it."),
+    Option("kv_offload_backend", _SIMPLE, False, instead=("disk_dir", "disk_bytes")),
+    Option("disk_path", _SIMPLE, False, instead=("disk_dir",)),
+    Option("disk_capacity_bytes", _SIMPLE, False, instead=("disk_bytes",)),
+    Option("disk_buffer_slots", _SIMPLE, False, "kvsm sizes the buffers of its disk tier by itself."),
+    Option("use_page_cache", _SIMPLE, False, "A file system that grants direct I/O is used with it."),
 )
 
 OPTION_READERS = (

@@ -21,8 +21,7 @@ SWITCH = "KVSM_OFFLOAD"
 _CHOICE = "_post_init_kv_transfer_config"
 """The method of vLLM's `VllmConfig` that turns `--kv-offloading-size` into a connector."""
 
-_CONNECTORS = ("KvsmConnector", "KvsmOffloadingConnector")
-_SPECS = ("KvsmSpec", "RecordingSpec")
+_CONNECTOR, _SPEC = "KvsmConnector", "RecordingSpec"
 
 
 def load() -> None:
@@ -49,12 +48,10 @@ def _register_names() -> None:
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
-    for name in _CONNECTORS:
-        if name not in KVConnectorFactory._registry:
-            KVConnectorFactory.register_connector(name, "kvsm.vllm", name)
-    for name in _SPECS:
-        if name not in OffloadingSpecFactory._registry:
-            OffloadingSpecFactory.register_spec(name, "kvsm.vllm", name)
+    if _CONNECTOR not in KVConnectorFactory._registry:
+        KVConnectorFactory.register_connector(_CONNECTOR, "kvsm.vllm", _CONNECTOR)
+    if _SPEC not in OffloadingSpecFactory._registry:
+        OffloadingSpecFactory.register_spec(_SPEC, "kvsm.vllm", _SPEC)
 
 
 def _is_on() -> bool:
@@ -99,7 +96,7 @@ def _change(config: Any, has_transfer: bool) -> None:
     if cache_config.kv_offloading_backend != "native":
         return
     host_bytes = int(size * (1 << 30))
-    transfer.kv_connector, transfer.kv_connector_module_path = "KvsmConnector", "kvsm.vllm"
+    transfer.kv_connector, transfer.kv_connector_module_path = _CONNECTOR, "kvsm.vllm"
     transfer.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
     if not has_transfer:
         transfer.kv_load_failure_policy = "recompute"

@@ -1,6 +1,6 @@
 """The automata of managers for vLLM's OffloadingConnector, learned from their answers alone.
 
-aalpy learns the Mealy automata of three managers with a pool of one block: vLLM's, kvsm's, and one that knows
+aalpy learns the Mealy automata of two managers with a pool of one block: vLLM's, and one that knows
 nothing but the rows of kvsm's block machine. `README.md` says in what they differ. It is written by
 
     PYTHONPATH=specs python -m automata.write

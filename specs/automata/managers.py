@@ -1,4 +1,4 @@
-"""The managers that are learned, each with a pool of one block: vLLM's, kvsm's, and the block machine's."""
+"""The managers that are learned, each with a pool of one block: vLLM's, and the block machine's."""
 
 from __future__ import annotations
 
@@ -8,30 +8,14 @@ from typing import Any, NamedTuple
 from vllm.v1.kv_offload.base import LookupResult
 from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
 
-from kvsm.core.kv_events import Publisher
-from kvsm.core.offloader import Offloader
-from kvsm.events import OffloadConfig
-from kvsm.explain.metrics import Metrics
 from kvsm.states import block
 from kvsm.states.block import BLOCK, EVICTED, BlockState
 from kvsm.states.machine import UndefinedStep
-from kvsm.testing import Recorder
-from kvsm.vllm.engine_offloader import EngineOffloader
-from kvsm.vllm.spec_manager import PLACEHOLDERS_PER_HOST_BLOCK, KvsmManager
 
 
 def vllms() -> CPUOffloadingManager:
     """vLLM's manager."""
     return CPUOffloadingManager(1, enable_events=True)
-
-
-def kvsms() -> KvsmManager:
-    """kvsm's manager."""
-    config = OffloadConfig(
-        host_blocks=1, device_blocks=PLACEHOLDERS_PER_HOST_BLOCK, defer_ticks=0, transfer_ticks=0
-    )
-    core = Offloader(config, Recorder(), publisher=Publisher(), clock_ns=lambda: 0)
-    return KvsmManager(EngineOffloader(core, Metrics.attached_to(core), None))
 
 
 READABLE = (BlockState.STORED, BlockState.LOADING)
@@ -156,5 +140,5 @@ class TableManager:
         return f"{state}: {', '.join(counted)}" if counted else state
 
 
-MANAGERS: dict[str, Callable[[], Any]] = {"vLLM": vllms, "kvsm": kvsms, "table": TableManager}
+MANAGERS: dict[str, Callable[[], Any]] = {"vLLM": vllms, "table": TableManager}
 """By the names that the page gives them."""

@@ -8,8 +8,7 @@ A difference that has no meaning here is an error: somebody must look at it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import combinations
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -30,11 +29,11 @@ Words = Mapping[tuple[Any, ...], tuple[str, ...]]
 
 
 class Meaning(NamedTuple):
-    """What some differences mean. kinds: (call, answers of vLLM, kvsm and the table)."""
+    """What some differences mean. kinds: (call, answers of vLLM and the table)."""
 
     title: str
     text: str
-    kinds: tuple[tuple[str, str, str, str], ...]
+    kinds: tuple[tuple[str, str, str], ...]
 
 
 MEANINGS = (
@@ -44,47 +43,35 @@ MEANINGS = (
         "store gets it. That is safe because vLLM's connector tells its workers to wait for the old copies "
         "before a new store begins. The manager alone does not ensure it. In kvsm the block is handed out "
         "when the old copies have ended.",
-        (("store a", "stores", "no room", "no room"), ("store b", "stores", "no room", "no room")),
+        (("store a", "stores", "no room"), ("store b", "stores", "no room")),
     ),
     Meaning(
         "A hit, and a store in the same step",
         "In vLLM's manager a hit is no promise: a store in the same step may evict its block. That is "
         "safe because vLLM's connector begins the load of a hit before it offers stores. In kvsm a match "
         "pins the block until the step ends.",
-        (("store b", "stores and evicts a, event: removed a", "no room", "no room"),),
+        (("store b", "stores and evicts a, event: removed a", "no room"),),
     ),
     Meaning(
         "Events of a reset",
-        "kvsm tells of each key that a reset removes, and lets vLLM forget a key whose store was dropped. "
-        "vLLM's manager tells nothing. Nobody misses it: vLLM tells of the whole cache at once, and its "
-        "connector forgets all keys.",
+        "By the table each key that a reset removes has an event, and so has a key whose store was dropped. "
+        "vLLM's manager publishes nothing. No event is missing: vLLM publishes that the whole cache is "
+        "empty, and its connector forgets all keys.",
         (
-            ("reset", "ends", "ends, event: removed a", "ends, event: removed a"),
-            ("old copies end", "ends", "ends, event: forget a", "ends, event: forget a"),
-        ),
-    ),
-    Meaning(
-        "A limit of kvsm's adapter",
-        "Here kvsm's manager differs from its own table. It reserves a block on the device for each copy "
-        "and each promised load, and has two of them for each block of the pool. So the pool of one block "
-        "is used up by two loads, or by one load and one promise. vLLM is told to wait and asks again, so "
-        "nothing is lost but time.",
-        (
-            ("look up a", "hit", "wait", "hit"),
-            ("load a", "loads", "wait", "loads"),
-            ("store a", "is there", "no room", "is there"),
+            ("reset", "ends", "ends, event: removed a"),
+            ("old copies end", "ends", "ends, event: forget a"),
         ),
     ),
 )
 
 _TOP = """\
-# The automata of three managers
+# The automata of two managers
 
 <!-- Written by `PYTHONPATH=specs python -m automata.write`. Do not edit. -->
 
-A manager decides what is on the host for vLLM's OffloadingConnector. Here three of them are black boxes:
-vLLM's `CPUOffloadingManager` (vLLM 0.33), kvsm's `KvsmManager`, and a manager that knows nothing but the
-rows of kvsm's [block machine](../../docs/machines.md). [AALpy](https://github.com/DES-Lab/AALpy) makes
+A manager decides what is on the host for vLLM's OffloadingConnector. Here two of them are black boxes:
+vLLM's `CPUOffloadingManager` (vLLM 0.33), and a manager that knows nothing but the rows of kvsm's
+[block machine](../../docs/machines.md). [AALpy](https://github.com/DES-Lab/AALpy) makes
 calls, and learns the smallest Mealy automaton that gives the same answers and KV events. The pool has one
 block.
 
@@ -109,14 +96,14 @@ call.
 
 ## In what they differ
 
-Each difference stands after a shortest list of calls to which all three have given the same answers. In
-all else they agree. kvsm's manager follows its table, but for the last difference.
+Each difference stands after a shortest list of calls to which both have given the same answers. In all
+else they agree.
 """
 
 _PICTURE = """
 ## The picture
 
-One key. A box is a state that all three are in after the same calls. It has the name that the block
+One key. A box is a state that both are in after the same calls. It has the name that the block
 machine gives it, and the calls that change nothing. Calls that are not allowed are left out. Red arrows
 are the differences: to the next state if only an event differs, and to a red box if an answer does.
 """
@@ -135,20 +122,7 @@ def page() -> str:
         for one in map(_renamed, differences(words, letters(keys))):
             found.setdefault((one.letter, *one.answers), one)
         drawn = drawn or picture(words)
-        _check_pairs(automata, letters(keys))
     return "".join([*parts, _STATES, _told(found), _PICTURE, f"\n```mermaid\n{drawn}```\n"])
-
-
-def _check_pairs(automata: Sequence[Any], alphabet: Sequence[str]) -> None:
-    """What two do after the third has gone another way is told, too."""
-    for first, second in combinations(range(len(automata)), 2):
-        told = {(kind[0], kind[1 + first], kind[1 + second]) for one in MEANINGS for kind in one.kinds}
-        words = alike([automata[first], automata[second]], alphabet)
-        for one in map(_renamed, differences(words, alphabet)):
-            if (one.letter, *one.answers) not in told:
-                raise ValueError(
-                    f"{[*MANAGERS][first]} and {[*MANAGERS][second]} differ, which is not told: {one}"
-                )
 
 
 def _renamed(one: Difference) -> Difference:
@@ -171,7 +145,7 @@ def _told(found: Mapping[tuple[str, ...], Difference]) -> str:
     text = ""
     for meaning in MEANINGS:
         text += f"\n### {meaning.title}\n\n{meaning.text}\n\n"
-        text += f"| after | call | {' | '.join(MANAGERS)} |\n| --- | --- | --- | --- | --- |\n"
+        text += f"| after | call | {' | '.join(MANAGERS)} |\n| --- | --- |{' --- |' * len(MANAGERS)}\n"
         for kind in meaning.kinds:
             text += f"| {', '.join(found[kind].word)} | {' | '.join(kind)} |\n"
     return text
@@ -181,7 +155,7 @@ def _told(found: Mapping[tuple[str, ...], Difference]) -> str:
 
 
 def picture(words: Words) -> str:
-    """What all three do with one key, as Mermaid text."""
+    """What both do with one key, as Mermaid text."""
     numbers = {states: number for number, states in enumerate(words)}
     boxes: list[str] = []
     arrows: list[str] = []

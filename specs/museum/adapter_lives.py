@@ -87,10 +87,9 @@ class LivedRank(SimulatedRank):
 
     def wait_with(self, clock: Clock) -> None:
         """Let this rank's side read this clock. It moves when the rank waits, and its device is idle."""
-        for part in (getattr(self.connector, "_side", None), _spec_worker(self.connector)):
-            if hasattr(part, "pause"):
-                part.clock = clock.read
-                part.pause = lambda _pause_s: self.runtime.device.step() or clock.wait()
+        side = self.connector._side
+        side.clock = clock.read
+        side.pause = lambda _pause_s: self.runtime.device.step() or clock.wait()
 
     def hang(self) -> bool:
         """The next load hangs. Returns whether there are copies."""
@@ -127,8 +126,6 @@ class LivedRank(SimulatedRank):
 
 class HangingCopies:
     """A `CopyEngine` over another one. A load may not begin until `let_go`.
-
-    Stores do not hang: under vLLM's OffloadingConnector a step may overwrite what a store reads that is late.
 
     hangs_next: whether the next load hangs. written: the device blocks of loads that have hung.
     """
@@ -341,10 +338,10 @@ def troubled(random: Random) -> LivedEngine:
 
 
 def _engine(kind: str, random: Random, hung: Sequence[str] = ("hang", "wake", "empty")) -> LivedEngine:
-    shape = draw_shape(random)
+    shape = msgspec.structs.replace(draw_shape(random), connector="KvsmConnector")
     plain = {"fills": False, "kv_events": False, "adapters": 0}
     if kind == "lives":
-        shape = msgspec.structs.replace(shape, connector="KvsmConnector", **plain)
+        shape = msgspec.structs.replace(shape, **plain)
         keeps = random.choice((["pool"], ["disk"], ["pool", "disk"]))
         if "disk" in keeps:
             shape = msgspec.structs.replace(
@@ -353,14 +350,11 @@ def _engine(kind: str, random: Random, hung: Sequence[str] = ("hang", "wake", "e
                 extra={"disk_write": random.choice(("through", "back"))},
             )
         return LivedEngine(shape, ("weights", "restart"), keeps)
-    connector = random.choice(("KvsmConnector", "KvsmOffloadingConnector"))
     if kind == "hanging":
         blocks = 2 * shape.groups * MOST_BLOCKS_OF_GROUP + 8
-        shape = msgspec.structs.replace(
-            shape, connector=connector, shards=1, stages=1, device_blocks=blocks, **plain
-        )
+        shape = msgspec.structs.replace(shape, shards=1, stages=1, device_blocks=blocks, **plain)
         return LivedEngine(shape, hung)
-    shape = msgspec.structs.replace(shape, connector=connector, windows=True, **plain)
+    shape = msgspec.structs.replace(shape, windows=True, **plain)
     return LivedEngine(shape, ("forget",))
 
 
@@ -368,12 +362,6 @@ def _name(number: int) -> str:
     return f"weights {number}"
 
 
-def _spec_worker(connector: Any) -> Any:
-    return getattr(getattr(connector, "connector_worker", None), "worker", None)
-
-
 def _deadlines_of(connector: Any) -> list[Any]:
-    side = getattr(connector, "_side", None)
-    manager = getattr(getattr(connector, "connector_scheduler", None), "manager", None)
-    parts = [side, getattr(side, "_disk", None), manager]
-    return [part.deadlines for part in parts if hasattr(part, "deadlines")]
+    side = connector._side
+    return [part.deadlines for part in (side, side._disk) if part is not None]

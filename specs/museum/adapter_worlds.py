@@ -1,7 +1,7 @@
-"""kvsm's adapters for vLLM, for checkers of the museum. vLLM must be there when one of them looks.
+"""`KvsmConnector`, for checkers of the museum. vLLM must be there when one of them looks.
 
-`adapted` has the engines of `kvsm vllm-fuzz`, with what both connectors must survive; `lived` and `troubled`
-those of `adapter_lives.py`; `manager_machine` is in `adapter_machine.py`.
+`adapted` has the engines of `kvsm vllm-fuzz`, with what `KvsmConnector` must survive; `lived` and `troubled`
+those of `adapter_lives.py`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from importlib.util import find_spec
 from random import Random
 
 import msgspec
-from hypothesis.stateful import RuleBasedStateMachine
 
 from kvsm.check.vllm_fuzz.shape import draw_shape
 from kvsm.check.walks.targets import case_of
@@ -21,14 +20,10 @@ from kvsm.check.worlds.world import World
 
 VLLM_IS_THERE = find_spec("vllm") is not None
 
-_CONNECTORS = ("KvsmConnector", "KvsmOffloadingConnector")
-
 
 def adapted(random: Random) -> World:
     """An engine of vLLM with a connector of kvsm: any shape, and half with faults."""
-    connector = random.choice(_CONNECTORS)
-    shape = draw_shape(random, _faults_of(connector))
-    shape = msgspec.structs.replace(shape, connector=connector)
+    shape = msgspec.structs.replace(draw_shape(random, _faults()), connector="KvsmConnector")
     return case_of("vllm", msgspec.to_builtins(shape)).make()
 
 
@@ -48,14 +43,6 @@ def troubled(random: Random) -> World:
     return adapter_lives.troubled(random)
 
 
-def manager_machine() -> type[RuleBasedStateMachine]:
-    """The machine for kvsm's manager."""
-    _quiet()
-    from museum.adapter_machine import KvsmManagerMachine
-
-    return KvsmManagerMachine
-
-
 @cache
 def _quiet() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -64,9 +51,9 @@ def _quiet() -> None:
 
 
 @cache
-def _faults_of(connector: str) -> tuple[str, ...]:
-    """The kinds of faults that this connector must survive."""
+def _faults() -> tuple[str, ...]:
+    """The kinds of faults that `KvsmConnector` must survive."""
     _quiet()
     from kvsm.check.vllm_fuzz.connectors import faults_of
 
-    return faults_of(connector, {})
+    return faults_of("KvsmConnector", {})

@@ -52,9 +52,9 @@ walk: failing log     the real writer of a log on a disk whose writes   holes in
                       and syncs fail
 exploration: one      states that an explorer takes for one, in       states that differ and count as one
  future               several ways each
-walk: vllm            kvsm's connectors under vLLM's real scheduler     wrong bytes and races that an
+walk: vllm            KvsmConnector under vLLM's real scheduler         wrong bytes and races that an
                       on a simulated device; only where vLLM is         adapter causes
-walk: vllm lives      kvsm's connectors under vLLM's real scheduler     stale and lost blocks of earlier
+walk: vllm lives      KvsmConnector under vLLM's real scheduler         stale and lost blocks of earlier
                       on a simulated device, with new weights,          lives, memory that is given away
                       restarts, disks, loads that hang; only where
                       vLLM is
@@ -62,8 +62,6 @@ walk: vllm troubles   the same with loads that hang and resets of       blocks o
                       the host alone; only there                        given away, wrong offers
 walk: vllm            the same with faults of the workers, adapters     wrong bytes and races that an
                       and priorities; only there                        adapter causes
-machine: vllm         the Hypothesis machine for managers of vLLM,      hits that are not held, blocks that
-manager               with kvsm's; only there                           nobody gives back
 ====================  ================================================  =====================================
 
 The scopes are small enough to be explored completely on the unchanged code.
@@ -98,7 +96,7 @@ from kvsm.check.worlds.worker_ranks import WorkerRanksWorld, draw_worker_ranks
 from kvsm.check.worlds.world import Action, Finding, finding_of
 from kvsm.core.scheduler import KVCacheGroup, LastStep, StoreMode
 from kvsm.testing import OffloadMachine
-from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, manager_machine, troubled
+from museum.adapter_worlds import VLLM_IS_THERE, adapted, lived, troubled
 from museum.core_walks import crowded_core, large_core, loading_hand_over
 from museum.disk_world import drawn
 from museum.drawn_worlds import (
@@ -279,13 +277,8 @@ def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
 VLLM_WALK = seeded_walk("vllm", adapted, runs=60, seed=2, needs_vllm=True)
 VLLM_LIVES = seeded_walk("vllm lives", lived, runs=30, seed=2, needs_vllm=True)
 VLLM_TROUBLES = seeded_walk("vllm troubles", troubled, runs=60, seed=2, needs_vllm=True)
-VLLM_MANAGER = Checker(
-    "machine: vllm manager",
-    lambda: machine("vllm manager", manager_machine(), examples=600).look(),
-    needs_vllm=True,
-)
-ADAPTER_CHECKERS = (VLLM_LIVES, VLLM_TROUBLES, VLLM_WALK, VLLM_MANAGER)
-"""Those that run the adapters, and need vLLM."""
+ADAPTER_CHECKERS = (VLLM_LIVES, VLLM_TROUBLES, VLLM_WALK)
+"""Those that run `KvsmConnector`, and need vLLM."""
 
 CHECKERS = (
     # The first request ends when its second block lacks only the KV of the last sampled token.

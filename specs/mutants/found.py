@@ -42,8 +42,7 @@ DRAFTS_AGAIN = "walk: serving, chunks and drafts, again"
 LOST = "walk: serving, lost loads"
 LAZY_AND_EAGER = "walk: serving, lazy and eager"
 VLLM, VLLM_LIVES, VLLM_TROUBLES = "walk: vllm", "walk: vllm lives", "walk: vllm troubles"
-VLLM_MANAGER = "machine: vllm manager"
-"""Only where vLLM is. The steps of the machine depend on the version of Hypothesis."""
+"""Only where vLLM is."""
 
 
 class Need(Enum):
@@ -189,13 +188,7 @@ FOUND = {
     "M124": FoundBy(VLLM_LIVES, Property.COPY_ORDER, 4),
     "M125": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 4),
     "M126": FoundBy(VLLM_LIVES, Property.PROGRESS, 2),
-    "M127": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 3),
-    "M128": FoundBy(VLLM_MANAGER, Property.MATCH_HOLDS, 4),
-    "M129": FoundBy(VLLM_MANAGER, Property.CONSERVATION, 4),
-    "M130": FoundBy(VLLM_MANAGER, Property.CONSERVATION, 4),
-    "M131": FoundBy(VLLM, Property.CORRECT_BYTES, 5),
-    "M132": FoundBy(VLLM_TROUBLES, Property.CORRECT_BYTES, 26),
-    "M133": FoundBy(VLLM_TROUBLES, Property.NO_REUSE_IN_FLIGHT, 19),
+    "M127": FoundBy(VLLM_LIVES, Property.CORRECT_BYTES, 5),
 }
 
 MISSED = {

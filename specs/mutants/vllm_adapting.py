@@ -1,4 +1,4 @@
-"""Wrong versions of the adapters for vLLM."""
+"""Wrong versions of the adapter for vLLM."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from mutants.mutant import Mutant
 
 AREA = "the adapters for vLLM"
 _SCHEDULER = "kvsm.vllm.scheduler_side"
-_MANAGER = "kvsm.vllm.spec_manager:KvsmManager"
-_CONNECTOR = "kvsm.vllm.offloading_connector:KvsmOffloadingConnector"
 
 VLLM_ADAPTING = (
     Mutant(
@@ -104,105 +102,6 @@ VLLM_ADAPTING = (
                 f"{_SCHEDULER}:SchedulerSide.set_weights_version",
                 "self._forget(version)",
                 "self._forget(None)",
-            ),
-        ),
-    ),
-    Mutant(
-        id="M128",
-        area=AREA,
-        title="promises are not pinned before an eviction",
-        story="A store evicts what a lookup of the same step has found, and vLLM's connector then "
-        "loads a key that is not there: the engine ends.",
-        shows_when="A full host; one request's lookup hits, and another one's store is prepared in that "
-        "step.",
-        breaks=Property.MATCH_HOLDS,
-        edits=(Edit(f"{_MANAGER}.prepare_store", "self._pin_promises()"),),
-    ),
-    Mutant(
-        id="M129",
-        area=AREA,
-        title="promises that are not kept hold their blocks",
-        story="A hit that vLLM does not load stays pinned until its request ends, so the pool fills "
-        "up with blocks that cannot be evicted.",
-        shows_when="A lookup hits, a store pins the promise, and vLLM does not schedule the request.",
-        breaks=Property.ONE_RELEASE_PER_HOLD,
-        edits=(
-            Edit(
-                f"{_MANAGER}.on_schedule_end",
-                """
-                for request in self._promises.by_request:
-                    core.release(request)
-                """,
-            ),
-        ),
-    ),
-    Mutant(
-        id="M130",
-        area=AREA,
-        title="a job that has ended is still known",
-        story="A store that was lost or has failed is taken for one that is still under way, so its "
-        "keys are never stored by this request again.",
-        shows_when="A store fails, and the request offers the same keys once more.",
-        breaks=Property.STORED_ONCE,
-        edits=(
-            Edit(
-                f"{_MANAGER}._complete",
-                "transfer = self._jobs.pop((request, direction, named), _UNKNOWN_TRANSFER)",
-                "transfer = self._jobs.get((request, direction, named), _UNKNOWN_TRANSFER)",
-            ),
-        ),
-    ),
-    Mutant(
-        id="M131",
-        area=AREA,
-        title="a rank reports its failed copies as good",
-        story="The errors of a rank are taken and not looked at, so wrong bytes are served.",
-        shows_when="A copy fails on one rank under KvsmOffloadingConnector.",
-        breaks=Property.FAILURE_IS_NOT_SUCCESS,
-        edits=(
-            Edit(
-                f"{_CONNECTOR}.build_connector_worker_meta",
-                'WorkerReport(transfer, self._rank, job not in errors, errors.get(job, ""))',
-                'WorkerReport(transfer, self._rank, True, errors.get(job, ""))',
-            ),
-        ),
-    ),
-    Mutant(
-        id="M132",
-        area=AREA,
-        title="a reset makes window groups offer everything again",
-        story="Running requests offer blocks that have left their window, and that other requests "
-        "compute into.",
-        shows_when="A model with a sliding window is reset while a request runs whose first blocks were "
-        "freed.",
-        breaks=Property.CORRECT_BYTES,
-        edits=(
-            Edit(
-                f"{_CONNECTOR}.reset_cache",
-                """
-                for group, cursor in kept:
-                    group.next_stored_chunk_idx = cursor
-                """,
-            ),
-        ),
-    ),
-    Mutant(
-        id="M133",
-        area=AREA,
-        title="the blocks of a lost load are not kept away from vLLM",
-        story="The device blocks of a load that was given up go back to vLLM's pool, and a late copy "
-        "writes into another request's KV.",
-        shows_when="A load hangs for longer than transfer_timeout_s, and its request is aborted.",
-        breaks=Property.NO_REUSE_IN_FLIGHT,
-        edits=(
-            Edit(
-                f"{_CONNECTOR}._note_load_end",
-                """
-                if ended.lost and self._pool is not None:
-                    blocks = [block for block in job.device_blocks if block != _NULL_BLOCK]
-                    self._pool.touch(blocks)
-                    self._pool.retire(blocks)
-                """,
             ),
         ),
     ),

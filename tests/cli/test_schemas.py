@@ -90,7 +90,7 @@ INSTALLED = InstallationCheck(
     platform="cpu",
     ranks=1,
     interface=(),
-    engines=(EngineCheck(name="without kvsm"), EngineCheck(name="KvsmSpec", wrong=("no log",))),
+    engines=(EngineCheck(name="without kvsm"), EngineCheck(name="KvsmConnector", wrong=("no log",))),
 )
 
 

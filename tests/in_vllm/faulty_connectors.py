@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -26,9 +25,7 @@ from kvsm.events import Direction
 from kvsm.ids import listed, pack
 from kvsm.vllm.connector import KvsmConnector
 from kvsm.vllm.extra_config import ConnectorOptions, parse
-from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 from kvsm.vllm.recording_spec import RecordingSpec
-from kvsm.vllm.spec import KvsmSpec
 from kvsm.vllm.worker_side import WorkerSide
 
 
@@ -120,25 +117,6 @@ class SteeredConnector(KvsmConnector):
         return SteeredConnector.copies
 
 
-class SteeredOffloadingConnector(KvsmOffloadingConnector):
-    """The same, with vLLM's decisions."""
-
-    @property
-    def _side(self) -> Any:
-        """Has the core where a `Stage` looks for it."""
-        return SimpleNamespace(_core=self.scheduler.manager._engine_core)
-
-    def register_kv_caches(self, kv_caches: Any) -> None:
-        super().register_kv_caches(kv_caches)
-        worker: Any = self.connector_worker.worker
-        engine = self.wrap(worker._copies.engine, self._rank)
-        worker._copies = worker._copies._replace(engine=engine)
-
-    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002 (others look at the rank)
-        SteeredConnector.copies = SteeredEngine(engine)
-        return SteeredConnector.copies
-
-
 class StuckConnector(SteeredConnector):
     """No store ends before something waits for it."""
 
@@ -150,13 +128,6 @@ class StuckConnector(SteeredConnector):
 
 class OneRankFailsConnector(SteeredConnector):
     """On the second rank half of all transfers fail, on the first one none."""
-
-    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
-        return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
-
-
-class OneRankFailsOffloadingConnector(SteeredOffloadingConnector):
-    """The same, with vLLM's decisions."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
@@ -201,25 +172,6 @@ class LosingConnector(SteeredConnector):
         return losing if rank == 1 else engine
 
 
-class LosingOffloadingConnector(SteeredOffloadingConnector):
-    """The second rank loses its first store and its first load."""
-
-    def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
-        losing: Any = LosingEngine(engine, *Direction)
-        return losing if rank == 1 else engine
-
-
-class LosingSpec(KvsmSpec):
-    """The second rank loses its first store."""
-
-    def get_worker(self, kv_caches: Any) -> Any:
-        worker: Any = super().get_worker(kv_caches)
-        if self.config.parallel.rank == 1:
-            losing = LosingEngine(worker._copies.engine, Direction.STORE)
-            worker._copies = worker._copies._replace(engine=losing)
-        return worker
-
-
 def fill_disk() -> None:
     """From now on the disk of this process's log is full after the first events."""
     os.pwrite = Disk(FREE_BYTES).pwrite  # type: ignore[assignment]
@@ -232,14 +184,6 @@ class FullDiskConnector(KvsmConnector):
         if role is KVConnectorRole.SCHEDULER:
             fill_disk()
         super().__init__(vllm_config, role, kv_cache_config)
-
-
-class FullDiskSpec(KvsmSpec):
-    """The same."""
-
-    def get_manager(self) -> Any:
-        fill_disk()
-        return super().get_manager()
 
 
 class FullDiskRecordingSpec(RecordingSpec):

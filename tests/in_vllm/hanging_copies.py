@@ -40,11 +40,9 @@ class HangingCopyEngine(WrappedCopyEngine):
     """A `CopyEngine` that lets a share of its transfers hang.
 
     A hanging transfer ends three to six timeouts later, or never. Then it writes wrong bytes to all its
-    targets, and reports that it was good: a later use of this memory finds wrong words. A spec's load is
-    different, because it is never given up: it ends at last, and as it should.
+    targets, and reports that it was good: a later use of this memory finds wrong words.
 
     pools: the tensors of the device, and those of the host; a row of each is a block.
-    waits_for_loads: whether loads are a spec's.
     never: whether a transfer that hangs ends only with `let_go`.
     spare_blocks: how many device blocks the engine can lose and still serve its largest request.
     """
@@ -56,7 +54,6 @@ class HangingCopyEngine(WrappedCopyEngine):
         clock: Clock,
         random: Random,
         share: float,
-        waits_for_loads: bool,
         spare_blocks: int,
         never: bool = False,
     ) -> None:
@@ -64,21 +61,19 @@ class HangingCopyEngine(WrappedCopyEngine):
         self._clock, self._random = clock, random
         self._devices, self._hosts = pools
         self._share, self._never = share, never
-        self._waits_for_loads, self._spare_blocks = waits_for_loads, spare_blocks
+        self._spare_blocks = spare_blocks
         self.hanging: dict[int, tuple[float, TransferJob, Any]] = {}
         """Transfer -> (when it ends, its job, its mark)."""
         self._polled_at = clock.now
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
-        is_load = job.direction is Direction.LOAD
-        is_awaited = is_load and self._waits_for_loads
-        lost_blocks = len(job.pairs()[0]) if is_load and not is_awaited else 0
+        lost_blocks = len(job.pairs()[0]) if job.direction is Direction.LOAD else 0
         if self._random.random() >= self._share or lost_blocks > self._spare_blocks:
             self._engine.submit(job, after)
             return
         self._spare_blocks -= lost_blocks
         ends = self._clock.now + TIMEOUT_S * (3 + 3 * self._random.random())
-        if self._never or (not is_awaited and self._random.random() < 0.3):
+        if self._never or self._random.random() < 0.3:
             ends = NEVER
         self.hanging[job.transfer] = (ends, job, after)
 
@@ -90,12 +85,9 @@ class HangingCopyEngine(WrappedCopyEngine):
         late = [job for ends, job, _ in self.hanging.values() if ends <= self._clock.now]
         results = []
         for job in late:
-            _, _, after = self.hanging.pop(job.transfer)
-            if self._waits_for_loads and job.direction is Direction.LOAD:
-                self._engine.submit(job, after)
-            else:
-                self._spoil(job)
-                results.append(CopyResult(job.transfer, job.direction, True))
+            del self.hanging[job.transfer]
+            self._spoil(job)
+            results.append(CopyResult(job.transfer, job.direction, True))
         return results + self._engine.poll()
 
     def let_go(self) -> None:

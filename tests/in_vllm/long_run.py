@@ -46,7 +46,6 @@ from kvsm.vllm.trial import (  # noqa: E402
     environment,
     make_engine,
     run_trial,
-    spec_config,
 )
 
 MOST_LIVE = 20
@@ -60,9 +59,6 @@ HOST_BYTES = 8 << 20
 LOG_BYTES = 1 << 20
 """The `log_max_bytes` of the event log. Ten minutes write more, on a busy machine too."""
 
-RESETTABLE = ("KvsmConnector", "KvsmOffloadingConnector")
-"""Under vLLM's own OffloadingConnector a reset under load can end the engine."""
-
 SETTLE_S = 60.0
 
 WARM_UP = 0.25
@@ -71,7 +67,7 @@ WARM_UP = 0.25
 NOTHING = "nothing"
 """In place of a way to use kvsm: shows what vLLM alone needs."""
 
-OFFLOADS = ("KvsmConnector", "KvsmOffloadingConnector", "KvsmSpec", NOTHING)
+OFFLOADS = ("KvsmConnector", NOTHING)
 
 FEW_SHAPES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "16"}
 """For the engine's process. oneDNN keeps a kernel for each of the last 1024 shapes of a batch, so that any
@@ -190,12 +186,6 @@ class LongRun:
             UnreliableEngine.faults, failing=0.0, late=0.0, lost={}
         )
         self._finish()
-        if self._offload == "KvsmSpec":
-            # An engine in its caller's process leaves the stores of its last step unreported. A reset makes
-            # the next step wait for them.
-            self._engine.reset_prefix_cache(reset_connector=True)
-            self._ask([5] * 8, -1)
-            self._finish()
         left = [f"request {name}" for name in self._scheduler.requests]
         if self.ledger is not None:
             broken = check_ledger(self.ledger) + check_rest(self.ledger)
@@ -227,9 +217,9 @@ class LongRun:
             self.counts["aborts"] += 1
         elif draw < 0.423:
             self._reset("resets of the device")
-        elif draw < 0.424 and self._offload in RESETTABLE:
+        elif draw < 0.424 and self._offload != NOTHING:
             self._reset("resets of both", reset_connector=True)
-        elif draw < 0.426 and self._offload in RESETTABLE:
+        elif draw < 0.426 and self._offload != NOTHING:
             self._reset("resets of running requests", reset_connector=True, reset_running_requests=True)
         elif draw < 0.43:
             self._finish()
@@ -297,7 +287,9 @@ def _log_in(directory: Path) -> Path | None:
 def _run_here(offload: str, minutes: float, directory: Path, seed: int) -> None:
     """In the engine's process."""
     seconds = 60 * minutes
-    UnreliableEngine.faults = msgspec.structs.replace(FAULTS.get(offload, Faults()), over_s=seconds)
+    UnreliableEngine.faults = msgspec.structs.replace(
+        Faults() if offload == NOTHING else FAULTS, over_s=seconds
+    )
     given = _kv_transfer(offload, str(directory / "log"))
     trial: Trial = make_trial(dict(LLAMA), Row(), DEVICE_BLOCKS, rounds=[[]], kv_transfer=given)
     answers = msgspec.json.decode((directory / "answers.json").read_bytes())
@@ -324,11 +316,6 @@ def _kv_transfer(offload: str, log: str) -> dict[str, Any] | None:
         return None
     options = {"event_log": log, "log_max_bytes": LOG_BYTES, "transfer_timeout_s": TIMEOUT_S}
     options |= {"cpu_bytes_to_use": HOST_BYTES}
-    if offload != "KvsmConnector":
-        given = spec_config("UnreliableSpec", spec_module_path="unreliable", **options)
-        named = {"kv_connector": offload, "kv_connector_module_path": "kvsm.vllm"}
-        named["kv_load_failure_policy"] = "recompute"
-        return given if offload == "KvsmSpec" else given | named
     named = {"kv_connector": "UnreliableConnector", "kv_connector_module_path": "unreliable"}
     return connector_config(**options) | named
 

@@ -31,7 +31,7 @@ from block_contents import Contents, Distances, equal_bits
 from model_zoo import TinyModel
 
 from kvsm.vllm.tiny_model import SETTINGS, VOCABULARY
-from kvsm.vllm.trial import OFFLOADS, environment
+from kvsm.vllm.trial import connector_config, environment
 
 MAX_TOKENS = 8
 MOST_SECONDS = 200
@@ -73,7 +73,7 @@ class ModelOutcome(NamedTuple):
     """What the engines of a model did.
 
     without_hits, device_hits: the answers without kvsm.
-    host_hits: the answers with kvsm, by the name of its part in `OFFLOADS`.
+    host_hits: the answers with kvsm.
     crowd: the same for all prompts at once, on a device that has blocks for two of them.
     groups: the kinds of the KV cache groups.
     log: the event log of the first of these parts.
@@ -84,8 +84,8 @@ class ModelOutcome(NamedTuple):
 
     without_hits: list[Answer]
     device_hits: list[Answer]
-    host_hits: dict[str, list[Answer]]
-    crowd: dict[str, list[Answer]]
+    host_hits: list[Answer]
+    crowd: list[Answer]
     groups: list[str]
     log: Path
     compared: int
@@ -249,7 +249,7 @@ def _answer(output: Any) -> Answer:
 
 
 def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
-    """Serve this model in all ways. directory: where its event logs lie."""
+    """Serve this model in all ways. directory: where its event log lies."""
     with engine_of(model, None) as llm:
         server = Server(llm, fresh := Contents(llm, computes_again=True))
         without_hits = server.converse(forget=True)
@@ -257,16 +257,14 @@ def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
         device_hits = server.converse(forget=False)
         groups = [type(group.kv_cache_spec).__name__ for group in kept.groups]
     few = sum(2 + 512 // group.kv_cache_spec.block_size for group in kept.groups)
-    host_hits, crowd, contents = {}, {}, {}
-    for name in model.ways:
-        transfer = OFFLOADS[name](cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / name))
-        with engine_of(model, transfer, num_gpu_blocks_override=few) as llm:
-            server = Server(llm, contents.setdefault(name, Contents(llm)))
-            host_hits[name] = server.converse(forget=True)
-            server.contents = None
-            crowd[name] = server.ask(conversations())
-    both = [(key, found) for one in contents.values() for key, found in one.of.items() if key in kept.of]
-    (log,) = (directory / model.ways[0]).iterdir()
+    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "logs"))
+    with engine_of(model, transfer, num_gpu_blocks_override=few) as llm:
+        server = Server(llm, loaded := Contents(llm))
+        host_hits = server.converse(forget=True)
+        server.contents = None
+        crowd = server.ask(conversations())
+    both = [(key, found) for key, found in loaded.of.items() if key in kept.of]
+    (log,) = (directory / "logs").iterdir()
     return ModelOutcome(
         without_hits,
         device_hits,
@@ -280,10 +278,10 @@ def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
     )
 
 
-def refusal(model: TinyModel, way: str) -> str:
-    """What an engine with this model and this part of kvsm says if it does not start, else nothing."""
+def refusal(model: TinyModel) -> str:
+    """What an engine with this model and kvsm says if it does not start, else nothing."""
     try:
-        with engine_of(model, OFFLOADS[way](cpu_bytes_to_use=HOST_BYTES)):
+        with engine_of(model, connector_config(cpu_bytes_to_use=HOST_BYTES)):
             return ""
     except Exception as error:
         return f"{type(error).__name__}: {error}"

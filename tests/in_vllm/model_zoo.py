@@ -49,8 +49,6 @@ class TinyModel(NamedTuple):
     hits_change_answers: why vLLM's own prefix cache, without kvsm, may change the answers. Empty: it does
         not.
     lifts_ban: whether the test lets vLLM's CPU platform use a prefix cache with MLA, which it turns off.
-    ways: the parts of kvsm that serve it, by their names in `OFFLOADS`.
-    finds_less: which of them find fewer hits than there are, because vLLM decides.
     is_slow: whether its tests are slow tests: another model covers the same kind of KV cache.
     """
 
@@ -59,8 +57,6 @@ class TinyModel(NamedTuple):
     dtype: str = "float32"
     hits_change_answers: str = ""
     lifts_ban: bool = False
-    ways: tuple[str, ...] = ("KvsmConnector", "KvsmSpec")
-    finds_less: tuple[str, ...] = ()
     is_slow: bool = False
 
 
@@ -126,9 +122,6 @@ MODELS: Mapping[str, TinyModel] = {
     ),
     "cohere 2": TinyModel(
         _text("Cohere2ForCausalLM", "cohere2", layer_norm_eps=1e-5, logit_scale=0.25, **_WINDOW_THEN_FULL),
-        # vLLM makes its window one token longer. A hit still needs two blocks, but vLLM's connector asks for
-        # three.
-        finds_less=("KvsmSpec",),
         is_slow=True,
     ),
     "llama 4": LLAMA_4,

@@ -15,7 +15,7 @@ from model_stage import HOST_BYTES, Answer, Server, conversations, engine_of
 from model_zoo import TinyModel
 
 from kvsm.vllm.tiny_model import VOCABULARY
-from kvsm.vllm.trial import OFFLOADS
+from kvsm.vllm.trial import connector_config
 
 PLAIN, KVSM = "without kvsm", "KvsmConnector"
 
@@ -33,7 +33,7 @@ def serve_adapters(model: TinyModel, directory: Path) -> dict[str, list[list[Ans
         path = directory / f"adapter {number}"
         _write_adapter(path, model, seed=number)
         adapters.append(LoRARequest(path.name, number, str(path)))
-    transfer = OFFLOADS[KVSM](cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "log"))
+    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "log"))
     answers: dict[str, list[list[Answer]]] = {}
     for name, config in ((PLAIN, None), (KVSM, transfer)):
         with engine_of(model, config, enable_lora=True, max_loras=2, max_lora_rank=8) as llm:
@@ -77,7 +77,7 @@ def serve_pictures(config: Mapping[str, Any], directory: Path) -> dict[str, list
     pictures = [Image.fromarray(drawn.integers(0, 255, (28, 28, 3), dtype=np.uint8)) for _ in range(3)]
     text = conversations()[0]
     asked = [{"prompt_token_ids": text, "multi_modal_data": {"image": picture}} for picture in pictures]
-    transfer = OFFLOADS[KVSM](cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "log"))
+    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "log"))
     _write_processor(directory, config)
     answers: dict[str, list[list[Answer]]] = {}
     for name, given in ((PLAIN, None), (KVSM, transfer)):
@@ -124,7 +124,7 @@ def serve_embeddings(model: TinyModel, directory: Path) -> dict[str, list[list[A
         {"prompt_embeds": torch.randn(length, model.config["hidden_size"], generator=drawn)}
         for length in (150, 100)
     ]
-    transfer = OFFLOADS[KVSM](cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "log"))
+    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(directory / "log"))
     answers: dict[str, list[list[Answer]]] = {}
     for name, given in ((PLAIN, None), (KVSM, transfer)):
         with engine_of(model, given, enable_prompt_embeds=True) as llm:

@@ -44,13 +44,12 @@ from scheduler_shapes import (
 )
 from vllm import SamplingParams
 from vllm.distributed.kv_transfer.kv_connector.utils import KVOutputAggregator
-from vllm.distributed.kv_transfer.kv_connector.v1.offloading_connector import OffloadingConnector
 from vllm.lora.request import LoRARequest
 from vllm.v1.outputs import DraftTokenIds, KVConnectorOutput, ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 
 from kvsm.check.vllm_fuzz.longest_hits import watch_hits
-from kvsm.check.vllm_fuzz.rank import ModelRank, workers_of_kvsm
+from kvsm.check.vllm_fuzz.rank import ModelRank, sides_of_kvsm
 from kvsm.check.vllm_fuzz.word_model import EngineStep, KnownTokens, ModelRunner
 from kvsm.copies import HostPool, SimulatedCopyEngine
 from kvsm.copies.failing import FailingCopyEngine
@@ -67,7 +66,6 @@ from kvsm.states.lease import LeaseState
 from kvsm.states.words import STATE_MASK
 from kvsm.testing import assert_at_rest
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.offloading_connector import KvsmOffloadingConnector, RankReports
 from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
 from kvsm.vllm.step_messages import StepReports
 
@@ -93,20 +91,17 @@ class Rank(ModelRank):
         self._kept_back: list[WorkerReport] = []
         super().__init__(config, kv_cache, KvsmConnector, shape.device_blocks, number)
         # A step that waits for copies takes seconds; the short pauses of one that computes nothing take none.
-        for worker in workers_of_kvsm(self.connector):
-            worker.clock = clock.read
-            worker.pause = lambda pause_s: clock.advance(1 if pause_s == LONGEST_PAUSE_S else 0)
+        for side in sides_of_kvsm(self.connector):
+            side.clock = clock.read
+            side.pause = lambda pause_s: clock.advance(1 if pause_s == LONGEST_PAUSE_S else 0)
             if shape.disk_blocks:
-                worker.pause = time.sleep  # The copies of the disk are real.
+                side.pause = time.sleep  # The copies of the disk are real.
 
     def _make_copies(
         self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
     ) -> RankCopies:
         pool, shape = HostPool(host_blocks, BLOCK_TOKENS * WORD_BYTES, path=path), self._shape
         engine = SimulatedCopyEngine(list(tensors), pool.blocks, self._seed)
-        never_loses_loads = issubclass(KvsmConnector, OffloadingConnector) and not issubclass(
-            KvsmConnector, KvsmOffloadingConnector
-        )
         self.device = engine.simulated
         self.copies = HangingCopyEngine(
             FailingCopyEngine(engine, self._seed, shape.failing),
@@ -114,7 +109,6 @@ class Rank(ModelRank):
             self._clock,
             self._hangs,
             shape.hanging,
-            waits_for_loads=never_loses_loads,
             spare_blocks=(shape.device_blocks - MOST_BLOCKS) // shape.ranks,
         )
         return RankCopies(self.copies, pool)
@@ -137,8 +131,7 @@ class Rank(ModelRank):
             return None
         if reports is not None:
             return replace(reports, reports=told)
-        is_told = isinstance(self.connector, KvsmOffloadingConnector)
-        return RankReports(reports=told) if is_told else StepReports(told)
+        return StepReports(told)
 
     def speak(self) -> None:
         """Report what was kept back."""

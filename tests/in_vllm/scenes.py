@@ -25,7 +25,7 @@ from kvsm.core.ledger.invariants import check_ledger, check_rest
 from kvsm.core.ledger.snapshot import digest
 from kvsm.events import Direction
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, GEMMA, LLAMA, VOCABULARY, tiny_model
-from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial, spec_config
+from kvsm.vllm.trial import Trial, connector_config, environment, make_engine, run_trial
 
 MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
 
@@ -62,6 +62,15 @@ def steered(
     """vLLM's `kv_transfer_config` for a connector of `faulty_connectors`."""
     given = connector_config(load_failure, **{"cpu_bytes_to_use": HOST_BYTES, **options})
     return {**given, "kv_connector": name, "kv_connector_module_path": "faulty_connectors"}
+
+
+def spec_config(name: str = "RecordingSpec", **options: Any) -> dict[str, Any]:
+    """vLLM's `kv_transfer_config` for its OffloadingConnector with a spec of kvsm."""
+    return {
+        "kv_connector": "OffloadingConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"spec_name": name, "spec_module_path": "kvsm.vllm", **options},
+    }
 
 
 def steered_spec(name: str, **options: Any) -> dict[str, Any]:

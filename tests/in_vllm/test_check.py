@@ -20,10 +20,9 @@ from kvsm.cli import main
 from kvsm.core.ledger.snapshot import digest
 from kvsm.explain.story import rebuild, verify_log
 from kvsm.vllm import installation_check, trial
-from kvsm.vllm.bench import PEERS, PLAIN, SMALL, SMALL_AND_DISK
-from kvsm.vllm.installation_check import SHORT_START, missing_names
+from kvsm.vllm.bench import KVSM, PEERS, PLAIN, SMALL, SMALL_AND_DISK
+from kvsm.vllm.installation_check import CONNECTOR, SHORT_START, missing_names
 from kvsm.vllm.tiny_model import BLOCK_TOKENS
-from kvsm.vllm.trial import OFFLOADS
 
 ROOT = Path(__file__).parent.parent.parent
 MOST_SECONDS = 600
@@ -53,7 +52,7 @@ def test_an_installation_that_works_is_good(checked: dict[str, Any]) -> None:
     assert checked["good"]
     assert checked["interface"] == []
     assert checked["no_short_start"] == ""
-    names = ["without kvsm", *OFFLOADS, SHORT_START]
+    names = ["without kvsm", CONNECTOR, SHORT_START]
     assert [one["name"] for one in checked["engines"]] == names
     assert [one["other_tokens"] for one in checked["engines"]] == [0] * len(names)
 
@@ -100,7 +99,7 @@ def test_bench_measures_kvsm_and_its_peers() -> None:
     arguments = ("--requests", "24", "--turns", "2", "--turn-tokens", "64", "--answer-tokens", "2")
     found = benched(*arguments, "--peers")
     names = [one["name"] for one in found["contestants"]]
-    assert names == [PLAIN, *PEERS, *sorted(OFFLOADS, reverse=True)]
+    assert names == [PLAIN, *PEERS, KVSM]
     plain, *offloads = (one["rounds"][0] for one in found["contestants"])
     assert plain["times"]["connector_seconds"] == 0
     for one in offloads:

@@ -138,39 +138,6 @@ def test_failed_loads_are_computed_without_asking_twice(played: Played) -> None:
     assert facts["cached after failed loads"] == [[192] * 6]
 
 
-VLLMS_DECISIONS = (
-    "abort_in_mid_load",
-    "abort_all_in_mid_load",
-    "abort_before_the_load_fails",
-    "abort_when_the_load_has_ended",
-    "reset_under_load",
-    "reset_running_requests",
-    "sleep",
-    "pause",
-    "fail_loads",
-)
-"""The scenes that are played with `KvsmOffloadingConnector` too."""
-
-
-def test_the_same_with_vllms_decisions(tmp_path: Path) -> None:
-    """Tokens are right, nothing is left, and the log verifies, whatever is aborted, reset or fails."""
-    # Without a bound, a step that vLLM makes wait for held copies lets them go.
-    settings = {"name": "SteeredOffloadingConnector", "transfer_timeout_s": 0, "offload_prompt_only": False}
-    told = play(list(VLLMS_DECISIONS), tmp_path, model="gemma", **settings)
-    right = expected("gemma")
-    for number, tokens, why in told.answers:
-        assert (tokens, why) == (right[number], "length"), f"prompt {number}"
-    assert told.left == []
-    assert told.facts["cached after the reset"] == [[0] * 5, [0] * 5]
-    assert told.facts["cached after sleep"] == [[0, 0]]
-    assert told.facts["steps with failed loads"][0] <= MAX_TOKENS + 6
-    assert all(told.facts["cached after failed loads"][0])
-    (log,) = tmp_path.iterdir()
-    verification = verify_log(log)
-    assert verification.good, verification
-    assert verification.digest == told.digest
-
-
 def test_an_engine_process_ends_though_its_stores_never_do(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -32,7 +32,7 @@ from kvsm.errors import ConfigError
 from kvsm.events import LoadPlanned, WorkerReported
 from kvsm.explain.story import Verification, verify_log
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions, parse
+from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.trial import Trial, TrialFailed, connector_config, run_trial
 
 THRASHING: Mapping[str, Any] = {"num_gpu_blocks_override": 40}
@@ -83,14 +83,10 @@ def test_a_failed_load_ends_its_request_where_vllm_is_told_so(tmp_path: Path) ->
     assert verified(tmp_path)[1].digest == told.digest
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["OneRankFailsConnector", pytest.param("OneRankFailsOffloadingConnector", marks=pytest.mark.slow)],
-)
-def test_one_rank_of_two_fails(name: str, tmp_path: Path) -> None:
+def test_one_rank_of_two_fails(tmp_path: Path) -> None:
     """Publish after commit (S2): a block that one rank could not copy is not matched. Tokens are
     unchanged."""
-    half = steered(name=name, event_log=str(tmp_path))
+    half = steered(name="OneRankFailsConnector", event_log=str(tmp_path))
     outcome = run_trial(trial(half, TWO_RANKS, in_process=False))
     assert outcome.tokens == expected("llama") * 3
     log, verification = verified(tmp_path)
@@ -152,25 +148,18 @@ def test_a_trial_ends_well_where_the_environment_keeps_the_core_in_its_process(
 TIMEOUT_S = 5.0
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["LosingConnector", pytest.param("LosingOffloadingConnector", marks=pytest.mark.slow), "LosingSpec"],
-)
-def test_a_lost_report_stops_nothing_for_long(name: str, tmp_path: Path) -> None:
+def test_a_lost_report_stops_nothing_for_long(tmp_path: Path) -> None:
     """Progress (S9): when its time is up, the caches can be reset, and later requests store and load.
 
-    The second rank of a connector of kvsm also loses a load: its request is recomputed.
+    The second rank loses a store, and a load, whose request is recomputed.
     """
     options = {"transfer_timeout_s": TIMEOUT_S, "event_log": str(tmp_path)}
-    is_connector = name != "LosingSpec"
-    given = steered(name=name, **options) if is_connector else steered_spec(name, **options)
-    told = lost_reports.run(given)
+    told = lost_reports.run(steered(name="LosingConnector", **options))
     assert told.tokens == [expected("llama")] * (2 + lost_reports.ROUNDS)
     assert told.reset_after_s < 10 * TIMEOUT_S
-    lost = 2 if is_connector else 1
-    assert told.after["vllm:kvsm_transfers_ended{lost}"] >= lost
-    assert told.after["vllm:kvsm_retired_blocks"] >= lost
-    assert (told.after["vllm:kvsm_retired_device_blocks"] > 0) or not is_connector
+    assert told.after["vllm:kvsm_transfers_ended{lost}"] >= 2
+    assert told.after["vllm:kvsm_retired_blocks"] >= 2
+    assert told.after["vllm:kvsm_retired_device_blocks"] > 0
     for what in ("vllm:kvsm_blocks_stored", "vllm:kvsm_blocks_loaded"):
         assert told.after[what] > told.before[what], what
     assert verified(tmp_path)[1].good
@@ -181,7 +170,6 @@ def test_a_lost_report_stops_nothing_for_long(name: str, tmp_path: Path) -> None
 
 FULL: Mapping[str, Callable[..., dict[str, Any]]] = {
     "FullDiskConnector": partial(steered, name="FullDiskConnector"),
-    "FullDiskSpec": partial(steered_spec, "FullDiskSpec"),
     "FullDiskRecordingSpec": partial(steered_spec, "FullDiskRecordingSpec"),
 }
 
@@ -247,12 +235,6 @@ def test_a_full_disk_stops_the_engine_if_asked(tmp_path: Path) -> None:
 def test_contradicting_options_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse(ConnectorOptions, options)
-
-
-def test_the_spec_hands_nothing_over() -> None:
-    """Only KvsmConnector does, and a user who tries it with the spec hears so."""
-    with pytest.raises(ConfigError, match="'hand_over_directory', an option of KvsmConnector alone"):
-        parse(SpecOptions, {"cpu_bytes_to_use": 1, "hand_over_directory": "/dev/shm/m"})
 
 
 def test_options_of_others_are_ignored() -> None:

@@ -73,7 +73,7 @@ WINDOWS = EngineShape(windows=True, device_blocks=26, host_blocks=160)
     ids=["untold", "given-back", "wrong-bytes"],
 )
 def test_what_is_told_of_resets_is_true(actions: tuple[Action, ...], shape: EngineShape, says: str) -> None:
-    """Both tested versions of vLLM have these. kvsm's connectors pass the same steps."""
+    """Both tested versions of vLLM have these. KvsmConnector passes the same steps."""
 
     def outcome(connector: str) -> str:
         case = msgspec.structs.replace(shape, connector=connector)
@@ -81,4 +81,3 @@ def test_what_is_told_of_resets_is_true(actions: tuple[Action, ...], shape: Engi
 
     assert says in outcome("OffloadingConnector")
     assert outcome("KvsmConnector") == "None"
-    assert outcome("KvsmOffloadingConnector") == "None"

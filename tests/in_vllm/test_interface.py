@@ -12,21 +12,19 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import vllm
-from test_spec import config
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorStats
 from vllm.v1.kv_offload.base import OffloadingManager
 
 from kvsm.errors import ConfigError
-from kvsm.vllm import KvsmSpec
-from kvsm.vllm.extra_config import ConnectorOptions, SpecOptions, parse
+from kvsm.vllm.extra_config import ConnectorOptions, parse
 from kvsm.vllm.installation_check import CALLED, misfits
-from kvsm.vllm.interface import changed_methods, changes, fields_of, has_since, methods_of, options_read
+from kvsm.vllm.interface import changed_methods, changes, fields_of, methods_of, options_read
 from kvsm.vllm.interface_table import INTERFACES, Interface, Method
-from kvsm.vllm.spec import vllms_own
 from kvsm.vllm.versions import installed
 from kvsm.vllm.vllm_options import OPTION_READERS, OPTIONS, Option
 
 VALUES: dict[str, Any] = {
-    "spec_name": "KvsmSpec",
+    "spec_name": "RecordingSpec",
     "spec_module_path": "kvsm.vllm",
     "secondary_tiers": [{"type": "fs"}],
     "disk_path": "/tmp",
@@ -70,48 +68,43 @@ def test_options_are_taken_or_refused_as_the_table_says(option: Option) -> None:
     else:
         with pytest.raises(ConfigError, match=f"{option.name}.*{re.escape(option.why)}"):
             parse(ConnectorOptions, {**size, option.name: value})
-    if option.spec == "own":
-        parse(SpecOptions, {**size, option.name: value}, vllms_own())
-    elif option.spec == "vLLM" and has_since(installed(), option.since):
-        assert option.name in vllms_own()
-        KvsmSpec(config(**{option.name: value}))
-    else:
-        with pytest.raises(ConfigError, match=option.name):
-            KvsmSpec(config(**{option.name: value}))
 
 
 # That a difference is seen.
 
 
 def told(theirs: type, table: Interface) -> list[str]:
-    return changed_methods("OffloadingManager", table, theirs, installed())
+    return changed_methods("KVConnectorStats", table, theirs, installed())
 
 
 def test_an_added_a_removed_and_a_changed_method_are_told() -> None:
-    class Later(OffloadingManager):
+    class Later(KVConnectorStats):
         def prefetch(self, keys: list[bytes], urgent: bool = False) -> None: ...
 
-        def touch(self, keys: Any, req_context: Any, weight: float = 1.0) -> None: ...
+        def aggregate(self, other: Any, weight: float = 1.0) -> Any: ...
 
         @property
         def room(self) -> int:
             return 0
 
-    table = INTERFACES["OffloadingManager"]
-    two = table._replace(methods=tuple(one for one in table.methods if one.name in ("touch", "shutdown")))
+    table = INTERFACES["KVConnectorStats"]
+    two = table._replace(methods=tuple(one for one in table.methods if one.name in ("aggregate", "reset")))
     assert told(Later, two) == [
-        "vLLM has a new method of OffloadingManager, which kvsm does not know: prefetch",
-        "vLLM has a new method of OffloadingManager, which kvsm does not know: room",
-        "vLLM has no method of OffloadingManager any more: shutdown",
-        "vLLM has changed OffloadingManager.touch: it was (keys, req_context), and is "
-        "(keys, req_context, weight=1.0)",
+        "vLLM has a new method of KVConnectorStats, which kvsm does not know: prefetch",
+        "vLLM has a new method of KVConnectorStats, which kvsm does not know: room",
+        "vLLM has no method of KVConnectorStats any more: reset",
+        "vLLM has changed KVConnectorStats.aggregate: it was (other), and is (other, weight=1.0)",
     ]
 
 
 def test_the_check_of_the_installation_tells_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """vLLM itself is changed here, as a new version would be."""
-    monkeypatch.setattr(OffloadingManager, "prefetch", lambda self, keys: None, raising=False)  # noqa: ARG005
-    assert changes() == ["vLLM has a new method of OffloadingManager, which kvsm does not know: prefetch"]
+    for theirs in (KVConnectorStats, OffloadingManager):
+        monkeypatch.setattr(theirs, "prefetch", lambda self, keys: None, raising=False)  # noqa: ARG005
+    assert changes() == [
+        "vLLM has a new method of KVConnectorStats, which kvsm does not know: prefetch",
+        "vLLM has a new method of OffloadingManager, which RecordingSpec does not record: prefetch",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,4 @@
-"""Models with every kind of KV cache in real vLLM engines: `KvsmConnector` and `KvsmSpec` beside vLLM's own
-prefix cache.
+"""Models with every kind of KV cache in real vLLM engines: `KvsmConnector` beside vLLM's own prefix cache.
 
 A hit that kvsm loads and a hit that the device still has lead to the same steps. So whatever an engine
 computes from them must be equal to the bit: the probabilities of its tokens, and all that it caches.
@@ -8,7 +7,6 @@ computes from them must be equal to the bit: the probabilities of its tokens, an
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +23,6 @@ from kvsm.core.log import LogReader
 from kvsm.events import LoadPlanned, StorePlanned
 from kvsm.explain.story import verify_log
 from kvsm.ids import listed, unpack
-from kvsm.vllm.trial import OFFLOADS
 
 
 def models(*, change_answers: bool = True) -> Any:
@@ -40,13 +37,8 @@ def models(*, change_answers: bool = True) -> Any:
     )
 
 
-def whole_finders(name: str) -> list[str]:
-    """The parts of kvsm that find every hit of this model."""
-    return [way for way in MODELS[name].ways if way not in MODELS[name].finds_less]
-
-
 @pytest.fixture(scope="session")
-def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A function: name of a model -> its outcome. Each model is served once."""
 
     @cache
@@ -65,15 +57,13 @@ def test_hits_are_those_of_the_device(served: Any, name: str) -> None:
     cached = [answer.cached for answer in outcome.device_hits]
     assert cached[:2] == [0, 0]
     assert all(cached[2:])
-    for way in whole_finders(name):
-        assert [answer.cached for answer in outcome.host_hits[way]] == cached
+    assert [answer.cached for answer in outcome.host_hits] == cached
 
 
 @models()
 def test_answers_are_to_the_bit_those_of_vllms_own_prefix_cache(served: Any, name: str) -> None:
     outcome = served(name)
-    for way in whole_finders(name):
-        assert outcome.host_hits[way] == outcome.device_hits
+    assert outcome.host_hits == outcome.device_hits
 
 
 @models(change_answers=False)
@@ -81,11 +71,9 @@ def test_tokens_are_those_without_any_hit(served: Any, name: str) -> None:
     """One by one, and all at once on a device with few blocks."""
     outcome = served(name)
     expected = [answer.tokens for answer in outcome.without_hits]
-    for way in MODELS[name].ways:
-        assert [answer.tokens for answer in outcome.host_hits[way]] == expected
-        assert [answer.tokens for answer in outcome.crowd[way]] == expected
-        found = [bool(answer.cached) for answer in outcome.crowd[way]]
-        assert all(found) or (any(found) and way in MODELS[name].finds_less)
+    assert [answer.tokens for answer in outcome.host_hits] == expected
+    assert [answer.tokens for answer in outcome.crowd] == expected
+    assert all(answer.cached for answer in outcome.crowd)
 
 
 @models()
@@ -116,14 +104,6 @@ def test_the_log_verifies(served: Any, name: str) -> None:
     assert verify_log(served(name).log).good
 
 
-@pytest.mark.slow
-def test_vllms_own_connector_finds_less_of_some_windows(served: Any) -> None:
-    """If this fails, vLLM has mended it. What it does find is loaded."""
-    outcome = served("cohere 2")
-    most = sum(answer.cached for answer in outcome.device_hits)
-    assert 0 < sum(answer.cached for answer in outcome.host_hits["KvsmSpec"]) < most
-
-
 def test_vllms_own_prefix_cache_changes_tokens_of_mla_on_a_cpu(served: Any) -> None:
     """If this fails, vLLM has mended it: the tokens can be compared with those without any hit."""
     outcome = served("deepseek v3")
@@ -144,8 +124,7 @@ def test_rounding_is_no_state_of_another_step(served: Any) -> None:
         assert rounding[part] < distance / 10
 
 
-@pytest.mark.parametrize("way", OFFLOADS)
-def test_a_model_without_a_prefix_cache_is_refused(stage: Stage, way: str) -> None:
+def test_a_model_without_a_prefix_cache_is_refused(stage: Stage) -> None:
     """vLLM turns the prefix cache of MLA off on a CPU without AMX, where hits change tokens."""
-    refused = stage.play(refusal, MLA._replace(lifts_ban=False), way)
+    refused = stage.play(refusal, MLA._replace(lifts_ban=False))
     assert "offloads what the prefix cache holds" in refused

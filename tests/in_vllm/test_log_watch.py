@@ -28,11 +28,11 @@ from kvsm.explain.metrics import Metrics
 from kvsm.vllm import log_watch
 from kvsm.vllm.connector_stats import STATS_INTERVAL_S, StatsSource
 from kvsm.vllm.engine_offloader import EngineOffloader, open_engine_offloader
-from kvsm.vllm.extra_config import SpecOptions
+from kvsm.vllm.extra_config import ConnectorOptions
+from kvsm.vllm.log_stats import LogStats, metric_definitions
 from kvsm.vllm.log_watch import AGAIN_S, LogWatch
 from kvsm.vllm.manager_recorder import ManagerRecorder
 from kvsm.vllm.recording_manager import RecordingManager
-from kvsm.vllm.spec_stats import LOG_METRICS, LogStats, metric_definitions
 
 CONFIG = OffloadConfig(host_blocks=4, device_blocks=8)
 
@@ -53,7 +53,7 @@ class Rig:
     """An engine's core with a log on a small disk. A step adds two events."""
 
     def __init__(self, directory: Path, limited: Disk) -> None:
-        options = SpecOptions(cpu_bytes_to_use=1, event_log=str(directory), log_durability="none")
+        options = ConnectorOptions(cpu_bytes_to_use=1, event_log=str(directory), log_durability="none")
         self.core: EngineOffloader = open_engine_offloader(CONFIG, options, 0, None)
         assert self.core.event_log is not None
         self.watch: LogWatch = self.core.event_log
@@ -214,7 +214,7 @@ def test_a_recorders_log_is_heard_too(tmp_path: Path) -> None:
         broken = manager.get_stats()
         again = manager.get_stats()
     assert len(lines) == 1
-    titles = set(metric_definitions(LOG_METRICS))
+    titles = set(metric_definitions())
     assert titles == {"vllm:kvsm_log_broken", "vllm:kvsm_log_events_dropped"}
     assert titles.isdisjoint(whole.reduce())
     told = broken.reduce()
@@ -228,7 +228,7 @@ def test_a_recorders_log_is_heard_too(tmp_path: Path) -> None:
 def test_a_log_keeps_a_limit_that_is_far_below_a_segment(tmp_path: Path) -> None:
     """The segments of a log without a limit have 64 MiB. A log with a lower limit has smaller ones."""
     limit = 200_000
-    options = SpecOptions(
+    options = ConnectorOptions(
         cpu_bytes_to_use=1, event_log=str(tmp_path), log_durability="none", log_max_bytes=limit
     )
     core = open_engine_offloader(CONFIG, options, 0, None)
@@ -252,7 +252,9 @@ def test_an_engine_starts_where_no_log_can_be_written(tmp_path: Path, given: dic
     """A file stands where the directory should be made, which stops root too. `stop` refuses the start."""
     place = tmp_path / "file"
     place.touch()
-    options = SpecOptions(cpu_bytes_to_use=1, event_log=str(place / "logs"), log_durability="none", **given)
+    options = ConnectorOptions(
+        cpu_bytes_to_use=1, event_log=str(place / "logs"), log_durability="none", **given
+    )
     if given:
         with pytest.raises(LogError, match=r"no directory can be made in .*; make room there or"):
             open_engine_offloader(CONFIG, options, 0, None)
@@ -289,7 +291,7 @@ def test_a_log_that_begins_late_has_the_mark_of_stops_from_then_on(tmp_path: Pat
     first.touch()
     engines = []
     for place in (first, second):
-        options = SpecOptions(cpu_bytes_to_use=1, event_log=str(place / "logs"), log_durability="none")
+        options = ConnectorOptions(cpu_bytes_to_use=1, event_log=str(place / "logs"), log_durability="none")
         engines.append(open_engine_offloader(CONFIG, options, 0, None))
     engine, other = engines
     engine.mark_stops()

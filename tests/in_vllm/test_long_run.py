@@ -47,17 +47,16 @@ HAPPENED = (
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("offload", ["KvsmConnector", "KvsmOffloadingConnector"])
-def test_a_long_run_is_right_to_its_end(offload: str, tmp_path: Path) -> None:
+def test_a_long_run_is_right_to_its_end(tmp_path: Path) -> None:
     """Data (S15) and progress (S9) over many requests: each answer is right, nothing grows, and nothing is
     left.
 
     The log keeps its bound, verifies from the oldest segment that it has, and ends in the state of the
     engine.
     """
-    told, log = long_run.run(offload, MINUTES, tmp_path)
+    told, log = long_run.run("KvsmConnector", MINUTES, tmp_path)
     assert log is not None
-    (tmp_path / "page.md").write_text(long_run.page(told, offload, log))
+    (tmp_path / "page.md").write_text(long_run.page(told, "KvsmConnector", log))
     assert told.wrong == []
     assert told.left == []
     for name in HAPPENED:

@@ -1,4 +1,4 @@
-"""`ManagerMachine` passes vLLM's managers and kvsm's, and finds what is broken.
+"""`ManagerMachine` passes vLLM's managers, and finds what is broken.
 
 Each broken manager has one fault. What is found in vLLM's tiering manager is told in docs/findings.md.
 """
@@ -15,7 +15,6 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 import tested_managers as managers
-from museum.adapter_machine import KvsmManagerMachine
 from tested_managers import tiers, vllms
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext, make_offload_key
 
@@ -74,7 +73,7 @@ def run(machine: type[ManagerMachine], examples: int, **options: Any) -> None:
     run_state_machine_as_test(machine, settings=chosen)
 
 
-@pytest.mark.parametrize("machine", [Lru, Arc, WithoutEvents, KvsmManagerMachine, TiersWithRoom])
+@pytest.mark.parametrize("machine", [Lru, Arc, WithoutEvents, TiersWithRoom])
 def test_a_good_manager_passes(machine: type[ManagerMachine]) -> None:
     run(machine, 30)
 

@@ -26,9 +26,7 @@ from kvsm.core.log import LogReader
 from kvsm.events import RequestPreempted
 from kvsm.explain.story import verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
-from kvsm.vllm.trial import OFFLOADS, Trial, environment
-
-NO_OFFLOAD = ""
+from kvsm.vllm.trial import Trial, connector_config, environment
 
 NOTHING_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 """vLLM compiles a part of its sampler for log-probabilities, which takes longer than these tests."""
@@ -36,43 +34,24 @@ NOTHING_COMPILED = {"TORCHDYNAMO_DISABLE": "1"}
 ROUNDING = 1e-3
 """Two runs may batch their prompts differently, which changes a log-probability a little."""
 
-FAST = (
-    ("whole prefills", "KvsmConnector"),
-    ("whole prefills", "KvsmOffloadingConnector"),
-    ("n-gram drafts", "KvsmConnector"),
-    ("pipeline parallel", "KvsmConnector"),
+FAST = ("whole prefills", "n-gram drafts", "pipeline parallel")
+SLOW = ("asynchronous scheduling",)
+"""Engines of the table."""
+
+each_engine = pytest.mark.parametrize(
+    "engine", [*FAST, *(pytest.param(one, marks=pytest.mark.slow) for one in SLOW)]
 )
-
-SLOW = (
-    ("whole prefills", "KvsmSpec"),
-    ("n-gram drafts", "KvsmOffloadingConnector"),
-    ("pipeline parallel", "KvsmOffloadingConnector"),
-    ("asynchronous scheduling", "KvsmConnector"),
-    ("asynchronous scheduling", "KvsmOffloadingConnector"),
-)
-"""(engine, part of kvsm). With `FAST`, every engine of the table meets both connectors."""
-
-PARTS = [part for engine, part in FAST if engine == "whole prefills"]
-"""The parts of kvsm that every run of this file meets."""
-
-RUNS = [*FAST, *(pytest.param(*run, marks=pytest.mark.slow) for run in SLOW)]
 
 IN_TURNS = "resumable requests"
 
-WRONG_IN_VLLM = {(IN_TURNS, "KvsmSpec")}
-"""(mode, part of kvsm). vLLM's own OffloadingConnector stores wrong blocks of a session, with any spec, and a
-spec cannot keep it from that. docs/vllm.md says so."""
-
-CASES = [
-    pytest.param(
-        mode, part, id=f"{mode.name}-{part}", marks=[pytest.mark.slow] * ((mode.engine, part) in SLOW)
-    )
-    for mode in MODES
-    for engine, part in (*FAST, *SLOW)
-    if mode.engine == engine and (mode.name, part) not in WRONG_IN_VLLM
-]
-
-each_case = pytest.mark.parametrize(("mode", "part"), CASES)
+each_mode = pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, id=mode.name, marks=[pytest.mark.slow] * (mode.engine in SLOW))
+        for mode in MODES
+        if mode.engine in (*FAST, *SLOW)
+    ],
+)
 
 
 class Run(NamedTuple):
@@ -88,14 +67,14 @@ class Runs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._tokenizer = write_tokenizer(directory / "tokenizer")
-        self._runs: dict[tuple[str, str], Run | AssertionError] = {}
+        self._runs: dict[tuple[str, bool], Run | AssertionError] = {}
 
-    def run(self, engine: str, part: str) -> Run:
-        """The run of an engine with this part of kvsm. Without any it serves the rounds of every mode."""
-        key = (engine, part)
+    def run(self, engine: str, offloads: bool = True) -> Run:
+        """The run of an engine, with kvsm or without. Without kvsm it serves the rounds of every mode."""
+        key = (engine, offloads)
         if key not in self._runs:
             try:
-                self._runs[key] = self._serve(engine, part)
+                self._runs[key] = self._serve(engine, offloads)
             except AssertionError as error:
                 self._runs[key] = error
         run = self._runs[key]
@@ -104,15 +83,16 @@ class Runs:
         return run
 
     def reference(self, mode: Mode) -> list[Served]:
-        return self.run("whole prefills", NO_OFFLOAD).rounds[mode.name]
+        return self.run("whole prefills", offloads=False).rounds[mode.name]
 
-    def _serve(self, name: str, part: str) -> Run:
-        engine, log = ENGINES[name], self._directory / f"log of {name} {part}"
-        modes = [mode for mode in MODES if mode.engine == name or part == NO_OFFLOAD]
+    def _serve(self, name: str, offloads: bool) -> Run:
+        engine, log = ENGINES[name], self._directory / f"log of {name}"
+        modes = [mode for mode in MODES if mode.engine == name or not offloads]
+        transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
         trial = Trial(
             engine={**COMMON, **engine.arguments, "tokenizer": self._tokenizer},
             model=dict(MODEL),
-            kv_transfer=OFFLOADS[part](cpu_bytes_to_use=HOST_BYTES, event_log=str(log)) if part else None,
+            kv_transfer=transfer if offloads else None,
         )
         rounds = [one for mode in modes for one in mode.rounds]
         work = Work(trial=trial, rounds=rounds, asynchronous=engine.asynchronous)
@@ -136,8 +116,8 @@ def mode_named(name: str) -> Mode:
     return next(mode for mode in MODES if mode.name == name)
 
 
-def rounds_of(runs: Runs, mode: Mode, part: str) -> Iterator[tuple[Round, Served]]:
-    yield from zip(mode.rounds, runs.run(mode.engine, part).rounds[mode.name])
+def rounds_of(runs: Runs, mode: Mode) -> Iterator[tuple[Round, Served]]:
+    yield from zip(mode.rounds, runs.run(mode.engine).rounds[mode.name])
 
 
 def test_every_engine_serves_a_mode() -> None:
@@ -145,23 +125,23 @@ def test_every_engine_serves_a_mode() -> None:
     assert len({mode.name for mode in MODES}) == len(MODES)
 
 
-@each_case
-def test_answers_are_those_without_offload(runs: Runs, mode: Mode, part: str) -> None:
+@each_mode
+def test_answers_are_those_without_offload(runs: Runs, mode: Mode) -> None:
     """Tokens are equal in every round, and log-probabilities where they are wanted."""
-    for ours, theirs in zip(runs.run(mode.engine, part).rounds[mode.name], runs.reference(mode)):
+    for ours, theirs in zip(runs.run(mode.engine).rounds[mode.name], runs.reference(mode)):
         for one, right in zip(ours.answers, theirs.answers, strict=True):
             assert one.choices == right.choices
             assert one.logprobs == pytest.approx(right.logprobs, abs=ROUNDING)
 
 
-@each_case
-def test_hits_are_where_they_must_be(runs: Runs, mode: Mode, part: str) -> None:
+@each_mode
+def test_hits_are_where_they_must_be(runs: Runs, mode: Mode) -> None:
     """Most of a prompt that is asked again is found, and the device alone could not hold it.
 
     A prompt that must not be found is computed whole. It is new, or has another salt, or its
     log-probabilities are wanted, or the engine has slept.
     """
-    for number, (asked, served) in enumerate(rounds_of(runs, mode, part)):
+    for number, (asked, served) in enumerate(rounds_of(runs, mode)):
         cached = [answer.cached for answer in served.answers]
         if asked.finds == "nothing":
             assert cached == [0] * len(cached), f"round {number}"
@@ -172,9 +152,9 @@ def test_hits_are_where_they_must_be(runs: Runs, mode: Mode, part: str) -> None:
             assert served.from_host > sum(whole) / 4, f"round {number}: {served.from_host} of {whole}"
 
 
-@pytest.mark.parametrize(("engine", "part"), RUNS)
-def test_the_log_verifies(runs: Runs, engine: str, part: str) -> None:
-    (log,) = runs.run(engine, part).log.iterdir()
+@each_engine
+def test_the_log_verifies(runs: Runs, engine: str) -> None:
+    (log,) = runs.run(engine).log.iterdir()
     found = verify_log(log)
     assert found.good, found
     assert found.condition.complete
@@ -204,18 +184,16 @@ def test_several_answers_differ(runs: Runs) -> None:
 def test_every_token_of_the_prompt_has_a_log_probability(runs: Runs) -> None:
     """A hit would leave out the tokens that it covers."""
     mode = mode_named("prompt log-probabilities")
-    for part in PARTS:
-        for asked, served in [*rounds_of(runs, mode, part)][:2]:
-            for one, answer in zip(asked.asked, served.answers):
-                assert len(answer.logprobs) == len(one.parts[0]) - 1 + len(answer.choices[0])
+    for asked, served in [*rounds_of(runs, mode)][:2]:
+        for one, answer in zip(asked.asked, served.answers):
+            assert len(answer.logprobs) == len(one.parts[0]) - 1 + len(answer.choices[0])
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_session_is_found_again_without_the_token_that_it_dropped(runs: Runs, part: str) -> None:
+def test_a_session_is_found_again_without_the_token_that_it_dropped(runs: Runs) -> None:
     """Correct bytes: a block whose last token was replaced has the hash of what it holds now, and no block
     has the other hash."""
     mode = mode_named(IN_TURNS)
-    *_, as_it_was, with_last = [served for _, served in rounds_of(runs, mode, part)]
+    *_, as_it_was, with_last = [served for _, served in rounds_of(runs, mode)]
     # The first six blocks are the first part's. The seventh would have ended with the token.
     assert [answer.cached for answer in as_it_was.answers] == [8 * BLOCK_TOKENS] * 2
     assert [answer.cached for answer in with_last.answers] == [6 * BLOCK_TOKENS] * 2
@@ -234,16 +212,15 @@ def test_answers_fit_their_grammar(runs: Runs, name: str) -> None:
             assert fitting[number % len(fitting)](text), text
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_the_least_urgent_are_preempted(runs: Runs, part: str) -> None:
+def test_the_least_urgent_are_preempted(runs: Runs) -> None:
     """By their names in the log: requests are preempted, and none of the most urgent ones."""
     mode = mode_named("priorities")
     priorities = {
         answer.name: one.priority
-        for asked, served in rounds_of(runs, mode, part)
+        for asked, served in rounds_of(runs, mode)
         for one, answer in zip(asked.asked, served.answers)
     }
-    (log,) = runs.run(mode.engine, part).log.iterdir()
+    (log,) = runs.run(mode.engine).log.iterdir()
     names = [event.request for event in LogReader(log).events() if isinstance(event, RequestPreempted)]
     preempted = [priorities[name.partition("-")[0]] for name in names if name.partition("-")[0] in priorities]
     assert preempted

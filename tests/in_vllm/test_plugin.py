@@ -18,7 +18,7 @@ from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 from vllm.v1.kv_offload.factory import OffloadingSpecFactory
 
 from kvsm.explain.story import verify_log
-from kvsm.vllm import KvsmConnector, KvsmSpec
+from kvsm.vllm import KvsmConnector, RecordingSpec
 from kvsm.vllm import vllm_plugin as plugin
 from kvsm.vllm.trial import Trial, run_trial
 
@@ -69,11 +69,11 @@ def chosen(monkeypatch: pytest.MonkeyPatch, value: str = "1") -> None:
 
 def test_names_of_kvsm_need_no_module_path() -> None:
     for registry in (KVConnectorFactory._registry, OffloadingSpecFactory._registry):
-        for name in [one for one in registry if "Kvsm" in one]:
+        for name in [one for one in registry if one in ("KvsmConnector", "RecordingSpec")]:
             del registry[name]
     plugin.load()
     assert KVConnectorFactory.get_connector_class_by_name("KvsmConnector") is KvsmConnector
-    assert OffloadingSpecFactory.get_spec_cls({"spec_name": "KvsmSpec"}) is KvsmSpec
+    assert OffloadingSpecFactory.get_spec_cls({"spec_name": "RecordingSpec"}) is RecordingSpec
 
 
 @pytest.mark.parametrize("value", [None, "", "0", "yes"])

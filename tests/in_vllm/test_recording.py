@@ -17,6 +17,7 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from scenes import spec_config
 from vllm.v1.kv_offload.base import (
     LookupResult,
     OffloadingManager,
@@ -39,7 +40,7 @@ from kvsm.vllm.extra_config import RecordingOptions, parse
 from kvsm.vllm.manager_recorder import FINDINGS, STORES_PER_SLOT, ManagerRecorder
 from kvsm.vllm.recording_manager import NOT_RECORDED, RECORDED, RecordingManager
 from kvsm.vllm.tiny_model import LLAMA
-from kvsm.vllm.trial import run_trial, spec_config
+from kvsm.vllm.trial import run_trial
 from kvsm.vllm.versions import features
 
 CHUNKS = 5

@@ -25,7 +25,7 @@ from kvsm.vllm import host_sharing
 from kvsm.vllm.extra_config import ConnectorOptions
 from kvsm.vllm.host_sharing import kv_replicas, pool_path
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA
-from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial, spec_config
+from kvsm.vllm.trial import TrialOutcome, connector_config, run_trial
 
 HEAD_BYTES = 2 * BLOCK_TOKENS * 2 * 32 * 4
 """Bytes of a block of one KV head: two layers of float32."""
@@ -36,24 +36,17 @@ HOST_BYTES = 16 << 20
 class Case(NamedTuple):
     """An engine with two ranks. kv_heads: of its Llama."""
 
-    offload: str
     kv_heads: int
     options: Mapping[str, Any]
 
     def transfer(self, logs: Path) -> dict[str, Any]:
         options = {"cpu_bytes_to_use": HOST_BYTES, "event_log": str(logs), **self.options}
-        made = connector_config(**options) if self.offload == "KvsmConnector" else spec_config(**options)
-        return made | {"engine_id": f"kvsm-test-{os.getpid()}"}
+        return connector_config(**options) | {"engine_id": f"kvsm-test-{os.getpid()}"}
 
-
-VERIFIED: Mapping[str, Any] = {"verify_copies": True}
-
-CANONICAL: Mapping[str, Any] = {"canonical_layout": True}
 
 CASES = {
-    "one head": Case("KvsmConnector", 1, VERIFIED),
-    "canonical": Case("KvsmConnector", 2, {**VERIFIED, **CANONICAL}),
-    "canonical spec": Case("KvsmSpec", 2, CANONICAL),
+    "one head": Case(1, {"verify_copies": True}),
+    "canonical": Case(2, {"verify_copies": True, "canonical_layout": True}),
 }
 
 
@@ -70,10 +63,7 @@ def answers(kv_heads: int) -> list[list[int]]:
     return served(kv_heads, None).tokens
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["one head", "canonical", pytest.param("canonical spec", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize("name", CASES)
 def test_ranks_share_a_host_pool(name: str, tmp_path: Path) -> None:
     """Tokens are those without offload, and host memory holds each byte once. No file is left."""
     case, logs = CASES[name], tmp_path / "logs"
@@ -89,8 +79,7 @@ def test_ranks_share_a_host_pool(name: str, tmp_path: Path) -> None:
     assert verification.good, verification
     events = [*LogReader(log).events()]
     assert any(isinstance(event, LoadPlanned) for event in events)
-    if case.offload == "KvsmConnector":
-        assert {event.worker for event in events if isinstance(event, WorkerReported)} == {0, 1}
+    assert {event.worker for event in events if isinstance(event, WorkerReported)} == {0, 1}
 
 
 # Which ranks hold the same KV cache.

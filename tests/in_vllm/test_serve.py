@@ -31,7 +31,7 @@ from kvsm.events import CacheReset, LoadPlanned
 from kvsm.explain.metrics import Metrics
 from kvsm.explain.story import rebuild, verify_log
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, tiny_model
-from kvsm.vllm.trial import OFFLOADS, environment
+from kvsm.vllm.trial import connector_config, environment
 
 READY_S, ENDED_S = 900, 120
 
@@ -41,9 +41,9 @@ Answer = tuple[list[int], str]
 """(tokens, why it ended)"""
 
 
-def command(model: str, port: int, log: Path, part: str, **more: object) -> list[str]:
+def command(model: str, port: int, log: Path, **more: object) -> list[str]:
     """The server has too few device blocks for five of the prompts. more: other options of the server."""
-    transfer = OFFLOADS[part](cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
+    transfer = connector_config(cpu_bytes_to_use=HOST_BYTES, event_log=str(log))
     options: dict[str, object] = {
         "model": model,
         "served-model-name": "tiny",
@@ -69,11 +69,11 @@ def command(model: str, port: int, log: Path, part: str, **more: object) -> list
 
 @contextmanager
 def server(
-    log: Path, output: Path, part: str = "KvsmConnector", engines: int = 1, **more: object
+    log: Path, output: Path, engines: int = 1, **more: object
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """(address, process) of a server that is ready. It is killed if the test has not ended it.
 
-    part: of kvsm. engines: how many it has. more: other options of the server.
+    engines: how many it has. more: other options of the server.
     """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -87,7 +87,7 @@ def server(
         settings["VLLM_CPU_SIM_MULTI_NUMA"] = "0"
     with tiny_model() as model, output.open("wb") as said:
         process = subprocess.Popen(
-            command(model, port, log, part, **more),
+            command(model, port, log, **more),
             env=settings,
             stdout=said,
             stderr=subprocess.STDOUT,
@@ -265,10 +265,7 @@ async def ask_engine(address: str, engine: int, number: int) -> Completion:
         return await complete(client, number, engine=engine)
 
 
-@pytest.mark.parametrize(
-    "part", ["KvsmConnector", pytest.param("KvsmOffloadingConnector", marks=pytest.mark.slow)]
-)
-def test_two_data_parallel_engines(tmp_path: Path, part: str) -> None:
+def test_two_data_parallel_engines(tmp_path: Path) -> None:
     """Each engine has a host pool and a log of its own, and serves the tokens of an engine without offload.
 
     Clients also ask in vLLM's modes: for several answers, log-probabilities of the prompt, with a salt, a
@@ -280,7 +277,7 @@ def test_two_data_parallel_engines(tmp_path: Path, part: str) -> None:
         "tokenizer": write_tokenizer(tmp_path / "tokenizer"),
         "scheduling-policy": "priority",
     }
-    with server(logs, output, part, engines=2, **options) as (address, process):
+    with server(logs, output, engines=2, **options) as (address, process):
         for _ in range(2):
             for engine in range(2):
                 assert asyncio.run(ask_together(address, range(8), engine=engine)) == right[:8]

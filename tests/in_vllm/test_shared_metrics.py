@@ -1,4 +1,4 @@
-"""The metrics of several parts of kvsm in one MultiConnector. Nothing is served; Prometheus is real."""
+"""The metrics of several connectors in one MultiConnector. Nothing is served; Prometheus is real."""
 
 from __future__ import annotations
 
@@ -11,17 +11,19 @@ import pytest
 pytest.importorskip("vllm", reason="vLLM is not installed")
 
 from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from scenes import spec_config
 from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiConnector, MultiKVConnectorStats
+from vllm.distributed.kv_transfer.kv_connector.v1.offloading.metrics import OffloadingConnectorStats
 from vllm.v1.metrics.prometheus import unregister_vllm_metrics
 
 from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
 from kvsm.explain.metrics import Metrics
 from kvsm.vllm.connector_stats import KvsmStats, StatsSource
-from kvsm.vllm.spec_stats import to_offloading_stats
-from kvsm.vllm.trial import connector_config, spec_config
+from kvsm.vllm.trial import connector_config
 
-CONNECTOR, SPEC = connector_config(cpu_bytes_to_use=1), spec_config(cpu_bytes_to_use=1)
+CONNECTOR = connector_config(cpu_bytes_to_use=1)
+RECORDING = spec_config(cpu_bytes_to_use=1, event_log="/unused")
 METRIC_TYPES = {Gauge: Gauge, Counter: Counter, Histogram: Histogram}
 
 
@@ -53,21 +55,19 @@ def exported(name: str) -> float | None:
 
 
 @pytest.mark.parametrize(
-    "children", [(CONNECTOR, SPEC), (SPEC, CONNECTOR)], ids=["connector first", "spec first"]
+    "children", [(CONNECTOR, RECORDING), (RECORDING, CONNECTOR)], ids=["connector first", "recording first"]
 )
-def test_a_connector_and_a_spec_export_side_by_side(children: tuple[Mapping[str, Any], ...]) -> None:
-    """Both have the same metrics, and Prometheus refuses a name that is registered twice."""
+def test_a_connector_and_a_recording_export_side_by_side(children: tuple[Mapping[str, Any], ...]) -> None:
+    """Both have the metrics of a log, and Prometheus refuses a name that is registered twice."""
     prom = exporter(*children)
-    of_connector, of_spec = KvsmStats(), KvsmStats()
+    of_connector, of_recording = KvsmStats(), OffloadingConnectorStats()
     of_connector.count("blocks_stored", (), 3)
-    of_spec.count("blocks_stored", (), 5)
-    of_spec.gauge("capacity_blocks", (), "0", 7)
-    as_offloading = to_offloading_stats(of_spec)
-    assert as_offloading is not None
-    prom.observe({"OffloadingConnector": as_offloading.data, "KvsmConnector": of_connector.data})
-    assert exported("vllm:kvsm_blocks_stored_total") == 5
-    assert exported("vllm:kvsm_capacity_blocks") == 7
-    assert exported("vllm:kvsm_connector_blocks_stored_total") == 3
+    of_connector.count("log_events_dropped", (), 4)
+    of_recording.increase_counter("vllm:kvsm_log_events_dropped", 5)
+    prom.observe({"OffloadingConnector": of_recording.data, "KvsmConnector": of_connector.data})
+    assert exported("vllm:kvsm_log_events_dropped_total") == 5
+    assert exported("vllm:kvsm_connector_log_events_dropped_total") == 4
+    assert exported("vllm:kvsm_blocks_stored_total") == 3
 
 
 def test_a_connector_alone_has_the_documented_names() -> None:
@@ -82,20 +82,20 @@ def test_a_connector_alone_has_the_documented_names() -> None:
 
 
 def test_an_engine_that_follows_another_one_in_its_process_exports_too() -> None:
-    """vLLM unregisters what the engine before has registered. The names may be a `KvsmSpec`'s then."""
+    """vLLM unregisters what the engine before has registered. Some names may be a `RecordingSpec`'s then."""
     stats = KvsmStats()
-    stats.count("blocks_stored", (), 3)
+    stats.count("log_events_dropped", (), 3)
     exporter(CONNECTOR).observe({"KvsmConnector": stats.data})
     unregister_vllm_metrics()
     for times in (1, 2):
         exporter(CONNECTOR).observe({"KvsmConnector": stats.data})
-        assert exported("vllm:kvsm_blocks_stored_total") == 3 * times
+        assert exported("vllm:kvsm_log_events_dropped_total") == 3 * times
     unregister_vllm_metrics()
-    both = exporter(CONNECTOR, SPEC)
+    both = exporter(CONNECTOR, RECORDING)
     for times in (1, 2):
         both.observe({"KvsmConnector": stats.data})
-        assert exported("vllm:kvsm_connector_blocks_stored_total") == 3 * times
-    assert exported("vllm:kvsm_blocks_stored_total") is None
+        assert exported("vllm:kvsm_connector_log_events_dropped_total") == 3 * times
+    assert exported("vllm:kvsm_log_events_dropped_total") is None
 
 
 def test_two_connectors_add_up() -> None:

@@ -52,7 +52,6 @@ def test_a_connector_with_a_bug_is_caught(connector: type) -> None:
     [
         ("KvsmConnector", {}),
         ("KvsmConnector", {"store": "lazy", "lazy_target_blocks": 6}),
-        ("KvsmOffloadingConnector", {}),
         ("SimpleCPUOffloadConnector", {}),
     ],
 )

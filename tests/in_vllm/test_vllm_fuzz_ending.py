@@ -105,7 +105,7 @@ def _ranks() -> int:
     return sum(isinstance(one, SimulatedRank) for one in gc.get_objects())
 
 
-@pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector", "OffloadingConnector"])
+@pytest.mark.parametrize("connector", ["KvsmConnector", "OffloadingConnector"])
 def test_a_failure_leaves_a_log_that_can_be_replayed(connector: str, tmp_path: Path) -> None:
     world = ended(connector, ("arrive", 0, 9, 3, 5, 0), *[("settle",)] * 9)
     save_log(world.events, tmp_path / "log")
@@ -119,9 +119,8 @@ def test_the_same_run_leaves_the_same_events() -> None:
     assert first == second
 
 
-@pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector"])
-def test_the_host_pool_has_the_size_of_the_shape(connector: str) -> None:
-    """KvsmOffloadingConnector once had whole pages for each block, so its host was never full in a walk."""
-    opened = ended(connector, ("arrive", 0, 9, 3, 5, 0)).events[0]
+def test_the_host_pool_has_the_size_of_the_shape() -> None:
+    """Else the host would never be full in a walk."""
+    opened = ended("KvsmConnector", ("arrive", 0, 9, 3, 5, 0)).events[0]
     assert isinstance(opened, LogOpened)
     assert opened.config.host_blocks == 6

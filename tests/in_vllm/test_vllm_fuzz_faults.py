@@ -23,7 +23,6 @@ from kvsm.check.worlds.world import Action, Finding, World
 from kvsm.events import TransferLost
 from kvsm.properties import Property
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 
 RUNS = 60
 
@@ -55,10 +54,9 @@ def test_without_its_fault_nobody_sees_the_bug(connector: type) -> None:
     assert failure is None, str(failure)
 
 
-@pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector"])
-def test_kvsms_connectors_survive_all_faults(connector: str) -> None:
+def test_kvsms_connector_survives_all_faults() -> None:
     """Failure is not success (S10); a report counts once (S7); a lost copy keeps its memory (S4)."""
-    failure = walked(connector, 24, *FAULTS).failure
+    failure = walked("KvsmConnector", 24, *FAULTS).failure
     assert failure is None, str(failure)
 
 
@@ -79,10 +77,9 @@ def after_a_store_that_hangs(connector: str, **changes: object) -> Finding | Non
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-@pytest.mark.parametrize("connector", ["KvsmConnector", "KvsmOffloadingConnector"])
-def test_the_slots_of_a_store_that_was_given_up_are_not_used_again(connector: str, is_async: bool) -> None:
+def test_the_slots_of_a_store_that_was_given_up_are_not_used_again(is_async: bool) -> None:
     """Correct bytes (S15), and no other slot is missing (S4)."""
-    assert after_a_store_that_hangs(connector, is_async=is_async) is None
+    assert after_a_store_that_hangs("KvsmConnector", is_async=is_async) is None
 
 
 def test_who_uses_the_slots_of_a_hanging_store_serves_wrong_bytes() -> None:
@@ -108,19 +105,8 @@ def test_what_is_given_up_before_its_time_is_missed_at_the_end(connector: str, i
     assert ("host blocks are lost" in str(finding)) == is_seen, str(finding)
 
 
-def test_what_was_scheduled_before_the_time_passed_may_be_given_up() -> None:
-    """A walk once blamed kvsm: a store that begins one step later was not counted as overdue."""
-    shape = EngineShape(connector="KvsmOffloadingConnector", fills=True, device_blocks=34)
-    actions: tuple[Action, ...] = (
-        *(("late", 0, 6), ("arrive", 0, 36, 1, 2, 0), SETTLE, ("schedule",), ("deliver",)),
-        *(("slow",), *[SETTLE] * 3),
-    )
-    finding = rerun(lambda: VllmWorld(shape), actions, to_rest=True).finding
-    assert finding is None, str(finding)
-
-
 def test_copies_are_given_up_in_a_walk() -> None:
-    """Else that kvsm's connectors survive them would say nothing."""
+    """Else that KvsmConnector survives them would say nothing."""
     worlds: list[VllmWorld] = []
 
     def make(random: Random) -> World:
@@ -151,7 +137,7 @@ LOADS_FAIL: tuple[Action, ...] = (
 
 @pytest.mark.parametrize(
     ("connector", "is_stuck"),
-    [("SimpleCPUOffloadConnector", True), ("KvsmConnector", False), ("KvsmOffloadingConnector", False)],
+    [("SimpleCPUOffloadConnector", True), ("KvsmConnector", False)],
 )
 def test_vllm_keeps_room_for_loads_that_have_failed(connector: str, is_stuck: bool) -> None:
     """docs/findings.md tells it: a request with a better priority could load, and finds no room. Nobody
@@ -165,7 +151,6 @@ def test_vllm_keeps_room_for_loads_that_have_failed(connector: str, is_stuck: bo
     ("connectors", "faults"),
     [
         ([KvsmConnector], FAULTS),
-        ([KvsmOffloadingConnector], FAULTS),
         ([OffloadingConnector], ("late",)),
         ([LeaksOnAbort], ("late",)),
         ([CleansUpGoodLoadsOnly], ("fail", "late")),

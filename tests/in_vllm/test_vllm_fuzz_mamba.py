@@ -41,7 +41,7 @@ def test_a_wrong_state_is_seen(connector: type) -> None:
 
 @pytest.mark.parametrize(
     "connector",
-    ["KvsmConnector", "KvsmOffloadingConnector", "SimpleCPUOffloadConnector", "OffloadingConnector"],
+    ["KvsmConnector", "SimpleCPUOffloadConnector", "OffloadingConnector"],
 )
 def test_a_good_connector_is_not_blamed(connector: str) -> None:
     failure = walked(connector, 10).failure
@@ -70,6 +70,6 @@ def test_mamba_layers_change_no_other_choice() -> None:
 
 
 def test_only_connectors_for_several_groups_get_them() -> None:
-    for connector in ("KvsmConnector", "KvsmOffloadingConnector", "SimpleCPUOffloadConnector"):
+    for connector in ("KvsmConnector", "SimpleCPUOffloadConnector"):
         assert serves_mamba(connector, {})
     assert not serves_mamba("ExampleConnector", {"shared_storage_path": "nowhere"})

@@ -22,10 +22,10 @@ def right(engines: Any) -> list[list[int]]:
     return engines.reference(LLAMA).tokens[: len(ASKED)]
 
 
-def with_a_wrong_block(verify_copies: bool, connector: str = "CorruptingConnector") -> TrialOutcome:
+def with_a_wrong_block(verify_copies: bool) -> TrialOutcome:
     """The prompts are asked, evicted and asked again."""
     transfer = connector_config(cpu_bytes_to_use=ROOMY, verify_copies=verify_copies)
-    transfer |= {"kv_connector": connector, "kv_connector_module_path": "corrupting"}
+    transfer |= {"kv_connector": "CorruptingConnector", "kv_connector_module_path": "corrupting"}
     trial = make_trial(dict(LLAMA), Row(), kv_transfer=transfer, rounds=[ASKED, OTHERS, ASKED])
     return run_trial(trial, TIMEOUT_S)
 
@@ -49,10 +49,9 @@ def test_a_wrong_block_changes_tokens(right: list[list[int]]) -> None:
     assert len({tuple(ASKED[number][:32]) for number in wrong}) == 1
 
 
-@pytest.mark.parametrize("connector", ["CorruptingConnector", "CorruptingOffloadingConnector"])
-def test_verified_copies_keep_tokens_right(connector: str, right: list[list[int]]) -> None:
+def test_verified_copies_keep_tokens_right(right: list[list[int]]) -> None:
     """The load of the wrong block fails, and the request is recomputed."""
-    outcome = with_a_wrong_block(True, connector)
+    outcome = with_a_wrong_block(True)
     assert failed_loads(outcome) >= 1
     assert outcome.tokens[: len(ASKED)] == right
     assert outcome.tokens[-len(ASKED) :] == right

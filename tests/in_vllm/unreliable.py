@@ -7,7 +7,6 @@ bounded where each of them costs memory for good.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 from random import Random
 from typing import Any
 
@@ -19,7 +18,6 @@ from kvsm.copies.copy_engine import WrappedCopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.vllm.rank_copies import RankCopies
-from kvsm.vllm.spec import KvsmSpec
 
 TIMEOUT_S = 2.0
 """The `transfer_timeout_s` of these engines."""
@@ -119,23 +117,5 @@ class UnreliableConnector(SteeredConnector):
         return UnreliableEngine(engine, rank)
 
 
-class UnreliableSpec(KvsmSpec):
-    """The same for the spec."""
-
-    def get_worker(self, kv_caches: Any) -> Any:
-        worker: Any = super().get_worker(kv_caches)
-        use_all_of(worker._copies)
-        wrapped = UnreliableEngine(worker._copies.engine, self.config.parallel.rank)
-        worker._copies = worker._copies._replace(engine=wrapped)
-        return worker
-
-
-_ALL = Faults(failing=0.03, late=0.2, lost={"STORE": 40, "LOAD": 4})
-
-FAULTS: Mapping[str, Faults] = {
-    "KvsmConnector": _ALL,
-    "KvsmOffloadingConnector": _ALL,
-    # Under vLLM's OffloadingConnector the engine stops at a failed copy, and no load can be given up.
-    "KvsmSpec": Faults(late=0.2, lost={"STORE": 40}),
-}
-"""What goes wrong under each way to use kvsm."""
+FAULTS = Faults(failing=0.03, late=0.2, lost={"STORE": 40, "LOAD": 4})
+"""What goes wrong in a long run."""

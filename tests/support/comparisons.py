@@ -23,6 +23,6 @@ def comparison() -> Comparison:
         device="cpu",
         contestants=(
             Contestant(name=PLAIN, rounds=(round_of(10, 0), round_of(20, 0), round_of(40, 0))),
-            Contestant(name="KvsmSpec", rounds=(round_of(5, 0.1), round_of(5, 0.1), round_of(80, 0.1))),
+            Contestant(name="KvsmConnector", rounds=(round_of(5, 0.1), round_of(5, 0.1), round_of(80, 0.1))),
         ),
     )

@@ -29,9 +29,9 @@ from kvsm.events import OffloadConfig
 from kvsm.vllm import bench, installation_check, versions
 from kvsm.vllm import vllm_plugin as vllms_plugin
 from kvsm.vllm.bench import Bench
-from kvsm.vllm.extra_config import ConnectorOptions, RecordingOptions, SpecOptions
+from kvsm.vllm.extra_config import ConnectorOptions, RecordingOptions
 from kvsm.vllm.installation_check import EngineCheck, InstallationCheck, judged, misfits, missing_names
-from kvsm.vllm.trial import OFFLOADS, Trial, TrialFailed, TrialOutcome
+from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome
 
 DOCS = ROOT / "docs"
 DOCUMENT = (DOCS / "vllm.md").read_text()
@@ -104,7 +104,7 @@ def test_what_fits_is_good() -> None:
 
 def test_a_method_that_vllm_does_not_know_is_told() -> None:
     class Ours(Theirs):
-        def on_reset_flushed(self) -> None:
+        def restore_kv_caches(self) -> None:
             """A method of a newer vLLM, which is not required."""
 
         def load(self) -> None: ...
@@ -224,27 +224,25 @@ def test_vllm_that_does_not_serve_is_unusable(monkeypatch: pytest.MonkeyPatch) -
 
 def test_kvsm_that_does_not_serve_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """Exit code 1. One engine that fails does not hide the others."""
-    others = [PLAIN_OUTCOME] * (len(OFFLOADS) - 1)
-    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), *others)
+    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"), PLAIN_OUTCOME)
+    monkeypatch.setattr(installation_check, "why_not_loaded", lambda: "")
     result = kvsm("vllm-check")
     assert result.exit_code == 1
     assert "WRONG: KvsmConnector: no such method\n" in result.stdout
-    assert "WRONG: KvsmOffloadingConnector: no event log in " in result.stdout
+    assert "WRONG: KVSM_OFFLOAD=1: no event log in " in result.stdout
     assert "NEW: vLLM has a new method: prefetch\n" in result.stdout
-    assert "WRONG: KvsmSpec: no event log in " in result.stdout
     assert "vLLM 0.99.0 on cpu (not tested; tested: " in result.stdout
     assert result.stdout.endswith("kvsm does not work with this vLLM\n")
 
 
 def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    reasons = [f"reason {number}" for number in range(len(OFFLOADS))]
-    _runs(monkeypatch, PLAIN_OUTCOME, *map(TrialFailed, reasons))
+    _runs(monkeypatch, PLAIN_OUTCOME, TrialFailed("no such method"))
     result = kvsm("vllm-check", "--json")
     assert result.exit_code == 1
     facts = json.loads(result.stdout)
     assert facts["good"] is False
     assert facts["news"] == ["vLLM has a new method: prefetch"]
-    assert [one["wrong"] for one in facts["engines"]] == [[], *([reason] for reason in reasons)]
+    assert [one["wrong"] for one in facts["engines"]] == [[], ["no such method"]]
 
 
 def test_the_short_start_is_checked_where_vllm_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -270,8 +268,8 @@ def test_the_short_start_is_checked_where_vllm_loads_the_plugin(monkeypatch: pyt
 
 
 def test_a_plugin_that_vllm_does_not_load_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The other ways to start kvsm work all the same."""
-    _runs(monkeypatch, *[PLAIN_OUTCOME] * (1 + len(OFFLOADS)))
+    """Naming the connector works all the same."""
+    _runs(monkeypatch, PLAIN_OUTCOME, PLAIN_OUTCOME)
     result = kvsm("vllm-check")
     assert "NOTE: KVSM_OFFLOAD=1 has no effect: no plugin\n" in result.stdout
     assert "WRONG: KVSM_OFFLOAD" not in result.stdout
@@ -340,9 +338,9 @@ def test_what_runs_fits_the_device_and_the_host_holds_a_round(
 
 def test_a_page_gives_medians_and_ratios_of_the_same_round() -> None:
     text = bench.page(comparison())
-    assert "| KvsmSpec | 20.0 (1.2 .. 20.0) | 2.00 (0.50 .. 4.00) | 50% (50 .. 50) | 0 |" in text
+    assert "| KvsmConnector | 20.0 (1.2 .. 20.0) | 2.00 (0.50 .. 4.00) | 50% (50 .. 50) | 0 |" in text
     assert (
-        "| KvsmSpec | 10 (10 .. 10) | 0 (0 .. 0) | 5,000 (5,000 .. 80,000) | 100.0 (100.0 .. 100.0) | "
+        "| KvsmConnector | 10 (10 .. 10) | 0 (0 .. 0) | 5,000 (5,000 .. 80,000) | 100.0 (100.0 .. 100.0) | "
         in text
     )
     assert (
@@ -373,20 +371,19 @@ def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.parametrize(
-    ("kind", "document", "owners"),
+    ("kind", "document", "has_tests"),
     [
-        (ConnectorOptions, "vllm.md", "(?:both|connector) "),
-        (SpecOptions, "vllm.md", "both "),
-        (RecordingOptions, "vllm-recording.md", ""),
+        (ConnectorOptions, "vllm.md", True),
+        (RecordingOptions, "vllm-recording.md", False),
     ],
 )
-def test_the_documents_list_the_options(kind: type[msgspec.Struct], document: str, owners: str) -> None:
+def test_the_documents_list_the_options(kind: type[msgspec.Struct], document: str, has_tests: bool) -> None:
     """Names, defaults and descriptions are those of the code."""
     text = (
         (DOCS / document).read_text().replace("[policies.md](policies.md)", "`kvsm.core.policies.POLICIES`")
     )
-    column, test = (rf"{owners}\| ", r" `test_\S+` \|") if owners else ("", "")
-    rows = re.findall(rf"^\| `(\w+)` \| (.+?) \| {column}(.+) \|{test}$", text, re.MULTILINE)
+    test = r" `test_\S+` \|" if has_tests else ""
+    rows = re.findall(rf"^\| `([a-z_]+)` \| (none|required|`[^`]+`) \| (.+) \|{test}$", text, re.MULTILINE)
     documented = {name: (default, meaning) for name, default, meaning in rows}
     descriptions = _descriptions(kind)
     assert documented == {
@@ -419,15 +416,13 @@ def test_documented_flags_are_json_that_kvsm_takes() -> None:
     """All flags in the document and in the README."""
     readme = (ROOT / "README.md").read_text()
     flags = re.findall(r"--kv-transfer-config[ \\\n]+'(.+?)'", DOCUMENT + readme, re.DOTALL)
-    assert len(flags) >= 4
+    assert len(flags) >= 3
     for flag in flags:
         transfer = json.loads(flag)
         extra = transfer["kv_connector_extra_config"]
         if "kv_connector" not in transfer:
             extra["cpu_bytes_to_use"] = 1  # from --kv-offloading-size
-        own = {"spec_name", "spec_module_path"}
-        kind = SpecOptions if own & set(extra) else ConnectorOptions
-        msgspec.convert({name: value for name, value in extra.items() if name not in own}, kind)
+        msgspec.convert(extra, ConnectorOptions)
 
 
 def test_a_vllm_that_lacks_a_name_is_told_with_its_version(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from kvsm.errors import ConfigError
 from kvsm.vllm.extra_config import ConnectorOptions, described, parse
+from kvsm.vllm.kv_cache_config import host_slots
 from kvsm.vllm.vllm_options import OPTIONS, Option
 
 OURS = ConnectorOptions.__struct_fields__
@@ -36,3 +37,16 @@ def test_a_refused_option_says_what_kvsm_has_instead_in_the_words_of_kvsms_own_o
 def test_who_asks_for_a_disk_hears_of_the_disk_tier(name: str) -> None:
     with pytest.raises(ConfigError, match=r"KvsmConnector has 'disk_(dir|bytes)'"):
         parse(ConnectorOptions, {"cpu_bytes_to_use": 1 << 20, name: 1})
+
+
+@pytest.mark.parametrize(("ranks", "chunk", "slots"), [(1, 1, 10), (2, 1, 5), (1, 3, 3), (2, 2, 2)])
+def test_host_memory_is_divided_over_ranks_and_chunks(ranks: int, chunk: int, slots: int) -> None:
+    """Blocks of 1,000 bytes on each rank."""
+    options = parse(ConnectorOptions, {"cpu_bytes_to_use": 10_500})
+    assert host_slots(options.host_bytes(ranks), ranks, 1_000 * chunk) == slots
+
+
+def test_bytes_per_rank_are_as_many_as_bytes_of_all_ranks() -> None:
+    alone = parse(ConnectorOptions, {"cpu_bytes_to_use_per_rank": 25})
+    together = parse(ConnectorOptions, {"cpu_bytes_to_use": 100})
+    assert alone.host_bytes(4) == together.host_bytes(4) == 100

@@ -14,7 +14,6 @@ from kvsm.check.vllm_fuzz.shape import EngineShape
 from kvsm.check.vllm_fuzz.stand_ins import host_bytes
 from kvsm.errors import ConfigError, described
 
-_OF_KVSM = {"KvsmConnector", "KvsmOffloadingConnector"}
 _CHILDREN = "connectors"
 """The option of vLLM's MultiConnector that lists the configurations of its children."""
 
@@ -58,7 +57,7 @@ def _completed(given: Mapping[str, Any], shape: EngineShape) -> dict[str, Any]:
     """A connector's configuration, with all that may be left out."""
     name, extra = str(given.get("kv_connector")), dict(given.get("kv_connector_extra_config") or {})
     module = given.get("kv_connector_module_path")
-    if name in _OF_KVSM:
+    if name == "KvsmConnector":
         module = "kvsm.vllm"
     elif ":" in name:
         module, name = name.split(":", 1)

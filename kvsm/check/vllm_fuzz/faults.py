@@ -5,8 +5,8 @@ fault    what happens                                                        who
 =======  ==================================================================  =================================
 fail     a copy ends in the middle, and the worker says so                   connectors whose loads can fail
 late     a rank's reports are held back for some steps                       all connectors
-double   a rank reports the same ends of copies in two steps                 kvsm's connectors
-lose     a copy hangs, and happens long after its time is up; the rank       kvsm's connectors, with a
+double   a rank reports the same ends of copies in two steps                 KvsmConnector
+lose     a copy hangs, and happens long after its time is up; the rank       KvsmConnector, with a
          never reports it                                                    `transfer_timeout_s`
 slow     `transfer_timeout_s` passes, and copies on the way have not ended   the same
 =======  ==================================================================  =================================
@@ -24,7 +24,7 @@ without unfinished requests holds nothing back: after it there may be no other s
 vLLM sends each report once. A finished load that is reported twice fails an assertion of vLLM's scheduler,
 whatever the connector is. So `double` repeats only what the connector's sides tell each other.
 
-vLLM waits for a report without a bound. Only kvsm's connectors give a copy up, so only their workers' copies
+vLLM waits for a report without a bound. Only KvsmConnector gives a copy up, so only its workers' copies
 are lost or slow. What may be missing afterwards, `lost_copies.py` says.
 """
 
@@ -48,15 +48,12 @@ from kvsm.core.plan import TransferJob
 from kvsm.events import Direction
 from kvsm.ids import listed, pack
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 
 LOAD, STORE, PART_OF_LOAD = range(3)
 """What `fail` lets fail: a load, a store, or all blocks of a load but the first. `lose` knows two of them."""
 
 LATE = 1.5
 """When a lost copy is carried out (timeouts after its submission). It was given up before that."""
-
-_OF_KVSM = (KvsmConnector, KvsmOffloadingConnector)
 
 
 _SPOILED = 0x5555555555555555
@@ -68,7 +65,7 @@ def survived_by(connectors: Sequence[type], options: Sequence[Mapping[str, Any]]
 
     options: the `kv_connector_extra_config` of each connector, if it has any.
     """
-    ours = [issubclass(one, _OF_KVSM) for one in connectors]
+    ours = [issubclass(one, KvsmConnector) for one in connectors]
     gives_up = all(one.get("transfer_timeout_s") != 0 for one in options)
     return tuple(
         fault

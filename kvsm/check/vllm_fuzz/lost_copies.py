@@ -146,10 +146,8 @@ def _written(jobs: Collection[TransferJob] | Iterator[TransferJob]) -> set[int]:
 
 
 def _deadlines_of(connector: Any) -> Iterator[TransferDeadlines]:
-    """Those of kvsm's parts: KvsmConnector, KvsmOffloadingConnector, KvsmSpec under vLLM's connector."""
+    """Those of kvsm's connectors."""
     for one in getattr(connector, "_connectors", None) or [connector]:
-        manager = getattr(getattr(one, "connector_scheduler", None), "manager", None)
-        for part in (getattr(one, "_side", None), manager):
-            deadlines = getattr(part, "deadlines", None)
-            if isinstance(deadlines, TransferDeadlines):
-                yield deadlines
+        deadlines = getattr(getattr(one, "_side", None), "deadlines", None)
+        if isinstance(deadlines, TransferDeadlines):
+            yield deadlines

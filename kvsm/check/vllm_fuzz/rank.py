@@ -48,11 +48,7 @@ class ModelRank:
         self._ends: list[Any] = []
         self._prepare()
         names = [name for group in kv_cache.kv_cache_groups for name in group.layer_names]
-        with (
-            self._acting(),
-            patch("kvsm.vllm.worker_side.make_copies", self._make_copies),
-            patch("kvsm.vllm.spec_worker.make_copies", self._make_copies),
-        ):
+        with self._acting(), patch("kvsm.vllm.worker_side.make_copies", self._make_copies):
             self.connector: Any = connector(config, KVConnectorRole.WORKER, kv_cache)
             self.connector.register_kv_caches(dict.fromkeys(names, self._memory))
         # A connector that copies by itself looks at the memory, and does not wait for a device.
@@ -172,8 +168,8 @@ class SimulatedRank(ModelRank):
     ) -> None:
         self._lost, self._groups = lost, shape.groups
         super().__init__(config, kv_cache, connector, shape.device_blocks, number)
-        for worker in workers_of_kvsm(self.connector):
-            worker.clock, worker.pause = lost.clock, self._pause
+        for side in sides_of_kvsm(self.connector):
+            side.clock, side.pause = lost.clock, self._pause
 
     def _prepare(self) -> None:
         self.runtime = Runtime(self._memory)
@@ -239,9 +235,7 @@ class SimulatedRank(ModelRank):
         return RankCopies(self.faults.over(StreamCopyEngine(device)), pool)
 
 
-def workers_of_kvsm(connector: Any) -> list[Any]:
-    """What of a connector is kvsm's and pauses."""
+def sides_of_kvsm(connector: Any) -> list[Any]:
+    """The sides of kvsm's connectors in this process, which pause."""
     parts = getattr(connector, "_connectors", None) or [connector]
-    found = [getattr(one, "_side", None) for one in parts]
-    found += [getattr(getattr(one, "connector_worker", None), "worker", None) for one in parts]
-    return [one for one in found if hasattr(one, "pause")]
+    return [side for one in parts if hasattr(side := getattr(one, "_side", None), "pause")]

@@ -46,7 +46,6 @@ from kvsm.check.vllm_fuzz.runtime import Event, Stream, acting, current_stream, 
 from kvsm.check.vllm_fuzz.shape import BLOCK_BYTES, EngineShape
 from kvsm.copies.simulated import SimulatedSubmitter
 from kvsm.vllm.connector import KvsmConnector
-from kvsm.vllm.offloading_connector import KvsmOffloadingConnector
 
 _OVER_THE_RUNTIME = (OffloadingConnector, SimpleCPUOffloadConnector, KvsmConnector)
 
@@ -64,10 +63,9 @@ def host_bytes(connector: type, shape: EngineShape, extra: Mapping[str, Any]) ->
     vLLM's CPUOffloadingSpec takes whole pages of memory for a block of all ranks. extra: its options.
     """
     blocks, ranks = shape.host_blocks, shape.ranks
-    is_spec = issubclass(connector, OffloadingConnector) and not issubclass(
-        connector, KvsmOffloadingConnector
-    )
-    if is_spec and issubclass(OffloadingSpecFactory.get_spec_cls(extra), CPUOffloadingSpec):
+    if issubclass(connector, OffloadingConnector) and issubclass(
+        OffloadingSpecFactory.get_spec_cls(extra), CPUOffloadingSpec
+    ):
         chunk = BLOCK_BYTES * ranks * int(extra.get("blocks_per_chunk", 1))
         page = int(CPUOffloadingSpec.BLOCK_SIZE_ALIGNMENT)
         return blocks * (-(-chunk // page) * page)
@@ -133,11 +131,11 @@ def _nothing(*_args: object) -> None:
     pass
 
 
-def _get_worker(spec: Any, kv_caches: Any) -> Any:
-    if spec._worker is None:
+def _get_worker(self: Any, kv_caches: Any) -> Any:
+    if self._worker is None:
         tensors = [replace(one, tensor=one.tensor.as_subclass(_DeviceTensor)) for one in kv_caches.tensors]
-        spec._worker = spec.create_worker(replace(kv_caches, tensors=tensors))
-    return spec._worker
+        self._worker = self.create_worker(replace(kv_caches, tensors=tensors))
+    return self._worker
 
 
 def _swap_blocks(sources: Any, destinations: Any, sizes: Any, **_options: object) -> None:

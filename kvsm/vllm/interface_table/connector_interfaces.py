@@ -250,8 +250,8 @@ _PROM_METRICS = (
     Method(
         "__init__",
         "vllm_config, metric_types, labelnames, per_engine_labelvalues",
-        "Registers nothing yet: a `KvsmSpec` beside it comes first.",
-        "test_shared_metrics.py::test_a_connector_and_a_spec_export_side_by_side",
+        "Registers nothing yet: a `RecordingSpec` beside it comes first.",
+        "test_shared_metrics.py::test_a_connector_and_a_recording_export_side_by_side",
     ),
     Method(
         "observe",
@@ -261,7 +261,7 @@ _PROM_METRICS = (
     ),
 )
 
-CONNECTOR_INTERFACES: Mapping[str, Interface] = {
+INTERFACES: Mapping[str, Interface] = {
     "KVConnectorBase_V1": Interface(_BASE, ("kvsm.vllm.connector", "KvsmConnector"), _CONNECTOR),
     "SupportsHMA": Interface(
         _BASE,

@@ -6,7 +6,6 @@ from kvsm.vllm.interface_table.rows import Record
 
 _BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
 _OFFLOAD = "vllm.v1.kv_offload.base"
-_OFFLOADING = "vllm.distributed.kv_transfer.kv_connector.v1.offloading"
 _CONFIG = "vllm.v1.kv_offload.config"
 
 RECORDS = (
@@ -16,13 +15,11 @@ RECORDS = (
         {"metadata_only": "0.33.0"},
     ),
     Record(f"{_OFFLOAD}.ReqContext", ("req_id", "kv_transfer_params", "kv_hints", "load_tier_filter")),
-    Record(f"{_OFFLOAD}.RequestOffloadingContext", ("policy",)),
     Record(f"{_OFFLOAD}.ScheduleEndContext", ("new_req_ids", "preempted_req_ids")),
     Record(f"{_OFFLOAD}.PrepareStoreOutput", ("keys_to_store", "store_spec", "evicted_keys")),
     Record(f"{_OFFLOAD}.TransferResult", ("job_id", "success", "transfer_size", "transfer_time")),
     Record(f"{_OFFLOAD}.CanonicalKVCaches", ("tensors", "group_data_refs")),
     Record(f"{_OFFLOAD}.CanonicalKVCacheTensor", ("tensor", "page_size_bytes")),
-    Record(f"{_OFFLOAD}.CanonicalKVCacheRef", ("tensor_idx", "page_size_bytes", "mapping")),
     Record(f"{_OFFLOAD}.OffloadingKVEventsConfig", ("enable_kv_cache_events", "self_describing_kv_events")),
     Record(
         f"{_CONFIG}.OffloadingConfig",
@@ -30,16 +27,6 @@ RECORDS = (
             *("groups", "worker_kv_bytes_per_block", "enable_kv_cache_events", "extra_config", "engine_id"),
             *("model", "cache", "parallel", "replicated_layout", "canonical_layout", "kv_cache_layout"),
         ),
-    ),
-    Record(
-        f"{_CONFIG}.OffloadingGroupConfig",
-        ("tokens_per_block", "layer_names", "group_id", "sliding_window_size_in_chunks"),
-        {"sliding_window_size_in_chunks": "0.33.0"},
-    ),
-    Record(
-        f"{_CONFIG}.OffloadingModelConfig",
-        ("name", "dtype", "max_model_len"),
-        {"max_model_len": "0.33.0"},
     ),
     Record(f"{_CONFIG}.OffloadingCacheConfig", ("tokens_per_hash", "blocks_per_chunk")),
     Record(
@@ -56,20 +43,6 @@ RECORDS = (
             *("finished_sending", "finished_recving", "kv_connector_stats", "kv_cache_events"),
             *("kv_connector_worker_meta", "invalid_block_ids", "failed_recving", "expected_finished_count"),
         ),
-    ),
-    # What `KvsmOffloadingConnector` shares with the connector below it.
-    Record(
-        f"{_OFFLOADING}.common.TransferJob", ("req_id", "src_spec", "dst_spec", "sync"), {"sync": "0.33.0"}
-    ),
-    Record(f"{_OFFLOADING}.common.OffloadingConnectorMetadata", ("load_jobs", "store_jobs", "jobs_to_flush")),
-    Record(f"{_OFFLOADING}.common.OffloadingWorkerMetadata", ("completed_jobs", "transfer_stats")),
-    Record(
-        f"{_OFFLOADING}.scheduler.RequestGroupState",
-        (
-            *("offload_keys", "block_ids", "next_stored_chunk_idx", "num_hit_chunks"),
-            "lookup_hit_end_chunk_idx",
-        ),
-        {"lookup_hit_end_chunk_idx": "0.33.0"},
     ),
     Record(
         "vllm.v1.core.sched.output.KVConnectorBlockState",

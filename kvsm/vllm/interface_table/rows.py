@@ -18,7 +18,6 @@ class Method(NamedTuple):
     does: what kvsm's class does, or why vLLM's own method is right for it.
     test: the test that shows it.
     since: the version that added it; empty if every tested version has it.
-    before: the parameters in tested versions before the newest, if they differ.
     inherited: whether kvsm's class has vLLM's own method.
     """
 
@@ -27,7 +26,6 @@ class Method(NamedTuple):
     does: str
     test: str = _TABLE
     since: str = ""
-    before: str | None = None
     inherited: bool = False
 
 
