@@ -171,7 +171,6 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
             store=StoreMode(self.store),
             last_step=LastStep(last_step.replace("-", " ")),
             lazy_target_blocks=max(1, self.device_blocks // 4),
-            check_computed_tokens=True,
         )
 
     def least_pools(self, tokens: int) -> dict[str, int]:

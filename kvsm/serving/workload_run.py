@@ -24,7 +24,7 @@ from kvsm.core.ledger.invariants import PROPERTIES, Violation
 from kvsm.core.ledger.snapshot import digest
 from kvsm.core.log import RUN_BYTES, Durability, LogWriter
 from kvsm.core.offloader import Offloader
-from kvsm.core.scheduler import OffloadScheduler
+from kvsm.core.scheduler import CheckedScheduler
 from kvsm.errors import ConfigError
 from kvsm.events import Direction, OffloadConfig
 from kvsm.explain.metrics import Metrics
@@ -208,7 +208,7 @@ class WorkloadRun:
         self.offloader.log = notes = SkipNotes(self._writer)
         self.metrics = Metrics.attached_to(self.offloader)
         below = None if self.disk is None else self.disk.tier
-        self.connector = OffloadScheduler(self.offloader, options.scheduler_config(), below)
+        self.connector = CheckedScheduler(self.offloader, options.scheduler_config(), below)
         self._deciding = [Stopwatch(self.connector, *_DECIDING)]
         if below is not None:
             self._deciding.append(Stopwatch(below, *_DECIDING_BELOW))

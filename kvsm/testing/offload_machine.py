@@ -37,7 +37,7 @@ from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import WorkerReport
 from kvsm.core.policies import EvictionPolicy
-from kvsm.core.scheduler import OffloadScheduler, SchedulerConfig
+from kvsm.core.scheduler import CheckedScheduler, OffloadScheduler, SchedulerConfig
 from kvsm.core.scheduler.groups import group_suffix
 from kvsm.errors import InvalidEvent, PropertyBroken
 from kvsm.ids import to_list
@@ -122,7 +122,7 @@ class OffloadMachine(PropertyMachine):
 
     def make_scheduler(self, offloader: Offloader, config: SchedulerConfig) -> Any:
         """Your connector: any object with the calls of `OffloadScheduler`."""
-        return OffloadScheduler(offloader, config)
+        return CheckedScheduler(offloader, config)
 
     def make_pool(self, blocks: int) -> BlockPool | None:  # noqa: ARG002
         """Your pool of `blocks` device blocks. None: the small engine uses its own."""

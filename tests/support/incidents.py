@@ -29,7 +29,7 @@ from kvsm.copies import PoolMark
 from kvsm.core.ledger import cache
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
-from kvsm.core.scheduler import OffloadScheduler
+from kvsm.core.scheduler import CheckedScheduler
 from kvsm.errors import KvsmError, LogWriteFailed
 from kvsm.events import Direction
 from kvsm.identity import KeptPools, PoolIdentity
@@ -171,7 +171,7 @@ class Rig:
             self.offloader = started.offloader
         assert self.offloader.writer is not None
         self.offloader.log = notes = SkipNotes(self.offloader.writer)
-        self.connector = OffloadScheduler(
+        self.connector = CheckedScheduler(
             self.offloader, msgspec.structs.replace(chosen.scheduler_config(), **(scheduler or {}))
         )
         self.engine = ServingEngine(

@@ -138,13 +138,20 @@ def finish_one(
 
 
 class Hand:
-    """An `OffloadScheduler` whose engine is the test: no pool, or the one given."""
+    """A scheduler of this kind whose engine is the test: no pool, or the one given."""
 
-    def __init__(self, *groups: KVCacheGroup, pool: Any = None, core: Any = None, **scheduler: Any) -> None:
+    def __init__(
+        self,
+        *groups: KVCacheGroup,
+        pool: Any = None,
+        core: Any = None,
+        kind: type[OffloadScheduler] = OffloadScheduler,
+        **scheduler: Any,
+    ) -> None:
         self.log = MemoryLog()
         config = OffloadConfig(**{"host_blocks": 16, "device_blocks": 64, **(core or {})})
         self.core = Offloader(config, self.log, clock_ns=lambda: 0)
-        self.scheduler = OffloadScheduler(
+        self.scheduler = kind(
             self.core, SchedulerConfig(groups=groups or (FULL,), hash_tokens=HASH_TOKENS, **scheduler)
         )
         if pool is not None:

@@ -45,7 +45,7 @@ from kvsm.core.ledger.canonical import (
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import NativeOffloader, Offloader
 from kvsm.core.policies.lru import LRUPolicy
-from kvsm.core.scheduler import OffloadScheduler
+from kvsm.core.scheduler import CheckedScheduler
 from kvsm.core.scheduler.device_blocks import DeviceBlocks
 from kvsm.core.scheduler.free_queue import FreeQueueWalk
 from kvsm.events import Direction
@@ -228,7 +228,7 @@ declare(
 )
 declare_alike(NativeOffloader, Offloader)
 declare(
-    OffloadScheduler,
+    CheckedScheduler,
     offloader=PART,
     config=FIXED,
     device_blocks=PART,
@@ -240,6 +240,7 @@ declare(
     below=FIXED,  # None: a serving world has one tier
     _has_drafter=FIXED,
     _layout=FIXED,
+    _countable=Dropped("a check of the engine; nothing is decided by it"),
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)

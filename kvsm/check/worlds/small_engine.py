@@ -48,6 +48,7 @@ from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferPlan
 from kvsm.core.scheduler import (
+    CheckedScheduler,
     GroupKind,
     KVCacheGroup,
     OffloadScheduler,
@@ -178,9 +179,7 @@ class SmallEngine(SmallWorkers):
         core: Mapping[str, Any] | None = None,
         **scheduler: Any,
     ) -> None:
-        self.config = SchedulerConfig(
-            groups=tuple(groups), hash_tokens=HASH_TOKENS, check_computed_tokens=True, **scheduler
-        )
+        self.config = SchedulerConfig(groups=tuple(groups), hash_tokens=HASH_TOKENS, **scheduler)
         config = OffloadConfig(
             host_blocks=host_blocks,
             device_blocks=device_blocks,
@@ -196,7 +195,7 @@ class SmallEngine(SmallWorkers):
             self.core = Offloader.restarted(
                 ledger, config, self.log, ended=KILLED, publisher=publisher, clock_ns=no_clock
             )
-        self.scheduler = OffloadScheduler(self.core, self.config)
+        self.scheduler = CheckedScheduler(self.core, self.config)
         self.pool = SmallPool(device_blocks)
         if references:
             self.scheduler.bind_gpu_block_pool(self.pool)
@@ -396,7 +395,7 @@ class SmallEngine(SmallWorkers):
 
     def _ask(self, request: SmallRequest, local: int) -> int | None:
         """How many tokens the host has behind `local`. A scheduler that is not kvsm's may offer less."""
-        is_own = type(self.scheduler) is OffloadScheduler
+        is_own = type(self.scheduler) in (OffloadScheduler, CheckedScheduler)
         expected = expected_answer(self.scheduler, request, request.cells, local) if is_own else None
         found, loads = self.scheduler.get_num_new_matched_tokens(request, local)
         if found is not None:

@@ -21,12 +21,14 @@ have. The other files:
 - `scheduler`: the calls.
 """
 
+from kvsm.core.scheduler.computed_tokens import CheckedScheduler
 from kvsm.core.scheduler.groups import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
 from kvsm.core.scheduler.protocols import DevicePool, EngineRequest, StepOutput
 from kvsm.core.scheduler.scheduler import OffloadScheduler
 from kvsm.core.scheduler.scheduler_state import LoadEnded, StepResults
 
 __all__ = [
+    "CheckedScheduler",
     "DevicePool",
     "EngineRequest",
     "GroupKind",

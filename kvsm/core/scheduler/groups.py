@@ -96,9 +96,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     lazy_target_blocks: how many device blocks at the head of the free queue are kept free of content that the
         host lacks.
     null_block: what a block table holds where there is no block.
-    check_computed_tokens: whether each step checks that the engine counts no token as computed too early
-        (`kvsm.core.scheduler.computed_tokens`). It is for tests of an engine. Leave it off if another
-        connector loads tokens too.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -108,7 +105,6 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prompt_only: bool = False
     lazy_target_blocks: int = 1024
     null_block: int = -1
-    check_computed_tokens: bool = False
 
     def __post_init__(self) -> None:
         check_types(self)

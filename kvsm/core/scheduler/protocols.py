@@ -34,8 +34,7 @@ class EngineRequest(Protocol):
 
         When `build_connector_meta` is called, the tokens of the step that it decides are not counted yet. The
         engine counts them after the call, as vLLM does. kvsm stores what is counted: if they were counted
-        before, blocks would be stored that no step has computed. `SchedulerConfig.check_computed_tokens`
-        finds this mistake.
+        before, blocks would be stored that no step has computed. `CheckedScheduler` finds this mistake.
         """
         ...
 
@@ -169,7 +168,7 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
     boundary_states: mamba states that the engine has completed and holds during this step, each as (group,
         device block, tokens before the boundary).
     num_scheduled_tokens: how many tokens each request computes in it, as in vLLM's SchedulerOutput. Only
-        `SchedulerConfig.check_computed_tokens` looks at it. Of a request that is in `scheduled` and not here,
+        `CheckedScheduler` looks at it. Of a request that is in `scheduled` and not here,
         the number is unknown; None: of all requests.
     """
 

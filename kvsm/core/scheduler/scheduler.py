@@ -21,7 +21,6 @@ from kvsm.core.kv_events import KVCacheEvent
 from kvsm.core.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
 from kvsm.core.offloader.arguments import flag
 from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
-from kvsm.core.scheduler.computed_tokens import check_computed_tokens
 from kvsm.core.scheduler.device_blocks import DeviceBlocks
 from kvsm.core.scheduler.engine_arguments import (
     are_known,
@@ -253,7 +252,7 @@ class OffloadScheduler:
                 tracked.next_offer = 0
         else:
             tracked.forget_blocks()
-            tracked.watched_from, tracked.countable = self.offloader.ledger.seq, end
+            tracked.watched_from = self.offloader.ledger.seq
         given: list[int] = []
         for table, blocks, group in zip(tracked.tables, block_ids, self.config.groups):
             given += blocks[len(table) if continues else end // group.block_tokens :]
@@ -320,8 +319,6 @@ class OffloadScheduler:
         Call it when the step is decided, and before `num_computed_tokens` counts its tokens.
         """
         core = self.offloader
-        if self.config.check_computed_tokens:
-            check_computed_tokens(self.state.tracked, output, self.state.promises)
         if self.config.store is StoreMode.LAZY and self.walk is None:
             raise ConfigError("a lazy store walks the engine's free queue; call bind_gpu_block_pool first")
         if self._decides_nothing(output):

@@ -34,7 +34,6 @@ class TrackedRequest:
         "admitted",
         "answered",
         "asked_keys",
-        "countable",
         "loaded",
         "local",
         "max_load_tokens",
@@ -75,8 +74,6 @@ class TrackedRequest:
     """The event after which a key that the host loses may be one that it does not offer again: it has got its
     blocks then, and if no load brought some of them, it has made its first offer. Only whether a key was
     forgotten since then is asked."""
-    countable: Annotated[int | None, Dropped("a check of the engine; nothing is decided by it")]
-    """Tokens that the engine may count as computed at the next call. None: unknown."""
     trusted: Annotated[int | None, KEPT]
     """Tokens that count as computed, whatever the engine says, while a load writes the others or after it
     failed. None: all."""
@@ -100,7 +97,7 @@ class TrackedRequest:
         self.tables = [[] for _ in config.groups]
         self.asked_keys = [[] for _ in config.groups]
         self.local = self.watched_from = self.next_offer = 0
-        self.trusted = self.countable = self.missed = None
+        self.trusted = self.missed = None
         self.answered = self.admitted = False
         self.loaded = NO_TOKENS
         self.retried = set()
@@ -182,7 +179,7 @@ class TrackedRequest:
         """Its blocks were taken."""
         for table in self.tables:
             table.clear()
-        self.trusted = self.countable = None
+        self.trusted = None
         self.offer_again()
 
     def offer_again(self) -> None:

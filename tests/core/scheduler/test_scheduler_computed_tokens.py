@@ -21,7 +21,7 @@ from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.cli import main
 from kvsm.core.ledger.snapshot import digest
 from kvsm.core.plan import TransferPlan
-from kvsm.core.scheduler import KVCacheGroup, OffloadScheduler, StepOutput
+from kvsm.core.scheduler import CheckedScheduler, KVCacheGroup, OffloadScheduler, StepOutput
 from kvsm.errors import PropertyBroken, WrongArgument
 
 
@@ -61,7 +61,7 @@ def test_engine_that_counts_too_early_is_told_in_the_first_step(
 def test_without_the_check_the_mistake_stores_blocks_that_no_step_has_computed() -> None:
     """The step still runs when the copy reads its block, and what is stored holds nothing."""
     engine = SmallEngine(asynchronous=True)
-    engine.scheduler.config = structs.replace(engine.config, check_computed_tokens=False)
+    engine.scheduler = OffloadScheduler(engine.core, engine.config)
     count_too_early(engine)
     engine.arrive(SmallRequest("r", range(9), 4))
     (store,) = engine.step().stores
@@ -85,7 +85,7 @@ def test_mistake_after_a_load_is_told(says_tokens: bool) -> None:
 
 def test_refused_call_changes_nothing() -> None:
     """The engine may mend its count and call again."""
-    hand, request = Hand(check_computed_tokens=True), SmallRequest("r", range(9), 4)
+    hand, request = Hand(kind=CheckedScheduler), SmallRequest("r", range(9), 4)
     hand.admit(request, [0, 1, 2])
     before = digest(hand.core.ledger)
     request.num_computed_tokens = 9
@@ -107,7 +107,7 @@ def test_refused_call_changes_nothing() -> None:
     ],
 )
 def test_tokens_of_a_wrong_type_are_refused_by_name(tokens: Any, said: str) -> None:
-    hand, request = Hand(check_computed_tokens=True), SmallRequest("r", range(9), 4)
+    hand, request = Hand(kind=CheckedScheduler), SmallRequest("r", range(9), 4)
     hand.admit(request, [0, 1, 2])
     with pytest.raises(WrongArgument, match=said):
         hand.step(request, num_scheduled_tokens=tokens)
@@ -115,7 +115,7 @@ def test_tokens_of_a_wrong_type_are_refused_by_name(tokens: Any, said: str) -> N
 
 def test_mistake_in_a_later_step_is_told() -> None:
     """Only the second part of the prompt is counted too early."""
-    hand, request = Hand(check_computed_tokens=True), SmallRequest("r", range(16), 4)
+    hand, request = Hand(kind=CheckedScheduler), SmallRequest("r", range(16), 4)
     hand.admit(request, [0, 1, 2, 3])
     hand.step(request, num_scheduled_tokens={"r": 4})
     request.num_computed_tokens = 12
@@ -125,7 +125,7 @@ def test_mistake_in_a_later_step_is_told() -> None:
 
 def test_request_whose_tokens_are_not_said_is_checked_in_its_first_step_only() -> None:
     """An engine may name a request in `scheduled` alone. What it computes is unknown from then on."""
-    hand, request = Hand(check_computed_tokens=True), SmallRequest("r", range(16), 4)
+    hand, request = Hand(kind=CheckedScheduler), SmallRequest("r", range(16), 4)
     hand.admit(request, [0, 1, 2, 3])
     hand.step(request, num_scheduled_tokens={})
     request.num_computed_tokens = 12
@@ -162,20 +162,20 @@ def test_engine_that_counts_in_time_is_never_told(
         chunk_tokens=chunk_tokens,
         core={"transfer_ticks": transfer_ticks},
     )
-    assert engine.scheduler.config.check_computed_tokens
+    assert type(engine.scheduler) is CheckedScheduler
     drive(engine, acts)
 
 
 def test_a_run_checks_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`kvsm run` and `kvsm fuzz` drive their engines with the check."""
-    real = OffloadScheduler.build_connector_meta
+    real = CheckedScheduler.build_connector_meta
 
-    def early(self: OffloadScheduler, output: StepOutput) -> TransferPlan:
+    def early(self: CheckedScheduler, output: StepOutput) -> TransferPlan:
         for name, tokens in (output.num_scheduled_tokens or {}).items():
             self.state.tracked[name].request.num_computed_tokens += tokens  # type: ignore[misc]
         return real(self, output)
 
-    monkeypatch.setattr(OffloadScheduler, "build_connector_meta", early)
+    monkeypatch.setattr(CheckedScheduler, "build_connector_meta", early)
     result = CliRunner().invoke(main, ["run", "--requests", "2", "--log", str(tmp_path / "log")])
     assert result.exit_code != 0
     assert "after build_connector_meta, not before" in result.output + str(result.exception)
