@@ -27,6 +27,9 @@ class Group(NamedTuple):
     def first_needed_token(self, end: int) -> int:
         return KVCacheGroup.first_needed_token(self, end)  # type: ignore[arg-type]
 
+    def fresh_start(self, end: int) -> int:
+        return KVCacheGroup.fresh_start(self, end)  # type: ignore[arg-type]
+
 
 class Groups(NamedTuple):
     """The attributes of a `SchedulerConfig` that the arithmetic reads."""

@@ -65,7 +65,8 @@ class CheckedScheduler(OffloadScheduler):
     def _check(self, output: StepOutput) -> None:
         """Check all requests, and note what they may count at the next call."""
         tokens = scheduled_tokens(output)
-        for name, most in self._countable.items():
+        known = [(name, most) for name, most in self._countable.items() if name in self.state.tracked]
+        for name, most in known:
             request = self.state.tracked[name].request
             counted = request.num_computed_tokens - request.num_output_placeholders
             if most is not None and counted > most:
@@ -74,7 +75,7 @@ class CheckedScheduler(OffloadScheduler):
                     f"request {name} counts {counted} tokens as computed, and at most {most} can be: "
                     f"add a step's tokens to num_computed_tokens after build_connector_meta, not before",
                 )
-        for name, most in self._countable.items():
+        for name, most in known:
             tracked = self.state.tracked[name]
             # A preempted request may run again before the load of its earlier blocks has ended.
             waits = name in self.state.promises and tracked.trusted is not None
