@@ -33,6 +33,7 @@ from copy_rigs import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies import CopyEngine, CopyResult
 from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
@@ -46,7 +47,7 @@ def assert_pools(rig: Rig, device: list[Bytes], host: Bytes) -> None:
 
 
 @every_engine
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(data=st.data(), shape=shapes, piece=st.integers(1, 40), num_host_blocks=st.sampled_from([40, 43]))
 def test_bytes_are_those_of_a_plain_copy_and_each_transfer_ends_once(
     make_rig: MakeRig, data: st.DataObject, shape: Shape, piece: int, num_host_blocks: int
@@ -147,7 +148,7 @@ def test_a_job_that_cannot_be_right_ends_as_bad_before_anything_runs(make_rig: M
 
 
 @every_engine
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(data=st.data(), piece=st.integers(1, 40))
 def test_bad_jobs_among_good_ones_are_told_apart(make_rig: MakeRig, data: st.DataObject, piece: int) -> None:
     """Failure is not success (S6), progress (S9): each wrong job ends as bad without touching a byte, and

@@ -13,6 +13,7 @@ from extracted_tables import extracted
 from hypothesis import given, settings
 from scheduler_traffic import ACTS, drive
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_workers import copy_times
@@ -138,7 +139,7 @@ def test_times_cost_a_few_bytes() -> None:
     assert len(msgspec.msgpack.encode(timed)) == bare + 8
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(ACTS)
 def test_tables_have_the_times_of_every_copy(acts: list[int]) -> None:
     engine = SmallEngine(device_blocks=16, host_blocks=8, workers=2)

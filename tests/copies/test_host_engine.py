@@ -15,6 +15,7 @@ from copy_rigs import Bytes, copied, copy_plainly, finish, load, random_pools, r
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies import HostCopyEngine, threaded
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, TransferFailed
@@ -288,7 +289,7 @@ def test_what_is_left_of_a_failed_transfer_is_not_copied(pieces_of: Callable[[in
 # Failures.
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data(), piece=st.integers(1, 40), threads=st.integers(1, 3))
 def test_a_failing_copy_is_an_outcome_and_the_engine_goes_on(
     data: st.DataObject, piece: int, threads: int

@@ -24,6 +24,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies.host_pools import host_pool, pool_sizes, reservations
 from kvsm.copies.host_pools.available_memory import Promised, available_memory_bytes
 from kvsm.copies.host_pools.borrowed_pool import BorrowedPool
@@ -63,7 +64,7 @@ def left(path: Path, content: bytes) -> None:
 # Sizes and places.
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(num_blocks=st.integers(1, 300), block_bytes=st.integers(1, 3000))
 def test_a_pool_is_zeros_of_exactly_its_size(num_blocks: int, block_bytes: int) -> None:
     """Rounded up to pages, not to powers of two."""
@@ -76,7 +77,7 @@ def test_a_pool_is_zeros_of_exactly_its_size(num_blocks: int, block_bytes: int) 
         assert 0 <= size - num_blocks * block_bytes < PAGE_BYTES
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(num_blocks=st.integers(1, 40), ranks=st.integers(1, 4), block_bytes=st.integers(1, 300))
 def test_ranks_have_rows_of_their_own_and_a_block_of_all_lies_together(
     tmp_path_factory: pytest.TempPathFactory, num_blocks: int, ranks: int, block_bytes: int
@@ -736,7 +737,7 @@ def test_a_forked_child_gives_nothing_back(path: Path) -> None:
 # A pool of another process.
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(num_blocks=st.integers(1, 40), ranks=st.integers(1, 3), block_bytes=st.integers(1, 300))
 def test_a_borrowed_pool_shows_the_rows_of_one_rank_and_cannot_be_written(
     tmp_path_factory: pytest.TempPathFactory, num_blocks: int, ranks: int, block_bytes: int

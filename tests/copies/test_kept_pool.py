@@ -19,6 +19,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies import HostPool
 from kvsm.copies.host_pools import kept_file, kept_record
 from kvsm.copies.host_pools.kept_file import read_kept_pool
@@ -126,7 +127,9 @@ def live(path: Path, identity: PoolIdentity, blocks: int, end: str, values: list
     return found
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(plan=st.lists(steps, min_size=2, max_size=12))
 def test_a_pool_is_warm_exactly_if_all_of_it_is_what_an_earlier_life_left(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, plan: list[tuple[Any, ...]]

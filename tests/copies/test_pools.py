@@ -13,6 +13,7 @@ from copy_rigs import Shape, copied, copy_plainly, random_bytes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies import rank_memory as pools_module
 from kvsm.copies import vectored
 from kvsm.copies.geometry import Fragments
@@ -53,7 +54,7 @@ long_shapes = st.builds(
 @pytest.mark.parametrize("vectored", [True, False], ids=["vectored", "not vectored"])
 @pytest.mark.parametrize("slow_from", SLOW_FROM.values(), ids=SLOW_FROM)
 @pytest.mark.parametrize("sliced_bytes", [LONG_BYTES, 2 * LONG_BYTES])
-@settings(max_examples=15)
+@settings(max_examples=examples(15))
 @given(
     shape=long_shapes | st.builds(Shape, st.just([1, 7]), st.just(1), st.just(0), st.just(False)),
     direction=st.sampled_from(Direction),

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies.races import Actor, ClockedOperation, RaceDetector
 
 ACTORS, PLACES = 3, 2
@@ -65,7 +66,7 @@ def racing_places(program: list[Queued]) -> set[int]:
     }
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(program=programs, data=st.data())
 def test_a_place_has_a_race_if_and_only_if_two_of_its_accesses_are_unordered(
     program: list[Queued], data: st.DataObject

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from plain_engine import PlainCopyEngine
 
+from examples import examples
 from kvsm.copies import CopyEngine, FailingCopyEngine, HostPool, ReplicaCopyEngine, VerifyingCopyEngine
 from kvsm.copies.checksums import CHECKSUM_BYTES
 from kvsm.copies.worker import Worker
@@ -43,7 +44,7 @@ def contents(count: int) -> Bytes:
 # The copies.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(replicas=st.integers(1, 5), blocks=st.lists(st.integers(0, 39), unique=True, max_size=40))
 def test_replicas_write_every_row_once_and_load_all_of_it(replicas: int, blocks: list[int]) -> None:
     """Bytes that are the same on all ranks are kept once, and every rank gets them back."""
@@ -161,7 +162,7 @@ ACTS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(ACTS, st.sampled_from([0.0, 0.3]))
 def test_a_load_reads_what_the_other_replica_has_stored(
     acts: list[tuple[str, int, int]], failing: float

@@ -23,6 +23,7 @@ from hypothesis import strategies as st
 from museum import EXHIBITS
 from schedules import Choose, every_schedule
 
+from examples import examples
 from kvsm.copies.copy_engine import CopyResult
 from kvsm.copies.simulated import SimulatedDevice, SimulatedEvent
 from kvsm.copies.streams import StreamCopyEngine
@@ -199,7 +200,7 @@ commands = st.lists(
 )
 
 
-@settings(max_examples=250)
+@settings(max_examples=examples(250))
 @given(commands=commands, random=st.randoms(use_true_random=False))
 def test_no_interleaving_has_a_race_or_a_wrong_byte(commands: list[str], random: Random) -> None:
     """Order of copies (S12), correct bytes (S15), progress (S9)."""
@@ -254,7 +255,7 @@ disasters = st.lists(
 )
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     before=disasters,
     disaster=st.sampled_from(["lose", "die", "close", "poll"]),

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_engine import PlainCopyEngine
 
+from examples import examples
 from kvsm.copies import (
     CopyEngine,
     CopyResult,
@@ -119,7 +120,7 @@ class Expected:
 
 @engines
 @pytest.mark.parametrize("threads", [0, 1, 3])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(data=st.data(), block_bytes=st.sampled_from([1, 7, 300]), rate=st.sampled_from([0.0, 0.3]))
 def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
     make_engine: Callable[..., CopyEngine], threads: int, data: st.DataObject, block_bytes: int, rate: float
@@ -149,7 +150,7 @@ def test_a_byte_that_changed_at_rest_fails_just_the_loads_that_bring_it(
 
 
 @pytest.mark.parametrize("threads", [0, 1])
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     data=st.data(),
     make=st.sampled_from([store, load]),

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.copies import FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine, threaded
 from kvsm.copies.worker import CopyStatistics, Worker, smallest_host_pool
 from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
@@ -39,7 +40,7 @@ def load(transfer: int, device_block: int, host_block: int) -> TransferJob:
     batches=st.lists(st.lists(st.tuples(st.sampled_from(Direction), st.integers(0, BLOCKS)))),
     polls=st.integers(0, 3),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_job_is_reported_exactly_once(
     seed: int, batches: list[list[tuple[Direction, int]]], polls: int
 ) -> None:
@@ -168,7 +169,7 @@ def test_a_plan_waits_for_the_old_starts_the_new_and_waits_for_those() -> None:
     seed=st.integers(0, 2**32),
     steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.sets(st.integers(0, 20))), max_size=6),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_a_plan_flushes_has_ended_when_it_returns(
     seed: int, steps: list[tuple[int, int, set[int]]]
 ) -> None:

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from layouts import Bytes, Pairs, block_major, copied_one_by_one, copies, memory_of, moved
 from places import SUPPORT
 
+from examples import examples
 from kvsm.copies.layout import MemoryLayout, MemoryRows
 from kvsm.cuda_io import kernel
 from kvsm.cuda_io.kernel import (
@@ -113,7 +114,7 @@ def test_kernel_copies_what_a_plain_loop_copies(run: Run, unit: int) -> None:
     """Correct bytes (S15): all bytes of all pairs and no others, with each vector width; every vector is
     aligned, because a device refuses others."""
 
-    @settings(max_examples=60)
+    @settings(max_examples=examples(60))
     @given(copies(unit), st.sampled_from([(1, 32), (1, 64), (3, 96)]))
     def check(copy: tuple[MemoryLayout, Direction, Pairs], size: tuple[int, int]) -> None:
         assert np.array_equal(copied(run, *copy, size), copied_one_by_one(memory_of(copy[0]), *copy))

@@ -24,6 +24,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
+from examples import examples
 from kvsm.copies.copy_engine import CopyResult
 from kvsm.core.plan import TransferJob
 from kvsm.cuda_io import copier, driver, paths
@@ -109,7 +110,7 @@ def pools_and_pairs(draw: st.DrawFn) -> tuple[list[np.ndarray], np.ndarray, list
 
 
 @every_path
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(drawn=pools_and_pairs())
 def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, drawn: Any) -> None:
     """Correct bytes (S15): a store, then a load of the same blocks to another place."""

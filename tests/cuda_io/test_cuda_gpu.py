@@ -23,6 +23,7 @@ from cuda_rig import cuda_rig, has_gpu
 from hypothesis import given, settings
 from test_cuda_device import pools_and_pairs
 
+from examples import examples
 from kvsm.cuda_io import driver
 from kvsm.cuda_io.cuda_engine import CudaCopyEngine
 from kvsm.cuda_io.paths import CopyPath
@@ -43,7 +44,7 @@ every_path = pytest.mark.parametrize("path", list(CopyPath), ids=lambda path: pa
 
 
 @every_path
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(drawn=pools_and_pairs())
 def test_each_path_copies_the_bytes_of_a_plain_loop_both_ways(path: CopyPath, drawn: Any) -> None:
     """Correct bytes (S15), on the real driver and with real memory."""

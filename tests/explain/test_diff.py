@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from replay_life import OPERATIONS, Life, Operations, key, random_life, written
 
 import kvsm
+from examples import examples
 from kvsm import events as ev
 from kvsm.cli import main
 from kvsm.events import OffloadingEvent
@@ -26,7 +27,7 @@ def difference(good: Path, bad: Path) -> LogDiff:
         return diff(one, other)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(OPERATIONS, OPERATIONS)
 def test_what_is_not_decided_does_not_part_two_logs(operations: Operations, others: Operations) -> None:
     """Other times, other numbers of events, reports that are rejected, flushes: the stories are the same."""

@@ -22,6 +22,7 @@ from replay_life import (
     written,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
@@ -40,7 +41,7 @@ def test_each_kind_of_event_has_the_call_that_leads_to_it() -> None:
     assert set(_CALLS) == set(KINDS)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(CONFIGS, OPERATIONS, st.integers(0, 10**6))
 def test_without_another_choice_a_fork_repeats_the_log(
     config: dict[str, Any], operations: Operations, place: int
@@ -109,7 +110,7 @@ def test_a_fork_continues_the_same_blocks_of_an_offer(tmp_path: Path) -> None:
     assert verify_log(tmp_path / "log").good
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(0, 1000), st.integers(0, 1000), st.data())
 def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data: st.DataObject) -> None:
     """Each property that a log shows holds in the fork: the real core made it."""

@@ -20,6 +20,7 @@ from places import ROOT
 from random_acts import ACTS, live
 from replay_life import gapped, random_life
 
+from examples import examples
 from kvsm import LogReader, LogWriter, Offloader
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.core import native
@@ -56,7 +57,7 @@ def counted(config: OffloadConfig, events: Iterable[OffloadingEvent]) -> Metrics
     st.sampled_from([0, 2]),
     ACTS,
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_log_gives_what_the_live_process_counted(
     workers: int, host_blocks: int, chunk: int, defer_ticks: int, acts: list[int]
 ) -> None:
@@ -419,7 +420,7 @@ def test_page_shows_every_metric() -> None:
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.sampled_from([one for one in METRICS if one.bounds]), st.data())
 def test_spread_values_fill_the_buckets_and_keep_the_sum(metric: Metric, data: st.DataObject) -> None:
     """What vLLM's exporter observes instead of the real values."""

@@ -16,6 +16,7 @@ from replay_life import (
     random_life,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import digest
@@ -32,7 +33,7 @@ from kvsm.ids import NO_IDS, pack
 # Folding.
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(OPERATIONS, CONFIGS)
 def test_the_fold_has_the_live_digest_at_every_event(operations: Operations, config: dict[str, Any]) -> None:
     """Events are state (S10): each prefix of a log folds to the state that was live then."""

@@ -23,6 +23,7 @@ from replay_life import (
     story_life,
 )
 
+from examples import examples
 from kvsm.core.log import LogReader
 from kvsm.core.scheduler.groups import group_suffix
 from kvsm.errors import LogError
@@ -367,7 +368,7 @@ def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -
     assert answer.startswith(f"not stored since event {oldest}")
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(OPERATIONS, CONFIGS)
 def test_every_story_is_a_chain_of_states(operations: Operations, config: dict[str, Any]) -> None:
     """Each line begins in the state in which the line before it ended, so no event is left out."""

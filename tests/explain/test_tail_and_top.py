@@ -19,6 +19,7 @@ from log_life import Life as LogLife
 from log_life import directory, run_child, write, write_open
 from replay_life import CONFIGS, OPERATIONS, Life, Operations, key, story_life, written
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.cli import main, tail, top
 from kvsm.cli.output import Screen, in_red
@@ -44,7 +45,7 @@ def numbers(result: Result) -> list[int]:
 # ------------------------------------------------------------------------------------------------ tail
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=9),
     st.integers(0, 30),
@@ -91,7 +92,7 @@ def test_a_line_of_tail_has_when_where_and_what(tmp_path: Path) -> None:
     }
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(OPERATIONS, CONFIGS, st.sampled_from(["r0", "r1", "r4"]))
 def test_a_filter_by_request_shows_what_concerns_the_request(
     operations: Operations, config: dict[str, Any], request: str
@@ -293,7 +294,7 @@ def state_of(path: Path) -> dict[str, Any]:
     return answer
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(OPERATIONS, CONFIGS, st.booleans())
 def test_top_tells_what_the_ledger_and_the_events_say(
     operations: Operations, config: dict[str, Any], closed: bool

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.explain.story.times import after_start, duration, utc
 from kvsm.explain.story.window import PointUnit, point_of
 
@@ -13,7 +14,7 @@ CLOCK = st.integers(0, 4_000_000_000 * 10**9)
 MS = 10**6
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(CLOCK)
 def test_a_shown_wall_time_reads_back_to_its_millisecond(ns: int) -> None:
     """`--since` with a time that a line showed begins at this line, not after it."""
@@ -22,7 +23,7 @@ def test_a_shown_wall_time_reads_back_to_its_millisecond(ns: int) -> None:
     assert point.value == ns // MS * MS
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(CLOCK, CLOCK)
 def test_a_shown_time_after_the_start_reads_back_to_its_millisecond(one: int, other: int) -> None:
     began, now = sorted((one, other))
@@ -31,7 +32,7 @@ def test_a_shown_time_after_the_start_reads_back_to_its_millisecond(one: int, ot
     assert point.value == (now - began) // MS * MS
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(st.integers(-(1 << 63), (1 << 64) - 1), st.integers(-(1 << 63), (1 << 64) - 1))
 def test_any_number_of_a_log_can_be_shown_as_a_time(one: int, other: int) -> None:
     """Anybody may have written a log; a record may hold any 64-bit number as its time."""

@@ -21,6 +21,7 @@ from replay_life import (
     written,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.cli import main
 from kvsm.core.log import LogEnd, LogReader
@@ -118,7 +119,7 @@ class EventsOf:
         return list(self._events)
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(OPERATIONS, CONFIGS)
 def test_what_is_open_agrees_with_a_plain_count(operations: Operations, config: dict[str, Any]) -> None:
     """Which requests, copies by rank, waits and plans are open, and since which event."""
@@ -140,7 +141,7 @@ def test_what_is_open_agrees_with_a_plain_count(operations: Operations, config: 
     assert waits == plain.waits
 
 
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @given(OPERATIONS, CONFIGS)
 def test_nothing_is_open_once_all_has_ended(operations: Operations, config: dict[str, Any]) -> None:
     """No false alarm: the end of every copy and request leaves nothing to tell."""

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_life import Life
 
+from examples import examples
 from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
 from kvsm.events import OffloadingEvent
@@ -57,7 +58,7 @@ POINTS = st.none() | st.one_of(
 )
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(POINTS, POINTS)
 def test_a_window_holds_what_lies_between_its_points(
     life: tuple[Path, list[OffloadingEvent]], since: LogPoint | None, until: LogPoint | None

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kvsm
+from examples import examples
 from kvsm.cli import main
 from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.log import LogReader
@@ -114,7 +115,7 @@ def test_an_import_that_is_never_reported_retires_its_slots_and_no_device_block(
     assert_verifies(log)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=examples(15), deadline=None)
 @given(
     lives=st.lists(
         st.tuples(

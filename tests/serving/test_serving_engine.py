@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.longest_hit import watch_answers
 from kvsm.copies import CopyResult
@@ -385,7 +386,7 @@ def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOp
     assert_whole(run.prove())
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(runs())
 def test_any_run_is_good(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[TraceRequest], RunOptions]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, SchedulerConfig
 from kvsm.core.scheduler.groups import group_suffix
@@ -172,7 +173,7 @@ _GROUPS = st.lists(
 )
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(groups=_GROUPS, prompt=st.integers(1, 120), budget=st.integers(1, 40), seed=st.integers(0, 1000))
 def test_a_request_never_holds_more_than_its_peak(
     groups: list[KVCacheGroup], prompt: int, budget: int, seed: int
@@ -252,7 +253,7 @@ def host_rank(blocks: int, block_bytes: int) -> Rank:
     return make_rank(RunOptions(device_blocks=blocks, host_blocks=1, block_bytes=block_bytes), 0)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 40), st.integers(0, 3), st.integers(0, 39), st.integers(1, 255), st.integers(0, 1))
 def test_any_flipped_byte_is_a_mismatch(size: int, block: int, byte: int, flip: int, rank: int) -> None:
     """The check of S15 can fail: for any byte of any block, of any size."""

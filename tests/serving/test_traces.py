@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.errors import TraceError
 from kvsm.serving.traces import (
     BLOCK_TOKENS,
@@ -31,7 +32,7 @@ def write(path: Path, *lines: str) -> Path:
 # Reading.
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 1 << 32), requests=st.integers(1, 60))
 def test_a_generated_workload_survives_the_file(
     tmp_path_factory: pytest.TempPathFactory, seed: int, requests: int
@@ -102,7 +103,7 @@ def test_a_file_without_requests_is_refused(tmp_path: Path, name: str, says: str
 # Generating.
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_hash_id_names_its_whole_prefix(seed: int) -> None:
     """As in Mooncake: an id always stands behind the same id, so that equal ids mean equal prefixes."""
@@ -143,7 +144,7 @@ def test_turns_extend_conversations_and_users_share_system_prompts() -> None:
     assert max(seen.values()) > 50, "some system prompt is used by many"
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(seed=st.integers(0, 1 << 32), block_tokens=st.sampled_from([4, 16, 64, 1000]))
 def test_a_workload_of_other_blocks_is_as_large_in_blocks(seed: int, block_tokens: int) -> None:
     """Lengths scale with the block, so small blocks give the same workload in about the same number of
@@ -178,7 +179,7 @@ def test_a_hash_is_of_whole_blocks() -> None:
     assert hashes((1, 2, 1), 23, 8) == [first, second]
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(
     ids=st.lists(st.integers(0, 5), min_size=1, max_size=6).map(tuple),
     lacking=st.integers(0, 7),

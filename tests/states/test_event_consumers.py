@@ -15,6 +15,7 @@ from places import ROOT
 from replay_life import CONFIGS, OPERATIONS, Life, Operations
 from source_trees import nodes_of
 
+from examples import examples
 from kvsm.check.conformance import offload_steps, request_steps
 from kvsm.check.walks.walk import random_of
 from kvsm.check.worlds.core_options import draw_options
@@ -196,7 +197,7 @@ def assert_concern_names_every_change(config: OffloadConfig, events: list[Offloa
         before = after
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(OPERATIONS, CONFIGS)
 def test_what_an_event_changes_it_concerns(operations: Operations, config: dict[str, Any]) -> None:
     """Else `kvsm show` leaves the event out of a life that it changed."""

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference_models import reference_model
 
+from examples import examples
 from kvsm.errors import ConfigError, IllegalTransition
 from kvsm.ids import SMALL
 from kvsm.states import (
@@ -415,7 +416,7 @@ class TestBatch:
     """A batch is many single steps: all of them or none."""
 
     @given(batch=batches())
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     def test_agrees_with_single_steps(self, batch: tuple[Machine, list[Place], list[int], IntEnum]) -> None:
         """In both forms of ids, at any size, for equal and mixed words; or the whole batch is refused."""
         machine, held, ids, trigger = batch

@@ -23,6 +23,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import SUPPORT
 
+from examples import examples
 from kvsm.errors import ConfigError
 from kvsm.events import Direction
 from kvsm.identity import PoolIdentity
@@ -57,7 +58,7 @@ HEADERS = st.builds(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(header=HEADERS, bit=st.integers(0, 8 * HEADER_BYTES - 1))
 def test_a_header_is_read_as_it_was_written_or_not_at_all(header: SlotHeader, bit: int) -> None:
     data = bytearray(header.encode().ljust(HEADER_STEP, b"\0"))
@@ -67,7 +68,7 @@ def test_a_header_is_read_as_it_was_written_or_not_at_all(header: SlotHeader, bi
     assert read_header(bytes(data)) is None
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(life=NUMBER, file_id=ID, facts=st.dictionaries(st.text(max_size=20), st.text(max_size=20)))
 def test_a_superblock_is_read_as_it_was_written(life: int, file_id: bytes, facts: dict[str, str]) -> None:
     made = Superblock(life, file_id, GEOMETRY, PoolIdentity.of(facts))

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
 from kvsm.cli import main
 from kvsm.explain.story import rebuild
@@ -48,7 +49,7 @@ def killed(seed: int, **options: Any) -> tuple[LoggedBlocks, Recovered, SlotGene
     return logged, found, world.era.after
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 1 << 32))
 def test_what_a_killed_process_leaves_is_no_difference(seed: int) -> None:
     """Copies in flight, failed and lost ones, evictions and resets: log and slots agree about all of them."""
@@ -57,7 +58,7 @@ def test_what_a_killed_process_leaves_is_no_difference(seed: int) -> None:
     assert logged.stored(after).items() <= {slot: key for key, slot in found.slots.items()}.items()
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 1 << 32), st.data())
 def test_each_difference_is_told_with_its_slot_and_both_keys(seed: int, data: st.DataObject) -> None:
     """A block that is missing, another block, and one that nobody has logged; all at once, and no other."""

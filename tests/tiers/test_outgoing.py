@@ -12,6 +12,7 @@ from core_life import new_core
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core.offloader import Offloader
 from kvsm.core.scheduler.groups import KVCacheGroup, SchedulerConfig
 from kvsm.testing import assert_verifies
@@ -134,7 +135,7 @@ def test_requests_with_one_prompt_share_its_blocks_and_crowd_nobody_out() -> Non
 KINDS = ("offer", "claim", "take", "wait", "reset")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     actions=st.lists(st.tuples(st.sampled_from(KINDS), st.integers(0, 5)), max_size=30),
     share=st.sampled_from([0.1, 0.5, 1.0]),

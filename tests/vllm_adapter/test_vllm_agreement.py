@@ -13,6 +13,7 @@ from core_life import keys, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core.kv_events import KVCacheEvent, Publisher
 from kvsm.core.offloader import Offloader
 
@@ -52,7 +53,7 @@ def vllm_hit(manager: Any, request: str, key: bytes) -> bool:
 
 
 @given(st.lists(st.integers(0, 12), min_size=1, max_size=80))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_lru_hits_as_vllm_does(requests: list[int]) -> None:
     """Requests have one block, so order within a prefix cannot differ."""
     core, _ = new_core(host_blocks=HOST_BLOCKS)

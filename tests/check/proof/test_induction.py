@@ -15,6 +15,7 @@ from msgspec.structs import replace as with_bounds
 from places import ROOT
 from protocol_mutants import MUTANTS
 
+from examples import examples
 from kvsm.check.proof.any_size_proof import conditions_of
 from kvsm.check.proof.conditions import AFTER, TAKEN, Condition, Induction
 from kvsm.check.proof.counting_lemma import ALL, known_counts
@@ -108,7 +109,7 @@ def plainly_after(instance: ActionInstance, state: State) -> State:
 
 
 @given(seed=st.integers(0, 3), place=st.integers(0, 40), pick=st.integers(0, 10_000))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_solvers_are_told_what_actions_do(seed: int, place: int, pick: int) -> None:
     """An action as SMT-LIB is possible where it is possible in plain Python, and leads to the same state."""
     protocol, state = declared(2), met_states(seed)[place]
@@ -327,7 +328,7 @@ def test_mistake_that_can_happen_is_a_refutation() -> None:
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=lambda one: one.name)
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_known_counts_are_the_tables(machine: Machine, data: st.DataObject) -> None:
     """Where the table leaves a counter one value, every way through the table gives it this value."""
     full = data.draw(st.booleans(), label="starts full")
@@ -392,7 +393,7 @@ def test_only_what_may_be_refused_is_refused_at_a_limit() -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_a_limit_only_takes_steps_away(data: st.DataObject) -> None:
     """With smaller limits a word takes the same step or none: what holds without limits holds with them."""
     words = [one.domain for one in declared(2).variables if isinstance(one.domain, Words)]

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.check.protocol.arrays import Transitions, columns_of, rows_of
 from kvsm.check.protocol.cell_layout import CellLayout
 from kvsm.check.protocol.explore import explore
@@ -192,7 +193,7 @@ def test_effects_read_the_state_before_and_forgets_the_one_before_them() -> None
 
 
 @given(st.lists(st.integers(2, 17), min_size=1, max_size=80), st.integers(0, 2**32))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_packing_loses_nothing(sizes: list[int], seed: int) -> None:
     random = np.random.default_rng(seed)
     columns = np.array([random.integers(0, size, 50) for size in sizes], dtype=np.uint8)

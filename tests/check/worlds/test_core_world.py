@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from planted_bugs import evict_what_is_pinned, free_slots_under_copies, plant, take_doubled_reports
 
+from examples import examples
 from kvsm.check.explore.coverage import forget, never_taken, taken
 from kvsm.check.walks.reduce import rerun
 from kvsm.check.walks.walk import random_of, walk
@@ -119,7 +120,7 @@ def test_the_hash_seed_decides_nothing() -> None:
     assert len(told) == 1
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(kept=st.lists(st.booleans(), min_size=150, max_size=150), seed=st.integers(0, 5))
 def test_a_run_from_which_actions_were_left_out_is_a_run(kept: list[bool], seed: int) -> None:
     """Actions name things by place: reduction needs that any part of a run can be done."""

@@ -17,6 +17,7 @@ from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
 from native_twins import reset_often, saved, spoiled, walked, walked_in_arrays
 from places import ROOT
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.audited import AuditedWorld
@@ -96,7 +97,7 @@ def folding(options: OffloadConfig, events: Any, random: Random) -> Copying:
 
 @needs_native
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_a_copy_is_the_state_at_which_it_was_frozen(policy: str, seed: int) -> None:
     """Events between the pieces: resets, losses, restarts, evictions. Copies that are dropped, and a second
@@ -129,7 +130,7 @@ def test_what_each_kind_of_event_changes_is_said() -> None:
 
 
 @needs_native
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_resets_between_the_pieces(seed: int) -> None:
     """A reset changes all words and the order of the free slots."""
@@ -145,7 +146,7 @@ def test_resets_between_the_pieces(seed: int) -> None:
 
 
 @needs_native
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_batches_that_are_arrays(seed: int) -> None:
     """Batches of more than 16 ids, and records that have them."""
@@ -153,7 +154,7 @@ def test_batches_that_are_arrays(seed: int) -> None:
 
 
 @needs_native
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(st.integers(0, 2**32))
 def test_refused_events_change_no_copy(seed: int) -> None:
     """Wrong fields, wrong types, absent and doubled ids; then the right event."""

@@ -9,6 +9,7 @@ from core_life import keys, new_core, store
 from hypothesis import given, settings
 from replay_life import OPERATIONS, Life, key
 
+from examples import examples
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.invariants import CHECKS, PROPERTIES, check_ledger, check_rest
 from kvsm.errors import KvsmError
@@ -21,7 +22,7 @@ from kvsm.states.transfer import TRANSFER_WORDS, TransferState
 from kvsm.states.words import StateWords
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(OPERATIONS)
 def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[str, int, int]]) -> None:
     """Every property that a ledger shows, after every operation of an engine that does anything."""
@@ -31,7 +32,7 @@ def test_every_ledger_of_any_life_keeps_all_properties(operations: list[tuple[st
         assert check_ledger(life.core.ledger) == []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(OPERATIONS)
 def test_when_all_is_over_nothing_is_left(operations: list[tuple[str, int, int]]) -> None:
     """Progress (S9): let all copies end and all requests finish, from any state."""

@@ -11,6 +11,7 @@ from core_life import begin_store, fold, keys, kinds, load, new_core, store
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.core.ledger import HANDLERS, Ledger, RequestRecord
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
@@ -109,7 +110,7 @@ def refused_events_leave_no_trace(
 
 
 @given(st.sampled_from([1, 2]), st.lists(any_event(), max_size=12))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_refused_events_leave_no_trace(
     chunk: int, attempts: list[tuple[type[OffloadingEvent], tuple[object, ...]]]
 ) -> None:

@@ -34,6 +34,7 @@ from log_life import (
     write_open,
 )
 
+from examples import examples
 from kvsm.core.log import (
     LogDirectory,
     LogEnd,
@@ -131,7 +132,7 @@ def check_round_trip(frames: list[list[Any]], segment_bytes: int, compress: bool
         assert writer.bytes_written == sum(file.stat().st_size for file in path.iterdir())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(FRAMES, st.sampled_from([1, 200, 1 << 20]), st.booleans())
 def test_what_is_written_is_read(frames: list[list[Any]], segment_bytes: int, compress: bool) -> None:
     """Events are state (S10).
@@ -321,7 +322,7 @@ def following(life: Life, rounds: list[int], path: Path) -> list[OffloadingEvent
     return list(follow(LogFollower(path), 0, stop))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=12), st.sampled_from([1, 100, 1 << 20]))
 def test_a_follower_sees_all_events_across_segments(rounds: list[int], segment_bytes: int) -> None:
     with directory() as path:
@@ -404,7 +405,7 @@ def test_a_follower_waits_for_a_head_that_is_not_finished(tmp_path: Path) -> Non
     assert seen == [1, 2]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=12), st.integers(0, 3))
 @example([25, 6, 40], 0)
 def test_a_follower_that_retention_overtakes_says_what_it_could_not_read(

@@ -23,6 +23,7 @@ from log_life import CONFIG, RUN, Life, directory, event, names, no_locks, read,
 from log_openings import slow_openings
 from msgspec.structs import replace
 
+from examples import examples
 from kvsm.core.log import LogDirectory, LogEnd, LogFollower, LogLife, LogReader, find_end, segment_file
 from kvsm.core.log.frames import MARK, MARK_OFFSET, FrameEncoder, segment_path
 from kvsm.errors import LogDamaged, LogError, LogWriteFailed
@@ -65,7 +66,7 @@ def check_lives(
         assert (reader.end, reader.torn) == (LogEnd.CLOSED, None)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.booleans())
 def test_a_log_of_several_lives_reads_as_one(
     plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool
@@ -74,7 +75,7 @@ def test_a_log_of_several_lives_reads_as_one(
     check_lives(plans, options, slow)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(PLANS, st.lists(OPTIONS, min_size=1, max_size=3), st.booleans(), st.integers(2000, 6000))
 def test_a_chain_keeps_its_limit(
     plans: list[PlannedLife], options: list[dict[str, Any]], slow: bool, max_bytes: int

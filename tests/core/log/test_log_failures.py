@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from log_life import Life, directory, disk, event, read, run_child, write_open
 
+from examples import examples
 from kvsm.core.log import LogGap, LogReader, Torn
 from kvsm.core.log.frames import PREAMBLE_BYTES, encode_preamble, segment_path
 from kvsm.core.log.writer import FRAME_EVENTS
@@ -99,7 +100,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(STEPS, st.sampled_from([1, 300, 1 << 20]))
 def test_a_disk_that_fills_and_empties_loses_nothing_in_silence(
     steps: list[tuple[int, int]], segment_bytes: int

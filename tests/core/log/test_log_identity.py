@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from log_life import CONFIG, Life, directory, disk, frame_ends, names, write, write_open
 from replay_life import random_life
 
+from examples import examples
 from kvsm.check.explore.counterexample import save_log
 from kvsm.cli import main
 from kvsm.core.log import LogEnd, LogReader, LogWriter, WholeState
@@ -106,7 +107,7 @@ class Pieces(NamedTuple):
         return sum(len(frames) for _, frames in self.files)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(
     st.lists(st.integers(1, 5), max_size=12),
     st.integers(1, 400),

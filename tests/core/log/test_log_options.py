@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from replay_life import Life, random_life, story_life
 
+from examples import examples
 from kvsm.cli import main
 from kvsm.core.log import LogReader
 from kvsm.errors import LogError
@@ -86,7 +87,7 @@ def test_a_place_without_a_log_is_one_clear_line(
 NAMES = st.lists(st.sampled_from(["r7", "r7-1a", "r7-2b", "r77", "r77-1a", "r", "r-7"]), unique=True)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.sampled_from(["r7", "r77", "r", "r7-1a", "x"]), NAMES)
 def test_a_name_means_a_request_or_all_that_a_server_made_of_it(asked: str, names: list[str]) -> None:
     """The exact id, or else the ids that begin with it and a hyphen: never a longer name."""

@@ -18,6 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from log_life import CONFIG, Life, directory, event, names, read, write
 
+from examples import examples
 from kvsm.core.log import LogReader, LogWriter, WholeState
 from kvsm.core.log.frames import RUN_BYTES
 from kvsm.core.log.retention import Retention
@@ -88,7 +89,7 @@ LOGS = (
 )
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @example([(1, 0)] * 9 + [(2, 0), (5, 155)], 1, 4591, False)  # The next head leaves no room for the tail.
 @given(*LOGS)
 def test_all_files_together_keep_the_limit_at_each_instant(
@@ -110,7 +111,7 @@ def test_all_files_together_keep_the_limit_at_length(
     check_limit(frames, segment_bytes, max_bytes, compress)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(
     st.integers(0, 600),
     st.integers(1, 1 << 62),

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from log_life import Life, directory, event, read
 from test_log_owner import in_a_fork
 
+from examples import examples
 from kvsm.core.log import LogReader
 from kvsm.errors import LogWriteFailed
 
@@ -183,7 +184,7 @@ def moody_disk(seed: int) -> Iterator[list[str]]:
         yield wrong
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(st.integers(0, 1 << 30), st.sampled_from([1, 500, 1 << 20]))
 def test_whatever_the_disk_does_a_reader_has_each_event_or_its_gap(seed: int, segment_bytes: int) -> None:
     """A failed sync reaches one caller only, so no two run at once."""

@@ -23,6 +23,7 @@ from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
 from native_twins import Twins, is_refusal, reset_often, spoiled, walked, walked_in_arrays, wrong_parents
 from places import ROOT
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.explore.coverage import all_edges
 from kvsm.check.walks.walk import walk
@@ -107,7 +108,7 @@ def test_the_kinds_that_are_left_to_python_are_those_of_the_docs() -> None:
 # Both bodies fold alike.
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.integers(0, 2**32))
 def test_each_event_of_a_walk_is_folded_alike(seed: int) -> None:
     """Events are state (S10), whichever body folds: resets, losses and restarts, too, each policy."""
@@ -126,7 +127,7 @@ def test_walks_end_alike(world: Callable[[Random], AuditedWorld]) -> None:
     assert result.failure is None, result.failure
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(st.integers(0, 2**32))
 def test_long_batches_are_folded_alike(seed: int) -> None:
     """Batches of more than 16 ids are arrays."""
@@ -194,7 +195,7 @@ class _Hash(bytes):
     count=st.integers(-1, 60),
     odd=st.none() | st.tuples(st.integers(0, 59), st.sampled_from([_Hash(b"7"), 7, None])),
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_an_index_finds_the_chunks_of_a_prompt_that_come_first(
     lacking: set[int],
     hashes: int,
@@ -294,7 +295,7 @@ def test_a_slot_that_is_a_bool_is_a_number_to_both() -> None:
     twins.apply(StorePlanned(2, 0, 0, (("r", 1),), (b"key",), (True,), (), "engine"))
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.integers(0, 2**32))
 def test_wrong_events_are_refused_alike(seed: int) -> None:
     """The same error with the same words, and nothing changed: illegal steps, doubled ids, absent slots,

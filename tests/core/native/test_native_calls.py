@@ -20,6 +20,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kvsm
+from examples import examples
 from kvsm.core import native
 from kvsm.core.kv_events import Publisher
 from kvsm.core.log import MemoryLog
@@ -54,7 +55,7 @@ def options(random: Random) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans(), st.booleans(), st.sampled_from((False, False, False, True)))
 def test_any_calls_are_answered_alike(seed: int, log: bool, publisher: bool, python_folds: bool) -> None:
     """Results, errors and their texts, events, what the clock and the log were asked, and the state: after
@@ -87,7 +88,7 @@ TIMES: list[Any] = [
 ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.integers(0, 2**32), st.booleans())
 def test_failures_are_told_alike(seed: int, publisher: bool) -> None:
     """Clocks that say something else, logs and publishers that fail, and calls of another thread: what the

@@ -18,6 +18,7 @@ from native_twins import reset_often, spoiled, walked, walked_in_arrays
 from places import ROOT
 from replay_life import OPERATIONS, Life, Operations, random_life
 
+from examples import examples
 from kvsm.check.worlds.core_options import draw_options
 from kvsm.core import native
 from kvsm.core.kv_events import Publisher
@@ -101,7 +102,7 @@ def walked_in_tuples(seed: int) -> tuple[OffloadConfig, Sequence[OffloadingEvent
 # Good events.
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_each_event_of_a_walk_is_followed_alike(seed: int) -> None:
     """Resets, losses, failures and restarts, too, under each policy: the same book after each event."""
@@ -109,7 +110,7 @@ def test_each_event_of_a_walk_is_followed_alike(seed: int) -> None:
     Books(options.config()).follow_all(walked(options, seed, 60))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 2**32))
 def test_long_batches_are_followed_alike(seed: int) -> None:
     """Batches of more than 16 ids are arrays."""
@@ -137,7 +138,7 @@ def test_resets_are_followed_alike_at_length(seed: int, policy: str) -> None:
     check_resets(seed, policy)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(OPERATIONS)
 def test_chunks_and_groups_are_followed_alike(operations: Operations) -> None:
     """Chunks of two device blocks, and cursors of several KV cache groups."""
@@ -148,7 +149,7 @@ def test_chunks_and_groups_are_followed_alike(operations: Operations) -> None:
 # Wrong events.
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_wrong_event_breaks_the_same(seed: int) -> None:
     """The same properties with the same words: wrong slots, doubled ids, other requests, other transfers."""
@@ -162,7 +163,7 @@ def test_a_wrong_event_breaks_the_same(seed: int) -> None:
         books.follow(event)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(0, 2**32))
 def test_a_wrong_event_is_left_as_it_was_found(seed: int) -> None:
     """What the native part leaves untouched has changed nothing in the book."""

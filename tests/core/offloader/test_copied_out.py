@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
@@ -99,7 +100,7 @@ Step = tuple[Any, ...]
 @example(
     steps=[("copy_out", 0, [0]), ("match", 0), ("leave", 0), ("match", 1), ("leave", 1), ("end_copy", 0)]
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(steps=STEPS)
 def test_copies_to_another_tier_change_nothing_of_the_eviction_order(policy: str, steps: list[Step]) -> None:
     """The same uses without any copy leave the same order, whatever overlaps."""

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from random_acts import ACTS, DescribedRequest, live
 
+from examples import examples
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import HASH_TOKENS, chain
 from kvsm.core.kv_events import (
@@ -162,7 +163,7 @@ def life(form: str, options: dict[str, Any], acts: Sequence[int]) -> tuple[Small
 
 
 @given(st.sampled_from(["wire", "wire", "offloading"]), LIVES, ACTS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_folding_gives_the_matchable_keys(form: str, options: dict[str, Any], acts: list[int]) -> None:
     """Events are state (S10) in every form, under failures, losses, resets, evictions and aborts. What was
     kept for a store goes with it."""

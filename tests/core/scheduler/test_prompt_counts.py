@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import ACTS, FULL, SLIDING, WIDE, Hand, drive, of_kind
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
@@ -41,7 +42,7 @@ LAYOUTS = st.sampled_from(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(ACTS, LAYOUTS)
 def test_every_figure_of_a_run_is_what_the_engine_did(acts: list[int], layout: dict[str, Any]) -> None:
     """Metrics, tables and report: who read the cache, what each had when it was admitted, what was copied."""
@@ -162,7 +163,7 @@ def test_a_request_counts_for_itself_while_an_earlier_one_of_its_name_still_load
     assert [(row["asked"], row["resumed"]) for row in lookups] == [(4, 0), (2, 0), (1, 0), (1, 1), (1, 1)]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(ACTS)
 def test_a_copy_that_failed_says_why_in_the_log(acts: list[int]) -> None:
     engine = SmallEngine(device_blocks=16, host_blocks=8, workers=2)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core.offloader.arguments import source_name
 from kvsm.core.scheduler.request_params import (
     HandOverParams,
@@ -35,7 +36,9 @@ json = st.sampled_from(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(200), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(given=json | st.dictionaries(st.sampled_from(NAMES), json))
 def test_nothing_that_a_client_sends_is_an_error(given: Any, caplog: pytest.LogCaptureFixture) -> None:
     """Read in the engine's step, where an exception would end the engine. Each line names its request."""

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive
 
+from examples import examples
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.core import native
@@ -67,7 +68,7 @@ def _in_numpy(value: Any) -> Any:
     return [np.array(table, dtype=np.int32) for table in value]
 
 
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 @given(ACTS)
 def test_engine_that_counts_in_numpy_has_a_log_that_can_be_read(acts: list[int]) -> None:
     engine = SmallEngine((FULL, SLIDING), asynchronous=bool(len(acts) % 2))

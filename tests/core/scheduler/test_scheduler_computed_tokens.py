@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from msgspec import structs
 from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive, finish_one
 
+from examples import examples
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.cli import main
@@ -141,7 +142,7 @@ def test_request_whose_tokens_are_not_said_is_checked_in_its_first_step_only() -
     st.sampled_from([3, 64]),
     st.sampled_from([0, 3]),
 )
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_engine_that_counts_in_time_is_never_told(
     acts: list[int],
     groups: tuple[KVCacheGroup, ...],

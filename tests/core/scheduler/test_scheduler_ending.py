@@ -24,6 +24,7 @@ from scheduler_traffic import (
     stored_keys,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_pool import SmallPool
@@ -193,7 +194,7 @@ def test_finish_abort_lets_blocks_go_at_once_where_references_protect_them() -> 
 
 
 @given(ACTS, st.booleans(), st.booleans(), st.sampled_from([1, 2]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_finish_abort_under_any_traffic(
     acts: list[int], references: bool, asynchronous: bool, workers: int
 ) -> None:
@@ -324,7 +325,7 @@ def test_preemption_and_admission_again_with_copies_in_flight(state: str) -> Non
 
 
 @given(ACTS, st.booleans(), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_preemption_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
     """No reuse in flight (S3), order of copies (S12), correct bytes (S15): with so few blocks that requests
     keep taking them from each other."""
@@ -411,7 +412,7 @@ def test_last_step_counts_what_the_engine_has_yet_to_hear() -> None:
 
 
 @given(ACTS, st.booleans(), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_last_step_under_any_traffic(acts: list[int], references: bool, asynchronous: bool) -> None:
     """Flush at last step (S17): a step that is decided without an unfinished request leaves no copy
     behind."""
@@ -480,7 +481,7 @@ def test_remote_decode_comes_before_every_policy(options: dict[str, Any], more: 
 
 
 @given(ACTS, st.sampled_from([(FULL,), (FULL, SLIDING)]), st.sampled_from([6, 30]), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_remote_decode_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], host_blocks: int, asynchronous: bool
 ) -> None:
@@ -576,7 +577,7 @@ def test_reset_leaves_nobody_waiting() -> None:
 
 
 @given(ACTS, st.booleans(), st.sampled_from([StoreMode.EAGER, StoreMode.LAZY]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_reset_under_any_traffic(acts: list[int], prefix_cache: bool, store: StoreMode) -> None:
     """No stale data (S14): what can be matched was stored after the last reset, from what was computed or
     loaded after it."""
@@ -625,7 +626,7 @@ def test_deadlock_freedom_of_partial_holders(prefix_cache: bool) -> None:
 
 
 @given(ACTS, st.sampled_from([1, 3, 8]), st.sampled_from([1, 4, 64]), st.booleans())
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_deadlock_freedom_under_any_traffic(
     acts: list[int], host_blocks: int, ticks: int, prefix_cache: bool
 ) -> None:
@@ -716,7 +717,7 @@ def test_worker_death_leaves_an_engine_that_goes_on() -> None:
 
 
 @given(ACTS, st.sampled_from([2, 9]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_worker_death_under_any_traffic(acts: list[int], ticks: int) -> None:
     """No reuse in flight (S3), progress (S9), correct bytes (S15): copies end late, or are reported late,
     after they were given up."""

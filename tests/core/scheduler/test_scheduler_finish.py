@@ -25,6 +25,7 @@ from scheduler_traffic import (
     stored_keys,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_pool import SmallPool
@@ -106,7 +107,7 @@ def test_finish_of_the_last_copy_brings_the_log_to_disk() -> None:
 
 
 @given(ACTS, st.booleans(), st.booleans(), WORKERS)
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_finish_twice_is_as_once(acts: list[int], references: bool, asynchronous: bool, workers: int) -> None:
     """Every call is legal (S8): a life in which every finish is said three times leaves the same log."""
     lives = []
@@ -129,7 +130,7 @@ def test_finish_twice_is_as_once(acts: list[int], references: bool, asynchronous
 
 
 @given(st.integers(1, 30), st.integers(1, 9), st.integers(0, 12), st.booleans(), st.sampled_from([3, 64]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_finish_stores_all_that_is_confirmed_and_no_more(
     prompt: int, outputs: int, steps: int, asynchronous: bool, chunk_tokens: int
 ) -> None:
@@ -236,7 +237,7 @@ def test_finish_of_a_name_used_again_forgets_no_block() -> None:
 
 
 @given(ACTS, st.booleans(), WORKERS, st.sampled_from([(FULL,), (FULL, SLIDING)]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_abort_at_any_time_harms_nobody_else(
     acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
 ) -> None:
@@ -333,7 +334,7 @@ def test_preemption_in_the_step_that_admitted_flushes_the_load_that_leaves_with_
 
 
 @given(st.permutations([0, 1]), st.booleans(), st.booleans(), st.sampled_from([0, 6]), st.integers(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_preemption_and_admission_again_while_its_own_load_runs(
     ranks: list[int], references: bool, good: bool, defer_ticks: int, between: int
 ) -> None:
@@ -359,7 +360,7 @@ def test_preemption_and_admission_again_while_its_own_load_runs(
 
 
 @given(ACTS, st.booleans(), st.booleans(), WORKERS)
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_preemption_stores_only_from_blocks_that_the_request_has_now(
     acts: list[int], references: bool, asynchronous: bool, workers: int
 ) -> None:
@@ -416,7 +417,7 @@ def circle(references: bool, host_blocks: int, defer_ticks: int) -> tuple[SmallE
     st.sampled_from([0, 5, 64]),
     st.integers(0, 3),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_deadlock_freedom_whatever_way_the_copies_of_a_circle_end(
     order: list[int],
     good: tuple[bool, bool],
@@ -639,7 +640,7 @@ def test_worker_death_wakes_who_waits_for_the_lost_store() -> None:
 
 
 @given(ACTS, st.sampled_from([(FULL,), (FULL, SLIDING)]), st.sampled_from([2, 5]), st.booleans())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_worker_death_leaves_retired_blocks_with_their_holder(
     acts: list[int], groups: tuple[KVCacheGroup, ...], ticks: int, prefix_cache: bool
 ) -> None:

@@ -27,6 +27,7 @@ from scheduler_traffic import (
     stored_keys,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.longest_hit import Prompt
 from kvsm.check.worlds.small_engine import SmallEngine
@@ -312,7 +313,7 @@ def test_match_that_ends_at_its_own_limit_records_no_missing_key() -> None:
 
 
 @given(ACTS, st.sampled_from([0, 1, 4]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_match_waits_within_its_bound_under_any_traffic(acts: list[int], ticks: int) -> None:
     """Progress (S9): a request is deferred for a live transfer alone, and no longer than its bound."""
     engine = SmallEngine(device_blocks=20, prefix_cache=False, core={"defer_ticks": ticks})
@@ -363,7 +364,7 @@ def test_partial_acceptance_of_a_hybrid_hit_loads_the_window_before_its_own_end(
 
 
 @given(ACTS, st.sampled_from([(FULL,), (FULL, SLIDING), (WIDE, SLIDING, FULL)]), st.sampled_from([1, 2]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_partial_acceptance_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], chunk: int
 ) -> None:
@@ -707,7 +708,7 @@ def test_request_that_has_its_blocks_keeps_no_keys() -> None:
 
 
 @given(ACTS, st.booleans(), st.sampled_from([1, 2]), st.sampled_from([(FULL,), (FULL, SLIDING)]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_load_is_reported_once_whatever_happens(
     acts: list[int], references: bool, workers: int, groups: tuple[KVCacheGroup, ...]
 ) -> None:
@@ -754,7 +755,7 @@ def test_no_key_is_told_as_missed_if_a_group_has_no_hash_behind_it() -> None:
 @given(
     GROUPS, st.integers(0, 40), st.integers(0, 3), st.sampled_from([1, 2]), st.randoms(use_true_random=False)
 )
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 def test_hybrid_groups_hit_is_the_longest_that_all_serve(
     groups: list[KVCacheGroup], limit: int, local: int, chunk: int, random: Any
 ) -> None:
@@ -1029,7 +1030,7 @@ def test_hybrid_groups_carry_their_index_in_the_key_and_share_events() -> None:
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 def test_hybrid_groups_under_any_traffic(
     acts: list[int], groups: tuple[KVCacheGroup, ...], references: bool, prefix_cache: bool
 ) -> None:
@@ -1052,7 +1053,7 @@ def test_keys_tell_contents_apart_that_have_the_same_tokens(extras: bytes) -> No
 
 
 @given(ACTS)
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_keys_never_share_content_between_adapters(acts: list[int]) -> None:
     """Correct bytes (S15): requests of three adapters with the same prompts each read their own bytes."""
     engine = SmallEngine(device_blocks=24, host_blocks=12, prefix_cache=False)

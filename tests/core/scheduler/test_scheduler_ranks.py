@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive, keys_of, of_kind
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
@@ -131,7 +132,7 @@ def test_tensor_parallel_ranks_that_are_none_agree_on_nothing() -> None:
 
 
 @given(ACTS, st.sampled_from([2, 4]), st.booleans(), st.sampled_from([(FULL,), (FULL, SLIDING)]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_tensor_parallel_under_any_traffic(
     acts: list[int], workers: int, references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:

@@ -27,6 +27,7 @@ from scheduler_traffic import (
     stored_keys,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_pool import SmallPool
@@ -121,7 +122,7 @@ def test_last_step_of_a_waiting_request_is_still_to_come(last_step: LastStep) ->
 
 
 @given(ACTS, st.sampled_from(list(LastStep)), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_last_step_of_any_traffic_leaves_nothing(
     acts: list[int], last_step: LastStep, references: bool
 ) -> None:
@@ -144,7 +145,7 @@ def test_last_step_of_any_traffic_leaves_nothing(
 
 
 @given(st.integers(4, 20), st.integers(0, 3), st.booleans())
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_last_step_of_an_engine_that_stops_all_the_same_loses_only_time(
     length: int, steps: int, references: bool
 ) -> None:
@@ -177,7 +178,7 @@ def test_last_step_of_an_engine_that_stops_all_the_same_loses_only_time(
     st.booleans(),
     st.booleans(),
 )
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_remote_decode_is_all_on_the_host_by_the_step_after_its_finish(
     lives: list[tuple[int, int, int]], store: StoreMode, prefix_cache: bool, asynchronous: bool
 ) -> None:
@@ -344,7 +345,7 @@ def test_reset_lets_a_running_request_offer_its_old_blocks_at_once() -> None:
 
 
 @given(ACTS, st.integers(1, 3), st.booleans(), st.sampled_from([1, 2]))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_reset_twice_is_as_once_at_any_time(
     acts: list[int], times: int, references: bool, workers: int
 ) -> None:
@@ -370,7 +371,7 @@ def test_reset_twice_is_as_once_at_any_time(
 
 
 @given(st.integers(1, 6), st.integers(0, 4), st.booleans(), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_reset_lets_a_running_request_go_on_being_stored(
     before: int, drains: int, references: bool, asynchronous: bool
 ) -> None:
@@ -451,7 +452,7 @@ def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
 
 
 @given(ACTS, st.booleans(), st.sampled_from([(FULL,), (FULL, SLIDING)]))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_reset_is_said_to_be_done_when_it_is(
     acts: list[int], references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
@@ -485,7 +486,7 @@ def test_reset_is_said_to_be_done_when_it_is(
 
 
 @given(ACTS, st.sampled_from([2, 3]), st.booleans(), st.randoms(use_true_random=False))
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_ranks_reports_split_over_steps_out_of_order_and_doubled_change_nothing(
     acts: list[int], workers: int, references: bool, chance: random.Random
 ) -> None:
@@ -555,7 +556,7 @@ def test_ranks_fail_everywhere_if_one_fails(direction: Direction, failed: int) -
 
 
 @given(st.lists(st.integers(1, 12), min_size=1, max_size=4), st.integers(1, 3))
-@settings(max_examples=20)
+@settings(max_examples=examples(20))
 def test_ranks_of_different_pools_agree_on_the_smallest(sizes: list[int], chunk: int) -> None:
     """Every place in a plan exists on every rank, and the smallest rank is used whole."""
     device = np.zeros((16 * chunk, 8), dtype=np.uint8)

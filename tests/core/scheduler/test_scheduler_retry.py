@@ -27,6 +27,7 @@ from scheduler_traffic import (
     stored_keys,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
@@ -276,7 +277,7 @@ def fail_often(engine: SmallEngine, good: Sequence[bool]) -> None:
 
 
 @given(ACTS, st.sampled_from(list(LastStep)), st.booleans(), st.sampled_from([1, 2]))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 @example([3419, 54, 275, 44, 15], LastStep.FLUSH, False, 1)
 @example([3471, 24, 76, 340, 382, 24, 327], LastStep.FLUSH, False, 1)
 def test_rank_that_always_fails_is_not_given_a_block_without_end(

@@ -30,6 +30,7 @@ from scheduler_traffic import (
     stored_keys,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_pool import SmallPool
@@ -131,7 +132,7 @@ def test_eager_store_takes_a_prompt_that_ends_on_a_boundary() -> None:
 
 
 @given(ACTS, st.booleans(), st.sampled_from([3, 64]), st.sampled_from([0, 2]))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_eager_store_reads_only_what_is_computed(
     acts: list[int], asynchronous: bool, chunk_tokens: int, drafts: int
 ) -> None:
@@ -158,7 +159,7 @@ def test_eager_store_reads_only_what_is_computed(
 
 
 @given(st.lists(st.tuples(st.integers(3, 30), st.integers(1, 12)), min_size=1, max_size=5), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_eager_store_takes_every_block_in_the_end(sizes: list[tuple[int, int]], asynchronous: bool) -> None:
     """No doubled or lost store (S13): if nothing fails and there is room, every confirmed block is stored."""
     engine = SmallEngine(device_blocks=64, host_blocks=64, asynchronous=asynchronous, chunk_tokens=7)
@@ -244,7 +245,7 @@ def test_in_flight_dedupe_retries_a_request_that_is_not_scheduled() -> None:
 
 
 @given(ACTS, st.booleans(), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_in_flight_dedupe_under_any_traffic(acts: list[int], references: bool, prefix_cache: bool) -> None:
     """No doubled or lost store (S13): no two live stores read one device block, or write one key."""
     engine = SmallEngine(
@@ -308,7 +309,7 @@ def watch_target(engine: SmallEngine, target: int) -> None:
     st.booleans(),
     st.sampled_from([None, {"do_remote_decode": True}]),
 )
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 def test_lazy_store_honours_its_target_at_every_step(
     acts: list[int],
     target: int,
@@ -505,7 +506,7 @@ class CheckedWalk(FreeQueueWalk):
     acts=st.lists(st.tuples(st.integers(0, 6), st.integers(0, 11), st.integers(1, 6)), max_size=60),
     host_blocks=st.sampled_from([3, 8, 64]),
 )
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @example(  # blocks are written, and then near eviction again
     acts=[*[(0, 0, 1)] * 3, (2, 1, 6), (3, 0, 1), (0, 0, 1), (2, 0, 6), (0, 0, 1)], host_blocks=64
 )
@@ -697,7 +698,7 @@ def test_lazy_store_loses_nothing_as_long_as_half_of_the_queue_is_safe() -> None
 
 
 @given(ACTS, st.sampled_from([1, 3]), st.sampled_from([2, 8]))
-@settings(max_examples=30)
+@settings(max_examples=examples(30))
 def test_lazy_store_rests_on_a_small_host(acts: list[int], host_blocks: int, target: int) -> None:
     """Progress (S9): blocks that evict each other from the host are not stored without end. The budget is the
     blocks of the device, and one more for each block that is taken."""
@@ -830,7 +831,7 @@ def test_chunks_end_where_the_match_must_leave_a_token() -> None:
 
 
 @given(ACTS, st.sampled_from([2, 3]), st.booleans(), st.sampled_from([(FULL,), (FULL, SLIDING)]))
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 def test_chunks_under_any_traffic(
     acts: list[int], chunk: int, references: bool, groups: tuple[KVCacheGroup, ...]
 ) -> None:
@@ -1236,7 +1237,7 @@ def test_evicted_under_a_request_but_of_another_offers_nothing_again() -> None:
 
 
 @given(ACTS, st.booleans(), st.booleans(), st.sampled_from(StoreMode))
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_a_step_that_decides_nothing_is_as_if_it_had_looked_at_everything(
     acts: list[int], references: bool, asynchronous: bool, store: StoreMode
 ) -> None:
@@ -1277,7 +1278,7 @@ def test_speculative_decoding_never_confirms_a_draft() -> None:
 
 
 @given(ACTS, st.sampled_from([1, 3, 6]), st.booleans(), st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 def test_speculative_decoding_stores_no_rejected_draft(
     acts: list[int], drafts: int, drafter: bool, asynchronous: bool
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, random_life, scene, written
 
 import kvsm
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.walks.walk import random_of
 from kvsm.check.worlds.core_options import draw_options
@@ -185,7 +186,7 @@ def assert_rows_agree_among_themselves(rows: Rows) -> None:
             assert row["state"] != following["state"]
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 @given(OPERATIONS, CONFIGS)
 def test_tables_are_right_for_any_life_of_the_core(operations: Operations, config: dict[str, Any]) -> None:
     """A wrong row is a wrong cause in a report."""

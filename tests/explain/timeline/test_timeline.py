@@ -23,6 +23,7 @@ from made_timeline import MadeTimeline
 from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, random_life, story_life
 
 import kvsm
+from examples import examples
 from kvsm.core.ledger import Ledger
 from kvsm.events import KINDS
 from kvsm.explain.story import Trust
@@ -104,7 +105,7 @@ def test_an_edge_that_no_table_has_is_an_error() -> None:
 # The stream.
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(OPERATIONS, CONFIGS)
 def test_the_stream_has_the_pool_and_all_states_after_every_event(
     operations: Operations, config: dict[str, Any]
@@ -178,7 +179,7 @@ def test_after_a_gap_the_counts_begin_again(tmp_path: Path) -> None:
 # Lanes.
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 15))))
 def test_lanes_are_few_and_nothing_overlaps(drawn: list[tuple[int, int]]) -> None:
     intervals = sorted((first, first + more) for first, more in drawn)

@@ -24,6 +24,7 @@ from replay_life import (
     written,
 )
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
@@ -43,7 +44,7 @@ from kvsm.states import machines_digest
 # Verifying good logs.
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(OPERATIONS, CONFIGS)
 def test_no_life_of_the_core_breaks_a_property(operations: Operations, config: dict[str, Any]) -> None:
     """After each event the witness, the ledger and the published events agree."""
@@ -54,7 +55,7 @@ def test_no_life_of_the_core_breaks_a_property(operations: Operations, config: d
         assert auditor.check() == []
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(OPERATIONS, CONFIGS, st.integers(0, 80))
 def test_a_witness_can_start_in_the_middle(
     operations: Operations, config: dict[str, Any], skipped: int

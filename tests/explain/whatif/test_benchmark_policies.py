@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from places import ROOT
 
+from examples import examples
+
 BENCHMARKS = ROOT / "benchmarks"
 
 Requests = list[list[bytes]]
@@ -47,7 +49,7 @@ def best_of_all(requests: Requests, host_blocks: int) -> int:
 
 
 @given(prompts=prompts, host_blocks=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_no_choice_of_evictions_hits_more(
     optimal_hits: Callable[[Requests, int], int], prompts: list[str], host_blocks: int
 ) -> None:

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from places import ROOT
 from served_logs import REQUESTS, served
 
+from examples import examples
 from kvsm.cli import main
 from kvsm.core.log import LogReader
 from kvsm.core.offloader import Offloader
@@ -158,7 +159,7 @@ def plain_lru(prompts: list[tuple[int, ...]], size: int) -> int:
 
 
 @given(ROOTS, st.integers(4, 12))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_lru_serves_what_a_plain_list_serves(roots: list[tuple[int, int]], size: int) -> None:
     """The pool around the policy neither loses nor invents a hit."""
     prompts = prompts_of(roots)
@@ -169,7 +170,7 @@ def test_lru_serves_what_a_plain_list_serves(roots: list[tuple[int, int]], size:
 
 
 @given(ROOTS, st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_threshold_stores_with_the_nth_offer(roots: list[tuple[int, int]], threshold: int) -> None:
     """In a pool that never evicts, a block is served from the request after its n-th offer on."""
     prompts = prompts_of(roots)
@@ -213,7 +214,7 @@ def test_a_log_that_begins_late_begins_with_a_full_pool(
     st.lists(st.tuples(st.integers(0, 8), st.integers(1, 5)), max_size=8),
     st.integers(1, 4),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_bound_is_the_best_choice_of_all(pairs: list[tuple[int, int]], capacity: int) -> None:
     """Tried out: no other choice of intervals serves more, and this choice exists."""
     intervals = sorted((start, start + length) for start, length in pairs)
