@@ -22,7 +22,8 @@ from kvsm.check.protocol.plain import ProtocolModel
 from kvsm.check.protocol.terms import Claim, Declaration
 from kvsm.check.scopes.declared_model import DeclaredModel
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.cli.output import Toned, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.cli.output import complain, say, say_json
+from kvsm.cli.toned import Toned, in_green, in_red, in_yellow
 from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 

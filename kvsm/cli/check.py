@@ -29,7 +29,8 @@ from kvsm.cli.any_size import check_any_size, keep_events
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.findings import ToldFinding, told_finding
 from kvsm.cli.jobs_options import cluster_option, executor_of_processes, tell_lost
-from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.cli.output import Command, complain, say, say_json
+from kvsm.cli.toned import in_green, in_red, in_yellow
 from kvsm.errors import ConfigError
 from kvsm.states import MACHINES
 

@@ -29,8 +29,9 @@ from kvsm.cli.fuzz_targets import (
     target_of,
 )
 from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
-from kvsm.cli.output import Command, complain, in_green, say, say_json
+from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.cli.signals import ends_with_sigterm
+from kvsm.cli.toned import in_green
 from kvsm.cli.walking import shown_walk
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import Executor

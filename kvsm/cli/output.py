@@ -18,53 +18,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
-from enum import Enum
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
 import click
 
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.toned import Toned, encodable
 from kvsm.properties import json_with_titles
-from kvsm.system.printable import printable
 
 if TYPE_CHECKING:
     import msgspec
-
-
-class Tone(Enum):
-    """The colour of a verdict, in the words of click and rich."""
-
-    GREEN = "green"
-    RED = "red"
-    YELLOW = "yellow"
-
-
-class Toned(str):
-    """A line, or a cell of a table, with a colour. What is joined to it has none."""
-
-    tone: Tone
-
-    def __new__(cls, text: str, tone: Tone) -> Toned:
-        """The text is made printable when it is printed, as any other."""
-        toned = super().__new__(cls, text)
-        toned.tone = tone
-        return toned
-
-
-def in_green(text: str) -> Toned:
-    """A good verdict."""
-    return Toned(text, Tone.GREEN)
-
-
-def in_red(text: str) -> Toned:
-    """A bad verdict."""
-    return Toned(text, Tone.RED)
-
-
-def in_yellow(text: str) -> Toned:
-    """A verdict that is open, or one with a reservation."""
-    return Toned(text, Tone.YELLOW)
 
 
 def say(*lines: str) -> None:
@@ -189,12 +153,6 @@ class CommandGroup(Command, click.Group):
             meant = f" Did you mean {' or '.join(near)}?" if near else ""
             ctx.fail(f"There is no command {name!r}.{meant}")
         return super().resolve_command(ctx, args)
-
-
-def encodable(line: str, out: Any) -> str:
-    """The line, printable, and only with characters that the stream can encode."""
-    encoding = getattr(out, "encoding", None) or "utf-8"
-    return printable(line).encode(encoding, "backslashreplace").decode(encoding)
 
 
 def _discard(stream: TextIO) -> None:

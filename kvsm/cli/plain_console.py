@@ -7,7 +7,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 from rich.text import Text
 
-from kvsm.cli.output import Toned, encodable
+from kvsm.cli.toned import Toned, encodable
 
 
 class PlainConsole(Console):

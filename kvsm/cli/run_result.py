@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from rich.table import Table
 
 from kvsm.cli.log_answers import print_rows
-from kvsm.cli.output import in_green, in_red, say, say_table
+from kvsm.cli.output import say, say_table
+from kvsm.cli.toned import in_green, in_red
 from kvsm.properties import Property
 from kvsm.serving.copy_totals import CopyTotals
 from kvsm.serving.workload_run import RunResult

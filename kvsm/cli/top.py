@@ -12,7 +12,8 @@ import click
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.output import Command, Screen, complain, in_red, in_yellow, say_json
+from kvsm.cli.output import Command, Screen, complain, say_json
+from kvsm.cli.toned import in_red, in_yellow
 from kvsm.core.log import LogEnd, LogFollower, stop_notice, stopped_by
 from kvsm.core.log.fold import condition_of
 from kvsm.core.log.frames import first_event, segment_paths

@@ -17,8 +17,9 @@ from kvsm.check.conformance.verdict import ProtocolVerdict, ProtocolVerification
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_answers import end_lines, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
-from kvsm.cli.output import Command, complain, in_green, in_red, in_yellow, say, say_json
+from kvsm.cli.output import Command, complain, say, say_json
 from kvsm.cli.progress import counting
+from kvsm.cli.toned import in_green, in_red, in_yellow
 from kvsm.core.ledger.invariants import PROPERTIES
 from kvsm.errors import LogError
 from kvsm.explain.other_tier import is_named_disk, log_of

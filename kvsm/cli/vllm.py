@@ -13,18 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.cli.output import (
-    Command,
-    CommandGroup,
-    complain,
-    in_green,
-    in_red,
-    say,
-    say_json,
-    say_table,
-    say_text,
-)
+from kvsm.cli.output import Command, CommandGroup, complain, say, say_json, say_table, say_text
 from kvsm.cli.struct_options import struct_options
+from kvsm.cli.toned import in_green, in_red
 from kvsm.vllm.bench import Bench, compare, page
 from kvsm.vllm.installation_check import SHORT_START, EngineCheck, InstallationCheck, check_installation
 from kvsm.vllm.versions import TESTED

@@ -23,8 +23,9 @@ from kvsm.cli.ci_reports import WalkReport, ci_options, failure_report, tell_ci
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.fuzz_targets import ConnectorConfig, replay_command
 from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
-from kvsm.cli.output import Command, in_green, say, say_json
+from kvsm.cli.output import Command, say, say_json
 from kvsm.cli.signals import EndRequest, ends_with_sigterm
+from kvsm.cli.toned import in_green
 from kvsm.cli.walking import shown_search, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import Executor

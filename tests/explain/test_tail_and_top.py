@@ -22,7 +22,8 @@ from replay_life import CONFIGS, OPERATIONS, Life, Operations, key, story_life, 
 from examples import examples
 from kvsm import events as ev
 from kvsm.cli import main, tail, top
-from kvsm.cli.output import Screen, in_red
+from kvsm.cli.output import Screen
+from kvsm.cli.toned import in_red
 from kvsm.core.log import LogFollower
 from kvsm.events import OffloadingEvent
 from kvsm.explain.gauges import gauges

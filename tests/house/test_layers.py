@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -63,8 +64,12 @@ def is_module(name: str) -> bool:
 
 def imports_of(path: Path) -> set[str]:
     """The modules of kvsm that a file imports, wherever in it: `kvsm.core.ledger.words`."""
+    return imports_in(nodes_of(path))
+
+
+def imports_in(nodes: Iterable[ast.AST]) -> set[str]:
     found = set()
-    for node in nodes_of(path):
+    for node in nodes:
         if isinstance(node, ast.ImportFrom):
             module = node.module or ""
             found |= {
@@ -116,3 +121,24 @@ def test_the_architecture_names_the_layers_in_this_order() -> None:
     rows = re.findall(r"^\| \d+ \| (.+?) \|", table, re.MULTILINE)
     named = [tuple(re.findall(r"`(\w+)(?:\.py|/)`", row)) for row in rows]
     assert [set(row) for row in named] == [set(layer) for layer in LAYERS]
+
+
+def test_no_modules_import_each_other() -> None:
+    """A reader can take them one after the other. What is imported for types alone does not count."""
+    running = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for_types = [node for node in nodes_of(path) if is_for_types(node)]
+        left_out = {id(inner) for node in for_types for inner in ast.walk(node)}
+        running[name] = imports_in([node for node in nodes_of(path) if id(node) not in left_out])
+    while True:
+        # What imports nothing that is left cannot be in a circle.
+        free = {name for name, imported in running.items() if not (imported - {name}) & running.keys()}
+        if not free:
+            break
+        running = {name: imported for name, imported in running.items() if name not in free}
+    assert set(running) == set()
+
+
+def is_for_types(node: ast.AST) -> bool:
+    return isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"

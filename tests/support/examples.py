@@ -8,5 +8,5 @@ _SHARE = 1 if "CI" in os.environ else 3
 
 
 def examples(number: int) -> int:
-    """All of them in CI, which draws new ones each day. Elsewhere a third: the suite runs many times a day."""
+    """All of them in CI, which draws new ones each day. Elsewhere a third: it runs many times a day."""
     return max(number // _SHARE, min(number, 8))

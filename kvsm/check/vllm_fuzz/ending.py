@@ -16,10 +16,8 @@ them in a run is told, and repeated, with them.
 from __future__ import annotations
 
 import threading
-from functools import lru_cache
 from typing import Any, Protocol
 
-import msgspec
 from vllm import SamplingParams
 from vllm.v1.request import Request, RequestStatus
 
@@ -55,6 +53,7 @@ class EndedEngine(Protocol):
 
     @property
     def lost_host_blocks(self) -> int: ...
+    def filled_by_fresh(self) -> int: ...
     def calling(self, what: str) -> Any: ...
     def add_request(self, name: str, prompt: list[int], outputs: int, salt: int) -> None: ...
     def forget_request(self, name: str) -> None: ...
@@ -112,7 +111,7 @@ class Ending:
         if not may_be_filled(self._engine.shape):
             return False
         self._done("fill")
-        served, fresh = filled(self._engine), _served_by_fresh(msgspec.json.encode(self._engine.shape))
+        served, fresh = filled(self._engine), self._engine.filled_by_fresh()
         given_up = self._engine.lost_host_blocks
         # In what is left of the host, a request must have room.
         is_small = self._engine.shape.host_blocks - given_up < FILLED_BLOCKS
@@ -179,13 +178,6 @@ def filled(engine: EndedEngine) -> int:
             engine.scheduler.finish_requests(request.request_id, RequestStatus.FINISHED_ABORTED)
     engine.to_rest()
     return found
-
-
-@lru_cache(maxsize=256)
-def _served_by_fresh(encoded_shape: bytes) -> int:
-    from kvsm.check.vllm_fuzz.vllm_world import VllmWorld
-
-    return VllmWorld.filled_and_shut_down(msgspec.json.decode(encoded_shape, type=EngineShape))
 
 
 def _is_matched_alone(shape: EngineShape) -> bool:

@@ -37,6 +37,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from random import Random
 from typing import Any
 
@@ -395,14 +396,9 @@ class VllmWorld:
             Property.PROGRESS, f"all copies have ended, and after {most} steps there is work"
         )
 
-    @classmethod
-    def filled_and_shut_down(cls, shape: EngineShape) -> int:
-        """How many blocks of `fill` the host of a fresh engine has."""
-        world = cls(shape)
-        world._start()
-        served = filled(world)
-        world.do(("shutdown",))
-        return served
+    def filled_by_fresh(self) -> int:
+        """How many blocks of `fill` the host of a fresh engine of this shape has."""
+        return _filled_by_fresh(msgspec.json.encode(self.shape))
 
     # Checks.
 
@@ -455,3 +451,12 @@ def _place(error: BaseException) -> tuple[str, str]:
     """("FILE:LINE", what stands there): the innermost line that is not kvsm's checking code."""
     theirs = raised_at(error, lambda file: "vllm_fuzz" in file)
     return theirs if theirs[0] else raised_at(error, lambda _: False)
+
+
+@lru_cache(maxsize=256)
+def _filled_by_fresh(encoded_shape: bytes) -> int:
+    world = VllmWorld(msgspec.json.decode(encoded_shape, type=EngineShape))
+    world._start()
+    served = filled(world)
+    world.do(("shutdown",))
+    return served
