@@ -45,7 +45,7 @@ COUNTS = {
     "opened": 3012,
     "rotated-fails": 255,
     "rotated-goes-on": 309,
-    "rotated-deletes": 101,
+    "rotated-deletes": 99,
     "disk-interval": 648,
     "submitters": 460,
     "closed-twice": 1262,
