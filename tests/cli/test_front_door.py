@@ -84,7 +84,7 @@ def test_the_front_door_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "kvsm.cli" in loaded
     assert [name for name in HEAVY if name in loaded] == []
     rooms = [name.removeprefix("kvsm.cli.") for name in loaded if name.startswith("kvsm.cli.")]
-    assert rooms == ["exit_codes", "output"]
+    assert rooms == ["exit_codes", "toned", "output"]
 
 
 # Names that are misspelt.
@@ -146,7 +146,7 @@ def seen_on_a_terminal(code: str, **environment: str) -> str:
 
 
 COLOURED = (
-    "from rich.table import Table\nfrom kvsm.cli.output import *\n"
+    "from rich.table import Table\nfrom kvsm.cli.output import *\nfrom kvsm.cli.toned import *\n"
     "table = Table(box=None, show_header=False); table.add_row(in_red('broken\\x1b[0m'))\n"
     "say_table(table); say(in_green('no violation \\x1b[31m'), 'plain')"
 )
