@@ -186,7 +186,6 @@ class LiveView:
         """
         if news.segment is not self._segment:
             if self._segment is None or news.segment.gap is not None:
-                self._trust.check(news.segment.head.config, news.segment.path.parent)
                 self._submitted.clear()
                 self._waits_since.clear()
             self._ledger = go_on(self._ledger, news.segment, self._trust)

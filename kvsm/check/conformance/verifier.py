@@ -341,6 +341,7 @@ class _ProtocolPass:
 
         Returns whether something differs before a gap.
         """
+        self._trust.admit(segment)
         if self.follower is not None and segment.gap is None:
             return False
         if self.follower is not None:

@@ -139,14 +139,13 @@ _SLOT_FIELDS = {
 }
 
 
-def opening(segment: Segment, trust: Trust) -> Ledger:
+def opening(segment: Segment) -> Ledger:
     """The ledger with which a segment begins.
 
-    Raises `LogDamaged` if its snapshot is not the state before its first event, and `LogError` if its head
-    claims more than `trust` allows. The state may still break a property: `whole` refuses that.
+    Admit the segment first (`Trust.admit`). Raises `LogDamaged` if its snapshot is not the state before its
+    first event. The state may still break a property: `go_on` refuses that.
     """
     head = segment.head
-    trust.check(head.config, segment.path.parent)
     if not head.snapshot and not head.seq:
         return Ledger(head.config)
     try:
@@ -167,11 +166,12 @@ def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
     Raises `LogDamaged` if the snapshot in the head is not what the fold gives or, at the start and after a
     gap, if it breaks a property.
     """
+    trust.admit(segment)
     if ledger is not None and segment.gap is None:
         if ledger.seq == segment.head.seq and not is_saved_as(ledger, segment.head.snapshot):
             raise _wrong_head(segment, "is not what the fold gives")
         return ledger
-    ledger = opening(segment, trust)
+    ledger = opening(segment)
     for violation in check_ledger(ledger) if ledger.seq else ():
         raise _wrong_head(segment, f"breaks a property: {violation.property}: {violation.message}")
     return ledger
@@ -316,9 +316,8 @@ def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
     opened: deque[Segment] = deque()
 
     def stream() -> Iterator[tuple[Segment, OffloadingEvent]]:
-        for number, segment in enumerate(reader.segments()):
-            if not number or segment.gap is not None:
-                trust.check(segment.head.config, reader.directory)  # Before its first event is read.
+        for segment in reader.segments():
+            trust.admit(segment)  # Before its first event is read.
             opened.append(segment)
             for event in segment.events():
                 yield segment, event

@@ -19,7 +19,7 @@ from __future__ import annotations
 import os
 import stat
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
@@ -46,7 +46,7 @@ from kvsm.core.log.frames import (
     segment_paths,
 )
 from kvsm.errors import LogDamaged, LogError
-from kvsm.events import OffloadingEvent
+from kvsm.events import OffloadConfig, OffloadingEvent, Restarted
 
 
 class LogEnd(str, Enum):
@@ -116,6 +116,8 @@ class Segment:
     torn: its unfinished end, or None; known when `batches` has ended.
     tail: its last record, or None; known when `batches` has ended.
     ended: whether `batches` has ended.
+    check_claim: is called with each configuration that an event brings (`Restarted`), before the event is
+        given out. It may raise. None: nobody folds these events. `Trust.admit` sets it.
     successor: the first event of the next segment, if there is one. This one ends before it, and all up to
         there must be there.
     """
@@ -136,6 +138,7 @@ class Segment:
         self.torn: Torn | None = None
         self.tail: SegmentTail | None = None
         self.ended = False
+        self.check_claim: Callable[[OffloadConfig], None] | None = None
         self._run_mark, self._next = run_mark(head.run, head.life), head.seq + 1
         self._offset = offset
         self._last_frame = PREAMBLE_BYTES, header
@@ -161,6 +164,10 @@ class Segment:
             while self._goes_on() and (frame := self._next_frame(frames)) is not None:
                 events = self._decoder.decode(frame, path, self._last_frame[0])
                 if events[0].seq > self._seen:
+                    if self.check_claim is not None:
+                        for event in events:
+                            if type(event) is Restarted:
+                                self.check_claim(event.config)
                     yield events
             if not self._goes_on():
                 # What stands here is a last record, or the next segment has it too, or nobody promised it.

@@ -1,7 +1,8 @@
-"""How far a reader believes the head of a log: whose code it runs, and how much memory it takes.
+"""How far a reader believes a log: whose code it runs, and how much memory it takes.
 
 A log is data, and anybody may have written it. Its head names an eviction policy, which may be code of
-another package, and the sizes of the pools, which become memory before the first event is read.
+another package, and the sizes of the pools, which become memory before the first event is read. So does the
+first event of each later process (`Restarted`).
 """
 
 from __future__ import annotations
@@ -9,13 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvsm.core.log.frames import segment_paths
 from kvsm.core.policies import refuse_foreign
 from kvsm.errors import ConfigError, KvsmError, LogError
 from kvsm.events import OffloadConfig
+
+if TYPE_CHECKING:
+    from kvsm.core.log.reader import Segment
 
 SMALL_POOL = 1 << 20
 """Host slots, and device blocks, that any log may claim: about 300 bytes of memory each to verify it."""
@@ -31,6 +36,16 @@ class Trust(NamedTuple):
 
     allow_policies: Collection[str] = ()
     max_slots: int | None = None
+
+    def admit(self, segment: Segment) -> None:
+        """Check what the head of a segment claims, and each later process whose events it holds.
+
+        Call it before an event of the segment is read. Raises `LogError`: for the head here, for an event
+        instead of giving it out.
+        """
+        check = partial(self.check, log=segment.path.parent)
+        check(segment.head.config)
+        segment.check_claim = check
 
     def check(self, config: OffloadConfig, log: Path) -> None:
         """Raises `LogError` if a log claims more. Call it before anything is made from `config`.

@@ -395,9 +395,8 @@ class _Indexer:
                 self._segments[last.name] = last.stat().st_size
         status = segment.path.stat()
         begun = self._ledger is not None and segment.gap is None and segment.head.seq < self._ledger.seq
+        self._trust.admit(segment)
         if not begun:
-            if self._ledger is None or segment.gap is not None:
-                self._trust.check(segment.head.config, self._reader.directory)
             self._ledger = go_on(self._ledger, segment, self._trust)
         assert self._ledger is not None
         ledger, seen = self._ledger, segment.head.seq

@@ -125,8 +125,6 @@ def _folded(
     """The events of a window, each with the ledger right before it. The caller applies it."""
     ledger: Ledger | None = None
     for segment in reader.segments(first):
-        if ledger is None or segment.gap is not None:
-            trust.check(segment.head.config, reader.directory)
         ledger = go_on(ledger, segment, trust)
         for event in segment.events():
             refuse_malformed(event)

@@ -348,10 +348,11 @@ class _Pass:
 
         Without a gap its snapshot must be the state that the fold has reached.
         """
+        self._trust.admit(segment)
         if self.auditor is None or segment.gap is not None:
             if self.auditor is not None and self.check():
                 return True
-            auditor = Auditor(opening(segment, self._trust), self._note)
+            auditor = Auditor(opening(segment), self._note)
             self._start(auditor)
             broken = auditor.check()
             return bool(broken) and self._break(None, broken, segment.path.name)

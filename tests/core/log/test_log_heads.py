@@ -1,4 +1,5 @@
-"""What the head of a log claims: no reader runs code that it names, or takes the memory that it asks for."""
+"""What a log claims in a head, or at a restart: no reader runs code that it names, or takes the memory that
+it asks for."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from kvsm.core.log import LogReader
 from kvsm.core.log.trust import SMALL_POOL
 from kvsm.core.policies import POLICIES
 from kvsm.errors import ConfigError, LogDamaged, LogError
+from kvsm.events import Restarted
 from kvsm.explain.metrics import Metrics
 from kvsm.explain.story import BlockLife, rebuild, tell, verify_log
 from kvsm.properties import Property
@@ -65,6 +67,34 @@ def claiming(directory: Path, life: PlainLog, **claims: Any) -> Path:
     log[0].head[2].update(claims)
     log[0].frames[0][0][4].update(claims)
     return write_plain(directory, log)
+
+
+def restarting(directory: Path, life: PlainLog, **claims: Any) -> Path:
+    """The log of a life that another process goes on with. Its first event claims something else."""
+    log = [type(one)(*json_copy(one)) for one in life]
+    _, last, step, wall_ns, *_ = log[-1].frames[-1][-1]
+    config, machines = {**json_copy(life[0].head[2]), **claims}, life[0].frames[0][0][5]
+    log[-1].frames.append([[RESTARTED, last + 1, step, wall_ns, 2, config, machines, ""]])
+    log[-1].tail.clear()
+    return write_plain(directory, log)
+
+
+RESTARTED = Restarted.__struct_config__.tag
+FOLDING = (
+    ("replay", "LOG"),
+    ("verify", "LOG"),
+    ("verify", "LOG", "--protocol"),
+    ("show", "LOG", "--block", "0"),
+    ("why", "LOG", "r0"),
+    ("report", "LOG"),
+    ("query", "LOG", "SELECT 1"),
+    ("export", "LOG", "--parquet", "OUT/tables"),
+    ("top", "LOG", "--once"),
+    ("timeline", "LOG", "--output", "OUT/page.html"),
+    ("whatif", "LOG"),
+    ("fork", "LOG", "--at", "3", "--output", "OUT/fork"),
+)
+"""Commands that fold a log."""
 
 
 def json_copy(value: Any) -> Any:
@@ -110,6 +140,20 @@ def test_no_command_runs_code_that_a_log_names(tmp_path: Path, life: PlainLog) -
     assert len(done.stderr.splitlines()) == len(commands)
     assert all("--allow-policy" in line for line in done.stderr.splitlines())
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("command", FOLDING, ids=lambda one: one[0])
+def test_no_command_runs_code_that_a_restart_names(
+    tmp_path: Path, life: PlainLog, command: Sequence[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next process may have another policy, and an event says which."""
+    (tmp_path / "evil.py").write_text("class P: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    log = restarting(tmp_path / "log", life, policy="evil:P")
+    refused = kvsm(*[one.replace("LOG", str(log)).replace("OUT", str(tmp_path)) for one in command])
+    assert "evil" not in sys.modules
+    assert "which is not one of" in refused.stderr
+    assert refused.exit_code == 2
 
 
 @pytest.mark.parametrize("reader", READERS)
@@ -202,6 +246,16 @@ def test_a_small_log_gets_little_memory(tmp_path: Path, life: PlainLog) -> None:
                 reader(log)
         assert time.process_time() - began < 1
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
+
+
+def test_a_restart_gets_little_memory(tmp_path: Path, life: PlainLog) -> None:
+    """A device of 2**31 blocks took 8 GiB."""
+    log = restarting(tmp_path / "log", life, device_blocks=1 << 31)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name in ("rebuild", "verify_log", "tell", "Metrics.of"):
+        with pytest.raises(LogError, match="if you trust it, read it with --max-slots"):
+            READERS[name](log)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 20_000
 
 
 def test_a_log_may_claim_as_many_slots_as_it_has_bytes(tmp_path: Path, life: PlainLog) -> None:
