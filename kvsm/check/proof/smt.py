@@ -2,7 +2,8 @@
 
 Each index set is a sort without structure. One element of it stands for "none", and quantifiers leave it
 out. A machine's word is its state. What its counters count are sets (`Counting`), and a row that asks for a
-count asks for the size of such a set. That the counters are these sizes is proved apart (`counting.py`).
+count asks for the size of such a set. That the counters are these sizes is proved apart
+(`counting_lemma.py`).
 
 The same terms can be written for a few members of each set. Then every quantifier is written out, and a
 solver always finds a model if there is one.
@@ -265,7 +266,7 @@ class SmtWriter:
                 conditions = [f"(= {said} {state_name(words, state)})"]
                 asked = words.machine.rows[arc.row].when
                 for counter, (low, _) in zip(words.machine.counters, arc.ranges):
-                    # Near its limit a step is refused (`counting.py`). That is not what the row asks for.
+                    # Near its limit a step is refused (`counting_lemma.py`). The row does not ask for that.
                     high = asked.get(counter.name, (0, counter.limit))[1]
                     for size, wanted in ((low, True), (high + 1, False)):
                         if not 0 < size <= counter.limit:

@@ -3,9 +3,8 @@
 Why it stands beside two other ways to check the same declaration:
 
 - The explorer of real code (`kvsm.check.explore.explorer`) runs one state after the other. On `plain.py` it
-  sees
-  500 states a second: hours for the full scope. numpy takes an action in 32,768 states with one call, and
-  sees about 100,000 states a second: the full scope, 10.3 million states, takes two minutes.
+  sees 500 states a second: hours for the full scope. numpy takes an action in 32,768 states with one call,
+  and sees about 100,000 states a second: the full scope, 10.3 million states, takes two minutes.
 - Rumur and TLC (specs/protocol) share no code with kvsm and give second opinions, in small scopes. They need
   a C compiler and Java. `kvsm check protocol` needs neither, so the proof can be repeated wherever kvsm is
   installed, and a counterexample is told in kvsm's words.

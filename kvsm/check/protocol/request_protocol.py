@@ -1,8 +1,8 @@
 """The request protocol: what a match promises, what becomes of it, and what the engine is told.
 
-It stands beside the offload protocol (`offload.py`), in the same language. The offload protocol is about
-bytes and copies, this one about requests. It leaves out device blocks, kernels and bytes, and a store has one
-slot.
+It stands beside the offload protocol (`offload_protocol.py`), in the same language. The offload protocol is
+about bytes and copies, this one about requests. It leaves out device blocks, kernels and bytes, and a store
+has one slot.
 
 The life of a request, from top to bottom:
 

@@ -1,6 +1,6 @@
 """The language in which the protocol is declared: variables, actions and properties, as data.
 
-One declaration (`offload.py`) is read four ways. numpy evaluates it for a million states at once
+One declaration (`offload_protocol.py`) is read four ways. numpy evaluates it for a million states at once
 (`arrays.py`), plain Python for one state at a time (`plain.py`), and specs/protocol writes it out as Murphi
 and as TLA+. The language holds only what all four can say: finite index sets, variables over them,
 first-order terms.

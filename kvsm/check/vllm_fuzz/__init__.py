@@ -2,8 +2,8 @@
 
 Real: vLLM's `Scheduler` or `AsyncScheduler` with its block pool, KV cache manager and request queue, both
 sides of the connector, and the code of its workers that orders copies by streams and events. Not real: the
-model, which only writes and checks words (`model.py`), and the device, on which work runs when a seed says
-so (`runtime.py`).
+model, which only writes and checks words (`word_model.py`), and the device, on which work runs when a seed
+says so (`runtime.py`).
 
     shape.py       how large an engine is, and which connector it has
     connectors.py  the connectors that a shape names
@@ -27,5 +27,5 @@ What is checked beside the words, the order of copies and the errors of calls:
 
     recorded.py        the events of a connector, as far as they are known, for a log beside a failure
 
-`world.py` is the file to begin with. It needs vLLM; `shape.py` does not.
+`vllm_world.py` is the file to begin with. It needs vLLM; `shape.py` does not.
 """

@@ -38,7 +38,7 @@ KINDS = {
     "lose": 2,
     "slow": 2,
 }
-"""The kinds of actions, and how often each is drawn. `world.py` says what they do."""
+"""The kinds of actions, and how often each is drawn. `vllm_world.py` says what they do."""
 
 FAULTS = ("fail", "late", "double", "lose", "slow")
 """The kinds of actions that are faults. `faults.py` says who must survive them."""

@@ -2,11 +2,10 @@
 
 The auditor folds each event once more, into a ledger of its own, and lets the second book follow
 (`kvsm.explain.verify.witness`). The action "save" restores a snapshot of the live ledger. The copy must equal
-its
-origin in every field, not only as a snapshot: a snapshot that forgets a field is equal to itself. From then
-on the copy folds the events in the place of the auditor's ledger, so a difference that shows late is seen,
-too. The auditor's ledgers have the Python body of the fold. So where the live ones have the native body, the
-two are compared field by field.
+its origin in every field, not only as a snapshot: a snapshot that forgets a field is equal to itself. From
+then on the copy folds the events in the place of the auditor's ledger, so a difference that shows late is
+seen, too. The auditor's ledgers have the Python body of the fold. So where the live ones have the native
+body, the two are compared field by field.
 - events are state (S10): the fold of the log, from its start or from any snapshot, is the live ledger, field
   by field;
 - what the second book finds in an event, or in what the fold made of it, is broken as it says.

@@ -4,9 +4,8 @@
     again = saver.load(saver.save(world))
 
 What is saved is what the fields of the world's parts declare (`kvsm.core.ledger.canonical`), and each field
-that a part
-has got since it was made: a change of the code that is being checked may keep a memory of its own. The log is
-not saved: a world that was loaded knows the events since then.
+that a part has got since it was made: a change of the code that is being checked may keep a memory of its
+own. The log is not saved: a world that was loaded knows the events since then.
 """
 
 from __future__ import annotations

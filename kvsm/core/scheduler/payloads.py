@@ -1,4 +1,4 @@
-"""What a `BlockStored` says of a key's blocks: taken from the request that is stored."""
+"""The tokens, extra keys and parents that `BlockStored` events need: read from the request that is stored."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One pass over a log: each event becomes rows of the tables in `rows.py`.
+"""One pass over a log: each event becomes rows of the tables in `row_kinds.py`.
 
 `Extractor.follow` applies an event to the ledger and takes note of it. A row is written when nothing of it
 can change any more. `write_unfinished` writes the rows of what still goes on, as they are now. So a log that

@@ -1,4 +1,4 @@
-"""The tables of `rows.py` in SQLite: their schema, how rows are written, and how they are read.
+"""The tables of `row_kinds.py` in SQLite: their schema, how rows are written, and how they are read.
 
 The schema is made from the classes of the rows, so a column is declared once. A row that is written again
 replaces the one with the same key: the thing has gone on since.

@@ -1,9 +1,8 @@
 """The block machine as SVG for the page, drawn from its table, with a mark on each part that can light up.
 
 `kvsm.explain.diagrams` draws the machines for the docs, and needs Graphviz for SVG. A page is made where a
-log is, so
-this picture needs nothing: the boxes and arrows have places of their own here. A test compares them with the
-table, so a new edge cannot be left out.
+log is, so this picture needs nothing: the boxes and arrows have places of their own here. A test compares
+them with the table, so a new edge cannot be left out.
 
 Marks: an element with `data-state` is a state or its count; one with `data-edge` is the trigger of an edge,
 numbered as in `kvsm.explain.timeline.moves.EDGES`; a group with `data-arrow` is the arrow behind its

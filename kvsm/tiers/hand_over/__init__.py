@@ -11,11 +11,11 @@ gives the memory up when the time of a lease is up, even while somebody reads it
 what it copied only if the lease was still its own after the copy.
 
 - `leases`: the table of leases: who may read, and until when;
-- `messages`: what the two engines say to each other, and the names by which they meet;
+- `peer_messages`: what the two engines say to each other, and the names by which they meet;
 - `service`: the socket of the prefill engine;
-- `claims`: the decode engine's side of it;
+- `claiming`: the decode engine's side of it;
 - `imports`: the copies of one rank.
 
-No engine is imported here, and no ledger. What an engine decides by them is in `kvsm.core.scheduler`:
-`outgoing` and `incoming`. `kvsm.vllm` connects them.
+These know no ledger. What an engine decides by them is in `outgoing` and `incoming`, which `kvsm.vllm`
+connects.
 """

@@ -1,9 +1,8 @@
 """Each answer of the scheduler is the longest hit that device and host serve then.
 
 The small engine compares each answer (`kvsm.check.worlds.longest_hit`), whoever drives it. Here it has what
-other
-walks do not draw: layers of several block sizes, windows over several blocks, states, chunks of three blocks,
-requests that load little.
+other walks do not draw: layers of several block sizes, windows over several blocks, states, chunks of three
+blocks, requests that load little.
 """
 
 from __future__ import annotations
