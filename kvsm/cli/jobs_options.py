@@ -20,13 +20,19 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 
 def jobs_option(command: Decorated) -> Decorated:
-    """`--jobs N`."""
-    return click.option(
-        "--jobs",
-        type=click.IntRange(1, MOST_CLUSTER_JOBS),
-        metavar="N",
-        help="Processes.  [default: one per CPU, of the cluster with --cluster]",
-    )(command)
+    """`--jobs N`, for a command with `--cluster`."""
+    return _jobs("Processes.  [default: one per CPU, of the cluster with --cluster]", MOST_CLUSTER_JOBS)(
+        command
+    )
+
+
+def local_jobs_option(text: str) -> Callable[[Decorated], Decorated]:
+    """`--jobs N`, for a command that works on this machine only. text: its help."""
+    return _jobs(text, MOST_JOBS)
+
+
+def _jobs(text: str, most: int) -> Callable[[Decorated], Decorated]:
+    return click.option("--jobs", type=click.IntRange(1, most), metavar="N", help=text)
 
 
 def cluster_option(command: Decorated) -> Decorated:

@@ -20,6 +20,15 @@ def counting(before: str, after: str = "") -> Iterator[Callable[[int], None] | N
         yield None
         return
     columns = TextColumn(f"{before} {{task.completed:,.0f}} {after}".rstrip()), TimeElapsedColumn()
-    with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(before, total=None)
-        yield lambda number: progress.update(task, completed=number)
+    progress = Progress(*columns, console=console, transient=True)
+    task = progress.add_task(before, total=None)
+
+    def show(number: int) -> None:
+        # Not earlier: it starts a thread, and a process forked beside a thread may hang.
+        progress.start()
+        progress.update(task, completed=number)
+
+    try:
+        yield show
+    finally:
+        progress.stop()

@@ -15,6 +15,7 @@ import msgspec
 
 from kvsm.check.conformance.verdict import ProtocolVerdict, ProtocolVerification
 from kvsm.cli.exit_codes import ExitCode
+from kvsm.cli.jobs_options import chosen_executor, local_jobs_option
 from kvsm.cli.log_answers import end_lines, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.output import Command, complain, say, say_json
@@ -24,6 +25,7 @@ from kvsm.core.ledger.invariants import PROPERTIES
 from kvsm.errors import LogError
 from kvsm.explain.other_tier import is_named_disk, log_of
 from kvsm.explain.story import Verification, verify_log
+from kvsm.explain.verify.auditor import default_jobs
 from kvsm.explain.verify.logged_copies import LogAgreement, LoggedCopies, VerifiedLog, compare_logs
 from kvsm.properties import Property
 from kvsm.tiers.disk_tier import DISK, HOST
@@ -128,9 +130,21 @@ class _Other(NamedTuple):
     "must be an instance of their declared actions.",
 )
 @click.option("--alone", is_flag=True, help="Verify LOG, and not the log of the other tier beside it.")
+@local_jobs_option(
+    "Processes that verify segments of LOG side by side. The answer is the same for any N.  [default: one "
+    "per CPU, fewer for a log of few segments, a small one or very large pools]"
+)
 @trust_options
 @json_option
-def verify(log: Path, strict: bool, with_protocol: bool, alone: bool, as_json: bool, **trust: Any) -> None:
+def verify(
+    log: Path,
+    strict: bool,
+    with_protocol: bool,
+    alone: bool,
+    jobs: int | None,
+    as_json: bool,
+    **trust: Any,
+) -> None:
     """Check every property that LOG can show, at every event.
 
     Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
@@ -142,8 +156,8 @@ def verify(log: Path, strict: bool, with_protocol: bool, alone: bool, as_json: b
     Exits with 1 if a property is broken, if an event differs from the protocol, if a log is damaged or lacks
     events, or if the logs of two tiers tell a copy differently.
     """
-    checked = _check(log, with_protocol, trust)
-    other = None if alone else _check_other(log, checked, with_protocol, trust)
+    checked = _check(log, with_protocol, jobs, trust)
+    other = None if alone else _check_other(log, checked, with_protocol, jobs, trust)
     if as_json:
         answer = VerifyAnswer(
             **msgspec.structs.asdict(checked.found),
@@ -160,14 +174,19 @@ def verify(log: Path, strict: bool, with_protocol: bool, alone: bool, as_json: b
     _leave(checked, other, strict)
 
 
-def _check(log: Path, with_protocol: bool, trust: dict[str, Any]) -> _Checked:
+def _check(log: Path, with_protocol: bool, jobs: int | None, trust: dict[str, Any]) -> _Checked:
     copies = LoggedCopies(is_named_disk(log))
-    with counting("verified", "events") as progress:
-        found = verify_log(log, progress=progress, hearer=copies, **trust)
+    with (
+        chosen_executor(None, jobs or default_jobs(log)) as executor,
+        counting("verified", "events") as progress,
+    ):
+        found = verify_log(log, progress=progress, hearer=copies, executor=executor, **trust)
     return _Checked(found, copies, _compare_with_protocols(log, trust) if with_protocol else ())
 
 
-def _check_other(log: Path, checked: _Checked, with_protocol: bool, trust: dict[str, Any]) -> _Other | None:
+def _check_other(
+    log: Path, checked: _Checked, with_protocol: bool, jobs: int | None, trust: dict[str, Any]
+) -> _Other | None:
     """What the log of the other tier says; None if there is no other tier."""
     tier = HOST if checked.copies.tier == DISK else DISK
     other = log_of(tier, log)
@@ -175,7 +194,7 @@ def _check_other(log: Path, checked: _Checked, with_protocol: bool, trust: dict[
         exchanges = tier == HOST or checked.copies.first
         return _Other(tier, why_not=f"no log of the {tier} lies beside {log}") if exchanges else None
     try:
-        found = _check(other.log, with_protocol, trust)
+        found = _check(other.log, with_protocol, jobs, trust)
     except LogError as error:
         return _Other(tier, why_not=str(error), is_there=True)
     if found.copies.tier != tier:

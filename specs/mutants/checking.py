@@ -74,7 +74,7 @@ CHECKING = (
         edits=(
             Edit(
                 f"{_BOOK}._offered",
-                "or (any(map(gt, had_settled, settled)) and name not in self._may_go_back)",
+                "or (any(map(gt, had_settled, settled)) and not self._may_settle_less(name))",
                 "or any(map(gt, had_settled, settled))",
             ),
         ),

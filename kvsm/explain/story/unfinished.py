@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
 
 from kvsm import events as ev
-from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.core.ledger import Ledger, RequestRecord, TransferRecord
 from kvsm.core.log import LogEnd, LogReader, told_stop
 from kvsm.core.log.fold import LogCondition
 from kvsm.events import KINDS, OffloadingEvent
@@ -161,10 +162,15 @@ def unfinished_at_end(reader: LogReader, ledger: Ledger, condition: LogCondition
 
 
 def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) -> Unfinished:
-    """The same, if it is known already since when things are open."""
+    """The same, if it is known already since when things are open.
+
+    In the order in which they began, by name where the log does not tell: a ledger that was restored has
+    another order in memory than one that has followed the events.
+    """
     leases = (ledger.leases.view & STATE_MASK).tolist()
     slots = (ledger.blocks.view & STATE_MASK).tolist()
-    transfers = list(ledger.transfers.values())
+    transfers = [ledger.transfers[id] for id in sorted(ledger.transfers)]
+    requests = sorted(ledger.requests.values(), key=partial(_place, since))
     return Unfinished(
         event=ledger.seq,
         tick=ledger.tick,
@@ -174,8 +180,7 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
         error=condition.error,
         stopped_by=condition.stopped_by,
         requests=tuple(
-            UnfinishedRequest(one.name, one.state.name, since.requests.get(one.name))
-            for one in ledger.requests.values()
+            UnfinishedRequest(one.name, one.state.name, since.requests.get(one.name)) for one in requests
         ),
         copies=tuple(
             UnfinishedCopy(
@@ -189,7 +194,7 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
             for one in transfers
             if one.state is not TransferState.PLANNED
         ),
-        waits=tuple(_waits(ledger, transfers, since)),
+        waits=tuple(_waits(requests, transfers, since)),
         plans=tuple(
             UnfinishedPlan(one.id, kind_of(one), tuple(names_of(one.owners)), since.planned.get(one.id))
             for one in transfers
@@ -202,10 +207,15 @@ def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) ->
     )
 
 
+def _place(since: Beginnings, request: RequestRecord) -> tuple[int, str]:
+    arrival = since.requests.get(request.name)
+    return 0 if arrival is None else arrival.event, request.name
+
+
 def _waits(
-    ledger: Ledger, transfers: Sequence[TransferRecord], since: Beginnings
+    requests: Sequence[RequestRecord], transfers: Sequence[TransferRecord], since: Beginnings
 ) -> Iterator[UnfinishedWait]:
-    for request in ledger.requests.values():
+    for request in requests:
         if request.state is RequestState.DEFERRED:
             began = since.deferred.get(request.name)
             yield UnfinishedWait(request.name, request.awaits, request.patience, began)

@@ -24,9 +24,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import suppress
-from itertools import islice
+from functools import partial
+from itertools import chain, islice, zip_longest
 from pathlib import Path
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
@@ -36,16 +37,18 @@ from kvsm.core.ledger.invariants import MOST_NAMED, Violation, check_ledger, che
 from kvsm.core.ledger.snapshot import digest, is_saved_as, restore, snapshot
 from kvsm.core.log import LogReader, Segment
 from kvsm.core.log.fold import LogCondition, condition_of, entries, gathered, opening, walk
+from kvsm.core.log.frames import first_event, segment_paths
 from kvsm.core.log.trust import Trust
-from kvsm.errors import InvalidEvent, LogDamaged, LogError
+from kvsm.errors import InvalidEvent, KvsmError, LogDamaged, LogError
 from kvsm.events import CacheReset, OffloadingEvent, Restarted
 from kvsm.explain.story.concern import Concern, concern
 from kvsm.explain.story.render import dated, render
 from kvsm.explain.story.restarts import survivors, told_process
 from kvsm.explain.story.unfinished import Unfinished, unfinished_at_end
 from kvsm.explain.verify.book_entries import Told
-from kvsm.explain.verify.witness import LeftEvent, witness_of
+from kvsm.explain.verify.witness import CursorsBack, LeftEvent, witness_of
 from kvsm.properties import Property
+from kvsm.system.executors.executor import Executor
 from kvsm.system.printable import printable
 
 EVERY, EVERY_PER_SLOT = 250_000, 16
@@ -62,14 +65,27 @@ Progress = Callable[[int], None]
 """Called now and then with the number of events verified so far."""
 
 
-class Hearer(Protocol):
-    """Somebody who wants more of the same pass over a log."""
+class HeardPart(Protocol):
+    """Hears the events of a part of a log. It is pickled when another process has read the part."""
 
     def skip(self, events: Sequence[OffloadingEvent]) -> bool:
         """Whether these events, which come next, tell nothing to it. Otherwise it hears each."""
 
     def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
         """The next event. It breaks nothing, and the ledger was just changed by it."""
+
+
+Part = TypeVar("Part", bound=HeardPart)
+
+
+class Hearer(Protocol[Part]):
+    """Wants more of the same pass over a log, part by part."""
+
+    def part(self, ledger: Ledger) -> Part:
+        """What hears the events that follow this state."""
+
+    def take(self, part: Part) -> None:
+        """What was heard of the next part, in the order of the log."""
 
 
 OnRestart = Callable[[Ledger, Restarted], None]
@@ -259,7 +275,8 @@ def verify_log(
     *,
     every: int | None = None,
     progress: Progress | None = None,
-    hearer: Hearer | None = None,
+    hearer: Hearer[Any] | None = None,
+    executor: Executor | None = None,
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Verification:
@@ -268,24 +285,45 @@ def verify_log(
     every: events and entries from one full check to the next; None: as fits the pool (`EVERY`).
     progress: called now and then.
     hearer: hears the events, if it wants to.
+    executor: verifies parts of the log side by side. None: this process reads it from its begin to its end.
+        The answer is the same.
     allow_policies, max_slots: as in `Trust`.
 
     A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
     is no log, or if it claims more than is allowed; damage is part of the answer.
     """
+    began = time.perf_counter()
     trust = Trust(allow_policies, max_slots)
     with trust.guarded(log):
-        return _verify(log, every, progress, hearer, trust)
+        found = None
+        if executor is not None:
+            progress = None if progress is None else _forward(progress)
+            found = _verify_side_by_side(executor, log, every, progress, hearer, trust)
+        if found is None:
+            found = _verify(log, every, progress, hearer, trust)
+    return msgspec.structs.replace(found, seconds=time.perf_counter() - began)
+
+
+def _forward(progress: Progress) -> Progress:
+    """The same, but never back to fewer events than it was called with before."""
+    most = 0
+
+    def show(events: int) -> None:
+        nonlocal most
+        if events > most:
+            most = events
+            progress(events)
+
+    return show
 
 
 def _verify(
     log: str | os.PathLike[str],
     every: int | None,
     progress: Progress | None,
-    hearer: Hearer | None,
+    hearer: Hearer[Any] | None,
     trust: Trust,
 ) -> Verification:
-    began = time.perf_counter()
     reader = LogReader(log)
     run = _Pass(reader, every, progress, hearer, trust)
     damage = None
@@ -306,6 +344,9 @@ def _verify(
     last = run.auditor.ledger if run.auditor is not None else None
     condition = condition_of(reader) if last is not None else LogCondition(reader.torn, None, (), False)
     whole = breakage is None and damage is None
+    if hearer is not None:
+        for part in run.heard:
+            hearer.take(part)
     return Verification(
         log=str(log),
         first=run.first,
@@ -319,8 +360,153 @@ def _verify(
         condition=condition,
         restarts=tuple(run.restarts),
         unfinished=unfinished_at_end(reader, last, condition) if last is not None and whole else None,
-        seconds=time.perf_counter() - began,
+        seconds=0.0,
     )
+
+
+JOB_BYTES = 4 << 20
+"""A smaller log is verified faster by one process: bytes of the log for each more."""
+
+SLOTS_OF_JOBS = 1 << 23
+"""Host slots and device blocks of all processes together, unless more are asked for: about 2.5 GB."""
+
+
+def default_jobs(log: str | os.PathLike[str]) -> int:
+    """The number of processes that verify a log, unless somebody wants another: one for each CPU, and no more
+    than it has segments, than its size is worth, and than memory allows."""
+    try:
+        config, paths = LogReader(log).head.config, segment_paths(Path(log))
+        size = sum(path.stat().st_size for path in paths)
+    except (LogError, OSError):  # Reading it will say why.
+        return 1
+    slots = config.host_blocks + config.device_blocks
+    return max(1, min(os.cpu_count() or 1, len(paths), size // JOB_BYTES, SLOTS_OF_JOBS // slots))
+
+
+PARTS_OF_WORKER = 4
+"""Parts of a log for each worker, if it has so many segments: the last one waits for less."""
+
+
+class _Bounds(NamedTuple):
+    """A part of a log: some of its segments, from the one that begins with event `first` on.
+
+    until: the first event of the next part; None: the part goes to the end.
+    """
+
+    first: int
+    until: int | None
+
+    def __str__(self) -> str:
+        return f"the events from {self.first:,} on"
+
+
+class _GoodPart(NamedTuple):
+    """A part that breaks nothing, if what it took on trust is so.
+
+    found: as for a whole log. Only the last part knows what is at the end: `digest` and `unfinished`.
+    """
+
+    found: Verification
+    back: CursorsBack
+    heard: list[Any]
+
+
+def _parts(log: str | os.PathLike[str], workers: int) -> list[_Bounds]:
+    """All of a log, in parts of about as many segments."""
+    firsts = list(map(first_event, segment_paths(Path(log))))
+    count = min(len(firsts), PARTS_OF_WORKER * workers)
+    begins = [firsts[number * len(firsts) // count] for number in range(count)]
+    return [_Bounds(*bounds) for bounds in zip_longest(begins, begins[1:])]
+
+
+def _verify_side_by_side(
+    executor: Executor,
+    log: str | os.PathLike[str],
+    every: int | None,
+    progress: Progress | None,
+    hearer: Hearer[Any] | None,
+    trust: Trust,
+) -> Verification | None:
+    """Verify the parts of a log, each from the snapshot that it begins with.
+
+    Returns None if there is anything to say but that the log is whole and breaks nothing. Then one pass from
+    the begin to the end finds it, and knows all that went before it.
+    """
+    parts, good = _parts(log, executor.workers), list[_GoodPart]()
+    if len(parts) < 2:
+        return None
+    events, may_go_back = 0, frozenset[str]()
+    task = partial(_verify_part, log, every, hearer, trust)
+    with suppress(KvsmError), executor.results(task, parts) as results:
+        for part in results:
+            if part is None:
+                return None
+            if not good:  # A log that begins late: nobody knows more.
+                may_go_back = part.back.trusted | part.back.relied_on
+            if not part.back.relied_on <= may_go_back:
+                return None
+            may_go_back = part.back.behind(may_go_back)
+            events += part.found.events
+            good.append(part)
+            if progress is not None:
+                progress(events)
+    if len(good) < len(parts):
+        return None
+    for heard in chain.from_iterable(part.heard for part in good):
+        if hearer is not None:
+            hearer.take(heard)
+    founds = [part.found for part in good]
+    return msgspec.structs.replace(
+        founds[-1],
+        first=founds[0].first,
+        events=events,
+        entries=sum(found.entries for found in founds),
+        restarts=tuple(chain.from_iterable(found.restarts for found in founds)),
+    )
+
+
+def _verify_part(
+    log: str | os.PathLike[str],
+    every: int | None,
+    hearer: Hearer[Any] | None,
+    trust: Trust,
+    bounds: _Bounds,
+) -> _GoodPart | None:
+    """Verify a part of a log; None if there is more to say. Raises `LogError`.
+
+    It must end in the state that the next part begins with.
+    """
+    reader = LogReader(log)
+    run = _PartPass(reader, every, None, hearer, trust)
+    is_last = True
+    with trust.guarded(log):
+        for segment in reader.segments(bounds.first):
+            if segment.gap is not None or run.open(segment):
+                return None
+            is_last = segment.head.seq + 1 != bounds.until
+            if not is_last:
+                break
+            if run.fold(segment):
+                return None
+        if run.auditor is None or run.check():
+            return None
+        ledger, condition = run.auditor.ledger, condition_of(reader)
+        found = Verification(
+            log=str(log),
+            first=run.first,
+            last=ledger.seq,
+            events=run.events,
+            entries=run.entries,
+            digest=digest(ledger) if is_last else "",
+            violations=(),
+            breakage=None,
+            damage=None,
+            condition=condition,
+            restarts=tuple(run.restarts),
+            unfinished=unfinished_at_end(reader, ledger, condition) if is_last else None,
+            seconds=0.0,
+        )
+        return _GoodPart(found, run.auditor.witness.cursors_back(), run.heard)
 
 
 class _Pass:
@@ -331,7 +517,7 @@ class _Pass:
         reader: LogReader,
         every: int | None,
         progress: Progress | None,
-        hearer: Hearer | None,
+        hearer: Hearer[Any] | None,
         trust: Trust,
     ) -> None:
         self.auditor: Auditor | None = None
@@ -340,6 +526,8 @@ class _Pass:
         self._directory, self._every, self._progress = reader.directory, every, progress
         self._hearer, self._trust = hearer, trust
         self.restarts: list[str] = []
+        self.heard: list[HeardPart] = []
+        """What was heard since each state that was taken on trust."""
         self._saved, self._good_until = b"", 0
         self._weight = 0
 
@@ -367,7 +555,7 @@ class _Pass:
         """Fold the events of a segment. Returns whether one breaks something."""
         assert self.auditor is not None
         for batch in gathered(segment):
-            heard = self._hearer is not None and not self._hearer.skip(batch)
+            heard = self._hearer is not None and not self.heard[-1].skip(batch)
             done, broken = self._heard(batch) if heard else self.auditor.apply_all(batch)
             self._count(batch[:done])
             if broken:
@@ -382,12 +570,11 @@ class _Pass:
     def _heard(self, batch: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
         """The same as `apply_all`, and each event is heard after its fold."""
         assert self.auditor is not None
-        assert self._hearer is not None
         for number, event in enumerate(batch, 1):
             broken = self.auditor.apply(event)
             if broken:
                 return number, broken
-            self._hearer.hear(self.auditor.ledger, event)
+            self.heard[-1].hear(self.auditor.ledger, event)
         return len(batch), []
 
     def _most_weight(self) -> int:
@@ -426,6 +613,8 @@ class _Pass:
         """Take a state on trust, and go on from there."""
         self.auditor = auditor
         self.first = self.first or auditor.ledger.seq + 1
+        if self._hearer is not None:
+            self.heard.append(self._hearer.part(auditor.ledger))
         self._mark_good(auditor)
 
     def _mark_good(self, auditor: Auditor) -> None:
@@ -449,6 +638,18 @@ class _Pass:
             text=f"the snapshot in the head of {segment}" if event is None else render(event),
             violations=tuple(broken),
         )
+        return True
+
+
+class _PartPass(_Pass):
+    """A pass over a part of a log that says only whether anything is broken."""
+
+    def _locate(self, _broken: Sequence[Violation], _until: int) -> bool:
+        return True
+
+    def _break(
+        self, _event: OffloadingEvent | None, _broken: Sequence[Violation], _segment: str = ""
+    ) -> bool:
         return True
 
 

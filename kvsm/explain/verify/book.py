@@ -79,6 +79,10 @@ class Book:
         self._cursors: dict[str, Cursors] = {}
         self._may_go_back: set[str] = set()
         """Requests whose cursors have not moved since a store failed."""
+        self._taken_on_trust: set[str] = set()
+        """Those that a snapshot does not tell: perhaps no store has failed since their cursors moved."""
+        self._relied_on: set[str] = set()
+        """Those of them whose cursors went back."""
         self._offers: OrderedDict[bytes, int] = OrderedDict()
         """key -> number of its offers while it is not stored. The key offered longest ago is first."""
         self._remembered = config.counted_keys
@@ -186,7 +190,7 @@ class Book:
                 self._request_breaks(name, f"has settled {settled} blocks by group and offered {offered}")
             elif (
                 len(had_settled) != len(settled)
-                or (any(map(gt, had_settled, settled)) and name not in self._may_go_back)
+                or (any(map(gt, had_settled, settled)) and not self._may_settle_less(name))
                 or any(map(gt, had_offered, offered))
             ):
                 now = f"settled {settled} of {offered} offered"
@@ -194,6 +198,11 @@ class Book:
             self._cursors[name] = (settled, offered)
             self._may_go_back.discard(name)
         self._now_requests = [name for name, _, _ in event.offers]
+
+    def _may_settle_less(self, name: str) -> bool:
+        if name in self._taken_on_trust and name in self._may_go_back:
+            self._relied_on.add(name)
+        return name in self._may_go_back
 
     def _offers_counted(self, event: ev.OffersCounted) -> None:
         offers = self._offers
@@ -375,6 +384,7 @@ class Book:
                 self._slots[slot] = GONE
             self._free += len(slots)
             self._may_go_back.update(self._cursors)
+            self._taken_on_trust = set()
         else:
             for slot in slots:
                 self._slots[slot] = IDLE

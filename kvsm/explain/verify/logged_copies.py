@@ -77,8 +77,161 @@ class CopyStep(NamedTuple):
         return f"event {self.event:,}: {copy} {self.says}"
 
 
+class ProcessBegins(NamedTuple):
+    """A process begins to write the log."""
+
+    event: int
+    wall_ns: int
+
+
+class EngineArrives(NamedTuple):
+    """A request arrives at a core, and it is none for copies: the log is not a disk's."""
+
+    event: int
+    wall_ns: int
+
+
+class CopyPlanned(NamedTuple):
+    """A transfer that is a copy between the tiers if this is the log of `tier`. Others: as in `CopyStep`."""
+
+    transfer: int
+    tier: str
+    direction: Direction
+    store: int
+    says: str
+    blocks: bytes
+
+
+class TransferLeaves(NamedTuple):
+    """A transfer that may be a copy is submitted."""
+
+    event: int
+    transfer: int
+
+
+class TransferReported(NamedTuple):
+    """A worker reports it."""
+
+    event: int
+    transfer: int
+    worker: int
+    good: bool
+
+
+class TransferGivenUp(NamedTuple):
+    """It is lost."""
+
+    event: int
+    transfer: int
+
+
+Saying = ProcessBegins | EngineArrives | CopyPlanned | TransferLeaves | TransferReported | TransferGivenUp
+
+
+class CopiesOfPart:
+    """What the events of a part of a log say of copies between the tiers. It hears each event after its fold.
+
+    It needs to know nothing of the events before, so parts can be heard side by side.
+
+    named_disk: as in `LoggedCopies`. ledger: the state before the part.
+
+    Attributes: `sayings`; `first`, number and wall time (ns) of its first event; `last`, the number of
+    its last one.
+    """
+
+    def __init__(self, named_disk: bool, ledger: Ledger) -> None:
+        self.sayings: list[Saying] = []
+        self.first: tuple[int, int] | None = None
+        self.last = ledger.seq
+        self._named_disk, self._live = named_disk, set(ledger.transfers)
+        """Transfers that have not ended, and may be copies between the tiers."""
+
+    def skip(self, events: Sequence[OffloadingEvent]) -> bool:
+        """Whether these events, which come next, say nothing of copies between the tiers."""
+        if self._named_disk or self._live or any(map(_may_tell, events)):
+            return False
+        self._pass(events[0], events[-1])
+        return True
+
+    def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
+        """Take note of an event that was applied to this ledger."""
+        self._pass(event, event)
+        note = NOTES[type(event)]
+        if note is not None:
+            note(self, ledger, event)
+
+    def _pass(self, first: OffloadingEvent, last: OffloadingEvent) -> None:
+        self.first = self.first or (first.seq, first.wall_ns)
+        self.last = last.seq
+
+    def opened(self, _ledger: Ledger, event: ev.LogOpened | ev.Restarted) -> None:
+        """A process begins."""
+        self._live.clear()
+        self.sayings.append(ProcessBegins(event.seq, event.wall_ns))
+
+    def arrived(self, _ledger: Ledger, event: ev.RequestArrived) -> None:
+        """Only the requests of an engine have other names than copies."""
+        if self._named_disk and not _FETCH.fullmatch(event.request):
+            self.sayings.append(EngineArrives(event.seq, event.wall_ns))
+
+    def store_planned(self, ledger: Ledger, event: ev.StorePlanned) -> None:
+        """To the disk from the host, or to the host from the disk."""
+        record = ledger.transfers[event.seq]
+        if event.source == DISK:
+            self._plan(HOST, Direction.LOAD, event.seq, event.seq, record.slots, record.keys)
+        elif self._named_disk and not event.source:
+            self._plan(DISK, Direction.STORE, event.seq, event.seq, record.device_blocks, record.keys)
+
+    def load_planned(self, ledger: Ledger, event: ev.LoadPlanned) -> None:
+        """The same copies at their other ends."""
+        to_disk = event.target == DISK
+        if event.voided or not (to_disk or self._named_disk):
+            return
+        named, record = _OTHER_END.fullmatch(event.request), ledger.transfers[event.seq]
+        store, keys = int(named[1]) if named else 0, ledger.keys_of(record.slots)
+        if to_disk:
+            self._plan(HOST, Direction.STORE, event.seq, store, record.slots, keys)
+        else:
+            self._plan(DISK, Direction.LOAD, event.seq, store, record.device_blocks, keys)
+
+    def _plan(
+        self,
+        tier: str,
+        direction: Direction,
+        transfer: int,
+        store: int,
+        host_slots: IdArray,
+        keys: Sequence[bytes],
+    ) -> None:
+        pairs = list(zip(listed(host_slots), keys))
+        blocks = blake2b(msgspec.msgpack.encode(pairs), digest_size=16).digest()
+        count = f"{len(pairs):,} block{'s' if len(pairs) > 1 else ''}"
+        self._live.add(transfer)
+        self.sayings.append(CopyPlanned(transfer, tier, direction, store, f"leaves with {count}", blocks))
+
+    def submitted(self, _ledger: Ledger, event: ev.TransfersSubmitted) -> None:
+        """Copies leave."""
+        self.sayings += [TransferLeaves(event.seq, one) for one in event.transfers if one in self._live]
+
+    def reported(self, ledger: Ledger, event: ev.WorkerReported) -> None:
+        """A worker is done."""
+        if event.transfer in self._live:
+            self.sayings.append(TransferReported(event.seq, event.transfer, event.worker, event.good))
+            self._live.intersection_update(ledger.transfers)
+
+    def lost(self, ledger: Ledger, event: ev.TransferLost) -> None:
+        """A copy is given up."""
+        if event.transfer in self._live:
+            self.sayings.append(TransferGivenUp(event.seq, event.transfer))
+            self._live.intersection_update(ledger.transfers)
+
+    def ended(self, ledger: Ledger, _event: ev.TransferCancelled | ev.CacheReset) -> None:
+        """A plan that never left is over."""
+        self._live.intersection_update(ledger.transfers)
+
+
 class LoggedCopies:
-    """The steps of all copies between the tiers in one log. It hears each event after its fold.
+    """The steps of all copies between the tiers in one log. It takes what each part of the log says.
 
     named_disk: whether the log is named as the log of a disk. It is one unless its events tell otherwise.
 
@@ -89,90 +242,52 @@ class LoggedCopies:
 
     def __init__(self, named_disk: bool) -> None:
         self.tier = DISK if named_disk else HOST
-        self._next = 1
+        self._named_disk, self._next = named_disk, 1
         self._begin(0, 0, lacks=False)
 
     def _begin(self, event: int, wall_ns: int, lacks: bool) -> None:
         self.began, self.began_ns, self.lacks_beginning = event, wall_ns, lacks
         self.steps: list[CopyStep] = []
         self.first: dict[Direction, int] = {}
-        self._left: dict[int, tuple[Direction, int, str, bytes]] = {}
+        self._left: dict[int, CopyPlanned] = {}
         """Copies by their transfer in this log, and what to say when they leave."""
 
-    def skip(self, events: Sequence[OffloadingEvent]) -> bool:
-        """Whether these events, which come next, tell nothing of copies between the tiers."""
-        if self.tier == DISK or self._left or events[0].seq != self._next or any(map(_may_tell, events)):
-            return False
-        self._next = events[-1].seq + 1
-        return True
+    def part(self, ledger: Ledger) -> CopiesOfPart:
+        """What hears the events that follow this state."""
+        return CopiesOfPart(self._named_disk, ledger)
 
-    def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
-        """Take note of an event that was applied to this ledger."""
-        if event.seq != self._next:
-            self._begin(event.seq, event.wall_ns, lacks=True)
-        self._next = event.seq + 1
-        note = NOTES[type(event)]
-        if note is not None:
-            note(self, ledger, event)
-
-    def opened(self, _ledger: Ledger, event: ev.LogOpened | ev.Restarted) -> None:
-        """A process begins."""
-        self._begin(event.seq, event.wall_ns, lacks=False)
-
-    def arrived(self, _ledger: Ledger, event: ev.RequestArrived) -> None:
-        """Only the requests of an engine have other names than copies."""
-        if self.tier == DISK and not _FETCH.fullmatch(event.request):
-            self.tier = HOST
-            if self._left:
-                self._begin(event.seq, event.wall_ns, lacks=True)
-
-    def store_planned(self, ledger: Ledger, event: ev.StorePlanned) -> None:
-        """To the disk from the host, or to the host from the disk."""
-        record = ledger.transfers[event.seq]
-        if self.tier == DISK and not event.source:
-            self._plan(Direction.STORE, event.seq, event.seq, record.device_blocks, record.keys)
-        elif self.tier == HOST and event.source == DISK:
-            self._plan(Direction.LOAD, event.seq, event.seq, record.slots, record.keys)
-
-    def load_planned(self, ledger: Ledger, event: ev.LoadPlanned) -> None:
-        """The same copies at their other ends."""
-        if event.voided or (event.target == DISK) != (self.tier == HOST):
+    def take(self, part: CopiesOfPart) -> None:
+        """Take note of what the next part of the log says. Events may be missing before it."""
+        if part.first is None:
             return
-        named, record = _OTHER_END.fullmatch(event.request), ledger.transfers[event.seq]
-        store, keys = int(named[1]) if named else 0, ledger.keys_of(record.slots)
-        if self.tier == HOST:
-            self._plan(Direction.STORE, event.seq, store, record.slots, keys)
-        else:
-            self._plan(Direction.LOAD, event.seq, store, record.device_blocks, keys)
+        if part.first[0] != self._next:
+            self._begin(*part.first, lacks=True)
+        self._next = part.last + 1
+        for saying in part.sayings:
+            self._note(saying)
 
-    def _plan(
-        self, direction: Direction, transfer: int, store: int, host_slots: IdArray, keys: Sequence[bytes]
-    ) -> None:
-        pairs = list(zip(listed(host_slots), keys))
-        blocks = blake2b(msgspec.msgpack.encode(pairs), digest_size=16).digest()
-        count = f"{len(pairs):,} block{'s' if len(pairs) > 1 else ''}"
-        self.first.setdefault(direction, store)
-        self._left[transfer] = direction, store, f"leaves with {count}", blocks
-
-    def submitted(self, _ledger: Ledger, event: ev.TransfersSubmitted) -> None:
-        """Copies leave."""
-        for transfer in event.transfers:
-            if transfer in self._left:
-                self.steps.append(CopyStep(event.seq, *self._left[transfer]))
-
-    def reported(self, _ledger: Ledger, event: ev.WorkerReported) -> None:
-        """A worker is done."""
-        if event.transfer in self._left:
-            direction, store, *_ = self._left[event.transfer]
-            how = "" if direction is Direction.STORE else " as good" if event.good else " as bad"
-            says = f"is reported by worker {event.worker}{how}"
-            self.steps.append(CopyStep(event.seq, direction, store, says))
-
-    def lost(self, _ledger: Ledger, event: ev.TransferLost) -> None:
-        """A copy is given up."""
-        if event.transfer in self._left:
-            direction, store, *_ = self._left[event.transfer]
-            self.steps.append(CopyStep(event.seq, direction, store, "is given up"))
+    def _note(self, saying: Saying) -> None:
+        match saying:
+            case ProcessBegins(event, wall_ns):
+                self._begin(event, wall_ns, lacks=False)
+            case EngineArrives(event, wall_ns) if self.tier == DISK:
+                self.tier = HOST
+                if self._left:
+                    self._begin(event, wall_ns, lacks=True)
+            case CopyPlanned(transfer, tier, direction, store) if tier == self.tier:
+                self.first.setdefault(direction, store)
+                self._left[transfer] = saying
+            case TransferLeaves(event, transfer) if transfer in self._left:
+                copy = self._left[transfer]
+                self.steps.append(CopyStep(event, copy.direction, copy.store, copy.says, copy.blocks))
+            case TransferReported(event, transfer, worker, good) if transfer in self._left:
+                copy = self._left[transfer]
+                how = "" if copy.direction is Direction.STORE else " as good" if good else " as bad"
+                says = f"is reported by worker {worker}{how}"
+                self.steps.append(CopyStep(event, copy.direction, copy.store, says))
+            case TransferGivenUp(event, transfer) if transfer in self._left:
+                copy = self._left[transfer]
+                self.steps.append(CopyStep(event, copy.direction, copy.store, "is given up"))
 
 
 def _may_tell(event: OffloadingEvent) -> bool:
@@ -184,9 +299,9 @@ def _may_tell(event: OffloadingEvent) -> bool:
     return isinstance(event, ev.LogOpened | ev.Restarted)
 
 
-NOTES: dict[type[OffloadingEvent], Callable[[LoggedCopies, Ledger, Any], None] | None] = {
-    ev.LogOpened: LoggedCopies.opened,
-    ev.RequestArrived: LoggedCopies.arrived,
+NOTES: dict[type[OffloadingEvent], Callable[[CopiesOfPart, Ledger, Any], None] | None] = {
+    ev.LogOpened: CopiesOfPart.opened,
+    ev.RequestArrived: CopiesOfPart.arrived,
     ev.RequestPreempted: None,
     ev.RequestFinished: None,
     ev.HitMatched: None,
@@ -194,23 +309,23 @@ NOTES: dict[type[OffloadingEvent], Callable[[LoggedCopies, Ledger, Any], None] |
     ev.RequestDeferred: None,
     ev.KeysRecalled: None,
     ev.BlocksEvicted: None,
-    ev.StorePlanned: LoggedCopies.store_planned,
+    ev.StorePlanned: CopiesOfPart.store_planned,
     ev.StoreSkipped: None,
-    ev.LoadPlanned: LoggedCopies.load_planned,
-    ev.TransfersSubmitted: LoggedCopies.submitted,
-    ev.TransferCancelled: None,
-    ev.WorkerReported: LoggedCopies.reported,
+    ev.LoadPlanned: CopiesOfPart.load_planned,
+    ev.TransfersSubmitted: CopiesOfPart.submitted,
+    ev.TransferCancelled: CopiesOfPart.ended,
+    ev.WorkerReported: CopiesOfPart.reported,
     ev.ReportRejected: None,
-    ev.TransferLost: LoggedCopies.lost,
+    ev.TransferLost: CopiesOfPart.lost,
     ev.BlocksTouched: None,
     ev.FlushRequested: None,
-    ev.CacheReset: None,
+    ev.CacheReset: CopiesOfPart.ended,
     ev.StepEnded: None,
     ev.Ticked: None,
     ev.BlocksOffered: None,
     ev.OffersCounted: None,
     ev.BlocksRewritten: None,
-    ev.Restarted: LoggedCopies.opened,
+    ev.Restarted: CopiesOfPart.opened,
     ev.RequestAdmitted: None,
 }
 """What each kind of event says of copies between the tiers; None: nothing. A reset lets copies that have left

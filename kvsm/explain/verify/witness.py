@@ -90,6 +90,25 @@ class LeftEvent(NamedTuple):
     refusal: Exception | None = None
 
 
+class CursorsBack(NamedTuple):
+    """Requests whose cursors may go back, because a store has failed since they moved.
+
+    The one thing in the book that decides whether an event is right, and that no snapshot holds. So a witness
+    that begins with one takes it on trust, and says where it did. The witness of the events before knows.
+
+    known: it is so. trusted: it is so at the end if it was at the beginning. relied_on: whose cursors went
+    back, which was right only if it was so at the beginning.
+    """
+
+    known: frozenset[str]
+    trusted: frozenset[str]
+    relied_on: frozenset[str]
+
+    def behind(self, before: frozenset[str]) -> frozenset[str]:
+        """At the end, given those at the beginning."""
+        return self.known | (self.trusted & before)
+
+
 class Witness(Book):
     """Follows the events of one core from an empty pool on. `of` starts in the middle."""
 
@@ -123,11 +142,19 @@ class Witness(Book):
         if ledger.forgotten_at:
             # The store that took a key away last may have failed.
             one._may_go_back = set(one._cursors)
+            one._taken_on_trust = set(one._cursors)
         one._tick, one._offers = ledger.tick, ledger.offers.times.copy()
         one._last_end, one._last_loss = ledger.ended_at, ledger.forgotten_at
         one._brought = {**ledger.provenance.brought, **ledger.provenance.stale}
         one._older = set(ledger.provenance.stale)
         return one
+
+    def cursors_back(self) -> CursorsBack:
+        """Whose cursors may go back, and did, as far as this witness knows."""
+        trusted = self._may_go_back & self._taken_on_trust
+        return CursorsBack(
+            frozenset(self._may_go_back - trusted), frozenset(trusted), frozenset(self._relied_on)
+        )
 
     def watch(
         self, ledger: Ledger, events: list[OffloadingEvent], place: int, told: list[Told], published: Sized

@@ -132,8 +132,8 @@ def test_events_of_one_tier_are_skipped_and_copies_between_tiers_heard() -> None
     """A log without another tier costs no call for each event. Copies to another one are heard."""
     life = Life()
     life.stored("r1", [b"key"], [0])
-    copies = LoggedCopies(named_disk=False)
     ledger = Ledger(life.config)
+    copies = LoggedCopies(named_disk=False).part(ledger)
     events = list(life.events)
     assert not copies.skip(events)
     for event in events:

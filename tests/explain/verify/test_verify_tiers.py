@@ -50,9 +50,11 @@ class Told(NamedTuple):
 def heard(told: Told, named_disk: bool) -> VerifiedLog:
     """What a verification of this log would hear. Raises what the fold raises."""
     ledger, copies = Ledger(told.config), LoggedCopies(named_disk)
+    part = copies.part(ledger)
     for event in told.events:
         ledger.apply(event)
-        copies.hear(ledger, event)
+        part.hear(ledger, event)
+    copies.take(part)
     good = good_verification()
     condition = msgspec.structs.replace(good.condition, end=told.end)
     return VerifiedLog(msgspec.structs.replace(good, condition=condition), copies)
