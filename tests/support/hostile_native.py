@@ -30,7 +30,6 @@ from kvsm.core.native import _body
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies.slot_queue import NativeSlotQueue
 from kvsm.events import KINDS, OffloadConfig
-from kvsm.explain.verify.witness import NativeWitness
 from kvsm.ids import pack
 
 LIMIT_S = 60.0
@@ -60,7 +59,6 @@ class Scene:
         self.ledger = Ledger(self.options.config(), listener)
         self.core = Offloader(OffloadConfig(host_blocks=_SLOTS, device_blocks=_SLOTS))
         self.core.prepare_store("stored", [b"one", b"two"], [0, 1])
-        self.witness = NativeWitness(self.ledger.config)
         self.parts: list[Any] = [self.queue.frozen_part(), *(self.core.ledger.freeze() or ())]
         kinds = ((_Made, lambda one: (one.value, self.mischief())[:1], lambda value: _Made(value)),)
         self.packer = native.PackerBody(((_Part, {"kept": 0}, ("value",)),), kinds, ("constant",))
@@ -69,7 +67,7 @@ class Scene:
     def objects(self) -> list[Any]:
         """One of each native type."""
         return [
-            *(self.index, self.queue, self.ledger, self.core, self.witness, self.packer),
+            *(self.index, self.queue, self.ledger, self.core, self.packer),
             self.random.choice(self.parts),
         ]
 
@@ -101,18 +99,16 @@ class Scene:
             lambda: setattr(self.ledger, random.choice([*vars(self.ledger)]), self.value()),
             lambda: vars(self.ledger).pop(random.choice([*vars(self.ledger)])),
             lambda: setattr(self.core, random.choice([*vars(self.core)]), self.value()),
-            lambda: setattr(self.witness, random.choice(_WITNESS), self.value()),
             lambda: random.choice(self.containers()).clear(),
             lambda: random.choice(self.containers()).__delitem__(slice(1, None)),
             self.call,
             self.apply,
-            self.watch,
             gc.collect,
         ]
 
     def containers(self) -> list[Any]:
         """Lists, dicts and sets that native code looks at."""
-        owners = (self.ledger, self.witness, self.core.ledger)
+        owners = (self.ledger, self.core.ledger)
         inside = [
             getattr(one, name, None) for one in owners for name in dir(one) if not name.startswith("__")
         ]
@@ -211,12 +207,6 @@ class Scene:
             )
         self.ledger.apply(event)
 
-    def watch(self) -> None:
-        """Let the second book follow what is left of the events."""
-        place = self.random.choice((0, 0, 0, 1, -1, 2**62))
-        told = self.random.choice(([], [], self.value()))
-        self.witness.watch(self.ledger, self.events, place, told, self.random.choice(([], self.value())))
-
     def make(self) -> None:
         """Make a native object from any arguments, and drop it."""
         self.random.choice(_TYPES)(*[self.value() for _ in range(self.random.choice((0, 1, 2, 3)))])
@@ -224,9 +214,7 @@ class Scene:
     def play(self) -> None:
         """Some uses. Each of them may be refused, but for `SystemError`."""
         for _ in range(_CALLS):
-            use = self.random.choice(
-                (self.call, self.call, self.call, self.apply, self.watch, self.mischief, self.make)
-            )
+            use = self.random.choice((self.call, self.call, self.call, self.apply, self.mischief, self.make))
             try:
                 use()
             except (SystemError, KeyboardInterrupt):
@@ -381,7 +369,6 @@ def methods_of(cls: type) -> list[str]:
 _TYPES = native_types()
 _FROZEN = type(NativeSlotQueue(1).frozen_part())
 _METHODS = {one: methods_of(one) for one in (*_TYPES, _FROZEN)}
-_WITNESS = [name for name in vars(native.WitnessBody) if name.startswith("_") and not name.startswith("__")]
 _FUNCTIONS = [name for name, one in vars(_body).items() if callable(one) and not isinstance(one, type)]
 
 

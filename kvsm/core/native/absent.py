@@ -17,10 +17,6 @@ class IndexBody:
     """Stands for the native part of an index."""
 
 
-class WitnessBody:
-    """Stands for the native part of a witness."""
-
-
 class PackerBody:
     """Stands for what saves worlds."""
 
@@ -30,10 +26,6 @@ class CoreBody:
 
 
 def connect() -> None:
-    """Do nothing: there is no body to connect."""
-
-
-def connect_witness(*of_python: Any) -> None:
     """Do nothing: there is no body to connect."""
 
 

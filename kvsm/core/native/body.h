@@ -105,7 +105,6 @@ int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, t
 void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* before `place`, the place of another slot */
 int64_t queue_first(const SlotQueue *queue);                      /* -1: it is empty */
 void queue_remove(SlotQueue *queue, int32_t slot);
-bool queue_holds(const SlotQueue *queue, int32_t slot);
 void queue_clear(SlotQueue *queue);
 void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group that has nobody yet */
 
@@ -159,7 +158,7 @@ typedef struct {
     X(blocks_per_chunk) X(request) X(target) X(slots) X(transfer) X(until) X(moved) X(owners) X(keys)             \
     X(device_blocks) X(source) X(voided) X(parts) X(worker) X(good) X(id) X(direction) X(word) X(since)           \
     X(reported) X(flush) X(name) X(pins) X(pinned_at) X(awaits) X(patience) X(load) X(settled) X(offered)         \
-    X(weights) X(submitted) X(failed) X(abandoned) X(store) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted) \
+    X(weights) X(age) X(cleared) X(clear) X(busy) X(idle) X(touched) X(admitted)                                  \
     X(rewritten) X(forget) X(stored) X(removed) X(__dict__) X(ledger) X(log) X(publisher) X(_clock_ns)      \
     X(parents) X(last_keys) X(_may_change) X(_stop) X(totals) X(apply) X(append) X(ended) X(aborted)              \
     X(max_live_transfers) X(kept) X(using)
@@ -283,11 +282,9 @@ Verdict cache_reset(Folding *);
 /* ledger.c */
 Verdict only_recorded(Folding *);
 bool is_ledger_class(PyObject *class); /* whether its instances begin with a `Fold`. false: an error is set */
-bool fold_begin(Folding *folding, PyObject *ledger); /* to be ended in any case; false: an error is set */
 PyObject *fold_next(Folding *folding, PyObject *event); /* as `Ledger.apply` in Python */
 void fold_end(Folding *folding);
 bool see_state(Folding *folding); /* whether the words, the index, requests and transfers can be looked at */
-int kind_of(PyObject *event);     /* -1: none */
 PyObject *value_of(Folding *folding, Name name); /* of a field of the event; owned. NULL: it has none */
 
 /* --------------------------------------------------------------------------------- frozen.c, keeping.c */

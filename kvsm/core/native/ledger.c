@@ -198,7 +198,7 @@ static bool see_blocks(Folding *folding)
 
 /* ------------------------------------------------------------------------------------------- apply */
 
-int kind_of(PyObject *event)
+static int kind_of(PyObject *event)
 {
     for (int kind = 0; kind < NUM_KINDS; kind++)
         if ((PyObject *)Py_TYPE(event) == python.kinds[kind])
@@ -264,7 +264,7 @@ bool is_ledger_class(PyObject *class)
     return false;
 }
 
-bool fold_begin(Folding *folding, PyObject *ledger)
+static bool fold_begin(Folding *folding, PyObject *ledger)
 {
     memset(folding, 0, sizeof *folding);
     folding->fold = (Fold *)ledger;

@@ -6,9 +6,7 @@
 #error "define SOURCES_DIGEST as setup.py does: kvsm loads no body that does not name its sources"
 #endif
 
-extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, witness_spec, core_spec;
-extern void witness_begin_type(void);                                    /* witness.c */
-extern PyObject *connect_witness(PyObject *module, PyObject *arguments); /* witness.c */
+extern PyType_Spec fold_spec, slot_queue_spec, key_index_spec, frozen_part_spec, packer_spec, core_spec;
 extern PyObject *connect_core(PyObject *module, PyObject *arguments);    /* calls.c */
 
 Python python;
@@ -115,7 +113,6 @@ static PyObject *forget(PyObject *module, PyObject *nothing)
 
 static PyMethodDef functions[] = {
     {"connect", connect, METH_NOARGS, "Take what the fold needs of kvsm's Python."},
-    {"connect_witness", connect_witness, METH_VARARGS, "Take what a witness needs of kvsm's Python."},
     {"connect_core", connect_core, METH_VARARGS, "Take what the calls of a core need of kvsm's Python."},
     {"taken", taken, METH_NOARGS,
      "A byte for each arc of each machine, in the order of the tables: 1 if it was taken since `forget`.\n"
@@ -136,11 +133,9 @@ PyMODINIT_FUNC PyInit__body(void)
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL)
         return NULL;
-    witness_begin_type();
     PyObject *fold = PyType_FromSpec(&fold_spec), *queue = PyType_FromSpec(&slot_queue_spec);
     PyObject *index = PyType_FromSpec(&key_index_spec), *part = PyType_FromSpec(&frozen_part_spec);
-    PyObject *packer = PyType_FromSpec(&packer_spec), *witness = PyType_FromSpec(&witness_spec);
-    PyObject *core = PyType_FromSpec(&core_spec);
+    PyObject *packer = PyType_FromSpec(&packer_spec), *core = PyType_FromSpec(&core_spec);
     python.fold = (PyTypeObject *)fold;
     python.slot_queue = (PyTypeObject *)queue;
     python.key_index = (PyTypeObject *)index;
@@ -148,14 +143,13 @@ PyMODINIT_FUNC PyInit__body(void)
     Py_XINCREF(queue);
     Py_XINCREF(index);
     if (fold == NULL || queue == NULL || index == NULL || part == NULL || packer == NULL ||
-        witness == NULL || core == NULL || !take_constants() || !take_names() ||
+        core == NULL || !take_constants() || !take_names() ||
         PyModule_AddStringConstant(module, "SOURCES", SOURCES_DIGEST) < 0 ||
         PyModule_AddStringConstant(module, "MACHINES", MACHINES_DIGEST) < 0 ||
         PyModule_AddStringConstant(module, "KINDS", KIND_NAMES) < 0 ||
         PyModule_AddIntConstant(module, "SMALL", SMALL) < 0 || PyModule_AddObject(module, "FoldBody", fold) < 0 ||
         PyModule_AddObject(module, "QueueBody", queue) < 0 || PyModule_AddObject(module, "IndexBody", index) < 0 ||
         PyModule_AddObject(module, "PackerBody", packer) < 0 ||
-        PyModule_AddObject(module, "WitnessBody", witness) < 0 ||
         PyModule_AddObject(module, "CoreBody", core) < 0) {
         Py_DECREF(module);
         return NULL;

@@ -14,7 +14,7 @@ static void clear_bit(uint64_t *bits, int32_t slot) { bits[slot / GROUP] &= ~((u
 
 static void link_to(SlotQueue *queue, int32_t node, int32_t next) { queue->next[node] = next; }
 
-bool queue_holds(const SlotQueue *queue, int32_t slot)
+static bool queue_holds(const SlotQueue *queue, int32_t slot)
 {
     return is_set(queue->listed, slot) || is_set(queue->row, slot);
 }

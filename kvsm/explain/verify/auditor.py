@@ -4,9 +4,6 @@ The `Auditor` takes each event through three steps: the second book follows it, 
 are compared in all that the event changes. What was published is compared, too. So no property can be broken
 by one event and mended by a later one unseen; docs/verification.md tells it property by property.
 
-Events that are common and break nothing take these steps in C, many in one call (`Witness.watch`). Each other
-event takes them here. So each rule and each violation has its text in Python.
-
 At intervals, and at the end, everything is checked: all properties of the whole ledger, both books against
 each other, and a restored snapshot against its origin. This finds an event that changed what it must not
 change. It may be anywhere since the last full check. So that interval is read and folded again in smaller
@@ -46,7 +43,7 @@ from kvsm.explain.story.render import dated, render
 from kvsm.explain.story.restarts import survivors, told_process
 from kvsm.explain.story.unfinished import Unfinished, unfinished_at_end
 from kvsm.explain.verify.book_entries import Told
-from kvsm.explain.verify.witness import CursorsBack, LeftEvent, witness_of
+from kvsm.explain.verify.witness import CursorsBack, Witness
 from kvsm.properties import Property
 from kvsm.system.executors.executor import Executor
 from kvsm.system.printable import printable
@@ -87,6 +84,8 @@ class Hearer(Protocol[Part]):
     def take(self, part: Part) -> None:
         """What was heard of the next part, in the order of the log."""
 
+
+_WRITE_OVER = (CacheReset, Restarted)
 
 OnRestart = Callable[[Ledger, Restarted], None]
 
@@ -159,10 +158,8 @@ class Auditor:
     """
 
     def __init__(self, ledger: Ledger, on_restart: OnRestart | None = None) -> None:
-        self.ledger, self.witness, self._publisher = ledger, witness_of(ledger), Publisher()
+        self.ledger, self.witness, self._publisher = ledger, Witness.of(ledger), Publisher()
         ledger.listener = self._publisher
-        self._told: list[Told] = []
-        """What a router must hear since the published events were taken."""
         self._on_restart = on_restart
 
     def apply(self, event: OffloadingEvent) -> list[Violation]:
@@ -170,54 +167,39 @@ class Auditor:
         _, broken = self.apply_all([event])
         return broken
 
-    def apply_all(self, events: list[OffloadingEvent]) -> tuple[int, list[Violation]]:
+    def apply_all(self, events: Sequence[OffloadingEvent]) -> tuple[int, list[Violation]]:
         """Fold events up to the first that breaks something, and that one.
 
         Returns how many were folded or refused, and what is broken then. It may have begun earlier, if
         everything was compared.
         """
-        place = 0
-        while place < len(events):
-            published = self._publisher.state.changes
-            left = LeftEvent(*self.witness.watch(self.ledger, events, place, self._told, published))
-            place = left.place
-            if place < len(events):
-                broken = self._go_on(events[place], left)
-                place += 1
-                if broken:
-                    return place, broken
-        return place, self._compare_published()
-
-    def _go_on(self, event: OffloadingEvent, left: LeftEvent) -> list[Violation]:
-        """Take the steps of an event that are not done yet. Returns what it breaks."""
-        broken, refusal = [], left.refusal
-        if not left.is_folded and refusal is None:
-            broken = self._before(event)
-            if broken:
-                return broken
-            broken = self.witness.follow(event)
-            self._told += self.witness.told
+        ledger, witness, published = self.ledger, self.witness, self._publisher.state
+        for done, event in enumerate(events, 1):
+            if type(event) in _WRITE_OVER and (broken := self._before(event)):
+                return done, broken
+            broken = witness.follow(event)
             try:
-                self.ledger.apply(event)
+                ledger.apply(event)
             except Exception as error:  # The log gives no state, whatever stops the fold.
-                refusal = error
-        if refusal is not None:
-            message = f"the fold stops here: {type(refusal).__name__}: {refusal}"
-            return broken or [Violation(Property.EVENTS_ARE_STATE, message)]
-        return broken + self.witness.compare(self.ledger) + self._compare_published()
+                message = f"the fold stops here: {type(error).__name__}: {error}"
+                return done, broken or [Violation(Property.EVENTS_ARE_STATE, message)]
+            broken += witness.compare(ledger)
+            if witness.told or published.changes:
+                broken += self._compare_published(witness.told)
+            if broken:
+                return done, broken
+        return len(events), []
 
     def _before(self, event: OffloadingEvent) -> list[Violation]:
         """What must be looked at before an event writes over everything."""
         if isinstance(event, Restarted) and self._on_restart is not None:
             self._on_restart(self.ledger, event)
-        return self.witness.compare_all(self.ledger) if isinstance(event, CacheReset | Restarted) else []
+        return self.witness.compare_all(self.ledger)
 
-    def _compare_published(self) -> list[Violation]:
-        """Compare what was published with what a router must hear, change by change."""
-        if not self._told and not self._publisher.state.changes:
-            return []
+    def _compare_published(self, told: Sequence[Told]) -> list[Violation]:
+        """Compare what was published with what a router must hear of an event, change by change."""
         published: list[Told] = [(one.removed, one.keys) for one in self._publisher.take_events()]
-        told, self._told = [one for one in self._told if one[1]], []
+        told = [one for one in told if one[1]]
         if published == told or [*map(_in_any_order, published)] == [*map(_in_any_order, told)]:
             return []
         heard, expected = _changes(published), _changes(told)

@@ -47,7 +47,7 @@ WITHDRAWN: LeaseEntry = LeaseState.RETIRED, 0
 
 USUAL_SLOTS: tuple[SlotEntry, ...] = *UNUSED, IDLE, PLANNED, FILLING, PINNED, READ
 USUAL_LEASES: tuple[LeaseEntry, ...] = UNLEASED, READ_ONCE, WRITTEN
-"""The entries that most slots and device blocks have. The native body has them in this order."""
+"""The entries that most slots and device blocks have."""
 
 
 class BookedTransfer:

@@ -10,17 +10,14 @@ list that the fold forgets to update shows at once. The full check, `compare_all
 The ledger's packed words and the book's entries meet in one place only, `_Reading`.
 """
 
-# ruff: noqa: ARG002 (only the native body needs the arguments of `watch`)
-
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
-from kvsm.core import native
-from kvsm.core.ledger import Ledger, NativeLedger
+from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.invariants import MOST_NAMED, Violation
-from kvsm.events import Direction, OffloadingEvent
+from kvsm.events import Direction
 from kvsm.explain.verify.book import Book
 from kvsm.explain.verify.book_entries import (
     IDLE,
@@ -33,14 +30,13 @@ from kvsm.explain.verify.book_entries import (
     USUAL_SLOTS,
     BookedTransfer,
     SlotEntry,
-    Told,
 )
 from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.states.block import BLOCK_WORDS, EVICTED, FREE
 from kvsm.states.lease import LEASE_WORDS
-from kvsm.states.transfer import TRANSFER_WORDS, TransferState
-from kvsm.states.words import Codec
+from kvsm.states.transfer import ABANDONED, PLANNED, SUBMITTED, TRANSFER_WORDS, TransferState
+from kvsm.states.words import STATE_MASK, Codec
 
 
 class _Reading(dict[int, Any]):
@@ -74,20 +70,6 @@ _SLOTS, _LEASES = _Reading(BLOCK_WORDS), _Reading(LEASE_WORDS)
 _UNUSED_STATES = FREE, EVICTED
 _OF_ASKS = Property.MATCH_HOLDS, Property.ONE_RELEASE_PER_HOLD, Property.PROGRESS
 _ASKS = "holds a match:", "names its load:", "waits for transfer"
-
-
-class LeftEvent(NamedTuple):
-    """An event that `Witness.watch` leaves.
-
-    place: where it stands; the number of events if none is left.
-    is_folded: the book has followed it, and the ledger has folded it. They are to be compared.
-    refusal: the book has followed it and found nothing wrong, and the ledger has refused it. If neither is
-        so, nothing has happened.
-    """
-
-    place: int
-    is_folded: bool = False
-    refusal: Exception | None = None
 
 
 class CursorsBack(NamedTuple):
@@ -156,40 +138,14 @@ class Witness(Book):
             frozenset(self._may_go_back - trusted), frozenset(trusted), frozenset(self._relied_on)
         )
 
-    def watch(
-        self, ledger: Ledger, events: list[OffloadingEvent], place: int, told: list[Told], published: Sized
-    ) -> tuple[int, bool, Exception | None]:
-        """Follow, fold and compare events from `place` on, as far as they are common and break nothing.
-
-        told: gets what a router must hear of them.
-        published: what the ledger has published. After each event it is as long as `told`.
-
-        Returns the fields of `LeftEvent`. Here each event is left: only the native body knows common ones.
-        """
-        return LeftEvent(place)
-
     def compare(self, ledger: Ledger) -> list[Violation]:
         """What is wrong with what the ledger made of the event followed last."""
         broken: list[Violation] = []
-        slots, blocks = self._now_slots, self._now_blocks
-        if slots:
-            words, book = ledger.blocks.words, self._slots
-            entries = [book[slot] for slot in slots]
-            if _SLOTS.of([words[slot] for slot in slots]) != entries:
-                broken += self._compare_slots(ledger, slots)
-            unused = [entry[0] in _UNUSED_STATES for entry in entries]
-            order = [*map(ledger.policy.__contains__, slots)]
-            if ledger.free.which(tuple(slots)) != unused or order != [*map(IDLE.__eq__, entries)]:
-                broken += self._compare_lists(ledger, slots)
-            if (
-                len(ledger.index) != len(self._held)
-                or ledger.evictable() != self._idle
-                or len(ledger.free) != self._free
-            ):
-                broken += self._compare_counts(ledger)
-        if blocks:
-            words, leases = ledger.leases.words, self._leases
-            if _LEASES.of([words[block] for block in blocks]) != [leases[block] for block in blocks]:
+        if self._now_slots:
+            broken += self._compare_named_slots(ledger, self._now_slots)
+        if self._now_blocks:
+            words, leases, blocks = ledger.leases.words, self._leases, self._now_blocks
+            if [_LEASES[words[block]] for block in blocks] != [leases[block] for block in blocks]:
                 broken += self._compare_leases(ledger, blocks)
         if self._now_transfer:
             broken += self._compare_transfer(ledger, self._now_transfer)
@@ -207,6 +163,25 @@ class Witness(Book):
             broken += self._compare_counts(ledger)
         if ledger.ended_at != self._last_end or ledger.forgotten_at < self._last_loss:
             broken += self._compare_ends(ledger)
+        return broken
+
+    def _compare_named_slots(self, ledger: Ledger, slots: Sequence[int]) -> list[Violation]:
+        """The same for the slots of the event, and how many are free, idle and held."""
+        words, book, policy = ledger.blocks.words, self._slots, ledger.policy
+        entries = [book[slot] for slot in slots]
+        one, count = entries[0], len(entries)
+        if entries.count(one) == count:  # As most events leave their slots.
+            unused, idle = [one[0] in _UNUSED_STATES] * count, [one == IDLE] * count
+        else:
+            unused, idle = [one[0] in _UNUSED_STATES for one in entries], [one == IDLE for one in entries]
+        broken: list[Violation] = []
+        if [_SLOTS[words[slot]] for slot in slots] != entries:
+            broken += self._compare_slots(ledger, slots)
+        if ledger.free.which(tuple(slots)) != unused or [slot in policy for slot in slots] != idle:
+            broken += self._compare_lists(ledger, slots)
+        evictable = ledger.evictable() if ledger.copied_out else len(policy)
+        if evictable != self._idle or len(ledger.index) != len(self._held) or len(ledger.free) != self._free:
+            broken += self._compare_counts(ledger)
         return broken
 
     def compare_all(self, ledger: Ledger) -> list[Violation]:
@@ -303,13 +278,11 @@ class Witness(Book):
         if transfer.since != booked.since:
             message = f"transfer {id} is in flight since tick {transfer.since}; it must be {booked.since}"
             return [Violation(Property.PROGRESS, message, transfers=(id,))]
-        expected = TransferState.SUBMITTED if booked.submitted else TransferState.PLANNED
-        if booked.abandoned:
-            expected = TransferState.ABANDONED
         if (transfer.epoch == ledger.epoch) is booked.abandoned:
             message = f"transfer {id} is of epoch {transfer.epoch}; the epoch is now {ledger.epoch}"
             return [Violation(Property.NO_STALE_DATA, message, transfers=(id,))]
-        if transfer.reported == booked.reported and transfer.state is expected:
+        expected = ABANDONED if booked.abandoned else SUBMITTED if booked.submitted else PLANNED
+        if transfer.reported == booked.reported and transfer.word & STATE_MASK == expected:
             return []
         message = (
             f"transfer {id} is {transfer.state.name}, reported by workers {transfer.reported:#b}; "
@@ -340,6 +313,8 @@ class Witness(Book):
             if request is not None:
                 found = len(request.pins) > 0, request.load, request.awaits if name in ledger.deferred else 0
             expected = name in self._matches, self._loads.get(name, 0), wait[0]
+            if found == expected:
+                continue
             for property, what, one, other in zip(_OF_ASKS, _ASKS, found, expected):
                 if one != other:
                     message = f"request {name} {what} {one}; it must be {other}"
@@ -392,29 +367,8 @@ class Witness(Book):
         return broken
 
 
-class NativeWitness(native.WitnessBody, Witness):
-    """A witness that watches common events in C."""
-
-
-def witness_of(ledger: Ledger) -> Witness:
-    """A witness that takes a ledger's state on trust, with the body that runs (`kvsm.core.native`)."""
-    return (NativeWitness if native.runs() else Witness).of(ledger)
-
-
 def _content(brought: bytes | None, stale: bytes | None) -> str:
     key = brought or stale
     if key is None:
         return "nothing that a load brought"
     return f"key {key.hex()}, brought by a load of {'an older' if brought is None else 'this'} epoch"
-
-
-native.connect_witness(
-    BookedTransfer,
-    NativeLedger,
-    *(
-        tuple((one, codec.encode(one[0], one[1:])) for one in entries)
-        for entries, codec in ((USUAL_SLOTS, BLOCK_WORDS), (USUAL_LEASES, LEASE_WORDS))
-    ),
-    _SLOTS,
-    _LEASES,
-)

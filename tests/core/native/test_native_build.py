@@ -82,10 +82,8 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
 def test_no_access_is_wrong_and_no_behaviour_undefined(sanitized: Callable[..., str]) -> None:
     """The parity tests under the sanitizers: random walks, long batches, wrong events with random bytes,
     states that are copied meanwhile, right and wrong calls."""
-    selected = (
-        "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or witness or calls or hostile"
-    )
-    names = ("native", "native_calls", "native_hostile", "native_witness", "slot_queue", "frozen_state")
+    selected = "folded_alike or refused_alike or a_ledger_has or slot_queue or frozen or calls or hostile"
+    names = ("native", "native_calls", "native_hostile", "slot_queue", "frozen_state")
     sanitized(
         *("-m", "pytest", "-p", "no:cacheprovider", "-k", selected),
         *map(str, sorted(path for name in names for path in (ROOT / "tests").rglob(f"test_{name}.py"))),

@@ -26,7 +26,6 @@ from kvsm.core import native
 from kvsm.core.ledger import Ledger, NativeLedger
 from kvsm.core.offloader import Offloader
 from kvsm.core.policies.slot_queue import SlotQueue
-from kvsm.explain.verify.witness import Witness
 from kvsm.check.worlds.saving import Saver
 core = Offloader(ev.OffloadConfig(host_blocks=4, device_blocks=4))
 job = core.prepare_store("request", [b"a", b"b"], [0, 1]).job
@@ -79,7 +78,7 @@ def another_source(package: Path) -> None:
 
 def one_source_less(package: Path) -> None:
     """No file is newer than the body."""
-    (package / "core" / "native" / "witness.h").unlink()
+    (package / "core" / "native" / "frozen.h").unlink()
 
 
 def other_functions(package: Path) -> None:
