@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kvsm.events import KINDS
+from kvsm.events import KINDS, REACHES, TRIGGERS, OffloadingEvent, Reach
 from kvsm.ids import MOST_IN_RUNS, RUNS, SMALL
 from kvsm.states import MACHINES, Machine, machines_digest
 from kvsm.states.block import (
@@ -21,6 +21,7 @@ from kvsm.states.block import (
     LAST_INDEXED,
     LAST_READABLE,
     PINNED_ONCE,
+    BlockTrigger,
 )
 from kvsm.states.lease import LEASE_WORDS
 from kvsm.states.request import REQUEST_WORDS
@@ -49,6 +50,39 @@ typedef struct {
     const Arcs *dense; /* [trigger][state] */
 } Machine;
 """
+
+
+_CHANGES = """\
+/* What each kind of event may change. A touch changes the eviction order alone. */
+enum {
+    NOTHING = 0,
+    ITS_SLOTS = 1,
+    ITS_BLOCKS = 2,
+    ITS_TRANSFER = 4,
+    ITS_TRANSFERS = 8,
+    ITS_PINS = 16,
+    EVERYTHING = 32
+};
+"""
+
+
+def _changes(kind: type[OffloadingEvent]) -> list[str]:
+    """Which of a ledger's arrays an event of this kind may change, and where."""
+    fields, reaches, triggers = kind.__struct_fields__, REACHES[kind], TRIGGERS[kind]
+    if Reach.CACHE in reaches or Reach.PROCESS in reaches:
+        return ["EVERYTHING"]
+    has_pins = Reach.PINS in reaches
+    moves_blocks = any(
+        isinstance(trigger, BlockTrigger) and trigger is not BlockTrigger.TOUCH for trigger in triggers
+    )
+    found = {
+        "ITS_SLOTS": "slots" in fields and moves_blocks and not has_pins,
+        "ITS_BLOCKS": "device_blocks" in fields,
+        "ITS_TRANSFER": "transfer" in fields and Reach.TRANSFERS in reaches and bool(triggers),
+        "ITS_TRANSFERS": "transfers" in fields and bool(triggers),
+        "ITS_PINS": has_pins,
+    }
+    return [name for name, holds in found.items() if holds]
 
 
 def _machine(number: int, machine: Machine, codec: Codec) -> list[str]:
@@ -113,6 +147,11 @@ def header() -> str:
         "enum {",
         *(f"    KIND_{kind.__name__}," for kind in KINDS),
         "    NUM_KINDS",
+        "};",
+        "",
+        *_CHANGES.splitlines(),
+        "static const unsigned char changes[NUM_KINDS] __attribute__((unused)) = {",
+        *(f"    [KIND_{kind.__name__}] = {' | '.join(_changes(kind)) or 'NOTHING'}," for kind in KINDS),
         "};",
         "",
         *_TYPES.splitlines(),

@@ -1,52 +1,11 @@
 /* What an event is about to change, kept for the parts of a frozen state that have not written it.
 
    An event changes the slots and the device blocks that it names, those of the transfers that it names, and the
-   pins of its request. So they are kept before either body folds it: no handler knows of a copy. Only a reset and
-   a restart change others: they end all transfers, and of other things they change nothing but the words. Queues
-   see to themselves, because a slot's neighbours change with it. */
+   pins of its request (`changes` in tables.h). So they are kept before either body folds it: no handler knows of a
+   copy. Only a reset and a restart change others: they end all transfers, and of other things they change nothing
+   but the words. Queues see to themselves, because a slot's neighbours change with it. */
 
 #include "frozen.h"
-
-enum {
-    NOTHING = 0,
-    ITS_SLOTS = 1,
-    ITS_BLOCKS = 2,
-    ITS_TRANSFER = 4,
-    ITS_TRANSFERS = 8,
-    ITS_PINS = 16,
-    EVERYTHING = 32
-};
-
-/* What each kind of event may change. */
-static const unsigned char changes[NUM_KINDS] = {
-    [KIND_LogOpened] = NOTHING,
-    [KIND_RequestArrived] = NOTHING,
-    [KIND_RequestPreempted] = ITS_PINS,
-    [KIND_RequestFinished] = ITS_PINS,
-    [KIND_HitMatched] = ITS_SLOTS,
-    [KIND_HitReleased] = ITS_PINS,
-    [KIND_RequestDeferred] = NOTHING,
-    [KIND_KeysRecalled] = NOTHING,
-    [KIND_BlocksEvicted] = ITS_SLOTS,
-    [KIND_StorePlanned] = ITS_SLOTS | ITS_BLOCKS,
-    [KIND_StoreSkipped] = NOTHING,
-    [KIND_LoadPlanned] = ITS_BLOCKS | ITS_PINS, /* its slots are pins */
-    [KIND_TransfersSubmitted] = ITS_TRANSFERS,
-    [KIND_TransferCancelled] = ITS_TRANSFER,
-    [KIND_WorkerReported] = ITS_TRANSFER,
-    [KIND_ReportRejected] = NOTHING,
-    [KIND_TransferLost] = ITS_TRANSFER,
-    [KIND_BlocksTouched] = NOTHING, /* but the order */
-    [KIND_FlushRequested] = NOTHING,
-    [KIND_CacheReset] = EVERYTHING,
-    [KIND_StepEnded] = NOTHING,
-    [KIND_Ticked] = NOTHING,
-    [KIND_BlocksOffered] = NOTHING,
-    [KIND_OffersCounted] = NOTHING,
-    [KIND_BlocksRewritten] = ITS_BLOCKS,
-    [KIND_Restarted] = EVERYTHING,
-    [KIND_RequestAdmitted] = NOTHING,
-};
 
 static void part_broken(FrozenPart *part)
 {

@@ -47,6 +47,46 @@ enum {
     NUM_KINDS
 };
 
+/* What each kind of event may change. A touch changes the eviction order alone. */
+enum {
+    NOTHING = 0,
+    ITS_SLOTS = 1,
+    ITS_BLOCKS = 2,
+    ITS_TRANSFER = 4,
+    ITS_TRANSFERS = 8,
+    ITS_PINS = 16,
+    EVERYTHING = 32
+};
+static const unsigned char changes[NUM_KINDS] __attribute__((unused)) = {
+    [KIND_LogOpened] = NOTHING,
+    [KIND_RequestArrived] = NOTHING,
+    [KIND_RequestPreempted] = ITS_PINS,
+    [KIND_RequestFinished] = ITS_PINS,
+    [KIND_HitMatched] = ITS_SLOTS,
+    [KIND_HitReleased] = ITS_PINS,
+    [KIND_RequestDeferred] = NOTHING,
+    [KIND_KeysRecalled] = NOTHING,
+    [KIND_BlocksEvicted] = ITS_SLOTS,
+    [KIND_StorePlanned] = ITS_SLOTS | ITS_BLOCKS,
+    [KIND_StoreSkipped] = NOTHING,
+    [KIND_LoadPlanned] = ITS_BLOCKS | ITS_PINS,
+    [KIND_TransfersSubmitted] = ITS_TRANSFERS,
+    [KIND_TransferCancelled] = ITS_TRANSFER,
+    [KIND_WorkerReported] = ITS_TRANSFER,
+    [KIND_ReportRejected] = NOTHING,
+    [KIND_TransferLost] = ITS_TRANSFER,
+    [KIND_BlocksTouched] = NOTHING,
+    [KIND_FlushRequested] = NOTHING,
+    [KIND_CacheReset] = EVERYTHING,
+    [KIND_StepEnded] = NOTHING,
+    [KIND_Ticked] = NOTHING,
+    [KIND_BlocksOffered] = NOTHING,
+    [KIND_OffersCounted] = NOTHING,
+    [KIND_BlocksRewritten] = ITS_BLOCKS,
+    [KIND_Restarted] = EVERYTHING,
+    [KIND_RequestAdmitted] = NOTHING,
+};
+
 #define SET_TO_ZERO INT32_MIN
 
 /* A row of a table for one source: the ranges of the counters that it admits, and what is added to them. */

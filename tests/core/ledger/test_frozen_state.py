@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import re
 from collections.abc import Callable
 from random import Random
 from sys import getrefcount
@@ -15,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from museum.drawn_worlds import audited_core, audited_serving, audited_tiers
 from native_twins import reset_often, saved, spoiled, walked, walked_in_arrays
-from places import ROOT
 
 from examples import examples
 from kvsm import events as ev
@@ -120,13 +118,6 @@ def test_each_kind_of_event_may_follow() -> None:
             assert finished(copy) == wanted, event
             met.add(type(event))
         assert seed < 1_000, set(KINDS) - met
-
-
-def test_what_each_kind_of_event_changes_is_said() -> None:
-    """The table of the native body names each kind."""
-    source = (ROOT / "kvsm" / "core" / "native" / "keeping.c").read_text(encoding="utf-8")
-    table = source.split("changes[NUM_KINDS] = {")[1].split("};")[0]
-    assert re.findall(r"\[KIND_(\w+)\]", table) == [kind.__name__ for kind in KINDS]
 
 
 @needs_native
