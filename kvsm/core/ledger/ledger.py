@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,7 +12,7 @@ from kvsm.core.ledger import cache, loads, requests, restart, stores, transfers
 from kvsm.core.ledger.records import TransferRecord
 from kvsm.core.ledger.state import LedgerState
 from kvsm.errors import InvalidEvent
-from kvsm.events import OffloadingEvent
+from kvsm.events import KINDS, OffloadingEvent
 from kvsm.ids import MalformedIds
 
 
@@ -54,35 +55,20 @@ def only_recorded(ledger: LedgerState, event: OffloadingEvent) -> None:
     """For the reader of the log; nothing changes."""
 
 
-HANDLERS: dict[type[OffloadingEvent], Callable[[LedgerState, Any], TransferRecord | None]] = {
-    ev.LogOpened: log_opened,
-    ev.RequestArrived: requests.request_arrived,
-    ev.RequestPreempted: requests.request_preempted,
-    ev.RequestFinished: requests.request_finished,
-    ev.HitMatched: requests.hit_matched,
-    ev.HitReleased: requests.hit_released,
-    ev.RequestDeferred: requests.request_deferred,
-    ev.KeysRecalled: stores.keys_recalled,
-    ev.BlocksEvicted: stores.blocks_evicted,
-    ev.StorePlanned: stores.store_planned,
-    ev.StoreSkipped: only_recorded,
-    ev.LoadPlanned: loads.load_planned,
-    ev.TransfersSubmitted: transfers.transfers_submitted,
-    ev.TransferCancelled: transfers.transfer_cancelled,
-    ev.WorkerReported: transfers.worker_reported,
-    ev.ReportRejected: only_recorded,
-    ev.TransferLost: transfers.transfer_lost,
-    ev.BlocksTouched: cache.blocks_touched,
-    ev.FlushRequested: transfers.flush_requested,
-    ev.CacheReset: cache.cache_reset,
-    ev.StepEnded: only_recorded,
-    ev.Ticked: requests.ticked,
-    ev.BlocksOffered: stores.blocks_offered,
-    ev.OffersCounted: stores.offers_counted,
-    ev.BlocksRewritten: loads.blocks_rewritten,
-    ev.Restarted: restart.restarted,
-    ev.RequestAdmitted: requests.request_admitted,
-}
+store_skipped = report_rejected = step_ended = only_recorded
+
+
+def _handler(kind: type[OffloadingEvent]) -> Callable[[LedgerState, Any], TransferRecord | None]:
+    """The function of this room that is named after a kind of event."""
+    name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+    for functions in (globals(), *map(vars, (requests, stores, loads, transfers, cache, restart))):
+        if name in functions:
+            found: Callable[[LedgerState, Any], TransferRecord | None] = functions[name]
+            return found
+    raise NotImplementedError(f"no function {name} in kvsm/core/ledger/ folds {kind.__name__}")
+
+
+HANDLERS = {kind: _handler(kind) for kind in KINDS}
 """What each kind of event does to a ledger. A handler checks everything before it changes anything."""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from enum import IntEnum
 
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 
 from examples import examples
 from kvsm import events as ev
-from kvsm.core.ledger import HANDLERS, Ledger, RequestRecord
+from kvsm.core.ledger import Ledger, RequestRecord
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
 from kvsm.core.log import MemoryLog
 from kvsm.core.offloader import Offloader
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
-from kvsm.events import KINDS, TRIGGERS, OffloadConfig, OffloadingEvent
+from kvsm.events import TRIGGERS, OffloadConfig, OffloadingEvent
 from kvsm.ids import SMALL, pack, to_list
 from kvsm.states import MACHINES
 from kvsm.states.words import Codec, StateWords
@@ -379,14 +378,6 @@ def test_plan_that_did_not_leave_has_no_copy_to_hear_of(
     core.prepare_store("r", keys(1), [0])
     with pytest.raises(IllegalTransition, match=f"^event 3: transfer 2: {trigger} is illegal in PLANNED"):
         core.ledger.apply(kind(3, 0, 0, *fields))
-
-
-def test_every_kind_of_event_has_its_handler() -> None:
-    """A handler is named after its event, so that a reader finds it."""
-    assert tuple(HANDLERS) == KINDS
-    for kind, handler in HANDLERS.items():
-        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
-        assert handler.__name__ in (name, "only_recorded")
 
 
 class TestTriggerTable:
