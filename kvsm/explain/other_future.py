@@ -236,8 +236,11 @@ class _Future:
             is_of_an_offer = isinstance(event, ev.StoreSkipped) and event.reason not in _SKIPPED_BY_ENGINE
             self.sparing = {*self.touching, *self.sparing} if is_of_an_offer else set()
             self._touch()
+        call = _CALLS.get(type(event))
+        if call is None:
+            raise ConfigError(f"event {event.seq}: fork does not know which call leads to {event.kind}")
         try:
-            _CALLS[type(event)](self, moment.ledger, event)
+            call(self, moment.ledger, event)
         except KvsmError:
             self.pointless += 1
         while self._late and self._late[0][0] <= event.seq:
@@ -568,4 +571,4 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.Restarted: _restarted,
     ev.BlocksRewritten: lambda future, _, event: future.core.rewrite(to_list(event.device_blocks)),
 }
-"""The call that leads to an event of each kind."""
+"""The call that leads to an event of each kind. A log with another kind is refused."""

@@ -26,7 +26,7 @@ from examples import examples
 from kvsm import events as ev
 from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
-from kvsm.events import KINDS, OffloadingEvent
+from kvsm.events import OffloadingEvent
 from kvsm.explain.other_future import _CALLS, Forked, OtherChoices, fork
 from kvsm.explain.story import verify_log
 from kvsm.explain.verify.unavoidable import unavoidable
@@ -37,8 +37,15 @@ def events_of(log: Path) -> list[OffloadingEvent]:
     return [event for batch in LogReader(log).batches() for event in batch]
 
 
-def test_each_kind_of_event_has_the_call_that_leads_to_it() -> None:
-    assert set(_CALLS) == set(KINDS)
+def test_a_log_with_another_kind_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without its call the fork would follow another engine."""
+    life = Life(tmp_path / "log")
+    life.stored("r0", [key(0)], [0])
+    life.close()
+    monkeypatch.delitem(_CALLS, ev.StorePlanned)
+    (planned,) = (event for event in life.events if isinstance(event, ev.StorePlanned))
+    with pytest.raises(ConfigError, match=f"event {planned.seq}: .* which call leads to StorePlanned"):
+        fork(tmp_path / "log", 1, OtherChoices(), tmp_path / "fork")
 
 
 @settings(max_examples=examples(40))

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 from kvsm import events as ev
 from kvsm.check.conformance.cells import Member
 from kvsm.check.conformance.compiled import Row
-from kvsm.check.conformance.shadow import EventSteps, Shadow, Step
+from kvsm.check.conformance.shadow import UNSPOKEN, EventSteps, Shadow, Step
 from kvsm.core.ledger import Ledger
-from kvsm.events import OffloadingEvent
+from kvsm.events import KINDS, REACHES, OffloadingEvent, Reach
 from kvsm.ids import IdArray, listed, unpack
 from kvsm.states.transfer import PLANNED
 
@@ -118,9 +118,7 @@ def hit_matched(_: Shadow, before: Ledger, event: ev.HitMatched) -> Iterator[Ste
     yield "match", [(slot, (event.request, place)) for place, slot in enumerate(slots)]
 
 
-def request_left(
-    shadow: Shadow, before: Ledger, event: ev.HitReleased | ev.RequestPreempted | ev.RequestFinished
-) -> Iterator[Step]:
+def request_left(shadow: Shadow, before: Ledger, event: Any) -> Iterator[Step]:
     """The request's matches end without a load."""
     yield "release", _matches(shadow, before, event.request)
 
@@ -186,24 +184,18 @@ def _left_unnamed(shadow: Shadow, before: Ledger, transfer: int) -> Iterator[Ste
 
 
 _PREPARED = ("free", "compute")
-_NOTHING = EventSteps("The protocol does not speak of it.")
+_RELEASED = EventSteps("Its matches are released.", ("release",), request_left)
 
 STEPS: dict[type[OffloadingEvent], EventSteps] = {
-    ev.LogOpened: _NOTHING,
-    ev.RequestArrived: _NOTHING,
-    ev.RequestPreempted: EventSteps("Its matches are released.", ("release",), request_left),
-    ev.RequestFinished: EventSteps("Its matches are released.", ("release",), request_left),
+    **dict.fromkeys(KINDS, UNSPOKEN),
+    **{kind: _RELEASED for kind in KINDS if Reach.PINS in REACHES[kind]},
     ev.HitMatched: EventSteps("A match for each slot.", ("match",), hit_matched),
-    ev.HitReleased: EventSteps("Its matches are released.", ("release",), request_left),
-    ev.RequestDeferred: _NOTHING,
-    ev.KeysRecalled: _NOTHING,
     ev.BlocksEvicted: EventSteps("Each victim is evicted.", ("evict",), blocks_evicted),
     ev.StorePlanned: EventSteps(
         "The first block opens the plan, and each other one is one more.",
         (*_PREPARED, "plan_store", "store_more"),
         store_planned,
     ),
-    ev.StoreSkipped: _NOTHING,
     ev.LoadPlanned: EventSteps(
         "Matches become readers one after the other. The others are released.",
         (*_PREPARED, "plan_load", "load_more", "release"),
@@ -218,17 +210,9 @@ STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ),
     ev.ReportRejected: EventSteps("It comes late or twice.", ("refuse_report",), report_rejected),
     ev.TransferLost: EventSteps("The transfer is given up.", ("lose", "free"), transfer_lost),
-    ev.BlocksTouched: _NOTHING,
-    ev.FlushRequested: _NOTHING,
     ev.CacheReset: EventSteps(
         "Each plan is taken back, and then everything is voided.", ("cancel", "free", "reset"), cache_reset
     ),
-    ev.StepEnded: _NOTHING,
-    ev.Ticked: _NOTHING,
-    ev.BlocksOffered: _NOTHING,
-    ev.OffersCounted: _NOTHING,
-    ev.BlocksRewritten: _NOTHING,
     ev.Restarted: EventSteps("`write_log` and `crash` at once, on the whole state (`OffloadBooks.restart`)."),
-    ev.RequestAdmitted: _NOTHING,
 }
-"""Every kind of event."""
+"""Every kind of event. Where a kind has no row of its own, what it reaches decides."""

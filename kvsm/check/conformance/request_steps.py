@@ -13,10 +13,10 @@ from collections.abc import Iterator
 
 from kvsm import events as ev
 from kvsm.check.conformance.compiled import Row
-from kvsm.check.conformance.shadow import EventSteps, Shadow, Step
+from kvsm.check.conformance.shadow import UNSPOKEN, EventSteps, Shadow, Step
 from kvsm.check.protocol.request_state import PATIENCE
 from kvsm.core.ledger import Ledger
-from kvsm.events import Direction, OffloadingEvent
+from kvsm.events import KINDS, Direction, OffloadingEvent
 from kvsm.ids import listed, unpack
 from kvsm.states.transfer import PLANNED
 
@@ -147,10 +147,8 @@ def _told(before: Ledger, transfers: list[int]) -> Step:
     ]
 
 
-_NOTHING = EventSteps("The protocol does not speak of it.")
-
 REQUEST_STEPS: dict[type[OffloadingEvent], EventSteps] = {
-    ev.LogOpened: _NOTHING,
+    **dict.fromkeys(KINDS, UNSPOKEN),
     ev.RequestArrived: EventSteps("The request is known.", ("arrive",), request_arrived),
     ev.RequestPreempted: EventSteps("Its device blocks are taken.", ("preempt",), request_preempted),
     ev.RequestFinished: EventSteps("It is over.", ("finish",), request_finished),
@@ -159,10 +157,8 @@ REQUEST_STEPS: dict[type[OffloadingEvent], EventSteps] = {
     ),
     ev.HitReleased: EventSteps("The match is released.", ("unmatch",), hit_released),
     ev.RequestDeferred: EventSteps("It waits for a transfer.", ("defer",), request_deferred),
-    ev.KeysRecalled: _NOTHING,
     ev.BlocksEvicted: EventSteps("Each victim is evicted.", ("evict",), blocks_evicted),
     ev.StorePlanned: EventSteps("A store for each slot.", ("plan_store",), store_planned),
-    ev.StoreSkipped: _NOTHING,
     ev.LoadPlanned: EventSteps(
         "The last pins are given back, and the others become readers. Or the load is refused, and ends.",
         ("accept_less", "begin_load", "refuse_load", "cancel", "tell"),
@@ -175,19 +171,11 @@ REQUEST_STEPS: dict[type[OffloadingEvent], EventSteps] = {
         ("report_good", "report_bad", "end_good", "end_bad", "tell"),
         worker_reported,
     ),
-    ev.ReportRejected: _NOTHING,
     ev.TransferLost: EventSteps("The transfer is given up.", ("lose", "tell"), transfer_lost),
-    ev.BlocksTouched: _NOTHING,
-    ev.FlushRequested: _NOTHING,
     ev.CacheReset: EventSteps(
         "Each plan is taken back, and then everything is voided.", ("cancel", "tell", "reset"), cache_reset
     ),
-    ev.StepEnded: _NOTHING,
     ev.Ticked: EventSteps("The bounds of some waits have come.", ("run_out",), ticked),
-    ev.BlocksOffered: _NOTHING,
-    ev.OffersCounted: _NOTHING,
-    ev.BlocksRewritten: _NOTHING,
     ev.Restarted: EventSteps("Everything ends, and what can be read is left.", ("restart",)),
-    ev.RequestAdmitted: _NOTHING,
 }
-"""Every kind of event."""
+"""Every kind of event. A kind without a row of its own is none of the protocol's."""

@@ -60,6 +60,10 @@ class EventSteps:
     steps: Callable[[Shadow, Ledger, Any], Iterator[Step]] | None = None
 
 
+UNSPOKEN = EventSteps("The protocol does not speak of it.")
+"""No action of the protocol. If such an event changes a variable of the protocol, conformance fails."""
+
+
 class LedgerBooks:
     """Reads the variables of a declaration from a ledger. A `Conformance` makes one for each ledger."""
 
