@@ -22,7 +22,7 @@ from kvsm.core.log.frames import first_event, segment_paths
 from kvsm.errors import LogError
 from kvsm.events import KINDS, LoadPlanned, OffloadingEvent, StorePlanned
 from kvsm.explain.story.concern import named_by_fields
-from kvsm.explain.story.event_filter import FAILURES, EventFilter
+from kvsm.explain.story.event_filter import EventFilter, is_failure
 from kvsm.explain.story.names import full_name
 from kvsm.explain.story.render import dated, render
 
@@ -203,5 +203,5 @@ def _answer(event: OffloadingEvent, began_ns: int) -> TailAnswer:
         requests=tuple(named.requests),
         transfers=(*plans, *named.transfers),
         worker=getattr(event, "worker", None),
-        failed=FAILURES[type(event)](event),
+        failed=is_failure(event),
     )

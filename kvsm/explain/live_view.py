@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from kvsm import events as ev
-from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.core.ledger import Ledger, TransferRecord, follow
 from kvsm.core.log import News, Segment
 from kvsm.core.log.fold import go_on, refuse_malformed
 from kvsm.core.log.trust import Trust
@@ -199,7 +199,7 @@ class LiveView:
 
     def _follow(self, ledger: Ledger, event: OffloadingEvent) -> None:
         refuse_malformed(event)
-        ended = ledger.apply(event)
+        changes = follow(ledger, event)
         now, seconds = event.wall_ns, self._seconds
         self._since_ns = self._since_ns or now
         if not seconds or now - seconds[-1].began_ns >= _S:
@@ -207,15 +207,21 @@ class LiveView:
             while now - seconds[0].began_ns > WINDOW_SECONDS * _S:
                 seconds.popleft()
         seconds[-1].events += 1
-        NOTES[type(event)](self, event)
-        if ended is not None:
-            self._submitted.pop(ended.id, None)
+        take_facts = FACTS.get(type(event))
+        if take_facts is not None:
+            take_facts(self, event)
+        for transfer in changes.submitted:
+            self._submitted[transfer] = now
+        for record in changes.ended:
+            self._submitted.pop(record.id, None)
+        for name in changes.requests:
+            if name in ledger.deferred:
+                self._waits_since.setdefault(name, now)
+            else:
+                self._waits_since.pop(name, None)
         self._last = EventRow(event.seq, event.step, now, event.kind)
 
-    # What is noted of an event, once it is applied. One entry a kind.
-
-    def _nothing(self, _event: OffloadingEvent) -> None:
-        """Only the ledger changes."""
+    # What only one kind of event has.
 
     def _admitted(self, event: ev.RequestAdmitted) -> None:
         second = self._seconds[-1]
@@ -226,17 +232,11 @@ class LiveView:
             second.on_device += event.on_device or 0
             second.on_host += event.on_host or 0
 
-    def _deferred(self, event: ev.RequestDeferred) -> None:
-        self._waits_since[event.request] = event.wall_ns
-
     def _evicted(self, event: ev.BlocksEvicted) -> None:
         self._seconds[-1].evicted += count(event.slots)
 
     def _skipped(self, event: ev.StoreSkipped) -> None:
         self._seconds[-1].skipped += len(event.keys)
-
-    def _left(self, event: ev.TransfersSubmitted) -> None:
-        self._submitted.update(dict.fromkeys(event.transfers, event.wall_ns))
 
     def _reported(self, event: ev.WorkerReported) -> None:
         ranks, worker = self._seconds[-1].ranks, event.worker
@@ -255,12 +255,6 @@ class LiveView:
         assert self._ledger is not None
         kept = int(are_readable(self._ledger.blocks.view).sum())
         self._restart = event, kept
-        self._submitted.clear()
-        self._waits_since.clear()
-
-    def _reset(self, _event: ev.CacheReset) -> None:
-        live = self._ledger.transfers if self._ledger is not None else {}
-        self._submitted = {id: ns for id, ns in self._submitted.items() if id in live}
 
     # What is there now.
 
@@ -306,7 +300,6 @@ class LiveView:
         return OldestCopy(oldest.id, kind_of(oldest), age_ns, oldest.id not in self._submitted, tuple(silent))
 
     def _longest_wait(self, ledger: Ledger, now_ns: int) -> LongestWait | None:
-        self._waits_since = {name: ns for name, ns in self._waits_since.items() if name in ledger.deferred}
         if not ledger.deferred:
             return None
         longest = min(ledger.deferred.values(), key=lambda one: self._waits_since.get(one.name, 0))
@@ -325,37 +318,11 @@ def _badness(rank: RankCounts) -> tuple[int, int]:
     return rank.failed, rank.mean_ns
 
 
-_NOT_NOTED = (
-    ev.LogOpened,
-    ev.RequestArrived,
-    ev.RequestPreempted,
-    ev.RequestFinished,
-    ev.HitMatched,
-    ev.HitReleased,
-    ev.KeysRecalled,
-    ev.StorePlanned,
-    ev.LoadPlanned,
-    ev.TransferCancelled,
-    ev.ReportRejected,
-    ev.TransferLost,
-    ev.BlocksTouched,
-    ev.FlushRequested,
-    ev.StepEnded,
-    ev.Ticked,
-    ev.BlocksOffered,
-    ev.OffersCounted,
-    ev.BlocksRewritten,
-)
-
-NOTES: dict[type[OffloadingEvent], Callable[[LiveView, Any], None]] = {
-    **dict.fromkeys(_NOT_NOTED, LiveView._nothing),
+FACTS: dict[type[OffloadingEvent], Callable[[LiveView, Any], None]] = {
     ev.RequestAdmitted: LiveView._admitted,
-    ev.RequestDeferred: LiveView._deferred,
     ev.BlocksEvicted: LiveView._evicted,
     ev.StoreSkipped: LiveView._skipped,
-    ev.TransfersSubmitted: LiveView._left,
     ev.WorkerReported: LiveView._reported,
-    ev.CacheReset: LiveView._reset,
     ev.Restarted: LiveView._restarted,
 }
-"""What is noted of each kind."""
+"""What only this kind of event has for the view, once it is applied."""

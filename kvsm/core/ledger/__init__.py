@@ -4,8 +4,8 @@
 event is illegal; then it changes everything that the event means. No other code writes to a ledger, no
 decision is made here, and no clock is read. So `fold(log) == live state` by construction (S10).
 
-Each kind of event has one handler, named after it; `ledger.HANDLERS` lists them. The life of one block,
-from allocate to evict:
+Each kind of event has one handler, which `ledger.HANDLERS` finds by its name. The life of one block, from
+allocate to evict:
 
 1. `store_planned` (stores.py)          a free slot is ALLOCATED, its key enters the index but cannot be
                                         read yet, and the device block is leased for reading;
@@ -19,6 +19,8 @@ from allocate to evict:
 7. `blocks_evicted` (stores.py)         the policy chose the block: its key leaves the index (index.py), and
                                         its slot is free again.
 
+What an event has changed, for readers of a log, is in changes.py.
+
 Who stands in the eviction order is in order.py; resets and touches are in cache.py, the next process in
 restart.py, the state in state.py, the records that it keeps in records.py.
 
@@ -29,6 +31,7 @@ there: they neither take a block out of the order nor move it. Behind a reset bo
 the order is empty, and the free slots stand by number.
 """
 
+from kvsm.core.ledger.changes import Changes, follow
 from kvsm.core.ledger.index import index_made_again, indexed_slots, readable_keys
 from kvsm.core.ledger.key_index import DictIndex
 from kvsm.core.ledger.ledger import HANDLERS, Ledger, NativeLedger
@@ -40,6 +43,7 @@ __all__ = [
     "ALIKE",
     "HANDLERS",
     "CacheListener",
+    "Changes",
     "DictIndex",
     "Ledger",
     "NativeLedger",
@@ -47,6 +51,7 @@ __all__ = [
     "Provenance",
     "RequestRecord",
     "TransferRecord",
+    "follow",
     "index_made_again",
     "indexed_slots",
     "readable_keys",

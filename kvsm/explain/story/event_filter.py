@@ -13,41 +13,22 @@ from kvsm import events as ev
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story.concern import named_by_fields
 
-_NEVER = (
-    ev.LogOpened,
-    ev.RequestArrived,
-    ev.RequestPreempted,
-    ev.RequestFinished,
-    ev.HitMatched,
-    ev.HitReleased,
-    ev.RequestDeferred,
-    ev.KeysRecalled,
-    ev.BlocksEvicted,
-    ev.StorePlanned,
-    ev.StoreSkipped,
-    ev.TransfersSubmitted,
-    ev.TransferCancelled,
-    ev.BlocksTouched,
-    ev.FlushRequested,
-    ev.CacheReset,
-    ev.StepEnded,
-    ev.Ticked,
-    ev.BlocksOffered,
-    ev.OffersCounted,
-    ev.BlocksRewritten,
-    ev.RequestAdmitted,
-)
-
 FAILURES: dict[type[OffloadingEvent], Callable[[Any], bool]] = {
-    **dict.fromkeys(_NEVER, lambda _: False),
     ev.LoadPlanned: lambda event: event.voided,
     ev.WorkerReported: lambda event: not event.good,
     ev.ReportRejected: lambda _: True,
     ev.TransferLost: lambda _: True,
     ev.Restarted: lambda event: bool(event.ended),
 }
-"""Whether an event tells a failure: a load given up, a bad copy, a report that changed nothing, a copy that
-nobody reports, a process that ended without closing the log. A block that is skipped or evicted is none."""
+"""Whether an event is a failure: a load given up, a bad copy, a rejected report, a copy that was never
+reported, a process that ended without closing the log. Events of other kinds are none: a skip or an eviction
+is normal."""
+
+
+def is_failure(event: OffloadingEvent) -> bool:
+    """Whether an event is a failure (`FAILURES`)."""
+    judge = FAILURES.get(type(event))
+    return judge is not None and judge(event)
 
 
 class EventFilter:
@@ -55,11 +36,10 @@ class EventFilter:
 
     kinds: of one of these kinds; none: of any.
     request: about this request, or about a transfer of it. As in `kvsm.explain.story.names`, the id that
-    vLLM's
-        client sent stands for the ids that begin with it and a hyphen.
+        vLLM's client sent stands for the ids that begin with it and a hyphen.
     transfer: plans this transfer, or names it.
     worker: names this worker.
-    failed: tells a failure (`FAILURES`).
+    failed: is a failure (`FAILURES`).
     """
 
     def __init__(
@@ -83,7 +63,7 @@ class EventFilter:
             and (not self._kinds or type(event) in self._kinds)
             and (self._transfer is None or self._names_transfer(event))
             and (self._worker is None or getattr(event, "worker", None) == self._worker)
-            and (not self._failed or FAILURES[type(event)](event))
+            and (not self._failed or is_failure(event))
         )
 
     def _is_about_request(self, event: OffloadingEvent) -> bool:

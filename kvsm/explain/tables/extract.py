@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from kvsm import events as ev
-from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.core.ledger import Changes, Ledger, TransferRecord, follow
 from kvsm.errors import InvalidEvent
 from kvsm.events import LOAD, STORE, OffloadingEvent, Owners
 from kvsm.explain.story.restarts import Survivors, survivors
@@ -68,7 +68,6 @@ class Extractor:
         """Requests that the ledger knows."""
         self._over: dict[tuple[str, int], RequestInProgress] = {}
         """Requests that are over, but for their stores."""
-        self._deferred: set[str] = set()
         self._copies: set[str] = set()
         """Copies to another tier, which the ledger has as requests. Their transfers tell all of them."""
         self._flights: dict[int, Flight] = {}
@@ -80,10 +79,10 @@ class Extractor:
         if saved is not None and ledger is not None:
             self._requests = {one.request: one for one in saved.requests}
             self._over = {(one.request, one.arrived.event): one for one in saved.over}
-            self._deferred = set(ledger.deferred)
             self._flights = {one.planned.event: one for one in saved.flights}
             self._last, self._interim = saved.last, saved.interim
-            known = self._requests.keys() == ledger.requests.keys()
+            self._copies = _copies_in(ledger)
+            known = self._requests.keys() | self._copies == ledger.requests.keys()
             flying = self._flights.keys() == ledger.transfers.keys()
             if not (known and flying and self._lives.fits(ledger) and self._last.event == ledger.seq):
                 raise ValueError("the saved extractor is not of this ledger")
@@ -116,14 +115,27 @@ class Extractor:
             self._begin(ledger)
         kind = type(event)
         self._survivors = survivors(ledger) if kind is ev.Restarted else None
-        ended = ledger.apply(event)
+        changes = follow(ledger, event)
         if kind is not ev.StorePlanned:
             self._lives.store_follows(None)
-        HANDLERS[kind](self, event, ended)
+        take_facts = FACTS.get(kind)
+        if take_facts is not None:
+            take_facts(self, event)
+        self._take_changes(event, changes)
         self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
         self._tables.add("events", self._last)
         if not event.seq % SAMPLE_EVENTS:
             self._tables.add("occupancy", occupancy(self.ledger, self._last))
+
+    def _take_changes(self, event: OffloadingEvent, changes: Changes) -> None:
+        """Note what any kind of event may have changed."""
+        for transfer in changes.submitted:
+            flight = self._flights[transfer]
+            flight.sent, flight.submitted = True, _at(event)
+        for record in changes.ended:
+            self._end(record, event)
+        for name in changes.requests:
+            self._settle(name, event)
 
     def write_unfinished(self) -> None:
         """Write the rows of what still goes on, as they are now. Before the log is read on, call `go_on`."""
@@ -165,7 +177,10 @@ class Extractor:
             request = self._requests[name]
             request.finished = request.finished or gap
             self._move(request, int(RequestState.RELEASED), None, gap)
+        self._copies = _copies_in(ledger)
         for name, record in ledger.requests.items():
+            if name in self._copies:
+                continue
             state = record.word & STATE_MASK
             awaits = awaited(record)
             known = self._requests.get(name)
@@ -173,7 +188,6 @@ class Extractor:
                 self._requests[name] = RequestInProgress(name, gap, state, gap, awaits)
             elif known.state != state:
                 self._move(known, state, awaits, gap)
-        self._deferred = set(ledger.deferred)
         for transfer in [one for one in self._flights if one not in ledger.transfers]:
             self._land(self._flights.pop(transfer), None, gap)
         for transfer, found in ledger.transfers.items():
@@ -201,7 +215,7 @@ class Extractor:
         return request
 
     def _settle(self, name: str, event: OffloadingEvent) -> None:
-        """Note the state that the request has now."""
+        """Note the state that the request has now, unless the request stands for a copy to another tier."""
         request, record = self._requests.get(name), self.ledger.requests.get(name)
         if request is None:
             return
@@ -215,44 +229,32 @@ class Extractor:
         name = request.request
         if request.since.event != at.event:
             self._tables.add("request_states", request.stay(at))
-        if request.state == RequestState.DEFERRED:
-            self._deferred.discard(name)
         request.move(state, awaits, at)
-        if state == RequestState.DEFERRED:
-            self._deferred.add(name)
-        elif state == RequestState.RELEASED:
+        if state == RequestState.RELEASED:
             del self._requests[name]
             if request.stores:
                 self._over[name, request.arrived.event] = request
             else:
                 self._tables.add("requests", request.row(0))
 
-    def _wake(self, event: OffloadingEvent) -> None:
-        """Note which requests wait no more."""
-        for name in [name for name in self._deferred if name not in self.ledger.deferred]:
-            self._settle(name, event)
-
-    def _arrived(self, event: ev.RequestArrived, _ended: TransferRecord | None) -> None:
+    def _arrived(self, event: ev.RequestArrived) -> None:
         if event.target:
             self._copies.add(event.request)
         else:
             self._request(event)
 
-    def _preempted(self, event: ev.RequestPreempted, _ended: TransferRecord | None) -> None:
-        request = self._request(event)
-        request.preemptions += 1
-        self._settle(event.request, event)
+    def _preempted(self, event: ev.RequestPreempted) -> None:
+        self._request(event).preemptions += 1
 
-    def _finished(self, event: ev.RequestFinished, _ended: TransferRecord | None) -> None:
+    def _finished(self, event: ev.RequestFinished) -> None:
         if event.request in self._copies:
             self._copies.remove(event.request)
             return
         request = self._request(event)
         request.finished, request.aborted = _at(event), event.aborted
         request.hand_over = event.hand_over or None
-        self._settle(event.request, event)
 
-    def _matched(self, event: ev.HitMatched, _ended: TransferRecord | None) -> None:
+    def _matched(self, event: ev.HitMatched) -> None:
         if event.request in self._copies:
             return
         request = self._request(event)
@@ -261,9 +263,8 @@ class Extractor:
             request.held = count(event.slots)
         self._lives.matched(event)
         self._answer(request, event, count(event.slots), admitted=None, resumed=False)
-        self._settle(event.request, event)
 
-    def _admitted(self, event: ev.RequestAdmitted, _ended: TransferRecord | None) -> None:
+    def _admitted(self, event: ev.RequestAdmitted) -> None:
         request = self._request(event)
         is_later = request.state == RequestState.FINISHED
         if is_later:
@@ -323,23 +324,12 @@ class Extractor:
         )
         self._tables.add("lookups", request.answer)
 
-    def _released(self, event: ev.HitReleased, _ended: TransferRecord | None) -> None:
-        self._settle(event.request, event)
-
-    def _began_to_wait(self, event: ev.RequestDeferred, _ended: TransferRecord | None) -> None:
-        self._request(event)
-        self._settle(event.request, event)
-
-    def _ticked(self, event: ev.Ticked, _ended: TransferRecord | None) -> None:
-        if self._deferred:
-            self._wake(event)
-
     # Blocks.
 
-    def _evicted(self, event: ev.BlocksEvicted, _ended: TransferRecord | None) -> None:
+    def _evicted(self, event: ev.BlocksEvicted) -> None:
         self._lives.evicted(self.ledger, event)
 
-    def _skipped(self, event: ev.StoreSkipped, _ended: TransferRecord | None) -> None:
+    def _skipped(self, event: ev.StoreSkipped) -> None:
         self._lives.skipped(event)
         names, reason = _names(event.owners), event.reason.value
         row = SkipRow(event.seq, event.step, event.wall_ns, names, len(event.keys), reason)
@@ -354,13 +344,13 @@ class Extractor:
             request.stores += 1
         return Flight(planned, store, _names(owners), shares, slots)
 
-    def _store_planned(self, event: ev.StorePlanned, _ended: TransferRecord | None) -> None:
+    def _store_planned(self, event: ev.StorePlanned) -> None:
         flight = self._flight(_at(event), True, event.owners, count(event.slots))
         flight.elsewhere = event.source or None
         self._flights[event.seq] = flight
         self._lives.planned(event, flight.requests)
 
-    def _load_planned(self, event: ev.LoadPlanned, _ended: TransferRecord | None) -> None:
+    def _load_planned(self, event: ev.LoadPlanned) -> None:
         if not event.voided:
             slots = count(event.slots)
             flight = self._flight(_at(event), False, ((event.request, slots),), slots)
@@ -371,55 +361,28 @@ class Extractor:
         request = self._request(event)
         request.loads += 1
         request.failed_loads += event.voided
-        self._settle(event.request, event)
 
-    def _submitted(self, event: ev.TransfersSubmitted, _ended: TransferRecord | None) -> None:
-        for transfer in event.transfers:
-            flight = self._flights[transfer]
-            flight.sent, flight.submitted = True, _at(event)
-
-    def _flushed(self, event: ev.FlushRequested, _ended: TransferRecord | None) -> None:
+    def _flushed(self, event: ev.FlushRequested) -> None:
         for transfer in event.transfers:
             self._flights[transfer].waited_for += 1
 
-    def _reported(self, event: ev.WorkerReported, ended: TransferRecord | None) -> None:
+    def _reported(self, event: ev.WorkerReported) -> None:
         flight = self._flights[event.transfer]
         flight.reported |= 1 << event.worker
         self._tables.add("copies", flight.copy(event.worker, event))
-        if ended is None:
-            return
-        state = ended.state
-        if state is TransferState.COMPLETED and flight.store:
-            self._lives.stored(ended.id, event.seq, event.wall_ns)
-        elif state is TransferState.FAILED:
-            why = Gone.STORE_FAILED if flight.store else Gone.LOAD_FAILED
-            end = LifeEnd(event.seq, event.wall_ns, why, ended.id, flight.requests)
-            self._lives.gone(self.ledger, ended.slots, end)
-        self._ended(event, state)
 
-    def _cancelled(self, event: ev.TransferCancelled, ended: TransferRecord | None) -> None:
-        assert ended is not None
-        flight = self._flights[event.transfer]
-        if flight.store:
-            end = LifeEnd(event.seq, event.wall_ns, Gone.CANCELLED, ended.id, flight.requests)
-            self._lives.gone(self.ledger, ended.slots, end)
-        self._ended(event, ended.state)
-
-    def _lost(self, event: ev.TransferLost, ended: TransferRecord | None) -> None:
-        assert ended is not None
-        flight = self._flights[event.transfer]
-        end = LifeEnd(event.seq, event.wall_ns, Gone.LOST, ended.id, flight.requests)
-        self._lives.gone(self.ledger, ended.slots, end)
-        self._ended(event, ended.state)
-
-    def _ended(self, event: Any, state: TransferState) -> None:
-        """The event's transfer has ended: its requests go on."""
-        flight = self._flights.pop(event.transfer)
-        self._land(flight, state.name.lower(), _at(event))
-        for name, _, _ in () if flight.store else flight.owners:
-            self._settle(name, event)
-        if self._deferred:
-            self._wake(event)
+    def _end(self, record: TransferRecord, event: OffloadingEvent) -> None:
+        """A transfer has ended, and with a failed one the blocks that it had."""
+        flight = self._flights.pop(record.id, None)
+        if flight is None:
+            return  # A restart has cut it off.
+        why = _GONE.get((record.state, record.direction))
+        if why is not None:
+            end = LifeEnd(event.seq, event.wall_ns, why, record.id, flight.requests)
+            self._lives.gone(self.ledger, record.slots, end)
+        elif record.state is TransferState.COMPLETED and flight.store:
+            self._lives.stored(record.id, event.seq, event.wall_ns)
+        self._land(flight, record.state.name.lower(), _at(event))
 
     def _land(self, flight: Flight, outcome: str | None, at: Moved) -> None:
         """The rows of a transfer that has ended. outcome: None if the log does not tell it."""
@@ -444,7 +407,7 @@ class Extractor:
                 del self._over[name, arrived]
                 self._tables.add("requests", request.row(0))
 
-    def _rejected(self, event: ev.ReportRejected, _ended: TransferRecord | None) -> None:
+    def _rejected(self, event: ev.ReportRejected) -> None:
         row = RejectionRow(
             event.seq,
             event.step,
@@ -458,20 +421,16 @@ class Extractor:
 
     # The pool.
 
-    def _reset(self, event: ev.CacheReset, _ended: TransferRecord | None) -> None:
-        ledger, at = self.ledger, _at(event)
+    def _reset(self, event: ev.CacheReset) -> None:
+        ledger = self.ledger
         keys = self._lives.all_gone(ledger, LifeEnd(event.seq, event.wall_ns, Gone.RESET))
         cancelled = [transfer for transfer in self._flights if transfer not in ledger.transfers]
         abandoned = [one for one in ledger.transfers.values() if one.epoch == event.epoch - 1]
         ended = len(cancelled), len(abandoned)
         row = ResetRow(event.seq, event.step, event.wall_ns, event.epoch, keys, *ended, event.weights)
         self._tables.add("resets", row)
-        for transfer in cancelled:
-            self._land(self._flights.pop(transfer), "cancelled", at)
-        for name in list(self._requests):
-            self._settle(name, event)
 
-    def _restarted(self, event: ev.Restarted, _ended: TransferRecord | None) -> None:
+    def _restarted(self, event: ev.Restarted) -> None:
         """Everybody of the last process is gone: what was open is cut off."""
         self._copies.clear()
         at, left = Moved(event.seq, event.step, self._last.wall_ns or event.wall_ns), self._survivors
@@ -497,9 +456,6 @@ class Extractor:
             request.cut_off = request.finished is None
             request.finished = request.finished or at
             self._move(request, int(RequestState.RELEASED), None, at)
-
-    def _nothing(self, _event: OffloadingEvent, _ended: TransferRecord | None) -> None:
-        """The table `events` says all."""
 
 
 def occupancy(ledger: Ledger, last: EventRow) -> OccupancyRow:
@@ -530,6 +486,11 @@ def _held(ledger: Ledger) -> tuple[int, int, int]:
     return storing, counts[BlockState.QUARANTINED], counts[BlockState.RETIRED]
 
 
+def _copies_in(ledger: Ledger) -> set[str]:
+    """The names of the requests that stand for copies to another tier."""
+    return {name for name, request in ledger.requests.items() if request.target}
+
+
 def _at(event: OffloadingEvent) -> Moved:
     return Moved(event.seq, event.step, event.wall_ns)
 
@@ -539,33 +500,31 @@ def _names(owners: Owners) -> str:
     return msgspec.json.encode(list(dict.fromkeys([name for name, _ in owners]))).decode()
 
 
-HANDLERS: dict[type[OffloadingEvent], Callable[[Extractor, Any, TransferRecord | None], None]] = {
-    ev.LogOpened: Extractor._nothing,
+_GONE = {
+    (TransferState.FAILED, STORE): Gone.STORE_FAILED,
+    (TransferState.FAILED, LOAD): Gone.LOAD_FAILED,
+    (TransferState.CANCELLED, STORE): Gone.CANCELLED,
+    (TransferState.LOST, STORE): Gone.LOST,
+    (TransferState.LOST, LOAD): Gone.LOST,
+}
+"""Why the keys of a transfer's slots are gone when it ends so. After other ends they are there."""
+
+FACTS: dict[type[OffloadingEvent], Callable[[Extractor, Any], object]] = {
     ev.RequestArrived: Extractor._arrived,
     ev.RequestPreempted: Extractor._preempted,
     ev.RequestFinished: Extractor._finished,
     ev.HitMatched: Extractor._matched,
-    ev.HitReleased: Extractor._released,
-    ev.RequestDeferred: Extractor._began_to_wait,
-    ev.KeysRecalled: Extractor._nothing,
+    ev.RequestAdmitted: Extractor._admitted,
+    ev.RequestDeferred: Extractor._request,
     ev.BlocksEvicted: Extractor._evicted,
     ev.StorePlanned: Extractor._store_planned,
     ev.StoreSkipped: Extractor._skipped,
     ev.LoadPlanned: Extractor._load_planned,
-    ev.TransfersSubmitted: Extractor._submitted,
-    ev.TransferCancelled: Extractor._cancelled,
     ev.WorkerReported: Extractor._reported,
     ev.ReportRejected: Extractor._rejected,
-    ev.TransferLost: Extractor._lost,
-    ev.BlocksTouched: Extractor._nothing,
     ev.FlushRequested: Extractor._flushed,
     ev.CacheReset: Extractor._reset,
-    ev.StepEnded: Extractor._nothing,
-    ev.Ticked: Extractor._ticked,
-    ev.BlocksOffered: Extractor._nothing,
-    ev.OffersCounted: Extractor._nothing,
-    ev.BlocksRewritten: Extractor._nothing,
     ev.Restarted: Extractor._restarted,
-    ev.RequestAdmitted: Extractor._admitted,
 }
-"""What each kind of event means for the tables. A handler runs when the ledger has applied its event."""
+"""What only this kind of event has for the tables, once it is applied, before the changes that any kind may
+make (`kvsm.core.ledger.changes`). The table `events` has a row for each event."""

@@ -156,9 +156,11 @@ class CopiesOfPart:
     def hear(self, ledger: Ledger, event: OffloadingEvent) -> None:
         """Take note of an event that was applied to this ledger."""
         self._pass(event, event)
-        note = NOTES[type(event)]
+        note = NOTES.get(type(event))
         if note is not None:
             note(self, ledger, event)
+        if self._live:
+            self._live.intersection_update(ledger.transfers)
 
     def _pass(self, first: OffloadingEvent, last: OffloadingEvent) -> None:
         self.first = self.first or (first.seq, first.wall_ns)
@@ -166,7 +168,6 @@ class CopiesOfPart:
 
     def opened(self, _ledger: Ledger, event: ev.LogOpened | ev.Restarted) -> None:
         """A process begins."""
-        self._live.clear()
         self.sayings.append(ProcessBegins(event.seq, event.wall_ns))
 
     def arrived(self, _ledger: Ledger, event: ev.RequestArrived) -> None:
@@ -213,21 +214,15 @@ class CopiesOfPart:
         """Copies leave."""
         self.sayings += [TransferLeaves(event.seq, one) for one in event.transfers if one in self._live]
 
-    def reported(self, ledger: Ledger, event: ev.WorkerReported) -> None:
+    def reported(self, _ledger: Ledger, event: ev.WorkerReported) -> None:
         """A worker is done."""
         if event.transfer in self._live:
             self.sayings.append(TransferReported(event.seq, event.transfer, event.worker, event.good))
-            self._live.intersection_update(ledger.transfers)
 
-    def lost(self, ledger: Ledger, event: ev.TransferLost) -> None:
+    def lost(self, _ledger: Ledger, event: ev.TransferLost) -> None:
         """A copy is given up."""
         if event.transfer in self._live:
             self.sayings.append(TransferGivenUp(event.seq, event.transfer))
-            self._live.intersection_update(ledger.transfers)
-
-    def ended(self, ledger: Ledger, _event: ev.TransferCancelled | ev.CacheReset) -> None:
-        """A plan that never left is over."""
-        self._live.intersection_update(ledger.transfers)
 
 
 class LoggedCopies:
@@ -299,37 +294,17 @@ def _may_tell(event: OffloadingEvent) -> bool:
     return isinstance(event, ev.LogOpened | ev.Restarted)
 
 
-NOTES: dict[type[OffloadingEvent], Callable[[CopiesOfPart, Ledger, Any], None] | None] = {
+NOTES: dict[type[OffloadingEvent], Callable[[CopiesOfPart, Ledger, Any], None]] = {
     ev.LogOpened: CopiesOfPart.opened,
+    ev.Restarted: CopiesOfPart.opened,
     ev.RequestArrived: CopiesOfPart.arrived,
-    ev.RequestPreempted: None,
-    ev.RequestFinished: None,
-    ev.HitMatched: None,
-    ev.HitReleased: None,
-    ev.RequestDeferred: None,
-    ev.KeysRecalled: None,
-    ev.BlocksEvicted: None,
     ev.StorePlanned: CopiesOfPart.store_planned,
-    ev.StoreSkipped: None,
     ev.LoadPlanned: CopiesOfPart.load_planned,
     ev.TransfersSubmitted: CopiesOfPart.submitted,
-    ev.TransferCancelled: CopiesOfPart.ended,
     ev.WorkerReported: CopiesOfPart.reported,
-    ev.ReportRejected: None,
     ev.TransferLost: CopiesOfPart.lost,
-    ev.BlocksTouched: None,
-    ev.FlushRequested: None,
-    ev.CacheReset: CopiesOfPart.ended,
-    ev.StepEnded: None,
-    ev.Ticked: None,
-    ev.BlocksOffered: None,
-    ev.OffersCounted: None,
-    ev.BlocksRewritten: None,
-    ev.Restarted: CopiesOfPart.opened,
-    ev.RequestAdmitted: None,
 }
-"""What each kind of event says of copies between the tiers; None: nothing. A reset lets copies that have left
-go on."""
+"""What a kind of event says of copies between the tiers. Copies that end are found in the ledger."""
 
 
 class LogDifference(msgspec.Struct, frozen=True, kw_only=True):

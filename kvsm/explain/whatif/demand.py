@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, NoReturn
 import msgspec
 
 from kvsm import events as ev
-from kvsm.core.ledger import Ledger, TransferRecord
+from kvsm.core.ledger import Ledger, TransferRecord, follow
 from kvsm.core.log import LogReader
 from kvsm.core.log.fold import LogCondition, condition_of, walk
 from kvsm.core.log.trust import Trust
@@ -230,7 +230,8 @@ class _DemandReader:
         self.steps: tuple[list[int], list[int]] = ([], [])
         """Steps that good stores, and good loads, took."""
         self.copies = self.failed_copies = 0
-        self.planned_in: dict[int, int] = {}
+        self.planned_in: dict[int, int | None] = {}
+        """The step in which each copy of this process was planned; None: before the log begins."""
         self.cursors_seen = False
         self.initial: list[int] = []
         self.events: tuple[OffloadingEvent, OffloadingEvent] | None = None
@@ -243,11 +244,16 @@ class _DemandReader:
             readable = filter(ledger.readable, ledger.index.values())
             oldest_first = sorted(readable, key=ledger.generation.__getitem__)
             self.initial = self.numbers(ledger.key_of[slot] for slot in oldest_first)
+            self.planned_in = dict.fromkeys(ledger.transfers)
             self.events = event, event
         self.events = self.events[0], event
-        HANDLERS[type(event)](self, ledger, event, following)
-        ended = ledger.apply(event)
-        if ended is not None:
+        take_facts = FACTS.get(type(event))
+        if take_facts is not None:
+            take_facts(self, ledger, event, following)
+        changes = follow(ledger, event)
+        if changes.planned is not None:
+            self.planned_in[event.seq] = event.step
+        for ended in changes.ended:
             self._note_end(ended, event)
 
     def result(self, condition: LogCondition) -> Demand:
@@ -331,7 +337,9 @@ class _DemandReader:
             self.parent[key] = before
 
     def _note_end(self, ended: TransferRecord, event: OffloadingEvent) -> None:
-        planned = self.planned_in.pop(ended.id, None)
+        if ended.id not in self.planned_in:
+            return  # Its process has ended; whether the copy succeeded is unknown.
+        planned = self.planned_in.pop(ended.id)
         if ended.state is TransferState.CANCELLED:
             return
         self.copies += 1
@@ -377,10 +385,6 @@ class _DemandReader:
 
 
 # The kinds of events.
-
-
-def _nothing(reader: _DemandReader, ledger: Ledger, event: Any, following: OffloadingEvent | None) -> None:
-    """The event says nothing about what was wanted."""
 
 
 def _arrived(reader: _DemandReader, _ledger: Ledger, event: ev.RequestArrived, _following: Any) -> None:
@@ -433,15 +437,12 @@ def _planned_store(reader: _DemandReader, _ledger: Ledger, event: ev.StorePlanne
         )
     if event.source:
         reader.refuse(f"it copies blocks from {event.source}; whatif is not validated for hand-overs")
-    reader.planned_in[event.seq] = event.step
     reader.batch.name(event.owners, reader.numbers(event.keys))
 
 
 def _planned_load(reader: _DemandReader, _ledger: Ledger, event: ev.LoadPlanned, _following: Any) -> None:
     if event.target:
         reader.refuse(f"it copies blocks to {event.target}; whatif is not validated for several tiers")
-    if not event.voided:
-        reader.planned_in[event.seq] = event.step
 
 
 def _skipped(reader: _DemandReader, _ledger: Ledger, event: ev.StoreSkipped, _following: Any) -> None:
@@ -503,33 +504,17 @@ def _restarted(reader: _DemandReader, _ledger: Ledger, event: ev.Restarted, _fol
     reader.operations.append(CutOff(event.seq, event.step))
 
 
-HANDLERS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any], None]] = {
-    ev.LogOpened: _nothing,
+FACTS: dict[type[OffloadingEvent], Callable[[_DemandReader, Ledger, Any, Any], None]] = {
     ev.RequestArrived: _arrived,
+    ev.RequestAdmitted: _admitted,
     ev.RequestPreempted: _preempted,
     ev.RequestFinished: _finished,
-    ev.HitMatched: _nothing,
-    ev.HitReleased: _nothing,
-    ev.RequestDeferred: _nothing,
-    ev.KeysRecalled: _nothing,
-    ev.BlocksEvicted: _nothing,
     ev.StorePlanned: _planned_store,
     ev.StoreSkipped: _skipped,
     ev.LoadPlanned: _planned_load,
-    ev.TransfersSubmitted: _nothing,
-    ev.TransferCancelled: _nothing,
-    ev.WorkerReported: _nothing,
-    ev.ReportRejected: _nothing,
-    ev.TransferLost: _nothing,
     ev.BlocksTouched: _touched,
-    ev.FlushRequested: _nothing,
-    ev.CacheReset: _reset,
-    ev.StepEnded: _nothing,
-    ev.Ticked: _nothing,
     ev.BlocksOffered: _offered,
-    ev.OffersCounted: _nothing,
-    ev.BlocksRewritten: _nothing,
+    ev.CacheReset: _reset,
     ev.Restarted: _restarted,
-    ev.RequestAdmitted: _admitted,
 }
-"""What each kind of event says about what was wanted."""
+"""What only this kind of event says about what was wanted, before it is applied."""

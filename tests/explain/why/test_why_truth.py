@@ -410,6 +410,14 @@ def test_why_says_why_each_key_was_missed(tmp_path: Path) -> None:
     assert met >= set(Gone) - {Gone.BEFORE_LOG, Gone.LOST}
 
 
+_WHY = "_GONE.get((record.state, record.direction))"
+
+
+def _moves_no_request(kind: type[OffloadingEvent]) -> tuple[Callable[..., Any], str, str]:
+    left_out = f"() if isinstance(event, ev.{kind.__name__}) else changes.requests"
+    return Extractor._take_changes, "changes.requests", left_out
+
+
 BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "an eviction forgets its last victim": (
         BlockLives.evicted,
@@ -420,22 +428,30 @@ BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
     "a store in flight is not seen": (BlockLives.missed, "ledger.index.get(key)", "None"),
     "a skip is not noted": (BlockLives.skipped, "event.seq", "0"),
     "a failed load voids nothing": (
-        Extractor._reported,
-        "self._lives.gone(self.ledger, ended.slots, end)",
-        "flight.store and self._lives.gone(self.ledger, ended.slots, end)",
+        Extractor._end,
+        "if why is not None:",
+        "if why is not None and flight.store:",
     ),
     "a failed load counts as a failed store": (
-        Extractor._reported,
-        "if flight.store else Gone.LOAD_FAILED",
-        "if True else Gone.LOAD_FAILED",
+        Extractor._end,
+        _WHY,
+        f"Gone.STORE_FAILED if record.state is TransferState.FAILED else {_WHY}",
     ),
     "an import counts as a store from the device": (
         Extractor._store_planned,
         "flight.elsewhere = event.source or None",
         "pass",
     ),
-    "a cancelled load ends lives": (Extractor._cancelled, "if flight.store:", "if True:"),
-    "a lost copy counts as cancelled": (Extractor._lost, "Gone.LOST", "Gone.CANCELLED"),
+    "a cancelled load ends lives": (
+        Extractor._end,
+        _WHY,
+        f"Gone.CANCELLED if record.state is TransferState.CANCELLED else {_WHY}",
+    ),
+    "a lost copy counts as cancelled": (
+        Extractor._end,
+        _WHY,
+        f"Gone.CANCELLED if record.state is TransferState.LOST else {_WHY}",
+    ),
     "a restart takes what was readable": (
         BlockLives.cut_off,
         "~are_indexed(ledger.blocks.view)",
@@ -443,9 +459,9 @@ BUGS: dict[str, tuple[Callable[..., Any], str, str]] = {
     ),
     "a restart ends no transfer": (Extractor._restarted, "list(self._flights)", "[]"),
     "a reset counts as an eviction": (Extractor._reset, "Gone.RESET", "Gone.EVICTED"),
-    "a tick wakes nobody": (Extractor._ticked, "self._wake(event)", "pass"),
-    "the end of a copy wakes nobody": (Extractor._ended, "self._wake(event)", "pass"),
-    "a preemption ends no wait": (Extractor._preempted, "self._settle(event.request, event)", "pass"),
+    "a tick wakes no request": _moves_no_request(ev.Ticked),
+    "the end of a copy wakes no request": _moves_no_request(ev.WorkerReported),
+    "a preemption ends no wait": _moves_no_request(ev.RequestPreempted),
     "a lookup counts one hit too many": (BlockLives.matched, "+= 1", "+= 2"),
     "a life begins with the hits of the last one": (BlockLives._number, "self._hits[own] = 0", "pass"),
 }
