@@ -17,9 +17,9 @@ from source_trees import nodes_of
 
 from examples import examples
 from kvsm.check.conformance import offload_steps, request_steps
+from kvsm.check.conformance.shadow import UNSPOKEN, EventSteps
 from kvsm.check.walks.walk import random_of
 from kvsm.check.worlds.core_options import draw_options
-from kvsm.core import ledger
 from kvsm.core.ledger import Ledger
 from kvsm.core.log.fold import Moment
 from kvsm.events import (
@@ -31,13 +31,12 @@ from kvsm.events import (
     RejectReason,
     SkipReason,
 )
-from kvsm.explain import live_view as live
-from kvsm.explain.story import BlockLife, KeyLife, RequestLife, TransferLife, concern, event_filter
+from kvsm.explain.other_future import _CALLS
+from kvsm.explain.story import BlockLife, KeyLife, RequestLife, TransferLife, concern
 from kvsm.explain.story.render import FIELDS
-from kvsm.explain.tables import extract
-from kvsm.explain.verify import book, logged_copies
-from kvsm.explain.whatif import demand
+from kvsm.explain.verify import book
 from kvsm.ids import to_list
+from kvsm.states import BlockTrigger, LeaseTrigger, RequestTrigger, TransferTrigger
 
 KVSM = ROOT / "kvsm"
 KINDS = OffloadingEvent.__subclasses__()
@@ -51,15 +50,7 @@ KINDS = OffloadingEvent.__subclasses__()
     [
         ("TRIGGERS in kvsm/events.py", TRIGGERS),
         ("REACHES in kvsm/events.py", REACHES),
-        ("HANDLERS in kvsm/core/ledger/ledger.py", ledger.HANDLERS),
         ("HANDLERS in kvsm/explain/verify/book.py", book.HANDLERS),
-        ("HANDLERS in kvsm/explain/tables/extract.py", extract.HANDLERS),
-        ("HANDLERS in kvsm/explain/whatif/demand.py", demand.HANDLERS),
-        ("NOTES in kvsm/explain/live_view.py", live.NOTES),
-        ("NOTES in kvsm/explain/verify/logged_copies.py", logged_copies.NOTES),
-        ("STEPS in kvsm/check/conformance/offload_steps.py", offload_steps.STEPS),
-        ("REQUEST_STEPS in kvsm/check/conformance/request_steps.py", request_steps.REQUEST_STEPS),
-        ("FAILURES in kvsm/explain/story/event_filter.py", event_filter.FAILURES),
     ],
 )
 def test_table_has_an_entry_for_every_kind(place: str, table: dict[type[OffloadingEvent], Any]) -> None:
@@ -82,6 +73,36 @@ def test_table_has_an_entry_for_every_field(place: str, table: dict[str, Any]) -
     assert set(table) == fields, f"add or remove {sorted(fields ^ set(table))} in {place}"
 
 
+@pytest.mark.parametrize(
+    ("place", "table", "machines"),
+    [
+        (
+            "STEPS in kvsm/check/conformance/offload_steps.py",
+            offload_steps.STEPS,
+            (BlockTrigger, TransferTrigger, LeaseTrigger),
+        ),
+        (
+            "REQUEST_STEPS in kvsm/check/conformance/request_steps.py",
+            request_steps.REQUEST_STEPS,
+            (RequestTrigger,),
+        ),
+    ],
+)
+def test_a_kind_that_changes_a_state_is_an_action_of_the_protocol(
+    place: str, table: dict[type[OffloadingEvent], EventSteps], machines: tuple[type[Enum], ...]
+) -> None:
+    """Else conformance refuses each log that has it. A touch changes only the eviction order."""
+    for kind in KINDS:
+        triggers = [one for one in TRIGGERS[kind] if one is not BlockTrigger.TOUCH]
+        if any(isinstance(one, machines) for one in triggers):
+            assert table[kind] is not UNSPOKEN, f"add {kind.__name__} to {place}"
+
+
+def test_fork_has_the_call_that_leads_to_each_kind() -> None:
+    missing = [kind.__name__ for kind in KINDS if kind not in _CALLS]
+    assert not missing, f"add {', '.join(missing)} to _CALLS in kvsm/explain/other_future.py"
+
+
 def test_everything_that_an_event_may_reach_can_be_found() -> None:
     assert set(concern.FINDERS) == set(Reach), "add it to FINDERS in kvsm/explain/story/concern.py"
 
@@ -91,6 +112,13 @@ def test_the_offloader_emits_every_kind(kind: type[OffloadingEvent]) -> None:
     """A kind that nothing emits is a promise that no log can keep."""
     used = names_used_in(*(KVSM / "core" / "offloader").glob("*.py"))
     assert kind.__name__ in used, f"no file of kvsm/core/offloader/ emits {kind.__name__}"
+
+
+def test_the_native_body_has_a_number_for_each_kind() -> None:
+    """With tables of other kinds it does not run, and Python folds all events."""
+    tables = (KVSM / "core" / "native" / "tables.h").read_text(encoding="utf-8")
+    for kind in KINDS:
+        assert f"KIND_{kind.__name__}," in tables, "run `PYTHONPATH=.:specs python specs/native_tables.py`"
 
 
 @pytest.mark.parametrize("reason", [*SkipReason, *RejectReason])
