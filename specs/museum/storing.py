@@ -186,8 +186,8 @@ STORING = (
             ),
             Edit(
                 "kvsm.core.scheduler.scheduler:OffloadScheduler.request_finished",
-                "if self._stores_eagerly(tracked) and block_ids:",
-                "if self._stores_eagerly(tracked):",
+                "if self.offers.is_eager(tracked) and block_ids:",
+                "if self.offers.is_eager(tracked):",
             ),
         ),
     ),

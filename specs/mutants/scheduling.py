@@ -10,6 +10,7 @@ from mutants.mutant import Mutant
 AREA = "the scheduler side"
 _DEVICE_BLOCKS = "kvsm.core.scheduler.device_blocks:DeviceBlocks"
 _SCHEDULER = "kvsm.core.scheduler.scheduler:OffloadScheduler"
+_OFFERS = "kvsm.core.scheduler.offers:StoreOffers"
 _TRACKED = "kvsm.core.scheduler.tracked:TrackedRequest"
 _WALK = "kvsm.core.scheduler.free_queue:FreeQueueWalk"
 _BATCH = "kvsm.core.scheduler.offer_batch:OfferBatch"
@@ -43,7 +44,7 @@ SCHEDULING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                f"{_SCHEDULER}._offer_for_the_last_time",
+                f"{_OFFERS}.offer_at_end",
                 """
                 everything = tracked.remote_decode or (
                     ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
@@ -115,7 +116,7 @@ SCHEDULING = (
         breaks=Property.STORED_ONCE,
         edits=(
             Edit(
-                f"{_SCHEDULER}._has_more_to_offer",
+                f"{_OFFERS}._has_more_to_offer",
                 "if entry is None or entry.settled != entry.offered or self._has_drafter:",
                 "if entry is None or entry.settled != entry.offered:",
             ),
@@ -432,7 +433,7 @@ SCHEDULING = (
         edits=(
             Edit(
                 f"{_SCHEDULER}.request_finished",
-                "self.state.awaiting_reoffer.pop(name, None)",
+                "self.offers.state.awaiting.pop(name, None)",
             ),
         ),
     ),

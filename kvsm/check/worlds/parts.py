@@ -48,6 +48,7 @@ from kvsm.core.policies.lru import LRUPolicy
 from kvsm.core.scheduler import CheckedScheduler
 from kvsm.core.scheduler.device_blocks import DeviceBlocks
 from kvsm.core.scheduler.free_queue import FreeQueueWalk
+from kvsm.core.scheduler.offers import StoreOffers
 from kvsm.events import Direction
 from kvsm.ids import listed
 from kvsm.states.block import EVICTED_WORD, FIRST_INDEXED, LAST_INDEXED, BlockState
@@ -232,15 +233,24 @@ declare(
     offloader=PART,
     config=FIXED,
     device_blocks=PART,
+    offers=PART,
     walk=PART,
     state=STATE,
     _blocks_per_chunk=FIXED,
     _block_tokens=FIXED,
     _chunk_tokens=FIXED,
     below=FIXED,  # None: a serving world has one tier
-    _has_drafter=FIXED,
     _layout=FIXED,
     _countable=Dropped("a check of the engine; nothing is decided by it"),
+)
+declare(
+    StoreOffers,
+    state=STATE,
+    _offloader=PART,
+    _config=FIXED,
+    _device_blocks=PART,
+    _blocks_per_chunk=FIXED,
+    _has_drafter=FIXED,
 )
 declare(DeviceBlocks, pool=PART, state=STATE, _offloader=PART, _null_block=FIXED)
 declare(FreeQueueWalk, state=STATE, _offloader=PART, _pool=PART, _target=FIXED)

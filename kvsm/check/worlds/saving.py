@@ -41,6 +41,7 @@ from kvsm.core.scheduler import StoreMode
 from kvsm.core.scheduler.device_blocks import DeviceBlocksState
 from kvsm.core.scheduler.free_queue import WalkState
 from kvsm.core.scheduler.groups import KeyLayout
+from kvsm.core.scheduler.offers import OffersState
 from kvsm.core.scheduler.request_params import HandOverParams
 from kvsm.core.scheduler.retry import RetryStamp
 from kvsm.core.scheduler.scheduler_state import LoadEnded, SchedulerState
@@ -244,9 +245,9 @@ _REDUCERS: dict[type, Callable[[Any], Any]] = {
 }
 
 _STRUCTS = (
-    *(TransferJob, WorkerReport, TransferRecord, RequestRecord, SchedulerState, RetryStamp, LoadEnded),
+    *(TransferJob, WorkerReport, TransferRecord, RequestRecord, SchedulerState, OffersState, LoadEnded),
     *(WalkState, DeviceBlocksState, SmallCopy, ComputedRange, PublisherState, StoredKeys, RemovedKeys),
-    *(BlockStored, Left, KeyLayout, HandOverParams),
+    *(RetryStamp, BlockStored, Left, KeyLayout, HandOverParams),
     *(CopyInFlight, PendingHit, TierCopy, TierCounts, DiskSlot, SlotGeneration, DiskEra),
 )
 """They are made of their fields, which they name in order."""

@@ -231,7 +231,7 @@ class ServingWorld:
         engine, scheduler, ledger = self.engine, self.engine.scheduler, self.engine.core.ledger
         return (
             *(self, engine, engine.pool, engine.core, engine.log, ledger, ledger.listener),
-            *(scheduler, scheduler.device_blocks, scheduler.walk, self.router),
+            *(scheduler, scheduler.device_blocks, scheduler.offers, scheduler.walk, self.router),
         )
 
     @property

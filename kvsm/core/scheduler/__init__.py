@@ -11,13 +11,12 @@ have. The other files:
 - `request_params`: what a client may say of a request;
 - `tracked`: a request as it is known here;
 - `hits`: the longest hit that all groups serve, and `load_targets`: the device blocks that it fills;
-- `offer_batch`: what a step offers for a store, and `retry`: when what had to wait is offered again;
+- `offers`: which chunks are offered for a store, and when again (`retry`); `offer_batch`: one such offer;
 - `free_queue`: the lazy store;
 - `device_blocks`: who holds device blocks while copies touch them;
 - `computed_tokens`: a check that an engine counts no token too early;
 - `payloads`: what KV events say of a stored block;
-- `outgoing`: what a prefill engine keeps for a decode engine, and `incoming`: how that one gets it;
-- `state`: what is remembered between two calls;
+- `scheduler_state`: what is remembered between two calls;
 - `scheduler`: the calls.
 """
 

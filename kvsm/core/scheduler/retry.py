@@ -12,7 +12,7 @@ class RetryStamp(NamedTuple):
     """What decides whether a store that had to wait can go on.
 
     It is tried again when this has changed, or when the next offer names less than the last one
-    (`SchedulerState.crowded`).
+    (`OffersState.crowded`).
     """
 
     ended_at: int

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any
 
 from kvsm.core.kv_events import KVCacheEvent
-from kvsm.core.offloader import Ended, LogFlush, Offloader, PendingHit, PreparedStore
+from kvsm.core.offloader import Ended, LogFlush, Offloader, PendingHit
 from kvsm.core.offloader.arguments import flag
 from kvsm.core.plan import TransferJob, TransferPlan, WorkerReport
 from kvsm.core.scheduler.device_blocks import DeviceBlocks
@@ -34,14 +34,12 @@ from kvsm.core.scheduler.free_queue import FreeQueueWalk
 from kvsm.core.scheduler.groups import KeyLayout, LastStep, SchedulerConfig, StoreMode
 from kvsm.core.scheduler.hits import HitSearch, hit_limit
 from kvsm.core.scheduler.load_targets import load_targets
-from kvsm.core.scheduler.offer_batch import OfferBatch
-from kvsm.core.scheduler.payloads import describe
+from kvsm.core.scheduler.offers import StoreOffers
 from kvsm.core.scheduler.protocols import DevicePool, EngineRequest, StepOutput, TierBelow
-from kvsm.core.scheduler.retry import RetryStamp
 from kvsm.core.scheduler.scheduler_state import LoadEnded, SchedulerState, StepResults
 from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.errors import ConfigError, LimitReached
-from kvsm.events import Direction, SkipReason
+from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
 
 _NOTHING, _NO_RESULTS = TransferPlan(), StepResults()  # of most steps of a decode
@@ -63,13 +61,12 @@ class OffloadScheduler:
         self.offloader, self.config, self.below = offloader, config, below
         self.device_blocks = DeviceBlocks(offloader, config.null_block)
         self.walk: FreeQueueWalk | None = None
-        self.state = SchedulerState({}, {}, RetryStamp.of(offloader.ledger), {}, [], {}, [], set())
+        self.offers = StoreOffers(offloader, config, self.device_blocks)
+        self.state = SchedulerState({}, [], {}, [], set())
         self._blocks_per_chunk = offloader.config.blocks_per_chunk
         self._layout = KeyLayout.of(config, self._blocks_per_chunk)
         self._block_tokens = config.alignment
         self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
-        self._has_drafter = any(group.drafter for group in config.groups)
-        """Whether a group holds back its last chunk until the request ends."""
 
     # The engine's side.
 
@@ -355,14 +352,14 @@ class OffloadScheduler:
         state, ledger = self.state, self.offloader.ledger
         return not (
             ledger.transfers
-            or state.awaiting_reoffer
+            or self.offers.state.awaiting
             or state.preempted
             or self.device_blocks.state.changed_hands
             or output.new_block_ids
             or output.preempted
             or output.boundary_states
             or (self.walk is not None and self.walk.is_due())
-            or self._due(output.scheduled)
+            or self.offers.due(state.tracked, output.scheduled)
         )
 
     def _note_fallen_back(self, scheduled: Iterable[str]) -> None:
@@ -396,72 +393,19 @@ class OffloadScheduler:
         """The request lost its blocks. It may get others in this very step."""
         self.device_blocks.take_back(tracked.tables)
         tracked.forget_blocks()
-        self.state.awaiting_reoffer.pop(tracked.name, None)
+        self.offers.state.awaiting.pop(tracked.name, None)
         self.state.preempted.add(tracked.name)
         self.offloader.preempt(tracked.name)
 
     def _store(self, output: StepOutput) -> None:
-        """Offer what was confirmed since the last step, and again what had to wait."""
-        ledger, state = self.offloader.ledger, self.state
-        due = self._due(output.scheduled)
-        if state.awaiting_reoffer and state.offers_again(ledger, due):
-            due.update(state.awaiting_reoffer)
-        if due or output.boundary_states:
-            self._store_eagerly(due, output.boundary_states)
+        """Offer what this step has to offer, and what the lazy walk finds."""
+        self.offers.offer_in_step(
+            self.state.tracked, output.scheduled, output.boundary_states, self._add_to_plan
+        )
         if self.walk is not None:
             job = self.walk.store()
             if job is not None:
                 self._add_to_plan(job)
-
-    def _store_eagerly(
-        self, due: Mapping[str, TrackedRequest], boundary_states: Mapping[str, Sequence[tuple[int, int, int]]]
-    ) -> None:
-        """Offer the chunks of these requests, and the states that the engine hands over."""
-        ledger, state = self.offloader.ledger, self.state
-        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
-        for tracked in due.values():
-            batch.collect(tracked)
-        for name, states in boundary_states.items():
-            owner = state.tracked.get(name)
-            if owner is not None and self._stores_eagerly(owner):
-                for group, block, tokens in states:
-                    batch.hand_over(owner, group, block, tokens)
-        prepared = self._offer(batch)
-        crowded = state.cursors(ledger, due) if prepared.lacks_room else {}
-        batch.advance(prepared)
-        state.offered(ledger, crowded)
-        for name, tracked in due.items() if prepared.deferred or state.awaiting_reoffer else ():
-            entry = ledger.requests.get(name)
-            if entry is not None and entry.settled != entry.offered:
-                state.awaiting_reoffer[name] = tracked
-            else:
-                state.awaiting_reoffer.pop(name, None)
-
-    def _due(self, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
-        """The scheduled requests that may have a chunk to offer. An idle step costs no more than this."""
-        due, tracked_requests = {}, self.state.tracked
-        for name in scheduled:
-            tracked = tracked_requests.get(name)
-            if tracked is None:
-                continue
-            request = tracked.request
-            confirmed = request.num_computed_tokens - request.num_output_placeholders
-            if confirmed >= tracked.next_offer and self._stores_eagerly(tracked):
-                due[name] = tracked
-        return due
-
-    def _stores_eagerly(self, tracked: TrackedRequest) -> bool:
-        return self.config.store is StoreMode.EAGER or tracked.remote_decode
-
-    def _offer(self, batch: OfferBatch) -> PreparedStore:
-        prepared, publisher = batch.store(), self.offloader.publisher
-        job = prepared.job
-        if job is not None:
-            self._add_to_plan(job)
-            if publisher is not None:
-                stored = batch.stored(prepared)
-                publisher.describe(job.transfer, describe(self.config, self._blocks_per_chunk, stored))
-        return prepared
 
     # The end of requests and of transfers.
 
@@ -488,39 +432,11 @@ class OffloadScheduler:
             for table, blocks in zip(tracked.tables, block_ids):
                 table[:] = blocks
         del self.state.tracked[name]
-        self.state.awaiting_reoffer.pop(name, None)
-        if self._stores_eagerly(tracked) and block_ids:
-            self._offer_for_the_last_time(tracked)
+        self.offers.state.awaiting.pop(name, None)
+        if self.offers.is_eager(tracked) and block_ids:
+            self.offers.offer_at_end(tracked, self._add_to_plan)
         self.offloader.finish(name, aborted=aborted)
         return self.device_blocks.keep(name, tracked.tables), None
-
-    def _offer_for_the_last_time(self, tracked: TrackedRequest) -> None:
-        ledger = self.offloader.ledger
-        everything = tracked.remote_decode or (
-            ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
-        )
-        if not everything and not self._has_more_to_offer(tracked):
-            return
-        batch = OfferBatch(self.offloader, self.config, self.device_blocks.pool)
-        batch.collect(tracked, finished=True, everything=everything)
-        if ledger.draining():
-            batch.skip(SkipReason.DRAINING)
-        else:
-            batch.advance(self._offer(batch))
-
-    def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
-        """Whether a request at its end may have chunks that it has not offered, or that wait."""
-        entry = self.offloader.ledger.requests.get(tracked.name)
-        if entry is None or entry.settled != entry.offered or self._has_drafter:
-            return True
-        request = tracked.request
-        return request.num_computed_tokens - request.num_output_placeholders >= tracked.next_offer
-
-    def _lost_something(self, tracked: TrackedRequest) -> bool:
-        """Whether the host has lost what was stored of this request, or what its load has brought."""
-        ledger = self.offloader.ledger
-        entry = ledger.requests.get(tracked.name)
-        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self.config)
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
         """Take the workers' reports. They may be of any step, in any order, doubled or late."""
@@ -539,9 +455,10 @@ class OffloadScheduler:
                 elif self.below is not None:
                     self.below.stored(ended.keys)
         if failed:
-            core.advance(state.cursors_back(core.ledger, failed))
+            self.offers.move_back(state.tracked, failed)
         if state.ended_loads and self.config.resumable and self.config.store is StoreMode.EAGER:
-            core.advance(state.cursors_behind(core.ledger, self._chunk_tokens))
+            loaded = [load.request for load in state.ended_loads if load.good]
+            self.offers.move_behind(state.tracked, loaded, self._chunk_tokens)
         core.flush_log(LogFlush.REPORTS_TAKEN)
         loads, state.ended_loads = tuple(state.ended_loads), []
         return StepResults(loads, self.device_blocks.take_sent(), not core.ledger.draining())
@@ -577,7 +494,7 @@ class OffloadScheduler:
             if ended is not None:
                 self._note_transfer_end(ended)
         done = self.offloader.reset(weights)
-        self.state.awaiting_reoffer.clear()
+        self.offers.state.awaiting.clear()
         for tracked in self.state.tracked.values():
             tracked.offer_again()
         if self.walk is not None:

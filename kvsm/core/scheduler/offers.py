@@ -1,0 +1,220 @@
+"""Which chunks of which requests are offered for a store, in which step, and when again.
+
+A chunk of a request is confirmed, then offered, then settled:
+
+- confirmed (`TrackedRequest.confirmed_tokens`): the engine has computed it for certain;
+- offered: it was in an `OfferBatch`, of one step or of the end of its request;
+- settled: it is stored or in flight, or never will be; otherwise it waits, and is offered again.
+
+The cursors in the ledger say how far each request is. `OffersState` has what only the next offers need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import Annotated
+
+import msgspec
+
+from kvsm.core.ledger import Ledger
+from kvsm.core.ledger.canonical import NOBODY, Seen, declared, filled
+from kvsm.core.offloader import Offloader, PreparedStore
+from kvsm.core.plan import TransferJob
+from kvsm.core.scheduler.device_blocks import DeviceBlocks
+from kvsm.core.scheduler.groups import SchedulerConfig, StoreMode
+from kvsm.core.scheduler.offer_batch import OfferBatch
+from kvsm.core.scheduler.payloads import describe
+from kvsm.core.scheduler.retry import RetryStamp
+from kvsm.core.scheduler.tracked import TrackedRequest
+from kvsm.events import Offer, SkipReason
+
+Requests = Mapping[str, TrackedRequest]
+States = Sequence[tuple[int, int, int]]
+"""Mamba states: (group, device block, tokens of the prefix) each."""
+AddToPlan = Callable[[TransferJob], None]
+"""Takes the job of a store, before the cursors move."""
+
+
+@declared
+class OffersState(msgspec.Struct):
+    """What the next offers need besides the cursors. Empty at first."""
+
+    awaiting: Annotated[
+        dict[str, TrackedRequest],
+        filled(lambda one, names: [names.requests[name] for name in one.awaiting]),
+    ]
+    """The requests whose chunks wait to be offered again, in that order."""
+    stamp: Annotated[
+        RetryStamp,
+        Seen(lambda one, names: one.stamp.seen(names.ledger) if one.awaiting else NOBODY),
+    ]
+    """The stamp of the last offer. It is looked at as long as something waits."""
+    crowded: Annotated[
+        dict[str, Sequence[int]],
+        Seen(lambda one, names: one.names_less(names.ledger) if one.crowded and one.awaiting else None),
+    ]
+    """The requests of the last offer, each with its cursors then, if the offer lacked room although there is
+    some: an offer evicts nothing that it names itself. Else empty."""
+
+    def names_less(self, ledger: Ledger) -> bool:
+        """Whether another try would name other blocks than the last offer."""
+        return _cursors(ledger, self.awaiting) != self.crowded
+
+    def tries_again(self, ledger: Ledger, due: Collection[str]) -> bool:
+        """Whether to offer now what waits. due: the requests with new chunks in this step."""
+        if not self.awaiting:
+            return False
+        if self.stamp != RetryStamp.of(ledger):
+            return True
+        return bool(self.crowded) and (bool(due) or self.names_less(ledger))
+
+    def note_offer(self, ledger: Ledger, crowded: dict[str, Sequence[int]]) -> None:
+        """Note an offer. crowded: the cursors of its requests before it, if some had to wait because the host
+        was full."""
+        self.stamp = RetryStamp.of(ledger)
+        self.crowded = crowded if self.stamp.available_slots else {}
+
+
+class StoreOffers:
+    """Offers the chunks of an engine's requests for stores: in its steps, and at the end of each request.
+
+    Its calls take the engine's unfinished requests by name.
+    """
+
+    def __init__(self, offloader: Offloader, config: SchedulerConfig, device_blocks: DeviceBlocks) -> None:
+        self._offloader, self._config, self._device_blocks = offloader, config, device_blocks
+        self.state = OffersState({}, RetryStamp.of(offloader.ledger), {})
+        self._blocks_per_chunk = offloader.config.blocks_per_chunk
+        self._has_drafter = any(group.drafter for group in config.groups)
+        """Whether a group holds back its last chunk until the request ends."""
+
+    def is_eager(self, tracked: TrackedRequest) -> bool:
+        """Whether the chunks of this request are offered as soon as they are confirmed."""
+        return self._config.store is StoreMode.EAGER or tracked.remote_decode
+
+    def due(self, requests: Requests, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
+        """The scheduled requests that may have a chunk to offer. An idle step costs no more than this."""
+        due = {}
+        for name in scheduled:
+            tracked = requests.get(name)
+            if tracked is None:
+                continue
+            request = tracked.request
+            confirmed = request.num_computed_tokens - request.num_output_placeholders
+            if confirmed >= tracked.next_offer and self.is_eager(tracked):
+                due[name] = tracked
+        return due
+
+    def offer_in_step(
+        self,
+        requests: Requests,
+        scheduled: Iterable[str],
+        boundary_states: Mapping[str, States],
+        add_to_plan: AddToPlan,
+    ) -> None:
+        """Offer what was confirmed since the last step, again what had to wait, and the mamba states that the
+        engine hands over."""
+        ledger, state = self._offloader.ledger, self.state
+        due = self.due(requests, scheduled)
+        if state.tries_again(ledger, due):
+            due.update(state.awaiting)
+        if not due and not boundary_states:
+            return
+        batch = self._batch()
+        for tracked in due.values():
+            batch.collect(tracked)
+        for name, states in boundary_states.items():
+            owner = requests.get(name)
+            if owner is not None and self.is_eager(owner):
+                for group, block, tokens in states:
+                    batch.hand_over(owner, group, block, tokens)
+        prepared = self._offer(batch, add_to_plan)
+        crowded = _cursors(ledger, due) if prepared.lacks_room else {}
+        batch.advance(prepared)
+        state.note_offer(ledger, crowded)
+        for name, tracked in due.items() if prepared.deferred or state.awaiting else ():
+            entry = ledger.requests.get(name)
+            if entry is not None and entry.settled != entry.offered:
+                state.awaiting[name] = tracked
+            else:
+                state.awaiting.pop(name, None)
+
+    def offer_at_end(self, tracked: TrackedRequest, add_to_plan: AddToPlan) -> None:
+        """Offer what this request, which has just finished, has not settled: for the last time."""
+        ledger = self._offloader.ledger
+        everything = tracked.remote_decode or (
+            ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
+        )
+        if not everything and not self._has_more_to_offer(tracked):
+            return
+        batch = self._batch()
+        batch.collect(tracked, finished=True, everything=everything)
+        if ledger.draining():
+            batch.skip(SkipReason.DRAINING)
+        else:
+            batch.advance(self._offer(batch, add_to_plan))
+
+    def _batch(self) -> OfferBatch:
+        return OfferBatch(self._offloader, self._config, self._device_blocks.pool)
+
+    def _offer(self, batch: OfferBatch, add_to_plan: AddToPlan) -> PreparedStore:
+        prepared, publisher = batch.store(), self._offloader.publisher
+        job = prepared.job
+        if job is not None:
+            add_to_plan(job)
+            if publisher is not None:
+                stored = batch.stored(prepared)
+                publisher.describe(job.transfer, describe(self._config, self._blocks_per_chunk, stored))
+        return prepared
+
+    def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
+        """Whether a request at its end may have chunks that it has not offered, or that wait."""
+        entry = self._offloader.ledger.requests.get(tracked.name)
+        if entry is None or entry.settled != entry.offered or self._has_drafter:
+            return True
+        request = tracked.request
+        return request.num_computed_tokens - request.num_output_placeholders >= tracked.next_offer
+
+    def _lost_something(self, tracked: TrackedRequest) -> bool:
+        """Whether the host has lost what was stored of this request, or what its load has brought."""
+        ledger = self._offloader.ledger
+        entry = ledger.requests.get(tracked.name)
+        return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self._config)
+
+    def move_back(self, requests: Requests, failed: Set[bytes]) -> None:
+        """Let requests offer the chunks with these keys again, because their stores have failed.
+
+        These are requests that still have the blocks. A request that was preempted has no cursors. After a
+        reset no request has any until the last copy of the older epoch has ended.
+        """
+        ledger, moved = self._offloader.ledger, list[Offer]()
+        for name, tracked in requests.items():
+            entry = ledger.requests.get(name)
+            if entry is None or not entry.settled:
+                continue
+            settled = tracked.settled_before(entry.settled, entry.offered, failed)
+            if settled != entry.settled:
+                moved.append((name, settled, entry.offered))
+                self.state.awaiting[name] = tracked
+        self._offloader.advance(moved)
+
+    def move_behind(self, requests: Requests, loaded: Iterable[str], chunk_tokens: int) -> None:
+        """Set the first cursors of requests whose loads have just brought all of their full chunks.
+
+        The host had it just now, so nothing is offered before another chunk is full. Only layers that look
+        back at every token get all their chunks from a load.
+        """
+        ledger, moved = self._offloader.ledger, list[Offer]()
+        for name in loaded:
+            tracked, entry = requests.get(name), ledger.requests.get(name)
+            if tracked is not None and entry is not None and not entry.settled:
+                chunks = tracked.settle_loaded(chunk_tokens)
+                if chunks:
+                    moved.append((name, (chunks,), (chunks,)))
+        self._offloader.advance(moved)
+
+
+def _cursors(ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]]:
+    """From which chunk on each of these requests offers, by group. Empty: from its first."""
+    known = ledger.requests
+    return {name: known[name].settled if name in known else () for name in requests}
