@@ -10,16 +10,15 @@ the same values as the process that wrote it:
     Metrics.of(LogReader(directory)).values()
 
 Every event is counted under its kind. `_DETAILS` says what more is counted of some kinds. A block is what a
-host slot holds. `METRICS` says what each name means; docs/metrics.md shows it.
+host slot holds. `metric_table.METRICS` says what each name means.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping
-from itertools import product
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -29,179 +28,31 @@ from kvsm.core.log import LateLog, LogReader, LogWriter
 from kvsm.core.log.fold import walk
 from kvsm.core.log.trust import Trust
 from kvsm.core.offloader import EventSink, Offloader
-from kvsm.events import KINDS, OffloadingEvent, RejectReason, SkipReason
-from kvsm.explain.gauges import gauges
+from kvsm.events import KINDS, Direction, OffloadingEvent, RejectReason, SkipReason
+from kvsm.explain.metric_table import (
+    BY_FINISH,
+    BY_PREEMPTION,
+    BY_TIMEOUT,
+    BY_TRANSFER,
+    COUNTED_KINDS,
+    CUT_OFF,
+    ENDS,
+    METRICS,
+    NOWHERE,
+    OF_COPIES_OUT,
+    OF_LOADS,
+    OF_STORES,
+    ON_DEVICE,
+    ON_HOST,
+    OUTCOMES,
+    SECONDS_BOUNDS,
+)
 from kvsm.ids import count
 from kvsm.states.block import BlockState
-from kvsm.states.transfer import CANCELLED, COMPLETED, DRAINED, FAILED, LOST
+from kvsm.states.lease import LeaseState
+from kvsm.states.transfer import ABANDONED, COMPLETED
 from kvsm.states.words import STATE_MASK
 from kvsm.tiers.hand_over.leases import LeaseEnd
-
-# Labels, as series have them.
-_OUTCOMES: dict[int, str] = {
-    state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
-}
-_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED = "woken", "timed out", "finished", "preempted"
-_CUT_OFF = "cut off"
-_ENDS = (*_OUTCOMES.values(), _CUT_OFF)
-_ON_DEVICE, _ON_HOST, _NOWHERE = "on the device", "on the host", "nowhere"
-_COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
-
-_DIRECTIONS = {"direction": ("store", "load")}
-_STORE, _LOAD, _COPY_OUT = "store", "load", "copy out"
-_COPIED = {"direction": (_STORE, _LOAD, _COPY_OUT)}
-"""A store copies to the host, a load to the device, and a copy out to the disk below the host."""
-_BLOCKS = tuple([1 << power for power in range(13)])
-_BYTES = tuple([4096 << 2 * power for power in range(12)])
-_SECONDS = tuple([figure / 10**place for place in (4, 3, 2, 1, 0) for figure in (1, 2.5, 5)])
-_STEPS = (0, *_BLOCKS)
-
-
-class Metric(NamedTuple):
-    """What one name means.
-
-    labels: label -> its values.
-    bounds: of a histogram, the largest value in each bucket. One more bucket takes the rest.
-    """
-
-    name: str
-    kind: Literal["counter", "gauge", "histogram"]
-    help: str
-    labels: Mapping[str, tuple[str, ...]] = {}
-    bounds: tuple[float, ...] = ()
-
-    def series(self) -> Iterator[tuple[str, ...]]:
-        """(name, *values of the labels) of each number that is counted apart."""
-        for values in product(*self.labels.values()):
-            yield (self.name, *values)
-
-
-METRICS = (
-    Metric("blocks_stored", "counter", "Blocks whose store completed on every worker."),
-    Metric("blocks_imported", "counter", "Blocks from another engine or the disk, among the stored ones."),
-    Metric("blocks_loaded", "counter", "Blocks whose load to the device completed on every worker."),
-    Metric(
-        "blocks_copied_out",
-        "counter",
-        "Blocks read for a copy to the disk; disk_blocks_stored counts the copies that succeeded.",
-    ),
-    Metric("blocks_matched", "counter", "Host slots that requests were admitted with."),
-    Metric(
-        "blocks_asked",
-        "counter",
-        "Device blocks of prompts, by where they were when the request was admitted. A request that reads no "
-        "cache, or is admitted again after a preemption or a failed load, is not counted.",
-        {"found": (_ON_DEVICE, _ON_HOST, _NOWHERE)},
-    ),
-    Metric("blocks_evicted", "counter", "Blocks evicted to make room."),
-    Metric(
-        "blocks_skipped",
-        "counter",
-        "Blocks offered and not stored, by reason. A block that is offered again counts again.",
-        {"reason": tuple([reason.value for reason in SkipReason])},
-    ),
-    Metric("keys_recalled", "counter", "Keys offered that the policy remembers evicting (ghost hits)."),
-    Metric("key_bytes", "counter", "Bytes of the keys in events."),
-    Metric(
-        "matches",
-        "counter",
-        "Admitted requests, as in blocks_asked, by whether the host served a block.",
-        {"result": ("hit", "miss")},
-    ),
-    Metric("requests", "counter", "Requests that finished or were aborted.", {"end": (_FINISHED, "aborted")}),
-    Metric(
-        "hand_overs",
-        "counter",
-        "Requests that held blocks for another engine, by how that ended. They are among the requests.",
-        {"end": tuple([end.value for end in LeaseEnd])},
-    ),
-    Metric("preemptions", "counter", "Requests whose device blocks were taken."),
-    Metric("deferrals", "counter", "Waits of a request for a transfer."),
-    Metric(
-        "deferrals_ended",
-        "counter",
-        "How these waits ended: with the transfer, at their bound, with the request, or with the process.",
-        {"how": (_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF)},
-    ),
-    Metric("loads_voided", "counter", "Loads given up before they began: a matched block was voided."),
-    Metric("transfers_planned", "counter", "Transfers planned.", _COPIED),
-    Metric(
-        "transfers_ended",
-        "counter",
-        "Transfers that are over. The other planned ones are live. Cut off: their process ended first.",
-        {**_COPIED, "outcome": _ENDS},
-    ),
-    Metric(
-        "imports_ended",
-        "counter",
-        "Stores from another engine or the disk that are over. They are among the transfers.",
-        {"outcome": _ENDS},
-    ),
-    Metric("transfers_abandoned", "counter", "Transfers in flight at a reset: drained or lost.", _COPIED),
-    Metric("transfers_flushed", "counter", "Transfers that the engine had to wait for."),
-    Metric(
-        "reports_rejected",
-        "counter",
-        "Workers' reports that changed nothing, by reason.",
-        {"reason": tuple([reason.value for reason in RejectReason])},
-    ),
-    Metric("resets", "counter", "Resets of the cache."),
-    Metric("restarts", "counter", "Restarts: another process went on with the log and what was stored."),
-    Metric(
-        "events",
-        "counter",
-        "Events after the first one of the log, by kind.",
-        {"kind": tuple([kind.__name__ for kind in _COUNTED_KINDS])},
-    ),
-    Metric("log_events_dropped", "counter", "Events that could not be written, and are missing in the log."),
-    Metric("transfer_blocks", "histogram", "Blocks of a completed transfer.", _COPIED, _BLOCKS),
-    Metric(
-        "transfer_bytes",
-        "histogram",
-        "Bytes that a completed transfer copied, on all workers together.",
-        _COPIED,
-        _BYTES,
-    ),
-    Metric(
-        "transfer_seconds",
-        "histogram",
-        "Seconds of wall time from submission to the last report of a completed transfer.",
-        _COPIED,
-        _SECONDS,
-    ),
-    Metric(
-        "transfer_steps",
-        "histogram",
-        "Engine steps from submission to the last report of a completed transfer.",
-        _COPIED,
-        _STEPS,
-    ),
-    Metric("deferral_ticks", "histogram", "Ticks that a request waited for a transfer.", {}, _STEPS),
-    Metric("capacity_blocks", "gauge", "Slots of the host pool."),
-    Metric(
-        "blocks",
-        "gauge",
-        "Slots by state. STORED and LOADING can be matched, FREE and EVICTED can be used.",
-        {"state": tuple([state.name for state in BlockState])},
-    ),
-    Metric("resident_blocks", "gauge", "Blocks that can be matched."),
-    Metric("pinned_blocks", "gauge", "Blocks that a match holds."),
-    Metric("in_flight_blocks", "gauge", "Blocks that a copy in flight touches."),
-    Metric("quarantined_blocks", "gauge", "Slots that wait for copies abandoned by a reset."),
-    Metric("retired_blocks", "gauge", "Slots lost for good to transfers that were never reported."),
-    Metric("free_blocks", "gauge", "Slots that a store can use without evicting."),
-    Metric(
-        "retired_device_blocks", "gauge", "Device blocks lost for good to loads that were never reported."
-    ),
-    Metric("live_transfers", "gauge", "Transfers planned or in flight; copies out are loads.", _DIRECTIONS),
-    Metric("draining_transfers", "gauge", "Live transfers that a reset abandoned."),
-    Metric("known_requests", "gauge", "Requests that are not over."),
-    Metric("deferred_requests", "gauge", "Requests that wait for a transfer."),
-    Metric("life", "gauge", "Processes that have written the log, this one included."),
-    Metric("log_broken", "gauge", "1 while the log cannot be written, else 0."),
-)
-"""Every metric, in the order of `values` and of the exporter. A name with bytes, seconds, steps or ticks has
-these as its unit."""
 
 _BOUNDS = {metric.name: metric.bounds for metric in METRICS}
 
@@ -233,6 +84,35 @@ def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramVa
     return HistogramValue(bounds, tuple(counts), sum([number * unit * n for number, n in noted.items()]))
 
 
+_INSIDE = 1e-9
+"""How far within a bucket a value lies at least, as a share of the bucket."""
+
+
+def spread(bounds: Sequence[float], counts: Sequence[int], total: float) -> list[tuple[float, int]]:
+    """Values that fill these buckets and have this sum: (value, how often).
+
+    bounds: the largest value in each bucket; the last bucket has none.
+    counts: values in each bucket.
+    total: the sum of the real values, which were all at least 0.
+    """
+    lowest = [min(0.0, bounds[0]), *bounds]
+    widths = [high - low for low, high in zip(lowest, bounds)]
+    least = sum(low * times for low, times in zip(lowest, counts))
+    room = sum(width * times for width, times in zip(widths, counts))
+    more, beyond = total - least, counts[len(bounds)]
+    # A value above all bounds has no upper limit, so what is left of the sum goes there.
+    share = _INSIDE if beyond or not room else min(1.0, max(_INSIDE, more / room))
+    values = [
+        (min(low + share * width, high), times)
+        for low, width, high, times in zip(lowest, widths, bounds, counts)
+        if times
+    ]
+    if beyond:
+        rest = total - sum(value * times for value, times in values)
+        values.append((max(rest / beyond, bounds[-1] * (1 + _INSIDE)), beyond))
+    return values
+
+
 def _numbers() -> dict[int, int]:
     return defaultdict(int)
 
@@ -247,18 +127,18 @@ class _Tally(msgspec.Struct, gc=False):
     planned: int = 0
     abandoned: int = 0
     nanoseconds: int = 0
-    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(_ENDS, 0))
+    ended: dict[str, int] = msgspec.field(default_factory=lambda: dict.fromkeys(ENDS, 0))
     blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
     device_blocks: dict[int, int] = msgspec.field(default_factory=_numbers)
     steps: dict[int, int] = msgspec.field(default_factory=_numbers)
-    seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(_SECONDS) + 1))
+    seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS_BOUNDS) + 1))
 
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
         """Name -> histogram, of the completed transfers."""
         return {
             "transfer_blocks": _histogram("transfer_blocks", self.blocks),
             "transfer_bytes": _histogram("transfer_bytes", self.device_blocks, bytes_per_block),
-            "transfer_seconds": HistogramValue(_SECONDS, tuple(self.seconds), self.nanoseconds / 1e9),
+            "transfer_seconds": HistogramValue(SECONDS_BOUNDS, tuple(self.seconds), self.nanoseconds / 1e9),
             "transfer_steps": _histogram("transfer_steps", self.steps),
         }
 
@@ -274,6 +154,36 @@ class _Flight(msgspec.Struct, gc=False):
     """Whether the transfer is a store from another engine or from the disk."""
     step: int = 0
     wall_ns: int = 0
+
+
+_COPIES, _PINS = 1 + STATE_MASK, 2 + STATE_MASK
+"""Where a block's counters stand in the totals of `StateWords`."""
+
+
+def gauges(ledger: Ledger) -> dict[str, Any]:
+    """Return the gauges by name, as in `Metrics.values`. `Metrics.gauges` adds the log's.
+
+    Any thread may call it. It iterates over the live transfers, but not over slots.
+    """
+    blocks = ledger.blocks.totals.tolist()  # Copied in one call: another thread may fold an event meanwhile.
+    transfers = list(ledger.transfers.values())
+    loads = sum([transfer.direction is Direction.LOAD for transfer in transfers])
+    return {
+        "capacity_blocks": ledger.config.host_blocks,
+        "blocks": {state.name: blocks[state] for state in BlockState},
+        "resident_blocks": blocks[BlockState.STORED] + blocks[BlockState.LOADING],
+        "pinned_blocks": blocks[_PINS],
+        "in_flight_blocks": blocks[_COPIES],
+        "quarantined_blocks": blocks[BlockState.QUARANTINED],
+        "retired_blocks": blocks[BlockState.RETIRED],
+        "free_blocks": blocks[BlockState.FREE] + blocks[BlockState.EVICTED],
+        "retired_device_blocks": ledger.leases.totals[LeaseState.RETIRED],
+        "live_transfers": {"store": len(transfers) - loads, "load": loads},
+        "draining_transfers": sum([one.state is ABANDONED for one in transfers]),
+        "known_requests": len(ledger.requests),
+        "deferred_requests": len(ledger.deferred),
+        "life": ledger.life,
+    }
 
 
 class Metrics:
@@ -298,12 +208,12 @@ class Metrics:
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
         self._loads_voided = self._transfers_flushed = self._blocks_imported = 0
-        self._imports_ended = dict.fromkeys(_ENDS, 0)
+        self._imports_ended = dict.fromkeys(ENDS, 0)
         self._copies: set[str] = set()  # to another tier; the ledger has them as requests
         self._hand_overs_ended = {end.value: 0 for end in LeaseEnd}
         self._skipped_blocks = dict.fromkeys([reason.value for reason in SkipReason], 0)
         self._rejected_reports = dict.fromkeys([reason.value for reason in RejectReason], 0)
-        self._deferrals_ended = dict.fromkeys((_WOKEN, _TIMED_OUT, _FINISHED, _PREEMPTED, _CUT_OFF), 0)
+        self._deferrals_ended = dict.fromkeys((BY_TRANSFER, BY_TIMEOUT, BY_FINISH, BY_PREEMPTION, CUT_OFF), 0)
         self._deferral_ticks = _numbers()
         self._stores, self._loads, self._copies_out = _Tally(), _Tally(), _Tally()
 
@@ -364,26 +274,26 @@ class Metrics:
         """Name -> its value so far, an int or a `HistogramValue`. With labels: value of the first label ->
         (value of the second ->) the same."""
         seen, config = dict(self._events), self.ledger.config
-        tallies = {_STORE: self._stores, _LOAD: self._loads, _COPY_OUT: self._copies_out}
+        tallies = {OF_STORES: self._stores, OF_LOADS: self._loads, OF_COPIES_OUT: self._copies_out}
         bytes_per_block = config.block_bytes * config.workers
         copied = {name: tally.histograms(bytes_per_block) for name, tally in tallies.items()}
         return {
-            "blocks_stored": copied[_STORE]["transfer_blocks"].sum,
+            "blocks_stored": copied[OF_STORES]["transfer_blocks"].sum,
             "blocks_imported": self._blocks_imported,
-            "blocks_loaded": copied[_LOAD]["transfer_blocks"].sum,
-            "blocks_copied_out": copied[_COPY_OUT]["transfer_blocks"].sum,
+            "blocks_loaded": copied[OF_LOADS]["transfer_blocks"].sum,
+            "blocks_copied_out": copied[OF_COPIES_OUT]["transfer_blocks"].sum,
             "blocks_matched": self._blocks_matched,
             "blocks_asked": {
-                _ON_DEVICE: self._on_device,
-                _ON_HOST: self._on_host,
-                _NOWHERE: self._nowhere,
+                ON_DEVICE: self._on_device,
+                ON_HOST: self._on_host,
+                NOWHERE: self._nowhere,
             },
             "blocks_evicted": self._blocks_evicted,
             "blocks_skipped": dict(self._skipped_blocks),
             "keys_recalled": self._keys_recalled,
             "key_bytes": self._key_bytes,
             "matches": {"hit": self._hits, "miss": self._misses},
-            "requests": {_FINISHED: self._finished_requests, "aborted": self._aborted_requests},
+            "requests": {BY_FINISH: self._finished_requests, "aborted": self._aborted_requests},
             "hand_overs": dict(self._hand_overs_ended),
             "preemptions": seen[ev.RequestPreempted],
             "deferrals": seen[ev.RequestDeferred],
@@ -397,10 +307,10 @@ class Metrics:
             "reports_rejected": dict(self._rejected_reports),
             "resets": seen[ev.CacheReset],
             "restarts": seen[ev.Restarted],
-            "events": {kind.__name__: seen[kind] for kind in _COUNTED_KINDS},
+            "events": {kind.__name__: seen[kind] for kind in COUNTED_KINDS},
             "log_events_dropped": self.log_health()[0],
             "deferral_ticks": _histogram("deferral_ticks", self._deferral_ticks),
-            **{name: {way: copied[way][name] for way in copied} for name in copied[_STORE]},
+            **{name: {way: copied[way][name] for way in copied} for name in copied[OF_STORES]},
         }
 
     def gauges(self) -> dict[str, Any]:
@@ -421,7 +331,7 @@ class Metrics:
 
     def _preempted(self, _event: ev.RequestPreempted) -> None:
         if self._waiting:
-            self._end_waits(_PREEMPTED)
+            self._end_waits(BY_PREEMPTION)
 
     def _finished(self, event: ev.RequestFinished) -> None:
         if event.request in self._copies:
@@ -434,7 +344,7 @@ class Metrics:
         if event.hand_over in self._hand_overs_ended:
             self._hand_overs_ended[event.hand_over] += 1
         if self._waiting:
-            self._end_waits(_FINISHED)
+            self._end_waits(BY_FINISH)
 
     def _matched(self, event: ev.HitMatched) -> None:
         if event.missed is not None:
@@ -460,7 +370,7 @@ class Metrics:
 
     def _ticked(self, _event: ev.Ticked) -> None:
         if self._waiting:
-            self._end_waits(_TIMED_OUT)
+            self._end_waits(BY_TIMEOUT)
 
     def _end_waits(self, how: str) -> None:
         """Count the waits that the event ended: their requests are not deferred any more."""
@@ -523,7 +433,7 @@ class Metrics:
                 _complete(flight, event)
             self._count_end(flight, _outcome(flight))
         if self._waiting:
-            self._end_waits(_WOKEN)
+            self._end_waits(BY_TRANSFER)
 
     def _reset(self, event: ev.CacheReset) -> None:
         for id, flight in list(self._flights.items()):
@@ -533,22 +443,22 @@ class Metrics:
             elif flight.record.epoch == event.epoch - 1:
                 flight.tally.abandoned += 1
         if self._waiting:
-            self._end_waits(_WOKEN)
+            self._end_waits(BY_TRANSFER)
 
     def _restarted(self, _event: ev.Restarted) -> None:
         """Nothing of the last process goes on."""
         for flight in self._flights.values():
-            self._count_end(flight, _CUT_OFF)
+            self._count_end(flight, CUT_OFF)
         self._flights.clear()
         self._copies.clear()
-        self._deferrals_ended[_CUT_OFF] += len(self._waiting)
+        self._deferrals_ended[CUT_OFF] += len(self._waiting)
         self._waiting.clear()
 
     def _count_end(self, flight: _Flight, outcome: str) -> None:
         flight.tally.ended[outcome] += 1
         if flight.imported:
             self._imports_ended[outcome] += 1
-            if outcome == _OUTCOMES[COMPLETED]:
+            if outcome == OUTCOMES[COMPLETED]:
                 self._blocks_imported += len(flight.record.slots)
 
     def _flushed(self, event: ev.FlushRequested) -> None:
@@ -559,7 +469,7 @@ class Metrics:
 
 
 def _outcome(flight: _Flight) -> str:
-    return _OUTCOMES[flight.record.word & STATE_MASK]
+    return OUTCOMES[flight.record.word & STATE_MASK]
 
 
 def _complete(flight: _Flight, event: OffloadingEvent) -> None:
@@ -571,7 +481,7 @@ def _complete(flight: _Flight, event: OffloadingEvent) -> None:
     # A wall clock may have been set back meanwhile.
     if nanoseconds > 0:
         tally.nanoseconds += nanoseconds
-    tally.seconds[bisect_left(_SECONDS, nanoseconds / 1e9)] += 1
+    tally.seconds[bisect_left(SECONDS_BOUNDS, nanoseconds / 1e9)] += 1
 
 
 _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {

@@ -2,8 +2,8 @@
 
     registry.register(PrometheusCollector(metrics))
 
-A name is the one in `kvsm.explain.metrics` with `kvsm_` before it; counters end in `_total`. Values are read
-at a scrape, so the exporter costs nothing between two of them.
+A name is the one in `kvsm.explain.metric_table` with `kvsm_` before it; counters end in `_total`. Values are
+read at a scrape, so the exporter costs nothing between two scrapes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any
 
-from kvsm.explain.metrics import METRICS, HistogramValue, Metric, Metrics
+from kvsm.explain.metric_table import METRICS, Metric
+from kvsm.explain.metrics import HistogramValue, Metrics
 
 try:
     from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily

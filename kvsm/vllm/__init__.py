@@ -15,7 +15,7 @@ vLLM calls and reads, and what kvsm does with it), `extra_config` (a user's opti
 memory and copy engine of a rank), `copy_cores` (where it copies on a CPU).
 
 - `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
-  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `exported_metrics`, `connector_stats`,
+  `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `connector_stats`,
   `own_process`, `startup_checks` and `deadlines` (copies that are never reported). Between engines they use
   `hand_overs` (which threads talk to other engines) and `prompt_layout` (what two engines compare).
 - `recording_spec` consists of `recording_manager`, `manager_recorder` and `log_stats`. On a CPU its copies

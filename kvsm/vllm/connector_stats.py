@@ -1,8 +1,10 @@
 """kvsm's metrics in vLLM's log and at its metrics endpoint.
 
 Counters and histograms are sent as their growth since they were sent last, gauges as their value. The names
-are `vllm:kvsm_` and the name in `exported_metrics`. Two counters come from the workers: bytes copied, and
-time spent in copies.
+are `vllm:kvsm_` and the name in `kvsm.explain.metric_table`. Two counters come from the workers: bytes
+copied, and time spent in copies. vLLM passes plain numbers from the engine to the process that exports them,
+and adds them up on the way. So a histogram travels as the growth of each bucket, by its place, and of the
+sum. A Prometheus histogram takes single values only, and `spread` gives such values.
 
 A MultiConnector may have several connectors, and Prometheus has each name only once:
 
@@ -23,8 +25,14 @@ from typing import Any
 from prometheus_client import REGISTRY
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-from kvsm.explain.metrics import HistogramValue, Metric, Metrics
-from kvsm.vllm.exported_metrics import ADDED, EXPORTED, FACTS, SUM, spread
+from kvsm.explain.metric_table import EXPORTED, FACTS, Metric
+from kvsm.explain.metrics import HistogramValue, Metrics, spread
+
+ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")
+"""The metrics whose numbers are growth. The others say what is there now."""
+
+SUM = "sum"
+"""Stands for the place of a bucket, where a histogram's sum is sent."""
 
 Series = tuple[str, ...]
 """(name, *values of its labels)."""

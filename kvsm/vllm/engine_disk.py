@@ -128,7 +128,7 @@ class EngineDisk:
             disk.flush_log(LogFlush.REPORTS_TAKEN)
 
     def counts(self) -> Mapping[str, int]:
-        """The values of `exported_metrics.DISK`."""
+        """The values of `kvsm.explain.metric_table.DISK`."""
         counts = self.tier.counts
         return {
             "disk_blocks": len(self.tier.disk.ledger.index),

@@ -10,7 +10,7 @@ from vllm.v1.kv_offload.base import (
 )
 
 from kvsm.core.log import LogWriter
-from kvsm.explain.metrics import METRICS
+from kvsm.explain.metric_table import METRICS
 
 LOG_METRICS = ("log_events_dropped", "log_broken")
 

@@ -221,7 +221,7 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """The values of `exported_metrics.SERVES_WITHOUT`, and of `HAND_OVERS` and `DISK` if this engine has
+        """The values of `metric_table.SERVES_WITHOUT`, and of `HAND_OVERS` and `DISK` if this engine has
         them."""
         without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
         counts: dict[str, Any] = {"serves_without": without}

@@ -29,9 +29,8 @@ from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.log import MemoryLog, WholeState
 from kvsm.errors import LogWriteFailed
 from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, Restarted, SkipReason
-from kvsm.explain.gauges import gauges
-from kvsm.explain.metrics import METRICS, HistogramValue, Metric, Metrics
-from kvsm.vllm.exported_metrics import EXPORTED, spread
+from kvsm.explain.metric_table import EXPORTED, METRICS, Metric
+from kvsm.explain.metrics import HistogramValue, Metrics, gauges, spread
 
 PAGE = ROOT / "docs" / "metrics.md"
 

@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
 from kvsm.explain import prometheus
-from kvsm.explain.metrics import METRICS, Metrics
+from kvsm.explain.metric_table import METRICS
+from kvsm.explain.metrics import Metrics
 from kvsm.explain.prometheus import PrometheusCollector
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]

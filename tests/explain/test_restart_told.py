@@ -12,8 +12,7 @@ from kvsm.cli import main
 from kvsm.core.ledger import Ledger
 from kvsm.core.log import LogReader
 from kvsm.core.offloader import Offloader
-from kvsm.explain.gauges import gauges
-from kvsm.explain.metrics import Metrics
+from kvsm.explain.metrics import Metrics, gauges
 from kvsm.explain.other_future import OtherChoices, fork
 from kvsm.explain.story.restarts import survivors
 

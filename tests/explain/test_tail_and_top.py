@@ -26,8 +26,8 @@ from kvsm.cli.output import Screen
 from kvsm.cli.toned import in_red
 from kvsm.core.log import LogFollower
 from kvsm.events import OffloadingEvent
-from kvsm.explain.gauges import gauges
 from kvsm.explain.live_view import LiveView, RankCounts
+from kvsm.explain.metrics import gauges
 from kvsm.explain.story import Trust
 from kvsm.explain.story.concern import concern
 from kvsm.explain.story.event_filter import EventFilter

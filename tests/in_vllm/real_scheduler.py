@@ -59,7 +59,7 @@ from kvsm.core.ledger.invariants import check_ledger
 from kvsm.core.ledger.snapshot import digest
 from kvsm.core.plan import TransferPlan, WorkerReport
 from kvsm.errors import PropertyBroken
-from kvsm.explain.gauges import gauges
+from kvsm.explain.metrics import gauges
 from kvsm.explain.story import verify_log
 from kvsm.properties import Property
 from kvsm.states.lease import LeaseState

@@ -19,9 +19,9 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
+from kvsm.explain.metric_table import FACTS
 from kvsm.explain.metrics import Metrics
 from kvsm.vllm.connector_stats import STATS_INTERVAL_S, KvsmPromMetrics, KvsmStats, StatsSource
-from kvsm.vllm.exported_metrics import FACTS
 
 
 class Source:

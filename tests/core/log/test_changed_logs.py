@@ -43,8 +43,7 @@ from kvsm.core.log import LogReader
 from kvsm.core.policies import POLICIES
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError
 from kvsm.events import KINDS, OffloadingEvent
-from kvsm.explain.gauges import gauges
-from kvsm.explain.metrics import Metrics
+from kvsm.explain.metrics import Metrics, gauges
 from kvsm.explain.story import BlockLife, KeyLife, RequestLife, TransferLife, rebuild, tell
 
 DECODER: msgspec.msgpack.Decoder[OffloadingEvent] = msgspec.msgpack.Decoder(reduce(or_, KINDS))

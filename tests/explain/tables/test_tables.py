@@ -24,8 +24,7 @@ from kvsm.core.ledger import Ledger
 from kvsm.core.log.fold import Moment
 from kvsm.errors import ConfigError, InvalidEvent, LogError
 from kvsm.events import OffloadConfig, OffloadingEvent
-from kvsm.explain.gauges import gauges
-from kvsm.explain.metrics import Metrics
+from kvsm.explain.metrics import Metrics, gauges
 from kvsm.explain.story.concern import concern
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import TABLES, Gone
