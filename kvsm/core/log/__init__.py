@@ -19,8 +19,8 @@ from kvsm.core.log.log_directory import WHAT_TO_DO, LogDirectory
 from kvsm.core.log.memory import MemoryLog
 from kvsm.core.log.reader import EventsTakenBack, LogEnd, LogGap, LogLife, LogReader, Segment
 from kvsm.core.log.stop_mark import StopMark, is_stop, stop_notice, stopped_by, told_stop
-from kvsm.core.log.writer import LogWriter
-from kvsm.core.log.writing_options import Durability, OnFailure
+from kvsm.core.log.syncing import Durability
+from kvsm.core.log.writer import LogWriter, OnFailure
 
 __all__ = [
     "RUN_BYTES",

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import Literal
 
 from kvsm.core.log.log_thread import LogThread, SyncJob
 from kvsm.core.log.opening import Opening
 from kvsm.core.log.segment_file import Synced, WritePlace
-from kvsm.core.log.writing_options import Durability
+
+Durability = Literal["none", "interval", "every"]
 
 
 class Syncing:

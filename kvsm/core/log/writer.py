@@ -33,32 +33,83 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import Literal, NamedTuple, NoReturn
 
 from msgspec.structs import replace
 
 from kvsm.core.ledger.state_copy import StateCopy, WholeState
-from kvsm.core.log import forks
 from kvsm.core.log.continued import EndedLog, begin_life, new_log
 from kvsm.core.log.flush_mark import UNBOUND, LogBinding, set_marks
 from kvsm.core.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
 from kvsm.core.log.log_directory import WHAT_TO_DO
 from kvsm.core.log.log_thread import LogThread
-from kvsm.core.log.next_frame import FRAME_EVENTS, FrameMaker
 from kvsm.core.log.opening import Opening
-from kvsm.core.log.retention import Retention
+from kvsm.core.log.retention import FRAME_BYTES, Retention
 from kvsm.core.log.segment_file import Loss, SegmentFile, WritePlace
 from kvsm.core.log.segment_maker import SegmentMaker
-from kvsm.core.log.syncing import Syncing
-from kvsm.core.log.writing_options import ERROR_TEXT, Durability, OnFailure, check_options
-from kvsm.errors import LogError, LogWriteFailed, described
+from kvsm.core.log.syncing import Durability, Syncing
+from kvsm.errors import ConfigError, LogError, LogWriteFailed, described
 from kvsm.events import OffloadConfig, OffloadingEvent
+
+OnFailure = Literal["stop", "continue"]
+
+ERROR_TEXT = 2000
+"""Most characters of the text of the error with which a log is closed."""
+
+FRAME_EVENTS = 512
+"""Most events of one frame. With more, an event does not get cheaper."""
 
 LOOK_INTERVAL_NS = 1_000_000_000
 """How often a flush looks whether somebody has deleted the file."""
 
 _REFUSED = -(1 << 62)
 """What a closed or failed writer expects as its next event. No event has such a number."""
+
+
+def _note_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+_forks = 0
+"""How often this process and its parents have forked. A writer in a forked child finds another number."""
+
+os.register_at_fork(after_in_child=_note_fork)
+
+
+class _NextFrame(NamedTuple):
+    """A frame: its first event, how many events it has, and its bytes."""
+
+    first: int
+    num_events: int
+    data: bytes
+
+
+class _FrameMaker:
+    """Makes the frames of the events, in order.
+
+    most_events: how many events the next frame should have: about `FRAME_BYTES` of them, by the last frame.
+    """
+
+    def __init__(self, encoder: FrameEncoder) -> None:
+        self.most_events = FRAME_EVENTS
+        self._encoder = encoder
+        self._made = _NextFrame(0, 0, b"")
+
+    def make(self, place: WritePlace) -> _NextFrame:
+        """The frame of the first events that wait, the same one until it is written.
+
+        A reader may have seen some bytes of a frame whose write was interrupted. So no other frame may take
+        its place.
+        """
+        if self._made.first != place.first:
+            events = place.events[:FRAME_EVENTS]
+            count = len(events)
+            data = self._encoder.events(events, place.segment.synced.offset)
+            self.most_events = min(FRAME_EVENTS, max(FRAME_BYTES * count // len(data), 1))
+            self._made = _NextFrame(place.first, count, data)
+            self._encoder.keep()
+        return self._made
 
 
 class LogWriter:
@@ -109,7 +160,7 @@ class LogWriter:
         first: int = 1,
         binding: LogBinding = UNBOUND,
     ) -> None:
-        check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run, first)
+        _check_options(durability, sync_interval_ms, segment_bytes, max_bytes, on_failure, run, first)
         life = 1
         if isinstance(directory, EndedLog):
             life, run = directory.life, directory.run or run
@@ -124,7 +175,7 @@ class LogWriter:
         self._segment_bytes, self._first = segment_bytes, first
         run = os.urandom(RUN_BYTES) if run is None else run
         self._encoder = FrameEncoder(run, compress, life)
-        self._frames = FrameMaker(self._encoder)
+        self._frames = _FrameMaker(self._encoder)
         self._retention, self._limited = Retention(max_bytes, segment_bytes), max_bytes is not None
         head = config, clock, run, life, binding.life_id
         self._maker = SegmentMaker(*head, compress, self._retention, self._syncs)
@@ -132,7 +183,7 @@ class LogWriter:
         self._resume_at, self._look_at_ns, self._settled = 0, 0, False
         self._nothing_until_ns = 0  # (monotonic) A flush without new events has nothing to do.
         self._refusal: LogError | None = None
-        self._closed, self._ended, self._forks = False, False, forks.times
+        self._closed, self._ended, self._forks = False, False, _forks
         self._calls: list[object] = []
         self._opening: Opening | None = None
         self._place: WritePlace
@@ -197,7 +248,7 @@ class LogWriter:
         if self._closed:
             self._claimed.close()
             return
-        if self._forks != forks.times:
+        if self._forks != _forks:
             self._shut()
             return
         self._alone(lambda: self._close(None if error is None else described(error)))
@@ -215,7 +266,7 @@ class LogWriter:
         mark, calls = object(), self._calls
         try:
             calls.append(mark)
-            if calls[0] is not mark or self._forks != forks.times:
+            if calls[0] is not mark or self._forks != _forks:
                 self._refuse_call()
             call()
         finally:
@@ -223,7 +274,7 @@ class LogWriter:
                 calls.remove(mark)
 
     def _refuse_call(self) -> NoReturn:
-        if self._forks != forks.times:
+        if self._forks != _forks:
             problem = f"this is process {os.getpid()}, forked from the one that made this log; only that one"
             raise LogError(f"{self.directory}: {problem} may write it, so make another log here")
         problem = "another call of this writer has not returned"
@@ -339,7 +390,7 @@ class LogWriter:
         self._closed = True
         failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
-        if self._forks == forks.times:
+        if self._forks == _forks:
             self._syncing.thread.end()
             with suppress(OSError):  # No reader looks at it.
                 self._drop_opening()
@@ -349,7 +400,7 @@ class LogWriter:
                 segment.close()
         except OSError as error:
             # What was synced is on the disk, whatever this says.
-            if not self._syncs and not failed and self._forks == forks.times:
+            if not self._syncs and not failed and self._forks == _forks:
                 self._stop("its last events may be missing, because it could not be closed", error)
         finally:
             self._claimed.close()
@@ -596,3 +647,29 @@ class LogWriter:
         self._refusal, self._nothing_until_ns = refusal, 0
         place = self._place
         self._place = WritePlace(place.segment, place.offset, _REFUSED, [], place.written, place.dropped)
+
+
+def _check_options(
+    durability: str,
+    sync_interval_ms: int,
+    segment_bytes: int,
+    max_bytes: int | None,
+    on_failure: str,
+    run: bytes | None,
+    first: int,
+) -> None:
+    """Raises `ConfigError` for an option of `LogWriter` that cannot work."""
+    if run is not None and len(run) != RUN_BYTES:
+        raise ConfigError(f"run has {len(run)} bytes; it must have {RUN_BYTES}")
+    if first < 1:
+        raise ConfigError(f"first is {first}; events count from 1")
+    if durability not in ("none", "interval", "every"):
+        raise ConfigError(f"durability is {durability!r}; it must be none, interval or every")
+    if on_failure not in ("stop", "continue"):
+        raise ConfigError(f"on_failure is {on_failure!r}; it must be stop or continue")
+    if sync_interval_ms < 0:
+        raise ConfigError(f"sync_interval_ms is {sync_interval_ms}; it must be 0 or more")
+    if segment_bytes < 1:
+        raise ConfigError(f"segment_bytes is {segment_bytes}; it must be 1 or more")
+    if max_bytes is not None and max_bytes < 2 * segment_bytes:
+        raise ConfigError(f"max_bytes is {max_bytes}; it must hold two segments of {segment_bytes} bytes")

@@ -46,7 +46,7 @@ from kvsm.core.log import (
     WholeState,
 )
 from kvsm.core.log.frames import encode_preamble, segment_path
-from kvsm.core.log.next_frame import FRAME_EVENTS
+from kvsm.core.log.writer import FRAME_EVENTS
 from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import (
     KINDS,

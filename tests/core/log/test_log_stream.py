@@ -88,7 +88,7 @@ def test_an_interrupt_between_making_a_frame_and_noting_it_harms_no_later_one(
     life = Life(tmp_path, compress=True)
     life.append(6)
     with monkeypatch.context() as patch:
-        patch.setattr("kvsm.core.log.next_frame.NextFrame", interrupted)
+        patch.setattr("kvsm.core.log.writer._NextFrame", interrupted)
         with pytest.raises(KeyboardInterrupt):
             life.append(6)
     for _ in range(3):
