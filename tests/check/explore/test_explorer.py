@@ -328,8 +328,8 @@ def test_an_interrupt_ends_the_search_and_keeps_what_was_seen(jobs: int) -> None
             signal.raise_signal(signal.SIGINT)
         return True
 
-    def interrupt_from_outside(_progress: ExplorationProgress) -> None:
-        if jobs > 1:
+    def interrupt_from_outside(progress: ExplorationProgress) -> None:
+        if jobs > 1 and progress.states > 50:
             signal.raise_signal(signal.SIGINT)
 
     model = endless([always(interrupt)])
