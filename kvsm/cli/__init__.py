@@ -27,8 +27,8 @@ class Listed(NamedTuple):
     """A command in the help.
 
     room: the file of kvsm/cli that it is in.
-    section: where the help lists it.
-    says: its line there, which is the first sentence of its own help.
+    section: heading of the help under which it is listed.
+    says: its line in the list: the first sentence of the command's own help.
     """
 
     room: str
@@ -37,40 +37,40 @@ class Listed(NamedTuple):
 
 
 COMMANDS = {
-    "report": Listed("report", LOOK, "Say what LOG tells as a whole, and what stands out in it."),
-    "why": Listed("why", LOOK, "Tell why a request, key, transfer or slot fared as it did."),
+    "report": Listed("report", LOOK, "Summarize LOG, and list what stands out in it."),
+    "why": Listed("why", LOOK, "Explain a miss, a wait or a failure in LOG."),
     "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
-    "whatif": Listed("whatif", LOOK, "Tell what LOG would have been with another host pool."),
-    "diff": Listed("diff", LOOK, "Say where two logs of one workload part first."),
-    "query": Listed("query", LOOK, "Answer a SELECT, or a named query, over the tables of LOG."),
+    "whatif": Listed("whatif", LOOK, "Predict the hit rate of LOG with another pool size or policy."),
+    "diff": Listed("diff", LOOK, "Show the first difference between two logs of one workload."),
+    "query": Listed("query", LOOK, "Run a SELECT, or a named query, over the tables of LOG."),
     "export": Listed("export", LOOK, "Write the tables of each LOG as Parquet files."),
-    "show": Listed("show", LOOK, "Tell the life of one thing in LOG, with causes."),
+    "show": Listed("show", LOOK, "Show the history of a block, key, request or transfer in LOG."),
     "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
     "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
-    "repro": Listed("repro", LOOK, "Write a pytest file that replays LOG to its first failure."),
-    "fork": Listed("fork", LOOK, "Go on from event SEQ of LOG with other choices."),
+    "repro": Listed("repro", LOOK, "Write a pytest file that reproduces the first failure in LOG."),
+    "fork": Listed("fork", LOOK, "Re-run LOG from event SEQ with changes; show where it diverges."),
     "tail": Listed("tail", LOOK, "Print the last events of LOG, and each new one."),
-    "top": Listed("top", LOOK, "Show what an engine does now, from the LOG that it writes."),
+    "top": Listed("top", LOOK, "Show what a running engine does, from the LOG that it writes."),
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
-    "pools": Listed("pools", RUN, "List the host pools that DIR keeps, and who uses them."),
+    "pools": Listed("pools", RUN, "List the host pools kept in DIR, and the processes using them."),
     "logs": Listed("logs", RUN, "List the event logs in DIR, and delete old ones on request."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
     "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),
-    "fuzz": Listed("fuzz", CHECK, "Walk at random through the real code, and reduce a failure."),
-    "museum": Listed("museum", CHECK, "Put real bugs back into kvsm, and let the checkers find them."),
+    "fuzz": Listed("fuzz", CHECK, "Run random operations on the real code, and reduce a failure."),
+    "museum": Listed("museum", CHECK, "Put known bugs into kvsm, and test whether the checkers see them."),
     "vllm-check": Listed("vllm", CHECK, "Test whether the installed vLLM works with kvsm."),
     "vllm-fuzz": Listed(
         "vllm_fuzz",
         CHECK,
-        "Drive any vLLM connector by vLLM's scheduler, and reduce failures.",
+        "Fuzz any vLLM connector under vLLM's scheduler; reduce failures.",
     ),
-    "diagram": Listed("diagram", CHECK, "Draw MACHINE as its table declares it."),
+    "diagram": Listed("diagram", CHECK, "Draw a state machine from its transition table."),
 }
 """Each command, in the order of the help. A test compares `says` with the command's own help."""
 
 
 class _Commands(CommandGroup):
-    """Turns an error of kvsm into one clear line and an exit code; a bug keeps its traceback."""
+    """Prints an error of kvsm as one line and exits with its code; a bug is printed with its traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's signature)
         return list(COMMANDS)
@@ -86,17 +86,17 @@ class _Commands(CommandGroup):
         """List the commands by purpose."""
         width = max(map(len, COMMANDS))
         for section in SECTIONS:
-            listed = [(name, one.says) for name, one in COMMANDS.items() if one.section == section]
+            commands = [(name, listed.says) for name, listed in COMMANDS.items() if listed.section == section]
             with formatter.section(section):
-                formatter.write_dl([(name.ljust(width), says) for name, says in listed])
+                formatter.write_dl([(name.ljust(width), says) for name, says in commands])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
-        """The commands that begin so, with their lines."""
+        """Complete the name of a command; each completion shows the command's line of the help."""
         from click.shell_completion import CompletionItem
 
         found = [
-            CompletionItem(name, help=one.says)
-            for name, one in COMMANDS.items()
+            CompletionItem(name, help=listed.says)
+            for name, listed in COMMANDS.items()
             if name.startswith(incomplete)
         ]
         return [*found, *click.Command.shell_complete(self, ctx, incomplete)]
@@ -128,7 +128,7 @@ class _Commands(CommandGroup):
 
 
 def _note_system() -> None:
-    """Say on a system that kvsm does not support what may work there. Ends the command if nothing does."""
+    """Warn on a system that kvsm does not support. Ends the command on Windows, where nothing works."""
     if sys.platform == "linux":
         return
     if sys.platform == "win32":
@@ -138,7 +138,7 @@ def _note_system() -> None:
 
 
 def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> None:
-    """Say which kvsm this is, and which body its fold has."""
+    """Print the version of kvsm, and whether the native or the Python body of the fold runs."""
     if not asked:
         return
     from importlib.metadata import version
@@ -159,14 +159,14 @@ def _say_version(ctx: click.Context, _option: click.Parameter, asked: bool) -> N
     expose_value=False,
     is_eager=True,
     callback=_say_version,
-    help="Show the version, and which body of the fold runs.",
+    help="Show the version, and whether the fold runs in C or in Python.",
 )
 def main() -> None:
-    """An event-sourced state machine for KV-cache offload: run it, ask its log why, check it.
+    """An event-sourced state machine for KV-cache offload: run it, explain its log, check it.
 
     \b
     Begin with:
-      kvsm run                    a workload through the whole machine; its log stays in ./kvsm-log
-      kvsm report kvsm-log        what the log says as a whole, and what stands out in it
+      kvsm run                    serve a small workload; its log stays in ./kvsm-log
+      kvsm report kvsm-log        summarize the log, and list what stands out in it
       kvsm COMMAND --help         what a command does, with examples and exit codes
     """

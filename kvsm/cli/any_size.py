@@ -29,12 +29,12 @@ from kvsm.properties import Property
 
 
 class ToldExample(msgspec.Struct, frozen=True):
-    """A state that keeps all hypotheses, and the step that breaks the claim.
+    """A state in which all hypotheses hold, and the step that breaks the claim.
 
     state: the cells that differ from the initial state.
-    reachable: whether the explorer reaches a broken state of this size; null if its time was too short.
-    path: a shortest way to it.
-    excluding: facts of the state that no reachable state of this size has together.
+    reachable: whether the explorer reaches a broken state of this size; null if it ran out of time.
+    path: a shortest path to the broken state; empty if none was reached.
+    excluding: facts of `state` that never hold together in a reachable state of this size.
     """
 
     bounds: str
@@ -49,7 +49,7 @@ class ToldOpenCondition(msgspec.Struct, frozen=True):
     """A condition that is not proved.
 
     step: the action or forget after which the claim may not hold.
-    answers: what each solver says that did not prove it.
+    answers: the answer of each solver that did not prove it.
     """
 
     version: str
@@ -62,13 +62,13 @@ class ToldOpenCondition(msgspec.Struct, frozen=True):
 class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.any-size/1"):
     """What `kvsm check --any-size --json` prints: one line for each model.
 
-    versions: what was proved together.
-    claims, invariants: the properties that were proved, and what else had to be.
-    conditions: distinct conditions.
+    versions: the versions of the model that one proof covers.
+    claims, invariants: the properties to prove, and the invariants that the induction needs besides.
+    conditions: the number of distinct conditions.
     proved: the number of conditions that each solver proved.
     cpu_seconds: the CPU time of each solver.
     open: the conditions that are not proved.
-    limit: what ended the proof early.
+    limit: what ended the proof early; empty if nothing did.
     """
 
     model: str
@@ -87,18 +87,18 @@ class AnySizeAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
 def check_any_size(
     model: DeclaredModel, solvers: Sequence[Solver], jobs: int, as_json: bool, log: Path | None
 ) -> ExitCode:
-    """Prove one model for any size, and print the result. log: where the events of a refutation are kept."""
+    """Prove one model for any size, and print the result. log: directory for the events of a refutation."""
     versions = model.versions()
     proof = _prove(model.name, {name: sized[0] for name, sized in versions.items()}, solvers, jobs)
-    # An interrupt must end the command, so it looks for no examples.
+    # After an interrupt the command must end, so no examples are searched.
     opened = [] if proof.limit else _examples(versions, proof.open)
     answer = _answer(model, proof, opened)
     if as_json:
         say_json(answer)
     else:
         say(*_lines(model, answer))
-        for one, example, found in opened:
-            say(*_open_lines(one, example, found))
+        for condition, example, found in opened:
+            say(*_open_lines(condition, example, found))
     refuted = [(example, found) for _, example, found in opened if found is not None and found.refutation]
     if log is not None and refuted:
         example, found = refuted[0]
@@ -123,7 +123,7 @@ _Opened = tuple[ToldOpenCondition, "Example | None", "Reached | None"]
 
 
 def _prove(name: str, versions: dict[str, Declaration], solvers: Sequence[Solver], jobs: int) -> Proof:
-    """Prove. A terminal shows a line of progress until the result comes."""
+    """Prove a model. On a terminal, show a line of progress meanwhile."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return prove(versions, solvers, jobs)
@@ -136,7 +136,7 @@ def _prove(name: str, versions: dict[str, Declaration], solvers: Sequence[Solver
 
 
 def progress_line(name: str, progress: ProofProgress) -> str:
-    """How far the proof of a model has come, in one line."""
+    """Format the progress of a proof as one line."""
     return (
         f"{name}   {progress.answered:,} of {progress.questions:,} answers   {progress.open} open   "
         f"{progress.seconds:.0f} s"
@@ -147,7 +147,7 @@ def progress_line(name: str, progress: ProofProgress) -> str:
 
 
 def _examples(versions: dict[str, tuple[Declaration, ...]], opened: Sequence[OpenCondition]) -> list[_Opened]:
-    """Each open condition with an example, and whether its state can be reached."""
+    """For each open condition, search an example and whether the example's state can be reached."""
     answers: dict[tuple[str, str, str], dict[str, Answer]] = defaultdict(dict)
     for one in opened:
         answers[one.version, one.step, one.claim][one.solver] = one.answer
@@ -171,7 +171,7 @@ def _told(example: Example | None, known: Reached | None) -> ToldExample | None:
 
 
 def _open_lines(one: ToldOpenCondition, example: Example | None, known: Reached | None) -> Iterator[str]:
-    """An open condition for people: what is not kept, by which step, in which state."""
+    """Format an open condition for people: the claim, the step that may break it, and an example state."""
     said = ", ".join(f"{solver}: {answer.value}" for solver, answer in one.answers.items())
     yield ""
     yield in_yellow(f"open: {one.step} may not keep {one.claim!r}, with {one.version} ({said})")
@@ -218,12 +218,12 @@ def _answer(model: DeclaredModel, proof: Proof, opened: Sequence[_Opened]) -> An
 
 
 def _named(claims: Iterable[tuple[Claim, ...]]) -> tuple[str, ...]:
-    """The names of all claims, each once."""
+    """Return the names of all claims, each once."""
     return tuple(dict.fromkeys(str(claim.name) for some in claims for claim in some))
 
 
 def _lines(model: DeclaredModel, answer: AnySizeAnswer) -> Iterator[str | Toned]:
-    """The summary of a model, for people."""
+    """Format the result of a model for people."""
     sets = ", ".join(one.plural for one in next(iter(model.versions().values()))[0].index_sets)
     limit = f" (stopped at {answer.limit})" if answer.limit else ""
     yield f"{model.name}, for any number of {sets}"
@@ -237,7 +237,7 @@ def _lines(model: DeclaredModel, answer: AnySizeAnswer) -> Iterator[str | Toned]
 
 
 def keep_events(place: Path, name: str, events: Sequence[OffloadingEvent]) -> None:
-    """Keep the events of a refutation as a log, and say where."""
+    """Save the events of a refutation as an event log, and print where."""
     if not events:
         complain(f"{name} runs no offload core, so it has no event log")
         return

@@ -1,4 +1,4 @@
-"""`kvsm check`: every interleaving within the bounds of a scope, of the real code and of the protocol."""
+"""`kvsm check`: explore every interleaving of the real code or of the protocol, within a scope's bounds."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from kvsm.errors import ConfigError
 from kvsm.states import MACHINES
 
 MOST = 1_000_000
-"""The largest bound. Nothing of that size can be explored, nor always be packed."""
+"""The largest bound that is accepted. A scope of that size could not be explored, nor always be packed."""
 WORST_FIRST = (ExitCode.BROKEN, ExitCode.INTERRUPTED, ExitCode.UNDETERMINED, ExitCode.GOOD)
 
 _CODES = {
@@ -50,14 +50,14 @@ class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     """What `kvsm check --json` prints: one line for each model.
 
     bounds: what was explored; a proof holds within these bounds.
-    states: distinct states; of the model threads: schedules.
-    transitions: actions taken; of threads: steps.
-    depth: actions from an initial state to the farthest state; of threads: steps of the longest schedule.
+    states: distinct states; for the model `threads`, schedules.
+    transitions: actions taken; for `threads`, steps.
+    depth: actions from an initial state to the farthest state; for `threads`, steps of the longest schedule.
     seconds: wall time.
     limit: the limit that ended an undetermined search.
-    finding: what is broken.
-    counterexample: a shortest path to it.
-    reached, unreached: the states to be seen that were seen, and that were not.
+    finding: the broken property; null if none was found.
+    counterexample: a shortest path to the finding; null if there is none.
+    reached, unreached: the "sometimes" properties that held in some state, and those that held in none.
     actions: how often each action was taken.
     edges: the edges of the machine tables that were taken.
     never_taken: the other edges of these tables.
@@ -82,7 +82,7 @@ class CheckAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 
 
 class ToldCounterexample(msgspec.Struct, frozen=True):
-    """A refutation step by step.
+    """The steps that refute a model.
 
     circle: the number of the step that enters an endless cycle; 0 if none does.
     because: the step to look at first.
@@ -96,7 +96,7 @@ class ToldCounterexample(msgspec.Struct, frozen=True):
 class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.check-list/1"):
     """What `kvsm check --list --json` prints: one line for each model.
 
-    says: what the model is.
+    says: what the model covers, in a line.
     machines: the machines whose tables it covers.
     scopes: the bounds of each scope.
     """
@@ -110,7 +110,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @click.command(cls=Command)
 @click.argument("models", metavar="[MODEL]...", nargs=-1)
 @click.option("--list", "only_list", is_flag=True, help="List models, scopes and bounds; check nothing.")
-@click.option("--scope", default="small", show_default=True, help="What to explore; see --list.")
+@click.option("--scope", default="small", show_default=True, help="Scope to explore; see --list.")
 @click.option(
     "-b",
     "--bound",
@@ -130,10 +130,13 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     "--depth",
     "max_depth",
     type=click.IntRange(min=1),
-    help="Limit of actions from the start; protocol, requests and threads do not support it.",
+    help="Most actions from the start; protocol, requests and threads do not support it.",
 )
 @click.option(
-    "--log", type=click.Path(path_type=Path), metavar="DIR", help="Keep the event log of a refutation."
+    "--log",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Write the event log of a refutation to DIR/MODEL.",
 )
 @click.option(
     "--any-size",
@@ -145,7 +148,7 @@ class ListedModel(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     type=click.Choice(["z3", "cvc5", "both"]),
     default="both",
     show_default=True,
-    help="Who proves with --any-size.",
+    help="Solvers of --any-size.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, one line per model.")
 def check(
@@ -165,22 +168,22 @@ def check(
     """Explore every interleaving of MODEL within bounds.
 
     Without MODEL all models are explored. Exploration is breadth first: every action in every reachable
-    state. A refutation therefore shows a shortest path, with what each step changed. --log also writes it as
-    an event log (`kvsm show DIR/MODEL --block 0`). A proof holds only for the printed bounds.
+    state. A refutation therefore shows a shortest path, with what each step changed. --log also writes this
+    path as an event log (`kvsm show DIR/MODEL --block 0`). A proof holds only for the printed bounds.
 
-    With --any-size the two protocols are proved without bounds, by induction, by the solvers z3 and cvc5.
+    With --any-size the two protocols are proved by induction, without bounds, with the solvers z3 and cvc5.
 
     \b
     kvsm check                                 a small scope of each model, some seconds
     kvsm check serving --scope full            minutes
-    kvsm check serving --scope pairs           some eighty small scopes, made by rule: minutes
+    kvsm check serving --scope pairs           some eighty generated small scopes: minutes
     kvsm check copies -b copies=3 -b bad=1     bounds of your own
     kvsm check tiers --scope full --cluster ray://head:10001      on many machines
     kvsm check --list                          all models and scopes
     kvsm check protocol --any-size             a proof by two solvers, a minute (pip install 'kvsm[proof]')
 
     \b
-    Exit codes: 0 proved; 1 refuted; 2 unusable input; 3 undetermined, because a limit came first.
+    Exit codes: 0 proved; 1 refuted; 2 unusable input; 3 undetermined, because a limit was reached.
     Several models: refuted if any is, else undetermined if any is.
     """
     if only_list:
@@ -198,11 +201,11 @@ def check(
         limit = msgspec.structs.replace(limit, executor=executor)
         codes = set()
         for model in chosen:
-            taken = limit if models else _those_taken(limit, model)
+            supported = limit if models else _supported_limits(limit, model)
             if scope in model.families:
-                codes.add(_check_family(model, scope, bounds, taken, log, as_json))
+                codes.add(_check_family(model, scope, bounds, supported, log, as_json))
             else:
-                found = _check_scope(model, _bounded(model, scope, bounds), taken, log, as_json)
+                found = _check_scope(model, _bounded(model, scope, bounds), supported, log, as_json)
                 codes.add(_exit_code(found))
     raise SystemExit(next(code for code in WORST_FIRST if code in codes))
 
@@ -216,18 +219,18 @@ def _check_scope(
     *,
     is_one_of_many: bool = False,
 ) -> Exploration:
-    """Explore one scope, and tell what was seen. is_one_of_many: tell it in one line unless it is refuted."""
+    """Explore one scope, and print the result. is_one_of_many: print one line unless it is refuted."""
     found = _explore(model, scope, limit)
-    way = _way(found)
-    told = None if way is None else model.retell(scope, way)
+    refutation = _refutation_with_path(found)
+    counterexample = None if refutation is None else model.retell(scope, refutation)
     if as_json:
-        say_json(_answer(model, found, told))
+        say_json(_answer(model, found, counterexample))
     elif is_one_of_many and found.verdict is not Verdict.REFUTED:
         say(_short_line(found))
     else:
-        say(*_lines(model, found, told))
-    if log is not None and way is not None:
-        _keep_log(log / model.name, model, scope, way)
+        say(*_lines(model, found, counterexample))
+    if log is not None and refutation is not None:
+        keep_events(log / model.name, model.name, model.events(scope, refutation))
     return found
 
 
@@ -239,7 +242,7 @@ def _check_family(
     log: Path | None,
     as_json: bool,
 ) -> ExitCode:
-    """Explore the scopes of a family, until one is refuted or interrupted."""
+    """Explore the scopes of a family one by one; stop after a refutation or an interrupt."""
     explored, codes = [], set()
     for name in model.families[family]:
         wanted = _bounded(model, name, bounds)
@@ -259,17 +262,17 @@ def _check_family(
 def _prove(
     names: Sequence[str], solvers: Sequence[Solver], jobs: int | None, log: Path | None, as_json: bool
 ) -> ExitCode:
-    """Prove the named models for any size, or all that can be."""
+    """Prove the named models for any size; without names, every model that supports it."""
     _refuse_bounds(click.get_current_context())
     models = _provable(names)
     if log is not None:
         _check_free(log, [model.name for model in models])
-    codes = {check_any_size(one, solvers, jobs or os.cpu_count() or 1, as_json, log) for one in models}
+    codes = {check_any_size(model, solvers, jobs or os.cpu_count() or 1, as_json, log) for model in models}
     return next(code for code in WORST_FIRST if code in codes)
 
 
 def _refuse_bounds(context: click.Context) -> None:
-    """A proof for any size has no bounds. Raises `ConfigError` if some were given."""
+    """Raise `ConfigError` for an option of explorations: a proof for any size has no bounds."""
     for name, option in _OF_EXPLORATIONS.items():
         if context.get_parameter_source(name) is not ParameterSource.DEFAULT:
             raise ConfigError(f"{option} is for an exploration; --any-size proves without bounds")
@@ -287,31 +290,31 @@ _OF_EXPLORATIONS = {
 
 
 def _provable(names: Sequence[str]) -> list[DeclaredModel]:
-    """The named models, or all that can be proved for any size."""
-    provable = {one.name: one for one in MODELS.values() if isinstance(one, DeclaredModel)}
+    """Return the named models; without names, every model that can be proved for any size."""
+    provable = {model.name: model for model in MODELS.values() if isinstance(model, DeclaredModel)}
     for name in names:
         if name not in provable:
             raise ConfigError(f"--any-size proves {', '.join(provable)}, not {name!r}")
-    return [one for name, one in provable.items() if not names or name in names]
+    return [model for name, model in provable.items() if not names or name in names]
 
 
 # What to check.
 
 
 def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[CheckedModel]:
-    """The named models in the order of the registry, or all that have this scope."""
+    """Return the named models in the order of `MODELS`; without names, every model with this scope."""
     for name in names:
         if name not in MODELS:
             raise ConfigError(f"there is no model {name!r}; there are {', '.join(MODELS)}")
-    has_it = {name for name, one in MODELS.items() if scope in one.scopes or scope in one.families}
-    chosen = [one for one in MODELS.values() if one.name in (names or has_it)]
-    for one in chosen:
-        if one.name not in has_it:
-            raise ConfigError(f"{one.name} has no scope {scope!r}; it has {', '.join(_own_scopes(one))}")
+    has_it = {name for name, model in MODELS.items() if scope in model.scopes or scope in model.families}
+    chosen = [model for model in MODELS.values() if model.name in (names or has_it)]
+    for model in chosen:
+        if model.name not in has_it:
+            raise ConfigError(f"{model.name} has no scope {scope!r}; it has {', '.join(_own_scopes(model))}")
     if not chosen:
         raise ConfigError(f"no model has a scope {scope!r}; see kvsm check --list")
-    first = {one.name: one.scopes[one.families.get(scope, (scope,))[0]] for one in chosen}
-    known = {name for one in chosen for name in one.bounds(first[one.name])}
+    first = {model.name: model.scopes[model.families.get(scope, (scope,))[0]] for model in chosen}
+    known = {name for model in chosen for name in model.bounds(first[model.name])}
     for name in _numbers(bounds):
         if name not in known:
             raise ConfigError(f"there is no bound {name!r} here; there are {', '.join(sorted(known))}")
@@ -319,15 +322,15 @@ def _choose(names: Sequence[str], scope: str, bounds: Sequence[str]) -> list[Che
 
 
 def _own_scopes(model: CheckedModel) -> list[str]:
-    """The scopes that are worth a line each, and the families."""
-    many = {
+    """Return the scopes and families to list. A family stands for its numbered scopes."""
+    numbered = {
         name for names in model.families.values() for name in names if name.rpartition("-")[2].isdecimal()
     }
-    return [name for name in model.scopes if name not in many] + list(model.families)
+    return [name for name in model.scopes if name not in numbered] + list(model.families)
 
 
 def _bounded(model: CheckedModel, scope: str, bounds: Sequence[str]) -> Any:
-    """The scope with the bounds that the model has."""
+    """Return the scope with the given bounds. Bounds that the model does not have are ignored."""
     wanted = model.scopes[scope]
     own = {name: number for name, number in _numbers(bounds).items() if name in model.bounds(wanted)}
     return model.bounded(wanted, own) if own else wanted
@@ -345,8 +348,8 @@ def _numbers(bounds: Sequence[str]) -> dict[str, int]:
     return numbers
 
 
-def _those_taken(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLimits:
-    """The limits that this model supports. A model that was not named drops the others with a notice."""
+def _supported_limits(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLimits:
+    """Return the limits that this model supports. Prints a notice for each limit that is dropped."""
     if model.takes_depth:
         return limit
     for option, given in (("--depth", limit.max_depth), ("--cluster", limit.executor)):
@@ -356,7 +359,7 @@ def _those_taken(limit: ExplorationLimits, model: CheckedModel) -> ExplorationLi
 
 
 def _print_list(as_json: bool) -> None:
-    """Print all scopes. Text shows how each differs from the first one of its model, JSON everything."""
+    """Print all scopes. Text shows only bounds that differ from the model's first scope; JSON shows all."""
     if as_json:
         for model in MODELS.values():
             scopes = {name: dict(model.bounds(scope)) for name, scope in model.scopes.items()}
@@ -374,8 +377,8 @@ def _print_list(as_json: bool) -> None:
                 say(f"  {name}: {len(names)} scopes, {names[0]} to {names[-1]}")
                 continue
             bounds = model.bounds(model.scopes[name])
-            told = [f"{bound}={number}" for bound, number in bounds.items() if first.get(bound) != number]
-            say(f"  {name}: {' '.join(told) or 'the same bounds'}")
+            other = [f"{bound}={number}" for bound, number in bounds.items() if first.get(bound) != number]
+            say(f"  {name}: {' '.join(other) or 'the same bounds'}")
             first = first or bounds
 
 
@@ -383,7 +386,7 @@ def _print_list(as_json: bool) -> None:
 
 
 def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Exploration:
-    """Explore. A terminal shows a line of progress until the result comes."""
+    """Explore a scope. On a terminal, show a line of progress meanwhile."""
     console = Console(stderr=True)
     if not console.is_terminal:
         return model.explore(scope, limits)
@@ -397,7 +400,7 @@ def _explore(model: CheckedModel, scope: Any, limits: ExplorationLimits) -> Expl
 
 
 def progress_line(name: str, progress: ExplorationProgress, counts: str = "states") -> str:
-    """How far the exploration of a model has come, in one line."""
+    """Format the progress of an exploration as one line."""
     return (
         f"{name}   {progress.states:,} {counts}   {progress.states_per_second:,.0f} {counts}/s   "
         f"depth {progress.depth}   queue {progress.queue:,}   {progress.seconds:.0f} s"
@@ -407,8 +410,8 @@ def progress_line(name: str, progress: ExplorationProgress, counts: str = "state
 # Results.
 
 
-def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None) -> Iterator[str]:
-    """The summary of a model, for people."""
+def _lines(model: CheckedModel, found: Exploration, counterexample: Counterexample | None) -> Iterator[str]:
+    """Format the result of a model for people."""
     yield f"{found.model}: {found.bounds}"
     limit = f" (stopped at {found.limit})" if found.limit else ""
     yield _COLOURS[found.verdict](f"  verdict    {found.verdict.value}{limit}")
@@ -421,7 +424,7 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
     if found.unreached:
         yield f"  unreached  {', '.join(found.unreached)}"
         reason = f"             all {model.counts} were seen, so they are unreachable"
-        if found.verdict is Verdict.REFUTED and told is None:
+        if found.verdict is Verdict.REFUTED and counterexample is None:
             yield f"{reason}: this refutes the model"
         elif found.verdict is Verdict.PROVED:
             yield f"{reason}; changed bounds require none"
@@ -431,8 +434,8 @@ def _lines(model: CheckedModel, found: Exploration, told: Counterexample | None)
         for (machine, trigger), same in groupby(missed, lambda edge: (edge.machine, edge.trigger)):
             ways = ", ".join(f"{edge.source} -> {edge.target}" for edge in same)
             yield f"    never taken: {machine} {trigger}: {ways}"
-    if told is not None:
-        yield from render(told).split("\n")
+    if counterexample is not None:
+        yield from render(counterexample).split("\n")
 
 
 def _edges_line(model: CheckedModel, missed: int) -> str:
@@ -441,7 +444,7 @@ def _edges_line(model: CheckedModel, missed: int) -> str:
 
 
 def _short_line(found: Exploration) -> str:
-    """One scope of a family."""
+    """Format the result of one scope of a family as one line."""
     limit = f" (stopped at {found.limit})" if found.limit else ""
     return (
         _COLOURS[found.verdict](f"{found.model}: {found.verdict.value}{limit}")
@@ -450,7 +453,7 @@ def _short_line(found: Exploration) -> str:
 
 
 def _family_lines(model: CheckedModel, family: str, explored: Sequence[Exploration]) -> Iterator[str]:
-    """The sum of a family, and why no scope takes the edges that are left."""
+    """Format the totals of a family, and for each edge that was never taken the reason."""
     states, transitions = (sum(getattr(one, name) for one in explored) for name in ("states", "transitions"))
     yield f"{model.name}, {family}: {len(explored)} of {len(model.families[family])} scopes"
     seconds = sum(one.seconds for one in explored)
@@ -461,8 +464,8 @@ def _family_lines(model: CheckedModel, family: str, explored: Sequence[Explorati
         yield f"    never taken: {edge.name}: {UNTAKEN.get(edge.name, 'no scope of this family leads there')}"
 
 
-def _answer(model: CheckedModel, found: Exploration, told: Counterexample | None) -> CheckAnswer:
-    """The same for scripts."""
+def _answer(model: CheckedModel, found: Exploration, counterexample: Counterexample | None) -> CheckAnswer:
+    """Return the result of a model for `--json`."""
     return CheckAnswer(
         model=found.model,
         bounds=found.bounds,
@@ -474,7 +477,9 @@ def _answer(model: CheckedModel, found: Exploration, told: Counterexample | None
         states_per_second=round(found.states_per_second, 1),
         limit=found.limit,
         finding=None if found.refutation is None else told_finding(found.refutation.finding),
-        counterexample=None if told is None else ToldCounterexample(told.steps, told.circle, told.because),
+        counterexample=None
+        if counterexample is None
+        else ToldCounterexample(counterexample.steps, counterexample.circle, counterexample.because),
         reached=found.reached,
         unreached=found.unreached,
         actions=found.actions,
@@ -489,10 +494,12 @@ def _exit_code(found: Exploration) -> ExitCode:
     return _CODES[found.verdict]
 
 
-def _way(found: Exploration) -> Refutation | None:
-    """The refutation, if it has a path. A "sometimes" that is never reached has none."""
-    way = found.refutation
-    return None if way is None or str(way.finding.property) in found.unreached else way
+def _refutation_with_path(found: Exploration) -> Refutation | None:
+    """Return the refutation if it has a path. A "sometimes" property that never holds has none."""
+    refutation = found.refutation
+    if refutation is None or str(refutation.finding.property) in found.unreached:
+        return None
+    return refutation
 
 
 def _check_free(log: Path, names: Sequence[str]) -> None:
@@ -504,7 +511,3 @@ def _check_free(log: Path, names: Sequence[str]) -> None:
         raise ConfigError(f"{log} cannot hold logs: {error.strerror}") from error
     if taken:
         raise ConfigError(f"{taken[0]} is not empty; give a new or empty directory for the log")
-
-
-def _keep_log(place: Path, model: CheckedModel, scope: Any, way: Refutation) -> None:
-    keep_events(place, model.name, model.events(scope, way))

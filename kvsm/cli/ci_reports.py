@@ -1,4 +1,4 @@
-"""What a walk tells a CI system: a JUnit file, and GitHub's annotations and summary."""
+"""Reports of a fuzzing walk for CI systems: a JUnit file, and GitHub's annotations and job summary."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ class WalkFailureReport(NamedTuple):
     told: its steps, for people.
     directory: where it is saved.
     replay: the command that repeats it.
-    log: what `kvsm show` tells of it.
-    place: file and line to mark.
+    log: its story as `kvsm show` prints it; empty if the failure has no log.
+    place: file and line to annotate.
     """
 
     failure: SavedFailure
@@ -55,9 +55,11 @@ class WalkFailureReport(NamedTuple):
 class WalkReport(NamedTuple):
     """A walk for a CI system.
 
-    command: "kvsm fuzz". target: what was walked. name: of the walk: its seed and its shard.
-    totals: what was done, in a line.
-    made_by: the command that makes the same walk.
+    command: "kvsm fuzz" or "kvsm vllm-fuzz".
+    target: the code under test.
+    name: the walk's name, made of its options, such as the seed and the shard.
+    totals: numbers of runs and operations, in a line.
+    made_by: the command that repeats the walk.
     """
 
     command: str
@@ -72,7 +74,7 @@ class WalkReport(NamedTuple):
 def failure_report(
     failure: SavedFailure, told: str, directory: Path, replay: str, place: tuple[str, int] | None = None
 ) -> WalkFailureReport:
-    """The report of a failure that is saved. place: the user's code; by default the test that was written."""
+    """Return the report of a saved failure. place: file and line of the user's code; None: the saved test."""
     log = directory / "log"
     lines = story(log, failure.message) if log.is_dir() else []
     tests = sorted(directory.glob("test_*.py"))
@@ -82,9 +84,9 @@ def failure_report(
 
 
 def tell_ci(report: WalkReport, junit: Path | None, *, github: bool, quiet: bool) -> None:
-    """Write and print what the user asked for.
+    """Write the JUnit file if `junit` is given; if `github`, print annotations and add to the job summary.
 
-    quiet: standard output belongs to JSON. GitHub reads standard error, too.
+    quiet: print annotations to standard error, which GitHub reads, too: standard output holds JSON.
     """
     if junit is not None:
         write_junit(junit, report)
@@ -98,7 +100,7 @@ def tell_ci(report: WalkReport, junit: Path | None, *, github: bool, quiet: bool
 
 
 def write_junit(path: Path, report: WalkReport) -> None:
-    """One test case for each failure, or one that passed. Raises `ConfigError`.
+    """Write a failed test case for each failure, or a single passed one. Raises `ConfigError`.
 
     The schema is the one that Jenkins, GitLab and pytest share.
     """
@@ -145,7 +147,7 @@ _NOT_XML = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]"
 
 
 def _xml(text: str) -> str:
-    """Text without the characters that XML 1.0 has no way to write."""
+    """Escape the characters that XML 1.0 cannot represent."""
     return _NOT_XML.sub(lambda found: ascii(found[0])[1:-1], text)
 
 
@@ -153,7 +155,7 @@ def _xml(text: str) -> str:
 
 
 def error_lines(report: WalkReport) -> list[str]:
-    """GitHub's workflow commands: one `::error` for each failure."""
+    """Return GitHub's workflow commands: one `::error` for each failure."""
     lines = []
     for one in report.failures:
         file, line = one.place
@@ -168,14 +170,14 @@ def error_lines(report: WalkReport) -> list[str]:
 
 
 def _escaped(text: str, is_property: bool = False) -> str:
-    """As GitHub's runner reads it."""
+    """Escape text for a workflow command of GitHub. is_property: the text is the value of a parameter."""
     for old, new in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
         text = text.replace(old, new)
     return text.replace(":", "%3A").replace(",", "%2C") if is_property else text
 
 
 def write_summary(report: WalkReport) -> None:
-    """Add the walk to the summary of GitHub's job, if this is one. Raises `ConfigError`."""
+    """Add the walk to the job summary if this is a GitHub job. Raises `ConfigError`."""
     name = os.environ.get("GITHUB_STEP_SUMMARY")
     if not name:
         return

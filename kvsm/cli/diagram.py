@@ -1,4 +1,4 @@
-"""`kvsm diagram`: a machine as a picture or a table."""
+"""`kvsm diagram`: print a state machine as a picture or a table."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from kvsm.states import MACHINES
     "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write to this file.  [default: print]"
 )
 def diagram(machine: str, form: str, output: Path | None) -> None:
-    """Draw MACHINE as its table declares it."""
+    """Draw a state machine from its transition table."""
     from kvsm.explain import diagrams  # `transitions` takes long to load, and no other command needs it
 
     text = getattr(diagrams, form)(MACHINES[machine])

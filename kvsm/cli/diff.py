@@ -1,4 +1,4 @@
-"""`kvsm diff`: where two logs of one workload part, and what differs at the end. It needs no torch."""
+"""`kvsm diff`: the first differences between two logs of one workload. It needs no torch."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from kvsm.ids import render_key
 @trust_options
 @json_option
 def diff(good: Path, bad: Path, as_json: bool, **trust: Any) -> None:
-    """Say where two logs of one workload part first. Then say what differs in the end.
+    """Show the first difference between two logs of one workload. Then compare their figures.
 
     GOOD and BAD are aligned by request and by key, not by event number or time. Each request and each key
     has a story: what was looked up, stored, evicted and loaded, what failed, how it ended. Waits and the
     order of reports differ from run to run and are not compared. The eight characters that vLLM's server
-    appends to a request's name are left out. If the logs share no key, because block hashes start from a
+    appends to a request's name are ignored. If the logs share no key, because block hashes start from a
     random value, a key is named by the request that stored it first.
 
     \b
@@ -41,7 +41,7 @@ def diff(good: Path, bad: Path, as_json: bool, **trust: Any) -> None:
       kvsm diff GOOD BAD --json
 
     \b
-    Exit code: 0 if every story goes the same way; 1 if not; 2 for input that cannot be used.
+    Exit code: 0 if all stories are equal; 1 if not; 2 for input that cannot be used.
     """
     with opened_log(good, **trust) as one, opened_log(bad, **trust) as other:
         found = compare(one, other)
@@ -56,7 +56,7 @@ def diff(good: Path, bad: Path, as_json: bool, **trust: Any) -> None:
 
 
 def _complain_of(log: OpenedLog) -> None:
-    """Say on standard error what is wrong with a log: stories may end there."""
+    """Print on standard error what is wrong with a log: its stories may be cut short."""
     if log.stopped is not None:
         complain(f"{log.directory}: cannot be read further: {log.stopped}")
     for note in log.condition.notes():
@@ -64,7 +64,7 @@ def _complain_of(log: OpenedLog) -> None:
 
 
 def print_diff(found: LogDiff, good: OpenedLog, bad: OpenedLog) -> None:
-    """Print a difference for people: settings, the first partings, figures."""
+    """Print a comparison for people: settings, the first stories that differ, figures."""
     if found.keys_by_owner:
         say("The logs share no key. A key is named by the request that stored it first.", "")
     _print_changed("setting", found.settings)
@@ -104,7 +104,7 @@ def _text(step: StoryStep) -> str:
 
 
 def _short(text: str) -> str:
-    """The text with each key as `kvsm show --key` takes it."""
+    """Return the text with each key in the form that `kvsm show --key` accepts."""
     return _KEY.sub(lambda key: render_key(bytes.fromhex(key[0])), text)
 
 
@@ -125,5 +125,5 @@ def _print_changed(what: str, changed: Sequence[Changed]) -> None:
 
 def _shown(value: object) -> str:
     if value is None:
-        return "not told"
+        return "unknown"
     return f"{value:,}" if type(value) is int else str(value)

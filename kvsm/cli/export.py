@@ -20,10 +20,10 @@ from kvsm.explain.tables.row_kinds import TABLES
 class ExportedLog(msgspec.Struct, frozen=True, kw_only=True):
     """One log of an export.
 
-    log: its directory, as the column `log` has it.
-    name: of its files, in the directory of each table.
-    rows: table -> how many rows it has.
-    whole: whether the tables hold all of the log, and no event is missing.
+    log: its directory, as in the column `log`.
+    name: the name of its file in each table's directory, without the suffix.
+    rows: the number of rows of each table.
+    whole: whether the whole log was read, and no event is missing.
     """
 
     log: str
@@ -35,7 +35,7 @@ class ExportedLog(msgspec.Struct, frozen=True, kw_only=True):
 class ExportAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.export/1"):
     """What `kvsm export --json` prints: which files were written.
 
-    directory: where they are. logs: what was read.
+    directory: the directory of the files. logs: the logs that were read.
     """
 
     directory: str
@@ -50,7 +50,7 @@ class ExportAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
     required=True,
     metavar="OUT",
     type=click.Path(path_type=Path, file_okay=False),
-    help="The directory to write to. It is made if it is missing.",
+    help="The directory to write to. It is created if it is missing.",
 )
 @click.option(
     "--table",
@@ -64,9 +64,9 @@ class ExportAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
 def export(logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], as_json: bool, **trust: Any) -> None:
     """Write the tables of each LOG as Parquet files.
 
-    A log gets one file a table, OUT/TABLE/RUN.parquet, with a first column `log`. RUN is the id of its run:
-    a second export of the same log replaces its files. DuckDB reads a table of all logs at once. The extra
-    kvsm[analysis] is needed.
+    Writes one file for each log and table, OUT/TABLE/RUN.parquet, with `log` as its first column. RUN is the
+    id of the log's run: a second export of the same log replaces its files. DuckDB can read the files of one
+    table from all logs at once. The extra kvsm[analysis] is needed.
 
     \b
     Examples:
@@ -74,7 +74,7 @@ def export(logs: tuple[Path, ...], out: Path, tables: tuple[str, ...], as_json: 
       kvsm export /logs/*/kvsm-log --parquet fleet --table lookups --table copies
       duckdb -c "SELECT log, why, COUNT(*) FROM 'fleet/lookups/*.parquet' GROUP BY ALL"
 
-    Exits with 1 if a log is damaged or lacks events. What comes before is exported.
+    Exits with 1 if a log is damaged or lacks events. The events before the damage are exported.
     """
     from kvsm.explain.tables.arrow import arrow_module
 

@@ -9,13 +9,13 @@ from kvsm.properties import Property
 
 
 class ToldFinding(msgspec.Struct, frozen=True):
-    """What is broken, and what was seen. property_id: "S3", or a word of the model's own."""
+    """A broken property, and what was seen. property_id: "S3", or a name that only the model uses."""
 
     property_id: str
     message: str
 
 
 def told_finding(finding: Finding) -> ToldFinding:
-    """A finding, its property as an id."""
+    """Convert a finding for `--json`: its property becomes an id."""
     name = finding.property
     return ToldFinding(name.id if isinstance(name, Property) else name, finding.message)

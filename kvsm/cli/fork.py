@@ -1,4 +1,4 @@
-"""`kvsm fork`: from any moment of a log the real core goes on, with other choices. It needs no torch."""
+"""`kvsm fork`: re-run the real core from any event of a log, with changes. It needs no torch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from kvsm.explain.verify.unavoidable import Unavoidable, unavoidable
 
 
 class ForkAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.fork/1"):
-    """What `kvsm fork --json` prints: how the core went on with other choices.
+    """What `kvsm fork --json` prints: what the core did when it was re-run with changes.
 
     log: directory of the new log.
-    forked: how the core went on.
+    forked: what the core did, and where it diverged.
     difference: between the old log and the new one.
     """
 
@@ -41,7 +41,7 @@ class _Late(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "late"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Read it. Complains if it is something else."""
+        """Parse the value. Fails if it has another form."""
         transfer, _, events = value.partition(":")
         if not transfer.isdigit() or not events.isdigit():
             self.fail(f"{value!r} is not TRANSFER:EVENTS, for example 1017:200", param, ctx)
@@ -53,25 +53,28 @@ _TRANSFER = click.IntRange(min=1)
 
 @click.command(cls=Command)
 @log_argument()
-@click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The last event that is kept.")
+@click.option("--at", type=click.IntRange(min=1), metavar="SEQ", help="The last event kept from LOG.")
 @click.option(
-    "--unavoidable", "chart", is_flag=True, help="Where a broken property could still be avoided; no --at."
+    "--unavoidable",
+    "chart",
+    is_flag=True,
+    help="Find up to which event a broken property is avoidable; no --at.",
 )
 @click.option("--policy", metavar="NAME", help=f"Another eviction policy: {', '.join(POLICIES)}.")
 @click.option("--abort", multiple=True, metavar="REQUEST", help="Abort this request at once. Repeatable.")
 @click.option("--reset", is_flag=True, help="Reset the cache at once.")
 @click.option(
-    "--fail", type=_TRANSFER, multiple=True, metavar="TRANSFER", help="Its reports are bad. Repeatable."
+    "--fail", type=_TRANSFER, multiple=True, metavar="TRANSFER", help="Make its reports bad. Repeatable."
 )
 @click.option(
-    "--lose", type=_TRANSFER, multiple=True, metavar="TRANSFER", help="No worker reports it. Repeatable."
+    "--lose", type=_TRANSFER, multiple=True, metavar="TRANSFER", help="Drop its reports. Repeatable."
 )
 @click.option(
     "--late",
     type=_Late(),
     multiple=True,
     metavar="TRANSFER:EVENTS",
-    help="Its reports come later. Repeatable.",
+    help="Delay its reports by EVENTS events. Repeatable.",
 )
 @click.option(
     "-o",
@@ -83,18 +86,18 @@ _TRANSFER = click.IntRange(min=1)
 @trust_options
 @json_option
 def fork(log: Path, at: int | None, chart: bool, output: Path | None, as_json: bool, **options: Any) -> None:
-    """Go on from event SEQ of LOG with other choices. Say where the futures part.
+    """Re-run LOG from event SEQ with changes; show where it diverges.
 
-    The calls that the engine made after SEQ are made again, on the real core. Without another choice it
-    decides what LOG says. The engine is not simulated: it makes the same calls, so the fork shows what kvsm
-    would have done with them. The new log is a log like any other: verify it, show it, report on it.
+    The calls that the engine made after SEQ are repeated on the real core. Without changes, the core decides
+    as in LOG. The engine is not simulated: its calls stay the same, so the fork shows what kvsm would have
+    done with them. The new log is a log like any other: verify it, show it, report on it.
 
     \b
     Examples:
       kvsm fork LOG --at 1200 --policy arc         another policy, from event 1200 on
       kvsm fork LOG --at 1200 --late 1017:500      the reports of transfer 1017 come 500 events later
       kvsm fork LOG --at 1200 --abort r7 --reset   r7 is aborted, then the cache is reset
-      kvsm fork LOG --unavoidable                  a property is broken: from where on was that certain?
+      kvsm fork LOG --unavoidable                  from which event on was the broken property certain?
 
     \b
     Exit code: 0 if the new log is written; 2 for input that cannot be used (nothing is written then).
@@ -118,13 +121,13 @@ def fork(log: Path, at: int | None, chart: bool, output: Path | None, as_json: b
 
 
 def _unavoidable(log: Path, trust: dict[str, Any]) -> Unavoidable:
-    """Fork the log at many places. On a terminal a line counts the forks."""
+    """Fork the log at many events. On a terminal, a line counts the forks."""
     with counting("verified", "forks") as progress:
         return unavoidable(log, progress=progress, **trust)
 
 
 def _chart(found: Unavoidable, as_json: bool) -> None:
-    """A line for each fork: up to where the core avoids the break."""
+    """Print a line for each fork, and up to which event the core avoids the broken property."""
     if as_json:
         say_json(found)
         return

@@ -1,4 +1,4 @@
-"""`kvsm fuzz`: the random walk through the real code, and the reduction of its failures."""
+"""`kvsm fuzz`: random walks through the real code, and the reduction of their failures."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from kvsm.system.private_files import write_whole
 
 DEFAULT_SECONDS = 10.0
 STATE_FILE = Path("kvsm-fuzz.json")
-"""Where an interrupted walk is saved if no file was named."""
+"""File of an interrupted walk if `--resume` is not given."""
 
 
 class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The totals of a walk so far, from which it can continue.
 
-    next_run: each run before it that belongs to the shard was made once.
+    next_run: number of the next run; all earlier runs of the shard are done.
     shard: "3/8"; "1/1" is the whole walk.
     """
 
@@ -59,7 +59,7 @@ class FuzzProgress(msgspec.Struct, frozen=True, kw_only=True):
     most_in_flight: int = 0
 
     def and_(self, more: WalkResult) -> FuzzProgress:
-        """The sum of these totals and the totals of further runs."""
+        """Return these totals plus those of further runs."""
         return msgspec.structs.replace(
             self,
             next_run=more.next_run,
@@ -74,10 +74,9 @@ class FuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", 
     """What `kvsm fuzz --json` prints: what a walk found.
 
     interrupted: Ctrl-C or SIGTERM ended the walk.
-    failure: what broke, reduced; null if nothing did. The actions of a machine of Hypothesis are the lines of
-        its program.
+    failure: the reduced failure; null if nothing broke. Actions of a Hypothesis machine are program lines.
     directory: where the failure was saved.
-    corpus: what the corpus holds now; null without --corpus.
+    corpus: size of the corpus after the walk; null without --corpus.
     """
 
     progress: FuzzProgress
@@ -107,7 +106,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     "--target",
     type=TargetName(),
     metavar="TARGET",
-    help="What to walk through (core): one of the targets below, or package.module:name of yours.",
+    help="The code to test (core): one of the targets below, or package.module:name of your own.",
 )
 @click.option("--seconds", type=click.FloatRange(min=0), help="Stop after this time (10).")
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs instead.")
@@ -120,19 +119,19 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     "--shard",
     callback=_shard,
     metavar="K/N",
-    help="Make only each N-th run: K from 1 to N, one for each machine. Give all of them one seed.",
+    help="Make only every N-th run, as machine K of N. Give all machines the same seed.",
 )
 @click.option(
     "--corpus",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Begin runs with the schedules kept there, and keep those that reach something new.",
+    help="Begin runs with the schedules in DIR, and add schedules that reach something new.",
 )
 @click.option(
     "--resume",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Continue the walk saved there, and save it again.",
+    help="Continue the walk saved in FILE, and save it again.",
 )
 @click.option(
     "--log",
@@ -146,7 +145,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     "replayed",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Repeat the failure saved there. One of your own code needs its --target, too.",
+    help="Repeat the failure saved in DIR. A failure of your own code needs its --target, too.",
 )
 @click.option(
     "--allow-policy",
@@ -164,7 +163,7 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     "--config",
     type=ConnectorConfig(),
     metavar="JSON",
-    help="With --replay: its kv_connector_extra_config, as the failure has it. It may name code and paths.",
+    help="With --replay: the kv_connector_extra_config of the failure, which may name code and paths.",
 )
 @ci_options
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
@@ -178,12 +177,12 @@ def fuzz(
     config: dict[str, Any] | None,
     **choices: Any,
 ) -> None:
-    """Walk at random through the real code, and reduce a failure.
+    """Run random operations on the real code, and reduce a failure.
 
-    A run is a fresh, small world in which hundreds of things happen: requests come and go, copies end in any
-    order, reports fail, come late or twice, the cache is reset. Each answer is compared with plain books that
-    say whose bytes are where. A run draws its configuration, and which things happen in it often, seldom or
-    never. The seed and the number of the run decide everything, so a failure can always be repeated.
+    A run is a fresh, small world with hundreds of operations: requests come and go, copies end in any order,
+    reports fail, come late or twice, the cache is reset. Each answer is compared with a simple model of which
+    bytes are where. A run draws its configuration, and whether each kind of operation is frequent, rare or
+    absent. The seed and the number of the run decide everything, so a failure can always be repeated.
 
     \b
     Targets:
@@ -194,8 +193,8 @@ def fuzz(
       tiers       a host pool with a disk below it: failures, resets, kills and power losses
       all         all of these
       package.module:name
-                  your own: a machine of kvsm.testing or of Hypothesis, or what makes a
-                  World from a Random (docs/testing.md)
+                  your own: a machine of kvsm.testing or of Hypothesis, or a callable that
+                  makes a World from a Random (docs/testing.md)
 
     \b
     Examples:
@@ -211,11 +210,12 @@ def fuzz(
     `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. Ctrl-C and
     SIGTERM save the walk and the corpus, and print how to continue.
 
-    A corpus is a directory with a small file for each schedule. To share it, copy files: those of two
-    machines can lie in one directory, and the next walk drops what is not needed.
+    A corpus is a directory with a small file for each schedule. To merge the corpora of two machines, copy
+    the files into one directory: the next walk drops redundant ones.
 
     \b
-    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 Ctrl-C, 143 SIGTERM, and nothing found.
+    Exit codes: 0 nothing found; 1 a failure; 2 unusable input; 130 (Ctrl-C) or 143 (SIGTERM) if interrupted
+    before a failure.
     """
     allowed = {"policy": allow_policies, "connector": _given(connector), "extra": _given(config)}
     if replayed is not None:
@@ -289,7 +289,7 @@ def _find(choices: _FuzzOptions, executor: Executor | None, as_json: bool) -> No
 
 
 def _begin(choices: _FuzzOptions) -> FuzzProgress:
-    """Where the walk continues or starts."""
+    """Return the saved progress that the walk continues from, or that of a new walk."""
     resume, target, seed = choices.resume, choices.target, choices.seed
     shard = None if choices.shard is None else str(choices.shard)
     if resume is not None and not resume.parent.is_dir():
@@ -330,7 +330,7 @@ class _Walk:
         self._target, self._start, self._choices, self._executor = target, start, choices, executor
         self._shard = Shard.parse(start.shard)
         self._entries: list[CorpusEntry] = []
-        """Those with which the last runs could begin."""
+        """Corpus entries with which the last runs could begin."""
         self._corpus = None if choices.corpus is None else Corpus(target, choices.corpus)
         for message in [] if self._corpus is None else self._corpus.wrong:
             complain(message)
@@ -378,7 +378,7 @@ class _Walk:
         )
 
     def report(self, progress: FuzzProgress, result: WalkResult) -> FuzzAnswer:
-        """What came of it. A failure is reduced and saved."""
+        """Return the result. A failure is reduced and saved first."""
         failure, directory = None, self._choices.directory
         broken = None if self._corpus is None else self._corpus.broken
         if result.failure is not None:
@@ -399,7 +399,7 @@ class _Walk:
 
 
 def _keep(progress: FuzzProgress, path: Path | None) -> None:
-    """Save the walk as a whole: a half-written file would lose it."""
+    """Save the walk atomically: a half-written file would lose it."""
     if path is None:
         return
     try:
@@ -409,7 +409,7 @@ def _keep(progress: FuzzProgress, path: Path | None) -> None:
 
 
 def _totals(progress: FuzzProgress, rate: float) -> str:
-    # Not every world counts its copies.
+    # Some worlds do not count their copies.
     peak = progress.most_in_flight
     copies = f"{peak} copies in flight at most, " if peak else ""
     done = f"{progress.operations:,} operations in {progress.runs:,} runs, {rate:,.0f}/s"
@@ -433,7 +433,7 @@ def _print(report: FuzzAnswer, target: FuzzTarget, resume: Path | None) -> None:
 
 
 def _own(target: FuzzTarget) -> str:
-    """The option that allows the user's code to run."""
+    """Return the option that allows the user's code to run."""
     return f" --target {target.name}" if is_path(target.name) else ""
 
 
@@ -461,7 +461,7 @@ def _tell_ci(report: FuzzAnswer, target: FuzzTarget, choices: _FuzzOptions, as_j
 
 
 def _do_again(target: FuzzTarget, failure: SavedFailure, as_json: bool) -> None:
-    """Repeat a failure. Exit code 1 if it fails in any way."""
+    """Repeat a saved failure. Exits with 1 if the run fails, even with another finding."""
     again = target.again(failure)
     if as_json:
         say_json(

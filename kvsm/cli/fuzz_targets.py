@@ -1,4 +1,4 @@
-"""From the name of a target to what is walked: a world of kvsm, or the user's own world or machine."""
+"""Find the target of a name: a world of kvsm, or the user's own world or Hypothesis machine."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from kvsm.errors import ConfigError
 
 
 class TargetName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
-    """The name of a target, or an import path. What the path names is looked at later."""
+    """The name of a target, or an import path, which is imported later."""
 
     name = "target"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Refuse what is neither."""
+        """Return the name. Fails if it is neither a target nor an import path."""
         try:
             check_name(value)
         except ConfigError as error:
@@ -39,19 +39,19 @@ class TargetName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[CompletionItem]:
-        """The names of kvsm's own targets."""
+        """Complete the name of one of kvsm's own targets."""
         says = {**{name: one.says for name, one in TARGETS.items()}, "all": "all of these"}
         return [CompletionItem(name, help=says[name]) for name in says if name.startswith(incomplete)]
 
 
 def check_name(name: str) -> None:
-    """Raises `ConfigError` for a name that is neither a target of kvsm nor an import path."""
+    """Raise `ConfigError` for a name that is neither a target of kvsm nor an import path."""
     if name not in (*TARGETS, "all") and not is_path(name):
         raise ConfigError(f"{name!r} is not one of {', '.join(TARGETS)}, all, and no {PATH_FORM}")
 
 
 def target_of(name: str) -> FuzzTarget:
-    """What this name means. Raises `ConfigError` if its code is missing or of the wrong kind."""
+    """Return the target of this name. Raises `ConfigError` if its code is missing or of the wrong kind."""
     if not is_path(name):
         return WorldTarget(name)
     thing = find_own(name)
@@ -64,7 +64,7 @@ def target_of(name: str) -> FuzzTarget:
 
 
 def _is_machine(thing: Any) -> bool:
-    """Whether it is a machine of Hypothesis. Only a module that uses Hypothesis can have one."""
+    """Whether `thing` is a machine of Hypothesis. Compares names, so that Hypothesis is not imported here."""
     base = "hypothesis.stateful", "RuleBasedStateMachine"
     return isinstance(thing, type) and base in [(one.__module__, one.__name__) for one in thing.__mro__]
 
@@ -81,7 +81,7 @@ class ConnectorConfig(click.ParamType):  # type: ignore[type-arg,unused-ignore]
     name = "json"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dict[str, Any]:
-        """Refuse what is none."""
+        """Parse the value. Fails unless it is a JSON object."""
         if isinstance(value, dict):
             return value
         try:
@@ -96,12 +96,12 @@ class ConnectorConfig(click.ParamType):  # type: ignore[type-arg,unused-ignore]
 def saved_target(
     failure: SavedFailure, directory: Path, given: str | None, allowed: Mapping[str, Collection[Any]]
 ) -> FuzzTarget:
-    """The target of a saved failure.
+    """Return the target of a saved failure.
 
-    given: the own code that the user allows to run.
-    allowed: what the user allows the options to name, by their names.
+    given: import path of the user's own code that may run (`--target`); None if not given.
+    allowed: for each kind of option that may name code or paths, the values that the user allows.
 
-    Raises `ConfigError`: a file must not choose which code runs, or where it writes.
+    Raises `ConfigError` for anything else: a file must not choose which code runs, or where it writes.
     """
     if not is_path(failure.target):
         if given is not None:
@@ -117,7 +117,7 @@ def saved_target(
 
 
 def replay_command(failure: SavedFailure, directory: str | Path | None) -> str:
-    """The command that repeats a saved failure, with what its user has to allow."""
+    """Return the command that repeats a saved failure, with the options that allow its code."""
     if is_path(failure.target):
         return f"kvsm fuzz --replay {directory} --target {failure.target}"
     return f"kvsm fuzz --replay {directory}{allowing(failure.case().options)}"

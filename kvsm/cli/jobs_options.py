@@ -1,4 +1,4 @@
-"""`--jobs` and `--cluster`: who works, and how many at once."""
+"""`--jobs` and `--cluster`: the options for parallel workers."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def cluster_option(command: Decorated) -> Decorated:
     return click.option(
         "--cluster",
         metavar="ADDRESS",
-        help="Work on a Ray cluster: ray://HOST:PORT or HOST:PORT; auto, the one that runs on this machine; "
-        "local, one of its own on this machine. The results are the same as without. Needs kvsm[ray], and "
-        "this kvsm on every machine.",
+        help="Work on a Ray cluster: ray://HOST:PORT or HOST:PORT; auto, the cluster that runs on this "
+        "machine; local, a new one on this machine. The results are the same as without. Needs kvsm[ray], "
+        "and this version of kvsm on every machine.",
     )(command)
 
 
 @contextmanager
 def chosen_executor(cluster: str | None, jobs: int | None) -> Iterator[Executor | None]:
-    """The executor that the user chose; None for one process, which is this one. Raises `ConfigError`."""
+    """Yield the executor that the user chose; None: work in this process alone. Raises `ConfigError`."""
     jobs = jobs if cluster else jobs or os.cpu_count() or 1
     if jobs == 1 and cluster is None:
         yield None
@@ -59,9 +59,9 @@ def chosen_executor(cluster: str | None, jobs: int | None) -> Iterator[Executor 
 
 @contextmanager
 def executor_of_processes(cluster: str | None, jobs: int | None) -> Iterator[Executor]:
-    """The same, and never this process. Without a cluster `jobs` must be given.
+    """Like `chosen_executor`, but never this process. Without a cluster, `jobs` must be given.
 
-    A worker that is lost and made up for is told on standard error.
+    A worker that is lost is reported on standard error, and another one takes its work.
     """
     if cluster is None:
         assert jobs is not None
@@ -76,7 +76,7 @@ def executor_of_processes(cluster: str | None, jobs: int | None) -> Iterator[Exe
 
 
 def told_workers(executor: Executor | None) -> str:
-    """For the end of a line of progress: how many work, and how many were lost."""
+    """Return the end of a line of progress: the number of workers, and of those that were lost."""
     if executor is None:
         return ""
     lost = f", {executor.losses} lost and made up for" if executor.losses else ""
@@ -84,5 +84,5 @@ def told_workers(executor: Executor | None) -> str:
 
 
 def tell_lost(lost: LostWorker) -> None:
-    """Say on standard error that a worker was lost and made up for."""
+    """Report on standard error that a worker was lost, and that another one takes its work."""
     complain(str(lost))

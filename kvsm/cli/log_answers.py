@@ -1,4 +1,4 @@
-"""How every command that reads a log ends: what it says of the log itself, and its exit code."""
+"""The end of every command that reads a log: its notes about the log itself, and its exit code."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ def print_rows(*rows: tuple[str, str]) -> None:
 
 
 def end_lines(found: Unfinished) -> list[str]:
-    """What is open at the end of a log: the lines under "at the end:"."""
+    """Format what is open at the end of a log: the lines under "at the end:"."""
     return [f"  {name:<18}{text}" for name, text in end_rows(found)]
 
 
 def leave(condition: LogCondition, good: bool = True) -> None:
-    """Say on standard error what is wrong with the log. Ends with 1 if events of it are lost.
+    """Print on standard error what is wrong with the log. Exits with 1 if events are missing.
 
-    good: False: a property is broken, or there is another reason to end with 1.
+    good: False: exit with 1 in any case, for example because a property is broken.
     """
     for note in condition.notes():
         complain(note)

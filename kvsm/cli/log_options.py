@@ -1,4 +1,4 @@
-"""What every command that reads a log takes: LOG itself, how far it is believed, which part of it is meant.
+"""The common options of commands that read a log: LOG itself, how far to trust it, which part to read.
 
     @click.command(cls=Command)
     @log_argument()
@@ -31,10 +31,10 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
 def log_argument(name: str = "log", *, required: bool = True) -> Callable[[_Command], _Command]:
-    """The LOG argument of a command, as a `Path` to a log's own directory.
+    """Add the argument LOG to a command, as a `Path` to a log's own directory.
 
-    name: of the parameter, for a command that takes several logs.
-    required: False: the command can do something without a log; then the parameter is None.
+    name: the parameter's name, for a command with several logs.
+    required: False: LOG may be left out; then the parameter is None.
     """
     path = click.Path(path_type=Path)
     return click.argument(name, type=path, callback=_chosen, metavar=name.upper(), required=required)
@@ -53,7 +53,8 @@ def trust_options(command: _Command) -> _Command:
         "--max-slots",
         type=click.IntRange(min=1),
         metavar="N",
-        help="Refuse a LOG that claims more host slots or device blocks.  [default: 1048576, or its bytes]",
+        help="Refuse a LOG that claims more than N host slots or device blocks.  "
+        "[default: 1048576 or its size in bytes, whichever is larger]",
     )
     return allow(slots(command))
 
@@ -79,9 +80,9 @@ def window_options(command: _Command) -> _Command:
 
 
 def chosen_log(path: Path) -> Path:
-    """The log that a person means by `path`: its directory or, if that holds logs, the newest of them.
+    """Return the log at `path` or, if `path` is a directory of logs, the newest of them.
 
-    The newest is the log whose last segment was begun last. Says on standard error which was taken.
+    The newest is the log whose last segment was begun last. Prints on standard error which log was chosen.
 
     Raises `LogError` if there is no log.
     """
@@ -98,7 +99,7 @@ def chosen_log(path: Path) -> Path:
 
 
 def _chosen(ctx: click.Context, _: click.Parameter, path: Path | None) -> Path | None:
-    # A shell that completes a command line only wants to know its words.
+    # Shell completion only parses the command line: the log need not exist yet.
     return path if path is None or ctx.resilient_parsing else chosen_log(path)
 
 
@@ -118,9 +119,9 @@ def _directories_in(path: Path) -> list[Path]:
 
 
 def _newest_ns(log: Path) -> int | None:
-    """When the last segment of a log was begun (ns). None if there is no log in this directory.
+    """Return when the last segment of a log was begun (ns); None if there is no log in this directory.
 
-    Where the head of that segment cannot be read, the file's own time stands for it.
+    If the head of that segment cannot be read, the newest modification time of a segment is returned.
     """
     try:
         last = segment_paths(log)[-1:]

@@ -1,4 +1,4 @@
-"""`kvsm logs`: the event logs of a directory, and how to give their bytes back."""
+"""`kvsm logs`: list the event logs of a directory, and delete old ones."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class LogOfDirectory(msgspec.Struct, frozen=True, kw_only=True):
     """An event log.
 
     path: its directory.
-    bytes: of its segments.
+    bytes: size of its segments.
     written_ns: Unix time of the last write to it (ns).
-    state: `written` by a process now, or by another user; `kept` for an engine that restarts warm; or `past`.
-    deleted: whether it was deleted now.
+    state: `written` by a process now, or owned by another user; `kept` for a warm restart; or `past`.
+    deleted: whether this command deleted it.
     """
 
     path: str
@@ -34,7 +34,7 @@ class LogOfDirectory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.logs/1"):
-    """What `kvsm logs --json` prints: the event logs of a directory, the newest at the end."""
+    """What `kvsm logs --json` prints: the event logs of a directory, the newest last."""
 
     directory: str
     logs: list[LogOfDirectory]

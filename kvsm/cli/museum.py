@@ -1,7 +1,7 @@
-"""`kvsm museum`: real bugs of other systems, put back one by one, and which checker finds each.
+"""`kvsm museum`: put known bugs of other systems into kvsm one by one, and show which checker finds each.
 
-`--mutants` does the same with wrong versions of kvsm's own code. Neither is in the wheel, but in
-`specs/museum/` and `specs/mutants/` of the source, because they change the source.
+`--mutants` does the same with wrong versions of kvsm's own code. The bugs and the mutants change the source,
+so they are not in the wheel but in `specs/museum/` and `specs/mutants/` of the source.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ ROOT = Path(__file__).resolve().parents[2]
 class MuseumAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.museum/1"):
     """What `kvsm museum --json` prints: one line for each exhibit, and one for the unchanged code.
 
-    checker: the first that saw the bug; empty if none did.
-    also: the others that saw it, with --all.
+    checker: the first checker that found the bug; empty if none did.
+    also: the other checkers that found it, with --all.
     finding: what the checker reported.
-    trace: the actions up to the one that showed it.
-    steps: actions in the trace.
+    trace: the actions up to the one that revealed the bug.
+    steps: number of actions in the trace.
     seconds: time of the search.
-    cut: time was up before every checker had looked.
+    cut: whether time ran out before every checker had run.
     """
 
     id: str
@@ -63,10 +63,10 @@ class ListedExhibit(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema
 
 @click.command(cls=Command)
 @click.argument("ids", metavar="[ID]...", nargs=-1)
-@click.option("--mutants", is_flag=True, help="Look for all mutants in place of the exhibits.")
+@click.option("--mutants", is_flag=True, help="Search for all mutants instead of the exhibits.")
 @click.option("--list", "only_list", is_flag=True, help="List the exhibits; search for none.")
-@click.option("--show", metavar="ID", help="Tell the story of one exhibit and show its change.")
-@click.option("--all", "all_look", is_flag=True, help="Ask every checker, even after one has found the bug.")
+@click.option("--show", metavar="ID", help="Describe one exhibit and show its change.")
+@click.option("--all", "all_look", is_flag=True, help="Run every checker, even after one has found the bug.")
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
@@ -92,18 +92,18 @@ def museum(
     seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Put real bugs back into kvsm, and let the checkers find them.
+    """Put known bugs into kvsm, and test whether the checkers see them.
 
     Each exhibit is a bug of a public KV offload system, with the smallest change of kvsm's code that brings
-    it back. The checkers know nothing of it. They explore small worlds, walk through them at random, run
-    Hypothesis machines, and report what they saw and a short way there. The search for a bug ends with the
-    first checker that sees it, unless --all is given. Last comes the unchanged code, in which they must see
-    nothing. The steps are printed for exhibits that are named. "kvsm refuses it" means that the ledger does
-    not let the bug happen.
+    it back. The checkers are the same for every bug. They explore small worlds, walk through them at random,
+    run Hypothesis machines, and report what they saw and a short trace. The search for a bug ends with the
+    first checker that sees it, unless --all is given. The unchanged code comes last: the checkers must see
+    nothing in it. The steps are printed for exhibits that are named. "kvsm refuses it" means that the ledger
+    rejects the step in which the bug would happen.
 
-    Mutants, M01 and so on, are wrong versions of kvsm's own code. They were not chosen by what the checkers
-    see, so they tell how many bugs of an unknown kind would be found. Most are not: specs/mutants/README.md
-    says which, and why.
+    Mutants, M01 and so on, are wrong versions of kvsm's own code. They were chosen without regard to what the
+    checkers see, to estimate how many bugs of an unknown kind would be found. Many are not found:
+    specs/mutants/README.md says which, and why.
 
     The exhibits change kvsm's source, so an installed wheel has none. Call this in a clone of the repository
     or in the unpacked source distribution, after `pip install -e '.[test]'` there.
@@ -143,7 +143,7 @@ def search_all(
 ) -> Iterator[Any]:
     """Search for many exhibits (`museum.search.search`). Results come in the order of `ids`.
 
-    Each exhibit has its own process, which takes the change with it when it ends.
+    Each search has its own process, so its change of the code is gone when the process ends.
     """
     task = partial(_search, seconds=seconds, all_look=all_look)
     with executor.results(task, ids, name="the search for {}".format, fresh=True) as results:
@@ -151,12 +151,12 @@ def search_all(
 
 
 def _search(id: str, *, seconds: float | None, all_look: bool) -> Any:
-    """The search for one exhibit. A worker may not have imported the museum."""
+    """Search for one exhibit. Imports the museum first: a worker process may not have done so."""
     return _import_museum("museum.search").search(id, seconds, all_look=all_look)
 
 
 def _import_museum(name: str) -> Any:
-    """Import a module of the museum. Its scenarios use helpers of the tests."""
+    """Import a module of the museum. Adds the tests' helpers to the path, because scenarios use them."""
     if not (ROOT / "specs" / "museum" / "__init__.py").is_file():
         raise ConfigError(
             "the museum is not in the package: it changes kvsm's source; clone the repository or unpack the "
@@ -173,11 +173,11 @@ def _import_museum(name: str) -> Any:
 
 def _list(exhibits: Sequence[Any], as_json: bool) -> None:
     if as_json:
-        for one in exhibits:
-            say_json(ListedExhibit(id=one.id, source=one.origin, property_id=one.breaks.id, title=one.title))
+        for bug in exhibits:
+            say_json(ListedExhibit(id=bug.id, source=bug.origin, property_id=bug.breaks.id, title=bug.title))
         return
-    for one in exhibits:
-        say(f"{one.id}  {one.title}; breaks {one.breaks}  ({one.origin})")
+    for bug in exhibits:
+        say(f"{bug.id}  {bug.title}; breaks {bug.breaks}  ({bug.origin})")
 
 
 def _story(exhibit: Any) -> str:
@@ -198,7 +198,7 @@ def _story(exhibit: Any) -> str:
 
 
 def _tell(search: Any, found: Iterable[Any], *, as_json: bool, with_steps: bool) -> ExitCode:
-    """Print results as they come. Good if all bugs were found and the unchanged code is clean."""
+    """Print results as they arrive. Returns GOOD if all bugs were found and the unchanged code is clean."""
     results = []
     for result in found:
         results.append(result)
@@ -231,7 +231,7 @@ def _answer(result: Any) -> MuseumAnswer:
 
 
 def _result_lines(search: Any, result: Any) -> Iterator[str]:
-    """A bug, and who has found it."""
+    """Format a bug, and the checkers that found it."""
     exhibit = search.BUGS.get(result.id)
     yield f"{result.id}  " + (f"{exhibit.title}; breaks {exhibit.breaks}" if exhibit else UNCHANGED)
     if result.finding is not None:

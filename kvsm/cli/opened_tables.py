@@ -1,4 +1,4 @@
-"""How a command opens the tables of a log: it tells how far it is, and why the index is not kept."""
+"""Open the tables of a log for a command, with a line of progress, and a notice if the index is not kept."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvsm.explain.tables.opened import open as open_log
 
 @contextmanager
 def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
-    """The log, opened. On a terminal the first reading of a large one shows how far it is."""
+    """Open a log. On a terminal, the first reading of a large log shows its progress."""
     with _opened(log, trust) as opened:
         if opened.note is not None:
             complain(opened.note)
@@ -27,7 +27,10 @@ def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
 
 @contextmanager
 def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
-    """The other tier of a log, with its own log opened if that can be. None: there is no other tier."""
+    """Yield the other tier of a log, host or disk, with its own log opened; None: there is no other tier.
+
+    If its log is missing or cannot be opened, the tier says why.
+    """
     other = other_tier(log)
     if other is None:
         yield None

@@ -1,14 +1,14 @@
-"""What the commands print. Everything that leaves for a terminal or a script goes through here.
+"""Printing of all commands: each line for a terminal or a script passes through here.
 
-Names, paths and messages may come from a log, and anybody may have written the log. So each line is made
-`printable` as it leaves: nothing in it moves the cursor, colours text, forges a line or is read as markup.
-JSON is plain ASCII.
+Names, paths and messages may come from a log of an untrusted writer. So each line is made `printable` before
+it is printed: nothing in it moves the cursor, colours text, forges a line or is read as markup. JSON is plain
+ASCII.
 
 A verdict is `in_green`, `in_red` or `in_yellow`. It has this colour on a terminal, unless the environment has
-NO_COLOR. The words alone tell the verdict, too.
+NO_COLOR. Its words alone also state the verdict.
 
 Standard output that cannot be written ends the command with its own exit code, because a full disk is not a
-broken property. A reader who leaves early (`kvsm show ... | head`) ends it with 0.
+broken property. A reader that closes the pipe early (`kvsm show ... | head`) ends the command with 0.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 
 def say(*lines: str) -> None:
-    """Print lines for people. A line break inside of a line is shown, not made."""
+    """Print lines for people. A line break within a line is printed as an escape."""
     with writing() as out:
         out.write("".join(f"{_shown(line, out)}\n" for line in lines))
         out.flush()
 
 
 def _shown(line: str, out: TextIO) -> str:
-    """The line, printable, and coloured if it is a verdict and this is a terminal."""
+    """Return the line, printable, and coloured if it is a verdict and `out` is a terminal."""
     text = encodable(line, out)
     if isinstance(line, Toned) and out.isatty() and not os.environ.get("NO_COLOR"):
         return click.style(text, fg=line.tone.value)
@@ -47,14 +47,14 @@ def _shown(line: str, out: TextIO) -> str:
 
 
 def say_text(text: str) -> None:
-    """Print text of several lines that holds nothing from a file."""
+    """Print text of several lines. Nothing in it may come from a file, which could forge a line."""
     say(*text.removesuffix("\n").split("\n"))
 
 
 def say_json(answer: msgspec.Struct) -> None:
     """Print one JSON object on one line, with the title of each property beside its id.
 
-    answer: its first key "schema" is its struct's tag, and `kvsm.cli.schemas` knows it by that name.
+    answer: a struct whose tag field is "schema"; `kvsm.cli.schemas` lists it by its tag.
     """
     assert answer.__struct_config__.tag_field == "schema", type(answer)
     say(json_with_titles(answer).decode())
@@ -69,14 +69,13 @@ def say_table(table: Any) -> None:
 
 
 class Screen:
-    """Lines that are drawn over the ones before on a terminal. Elsewhere each draw adds them, and a line of
-    its own after them."""
+    """Redraws its lines in place on a terminal. Elsewhere, each draw appends the lines and an empty one."""
 
     def __init__(self) -> None:
         self._drawn = 0
 
     def draw(self, *lines: str) -> None:
-        """Draw these lines. On a terminal they are cut to its size."""
+        """Draw these lines, cut to the size of the terminal if there is one."""
         with writing() as out:
             if not out.isatty():
                 out.write("".join(f"{encodable(line, out)}\n" for line in (*lines, "")))
@@ -99,7 +98,7 @@ def complain(text: str) -> None:
         try:
             err.write(f"kvsm: {encodable(text, err)}\n")
             err.flush()
-        except OSError:  # Nobody can be told that nobody can be told.
+        except OSError:  # Standard error is lost, so its loss cannot be reported.
             _discard(err)
 
 
@@ -116,14 +115,14 @@ def announce(line: str) -> None:
 
 @contextmanager
 def writing() -> Iterator[TextIO]:
-    """Around each write to standard output. Ends the command if the output cannot be written."""
+    """Wrap each write to standard output. Ends the command if the output cannot be written."""
     out = sys.stdout
     if out is None:
         _lose_output("it is closed")
     try:
         yield out
     except BrokenPipeError:
-        # The reader of our output has left: nothing is wrong.
+        # The reader has closed the pipe: nothing is wrong.
         _discard(out)
         raise SystemExit(ExitCode.GOOD) from None
     except OSError as error:
@@ -132,21 +131,21 @@ def writing() -> Iterator[TextIO]:
 
 
 class Command(click.Command):
-    """A command of kvsm. Its help, too, knows when it cannot be written."""
+    """A command of kvsm. Help that cannot be written ends it with the exit code of lost output, too."""
 
     def make_context(self, *args: Any, **extra: Any) -> click.Context:
-        """Read the command line. Prints the help if that is asked for."""
+        """Parse the command line. Prints the help if that is asked for."""
         with writing():
             return super().make_context(*args, **extra)
 
 
 class CommandGroup(Command, click.Group):
-    """The same for a group of commands. Suggests a command for a name that is misspelt."""
+    """A group of commands. Suggests a command for a misspelt name."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that is called, with its arguments."""
+        """Return the name, the command and its arguments. Suggests names similar to an unknown one."""
         name, known = args[0], self.list_commands(ctx)
         if name not in known and not name.startswith("-") and not ctx.resilient_parsing:
             near = get_close_matches(name, known)
@@ -156,7 +155,7 @@ class CommandGroup(Command, click.Group):
 
 
 def _discard(stream: TextIO) -> None:
-    """What is still buffered goes nowhere: the interpreter would fail on it at exit, with another code."""
+    """Redirect a broken stream to /dev/null: its flush at exit would fail and change the exit code."""
     with suppress(OSError, ValueError):  # A stream of a test has no descriptor.
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

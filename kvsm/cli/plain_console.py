@@ -11,14 +11,14 @@ from kvsm.cli.toned import Toned, encodable
 
 
 class PlainConsole(Console):
-    """A console that makes all text of a table printable, and gives a `Toned` cell its colour."""
+    """Makes all text of a table printable, and gives a `Toned` cell its colour."""
 
     def render_str(self, text: str, **options: Any) -> Text:
-        """The text of a cell."""
+        """Return the text of a cell."""
         if isinstance(text, Toned):
             options = {**options, "style": text.tone.value}
         return super().render_str(encodable(text, self.file), **options)
 
     def on_broken_pipe(self) -> NoReturn:
-        """Leave it to `writing`."""
+        """Raise the error again: `writing` handles it."""
         raise BrokenPipeError

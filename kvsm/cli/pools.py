@@ -1,4 +1,4 @@
-"""`kvsm pools`: the host pools that outlive their processes. It needs no torch."""
+"""`kvsm pools`: list the host pools that outlive their processes. It needs no torch."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _GIB = 1 << 30
 
 
 class ListedPool(msgspec.Struct, frozen=True, kw_only=True):
-    """A host pool that is kept.
+    """A host pool that outlives its processes.
 
     path: its file.
-    blocks, block_bytes, ranks: its sizes. bytes: of all its blocks.
-    means: what its bytes mean, by name; empty if the pool is not whole.
-    users: who is in it, or has not ended yet.
-    cold_reason: why nobody can take it warm, a line for each reason.
-    removed: whether it was removed now.
+    blocks, block_bytes, ranks: its sizes. bytes: size of all its blocks.
+    means: the facts that define what its bytes mean, by name; empty if the pool is not whole.
+    users: the processes that use it, or used it and have not ended yet.
+    cold_reason: why no engine can start warm with it, a line for each reason.
+    removed: whether this command removed it.
     """
 
     path: str
@@ -47,13 +47,13 @@ class PoolsAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 
 @click.command(cls=Command)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--remove", is_flag=True, help="Remove the pools that nobody uses, and give their memory back.")
+@click.option("--remove", is_flag=True, help="Remove the pools that no process uses, to free their memory.")
 @json_option
 def pools(directory: Path, remove: bool, as_json: bool) -> None:
-    """List the host pools that DIR keeps, and who uses them.
+    """List the host pools kept in DIR, and the processes using them.
 
     DIR is the `pool_dir` of an engine that restarts warm. A pool stays there when its engine ends, so that
-    the next one finds what was stored. Files that are no pools of this user are passed over.
+    the next engine finds the stored blocks. Other files, and pools of other users, are not listed.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def pools(directory: Path, remove: bool, as_json: bool) -> None:
 
 
 def _kept_in(directory: Path) -> list[tuple[Path, KeptPoolFacts]]:
-    """The kept pools of a directory. Raises `ConfigError` if it cannot be listed."""
+    """Return the pools in a directory. Raises `ConfigError` if it cannot be listed."""
     try:
         paths = sorted(directory.iterdir())
     except OSError as error:

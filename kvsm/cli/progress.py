@@ -1,4 +1,4 @@
-"""How far a long command is: a line on a terminal, and nothing anywhere else."""
+"""The progress of a long command: a line on a terminal, and nothing anywhere else."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 @contextmanager
 def counting(before: str, after: str = "") -> Iterator[Callable[[int], None] | None]:
-    """What to call with the number reached so far. None if nobody watches: then nothing need be counted.
+    """Yield a function that shows the number reached so far; None without a terminal: no need to count.
 
-    before, after: what the line says around the number, as in `verified 1,200 events`.
+    before, after: the text around the number, as in `verified 1,200 events`.
     """
     console = Console(stderr=True)
     if not console.is_terminal:

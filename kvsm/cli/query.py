@@ -1,4 +1,4 @@
-"""`kvsm query`: SQL over the tables of a log, and the named queries. It needs no torch."""
+"""`kvsm query`: run SQL or a named query over the tables of a log. It needs no torch."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class QueryAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 class ListedQuery(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.query-list/1"):
     """What `kvsm query --list --json` prints: one line for each named query.
 
-    name: what `--named` takes.
-    question: what it answers.
-    parameters: what `--set` takes.
+    name: its name, for `--named`.
+    question: the question that it answers.
+    parameters: its parameters, for `--set`.
     sql: the query, with the defaults and the values of `--set` filled in.
     """
 
@@ -67,13 +67,13 @@ class _QueryName(click.ParamType):  # type: ignore[type-arg,unused-ignore]
         param: click.Parameter,  # noqa: ARG002
         incomplete: str,
     ) -> list[CompletionItem]:
-        """The names that begin so, with their questions."""
-        found = [one for one in NAMED_QUERIES if one.name.startswith(incomplete)]
-        return [CompletionItem(one.name, help=one.question) for one in found]
+        """Complete the name of a query; each completion shows the query's question."""
+        found = [query for query in NAMED_QUERIES if query.name.startswith(incomplete)]
+        return [CompletionItem(query.name, help=query.question) for query in found]
 
 
 def _given(ctx: click.Context, param: click.Parameter, texts: tuple[str, ...]) -> dict[str, str]:
-    """The values of `--set`, by their names."""
+    """Return the values of `--set` by the names of their parameters."""
     given = {}
     for text in texts:
         name, sign, value = text.partition("=")
@@ -96,7 +96,7 @@ def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: b
 @click.command(cls=Command)
 @log_argument(required=False)
 @click.argument("query", required=False, metavar="[QUERY]")
-@click.option("--named", type=_QueryName(), metavar="NAME", help="Ask this named query; see --list.")
+@click.option("--named", type=_QueryName(), metavar="NAME", help="Run this named query; see --list.")
 @click.option(
     "--set",
     "given",
@@ -120,7 +120,7 @@ def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: b
     help="List the tables with their columns, and exit.",
 )
 @click.option(
-    "--csv", "as_csv", is_flag=True, help="Print CSV. A text that a spreadsheet would run gets a ' in front."
+    "--csv", "as_csv", is_flag=True, help="Print CSV. A cell that a spreadsheet would run gets a ' in front."
 )
 @click.option(
     "--limit",
@@ -153,9 +153,9 @@ def query(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Answer a SELECT, or a named query, over the tables of LOG.
+    """Run a SELECT, or a named query, over the tables of LOG.
 
-    QUERY is SQL as SQLite knows it. It can only read. docs/tables.md describes the tables and the named
+    QUERY is SQL in SQLite's dialect, and can only read. docs/tables.md describes the tables and the named
     queries. --since and --until select the rows of a named query by their column `event`.
 
     \b
@@ -194,7 +194,7 @@ def _answer(
     timeout: float,
     trust: dict[str, Any],
 ) -> None:
-    """Ask, and print the rows. form: (as CSV, as JSON, how many rows at most)."""
+    """Run the query, and print its rows. form: (as CSV, as JSON, the most rows or None)."""
     from kvsm.explain.tables.queries import run_query
 
     as_csv, as_json, limit = form
@@ -219,7 +219,7 @@ def _answer(
 
 
 def _within(window: Window, rows: Iterator[tuple[Any, ...]]) -> Iterator[tuple[Any, ...]]:
-    """The rows whose first column, the event, is in the window."""
+    """Select the rows whose first column, the event, is in the window."""
     return rows if window == Window() else (row for row in rows if row[0] in window)
 
 
@@ -266,11 +266,11 @@ def _csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[str]:
 
 
 def _harmless(cell: Cell) -> Cell:
-    """A cell that no spreadsheet takes for a formula."""
+    """Put a ' in front of a cell that a spreadsheet would take for a formula."""
     return f"'{cell}" if isinstance(cell, str) and cell[:1] in ("=", "+", "-", "@", "\t", "\r") else cell
 
 
 def say_lines(lines: Iterator[str]) -> None:
-    """Print lines, some at a time: there may be millions."""
+    """Print lines in batches: there may be millions."""
     while some := list(islice(lines, 1000)):
         say(*some)

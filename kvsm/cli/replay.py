@@ -1,4 +1,4 @@
-"""`kvsm replay`: the state that a log gives, at its end or at any event. It needs no torch."""
+"""`kvsm replay`: rebuild the state of a log at its end or after any event. It needs no torch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from kvsm.states.words import STATE_MASK
 class LedgerSummary(msgspec.Struct, frozen=True):
     """A ledger in numbers.
 
-    life: how many processes have written the log until here.
+    life: number of processes that have written the log so far.
     held: slots that are neither free nor idle.
     transfers: live transfers by direction and state.
     """
@@ -50,9 +50,9 @@ class LedgerSummary(msgspec.Struct, frozen=True):
 class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.replay/1"):
     """What `kvsm replay --json` prints: the state of a log at an event.
 
-    first: the first event that was folded; a snapshot holds what came before it.
-    events: events folded.
-    entries: blocks named in these events.
+    first: the first event that was folded; a snapshot holds the state before it.
+    events: number of events folded.
+    entries: number of blocks named in these events.
     seconds: wall time.
     """
 
@@ -65,7 +65,7 @@ class ReplayAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema"
 
 
 def state_of(ledger: Ledger) -> LedgerSummary:
-    """What `kvsm replay` prints of a ledger."""
+    """Summarize a ledger for `kvsm replay`."""
     states = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
     free, idle = len(ledger.free), ledger.evictable()
     return LedgerSummary(

@@ -1,4 +1,4 @@
-"""`kvsm report`: what a log says as a whole, and what stands out in it. It needs no torch."""
+"""`kvsm report`: summarize a log, and list what stands out in it. It needs no torch."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ def report(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Say what LOG tells as a whole, and what stands out in it.
+    """Summarize LOG, and list what stands out in it.
 
-    Hits, evictions, copies by rank, waits, the pool, and how LOG ends. Then what stands out, the most urgent
-    first, with the commands that show it. They can be pasted. If nothing stands out, it says so.
+    The summary covers hits, evictions, copies by rank, waits, the pool, and what is open where LOG ends. What
+    stands out follows, the most urgent first, with commands to paste that show details.
 
-    If the log of the other tier, host pool or disk, lies beside LOG, both tiers are told, with what stands
-    out in either log.
+    If the log of the other tier, host pool or disk, lies beside LOG, both tiers are summarized, with what
+    stands out in either log.
 
     \b
     Examples:
@@ -80,7 +80,7 @@ def report(
 
 
 def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
-    """The report for people, line by line."""
+    """Format the report for people, line by line."""
     yield from _head(found)
     for name, lines in (
         ("requests", _requests(found)),
@@ -122,13 +122,13 @@ def _head(found: LogFigures) -> Iterator[str]:
 
 def _requests(found: LogFigures) -> Iterator[str]:
     requests = found.requests
-    told = [f"{requests.finished:,} ended"]
-    told += [f"{requests.aborted:,} of them aborted"] if requests.aborted else []
-    told += [f"{requests.cut_off:,} ended with their process"] if requests.cut_off else []
-    told += [f"{requests.open:,} open"] if requests.open else []
-    told += [f"{requests.preempted:,} preempted"] if requests.preempted else []
-    told += [f"{requests.failed_loads:,} failed loads"] if requests.failed_loads else []
-    yield f"{requests.requests:,}: {', '.join(told)}"
+    parts = [f"{requests.finished:,} ended"]
+    parts += [f"{requests.aborted:,} of them aborted"] if requests.aborted else []
+    parts += [f"{requests.cut_off:,} ended with their process"] if requests.cut_off else []
+    parts += [f"{requests.open:,} open"] if requests.open else []
+    parts += [f"{requests.preempted:,} preempted"] if requests.preempted else []
+    parts += [f"{requests.failed_loads:,} failed loads"] if requests.failed_loads else []
+    yield f"{requests.requests:,}: {', '.join(parts)}"
 
 
 def _lookups(found: LogFigures) -> Iterator[str]:
@@ -147,12 +147,12 @@ def _lookups(found: LogFigures) -> Iterator[str]:
 
 
 def _amount(blocks: int, block_tokens: int) -> str:
-    told = number(blocks, "block")
-    return f"{told}, {_short(blocks * block_tokens)} tokens" if block_tokens else told
+    text = number(blocks, "block")
+    return f"{text}, {_short(blocks * block_tokens)} tokens" if block_tokens else text
 
 
 def _short(count: int) -> str:
-    """`950`, `12.1 k`, `2.9 M`."""
+    """Format a count as `950`, `12.1 k` or `2.9 M`."""
     for size, unit in ((10**9, " G"), (10**6, " M"), (10**4, " k")):
         if count >= size:
             return f"{count / (1000 if unit == ' k' else size):.1f}{unit}"
@@ -217,7 +217,10 @@ def _copies(found: LogFigures) -> Iterator[str]:
 
 
 def _worst(ranks: Sequence[RankFigures]) -> RankFigures | None:
-    """The rank that misses most, fails most, or is slowest. None: all are alike."""
+    """Return the rank with the most missing reports, the most failures or the slowest copies.
+
+    None: no rank differs clearly from the others.
+    """
     for measure in (_missing, _failing, _latency):
         values = sorted(map(measure, ranks))
         if len(values) > 1 and values[-1] > 1.5 * values[-2]:
@@ -273,7 +276,7 @@ def _pool(found: LogFigures) -> Iterator[str]:
 
 
 def _tiers(found: Report) -> Iterator[str]:
-    """The host pool and the disk below it. Nothing if there is no disk."""
+    """Format the host pool and the disk below it. Yields nothing if there is no disk."""
     tiers = found.tiers
     if tiers is None:
         return
@@ -298,7 +301,7 @@ def _tiers(found: Report) -> Iterator[str]:
 
 
 def _served(hits: TierHitFigures) -> str:
-    """Which tier had the blocks of prompts."""
+    """Format how many blocks of prompts each tier had."""
     parts = ((getattr(hits, name), name) for name in ("device", "host", "disk", "computed"))
     return ", ".join(f"{name} {blocks:,} ({percent(blocks, hits.asked)})" for blocks, name in parts)
 
@@ -315,7 +318,7 @@ def _disk_failures(found: DiskFailureFigures) -> Iterator[str]:
 
 
 def _lives(found: LogFigures) -> Iterator[str]:
-    """The processes that wrote the log one after another. Nothing if one wrote all of it."""
+    """Format the restarts between processes that wrote the log. Yields nothing if one wrote all of it."""
     restarts = found.restarts
     if not restarts.restarts:
         return
@@ -330,7 +333,7 @@ def _lives(found: LogFigures) -> Iterator[str]:
 
 
 def _others(found: LogFigures) -> Iterator[str]:
-    """What most logs do not have."""
+    """Format what most logs lack: resets, skips, rejected reports, hand-overs, several KV cache groups."""
     if found.resets.resets:
         yield f"{number(found.resets.resets, 'reset')} dropped {number(found.resets.keys, 'block')}"
     for skip in found.skips:
@@ -354,8 +357,8 @@ def _hand_overs(found: HandOverFigures) -> Iterator[str]:
         (found.given_up, "given up"),
         (found.held, "without an end"),
     )
-    if told := [f"{count:,} {what}" for count, what in given if count]:
-        yield f"hand-overs to other engines: {', '.join(told)}"
+    if parts := [f"{count:,} {what}" for count, what in given if count]:
+        yield f"hand-overs to other engines: {', '.join(parts)}"
 
 
 def _elsewhere(found: ElsewhereFigures) -> str:
@@ -387,16 +390,19 @@ def _troubles(found: Report) -> Iterator[str]:
         yield from (f"   $ {line}" for line in one.commands)
 
 
-def _sparkline(name: str, shares: Sequence[float | None], told: str = "") -> str:
-    """Shares over time, from 0 to 1, a character each. A blank: nothing happened then."""
+def _sparkline(name: str, shares: Sequence[float | None], legend: str = "") -> str:
+    """Format shares over time, from 0 to 1, as one character each; a blank for times without any event.
+
+    legend: text behind the line; by default, the smallest and the largest share.
+    """
     bars = _BARS if _can_encode(_BARS) else _PLAIN_BARS
     line = "".join(
         " " if share is None else bars[1 + round(min(1.0, max(0.0, share)) * (len(bars) - 2))]
         for share in shares
     )
     known = [share for share in shares if share is not None]
-    told = told or (f"{percent(min(known))} to {percent(max(known))}" if known else "never")
-    return f"{name:<8}|{line}| {told}"
+    legend = legend or (f"{percent(min(known))} to {percent(max(known))}" if known else "never")
+    return f"{name:<8}|{line}| {legend}"
 
 
 def _can_encode(text: str) -> bool:

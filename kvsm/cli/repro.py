@@ -1,4 +1,4 @@
-"""`kvsm repro`: a broken property of a log as a pytest file, with the part of the log that shows it."""
+"""`kvsm repro`: write a pytest file for a broken property, with the part of the log that shows it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class ReproAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
     test: the pytest file.
     log: the directory of the part of the log that it replays.
     first, last: the events of this part; `last` breaks the properties.
-    property_ids: what it breaks.
+    property_ids: the broken properties.
     """
 
     test: str
@@ -47,10 +47,10 @@ class ReproAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema",
 @trust_options
 @json_option
 def repro(log: Path, at: int | None, output: Path | None, as_json: bool, **trust: Any) -> None:
-    """Write a pytest file that replays LOG to its first failure.
+    """Write a pytest file that reproduces the first failure in LOG.
 
-    A short part of LOG that shows the failure is put beside the file. The test fails in the way that
-    `kvsm verify` tells. Nothing is overwritten. Exits with 2 if no property is broken.
+    A short part of LOG that shows the failure is put beside the file. The test fails with what
+    `kvsm verify` reports. Nothing is overwritten. Exits with 2 if no property is broken.
     """
     made = write_reproduction(log, at, output, **trust)
     if as_json:

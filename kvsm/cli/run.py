@@ -1,4 +1,4 @@
-"""`kvsm run`: serve a workload with offload, and prove by the log what happened."""
+"""`kvsm run`: serve a workload with offload, and verify the run by its log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from kvsm.serving.run_options import RunOptions
 from kvsm.serving.workload_run import RunProgress, RunResult, run_workload
 
 LOG = "kvsm-log"
-"""Where the log is kept if no place was named."""
+"""Directory of the log if `--log` is not given."""
 
 
 @click.command(cls=Command)
@@ -75,13 +75,13 @@ def run(as_json: bool, **options: object) -> None:
 
 
 def free_name(name: str) -> str:
-    """`name` if nothing has it, else the first of `name-2`, `name-3`, ... that nothing has."""
+    """Return `name` if no such file exists, else the first of `name-2`, `name-3`, ... that does not exist."""
     names = (name if number == 1 else f"{name}-{number}" for number in count(1))
-    return next(one for one in names if not os.path.lexists(one))
+    return next(free for free in names if not os.path.lexists(free))
 
 
 def _run_with_progress(options: RunOptions) -> RunResult:
-    """Show the progress in one line on the terminal, until the result is there."""
+    """Run the workload; show its progress in one line on the terminal meanwhile."""
     with Live(console=Console(stderr=True), refresh_per_second=5, transient=True) as live:
         shown = 0.0
 

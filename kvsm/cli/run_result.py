@@ -1,4 +1,4 @@
-"""What `kvsm run` says of its result: what offload saved, what was checked, what to try next."""
+"""Print the result of `kvsm run`: what offload saved, what was checked, what to try next."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ CHECKED: tuple[tuple[str, str, tuple[Property, ...]], ...] = (
         (Property.FULL_OFFLOAD, Property.LAST_STEP, Property.ONE_TOKEN_LEFT),
     ),
 )
-"""What a run checks, in words: (about what, what held, the properties)."""
+"""What a run checks: (subject, what must hold, the properties)."""
 
 
 def print_result(result: RunResult) -> None:
@@ -73,13 +73,13 @@ def print_result(result: RunResult) -> None:
     say_table(table)
     say(*_verdict(result))
     if result.good:
-        print_rows(*[(f"  {about}", told) for about, told in _checks(result)])
+        print_rows(*[(f"  {about}", text) for about, text in _checks(result)])
     if result.log is not None:
         say("", "try next:", *[f"  {command}" for command in next_commands(result.log, result.requests)])
 
 
 def next_commands(log: str, requests: int) -> list[str]:
-    """Three commands that look into the log of a run."""
+    """Return three commands that show more of a run's log."""
     place = shlex.quote(log)
     return [
         f"kvsm report {place}",
@@ -89,12 +89,12 @@ def next_commands(log: str, requests: int) -> list[str]:
 
 
 def count(number: int) -> str:
-    """`12,345`; from a million on `2.9 M`."""
+    """Format a number as `12,345`; from a million on as `2.9 M`."""
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:,.1f} M"
 
 
 def _saved(result: RunResult) -> str:
-    """What offload was good for. The device's own cache would have found its hits without it."""
+    """Format how many prompt tokens offload saved. Hits on the device need no offload and do not count."""
     loaded, all_missed = result.host_hit_tokens, result.host_hit_tokens + result.computed_tokens
     if not loaded:
         return "offload saved nothing here: no prompt token was found in host memory"
@@ -109,12 +109,12 @@ _Row = tuple[str, str, str]
 
 
 def _rows(*rows: tuple[str, int, str]) -> Iterator[_Row]:
-    """The rows that count something."""
+    """Format the rows whose number is not zero."""
     return ((name, f"{number:,}", detail) for name, number, detail in rows if number)
 
 
 def _parts(*parts: tuple[int, str]) -> str:
-    """`3,990 finished, 10 aborted`: the parts that are not zero."""
+    """Format the parts that are not zero, as `3,990 finished, 10 aborted`."""
     return ", ".join(f"{number:,} {what}" for number, what in parts if number)
 
 
@@ -193,7 +193,7 @@ def _log_rows(result: RunResult) -> Iterator[_Row]:
 
 
 def _verdict(result: RunResult) -> Iterator[str]:
-    """Whether the run was good; what is wrong if it was not."""
+    """Format the verdict of the run, and what is wrong if it is bad."""
     disk = result.disk
     events = f"{result.log_events + (0 if disk is None else disk.log_events):,} events"
     if result.good:
@@ -216,11 +216,11 @@ def _verdict(result: RunResult) -> Iterator[str]:
 
 
 def _checks(result: RunResult) -> Iterator[tuple[str, str]]:
-    """What was checked, in words and by name."""
+    """Describe what was checked, with the names of the properties."""
     yield "state", f"the log, replayed, gives the state that the engine ended with: digest {result.digest}"
     if result.disk is not None:
         yield "disk", f"its log gives its state too: digest {result.disk.digest}"
-    for about, told, properties in CHECKED:
-        names = [str(one) for one in properties if one in result.properties]
+    for about, text, properties in CHECKED:
+        names = [str(checked) for checked in properties if checked in result.properties]
         if names:
-            yield about, f"{told}: {', '.join(names)}"
+            yield about, f"{text}: {', '.join(names)}"

@@ -1,8 +1,8 @@
-"""The JSON that each command prints with `--json`, by the name that its key "schema" gives.
+"""The structs that commands print with `--json`, by the value of their key "schema".
 
-Within a version a schema only gains fields. A field that goes, or means something else, makes the next
-version. `specs/write_docs.py` writes the schemas to docs/schemas/. No command imports this file, because it
-imports all commands.
+Within a version, a schema only gains fields. Removing a field or changing its meaning makes a new version.
+`specs/write_docs.py` writes the schemas to docs/schemas/. No command imports this file, because it imports
+all commands.
 """
 
 from __future__ import annotations

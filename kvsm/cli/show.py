@@ -1,4 +1,4 @@
-"""`kvsm show`: the life of one thing in a log, with causes. It needs no torch."""
+"""`kvsm show`: print the history of a block, key, request or transfer in a log. It needs no torch."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from kvsm.explain.story.times import duration
 from kvsm.explain.story.window import LogPoint, Window, find_window
 
 GAP_STEPS, GAP_NS = 100, 10**9
-"""A gap between two lines is told from here on."""
+"""A gap between two lines is printed if it is at least this long."""
 WAIT_STEPS, WAIT_NS = 2, 10**7
-"""The same, if the thing waited for a copy."""
+"""The same limits for a gap in which the thing waited for a copy."""
 
 
 class ShowAnswer(StoryLine, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.show/1"):
@@ -34,7 +34,7 @@ class ShowAnswer(StoryLine, frozen=True, kw_only=True, tag_field="schema", tag="
     wall_ns: when it was written (ns since 1970, UTC).
     kind: the class of the event; empty in the last line if the thing has not ended where the log ends.
     text: the event as a line.
-    before, after: the state of the thing; equal if only a cause is told.
+    before, after: the state of the thing; equal if the event is only a cause.
     after_start_ns: time since the first event of the log (ns).
     gap_steps, gap_ns: steps and time since the line before; 0 in the first line.
     waited: whether the thing waited for a copy meanwhile.
@@ -45,7 +45,7 @@ class ShowAnswer(StoryLine, frozen=True, kw_only=True, tag_field="schema", tag="
 @log_argument()
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
 @click.option("--key", metavar="HEX", help="A key as it is shown, or the hex digits that it begins with.")
-@click.option("--request", metavar="ID", help="A request, as in the log or as vLLM's client knows it.")
+@click.option("--request", metavar="ID", help="A request: its id in LOG, or as vLLM's client sees it.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
 @window_options
 @trust_options
@@ -61,11 +61,11 @@ def show(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Tell the life of one thing in LOG, with causes.
+    """Show the history of a block, key, request or transfer in LOG.
 
-    It shows which request stored a block, what the block was evicted for, and why a request missed. There is
-    one line for each event: when it was (UTC, and after the first event of LOG), what happened, and the state
-    before and after. A line between them tells a long gap. With --json each line is a JSON object.
+    The history includes causes: which request stored a block, what the block was evicted for, why a request
+    missed. Each event has one line: its time (UTC, and since the first event of LOG), what happened, and the
+    state before and after. A long gap gets a line, too. With --json, each line is a JSON object.
     """
     reader = LogReader(log)
     target = _target(reader, block, key, request, transfer)
@@ -100,7 +100,7 @@ def _target(
 
 
 def _lines(story: Story, window: Window) -> Iterator[StoryLine]:
-    """The lines in the window and, if it reaches to the end of the log, what is open there."""
+    """Yield the lines in the window and, if it includes the end of the log, a line on what is open there."""
     for line in story:
         if window.last is not None and line.event > window.last:
             return
@@ -112,7 +112,7 @@ def _lines(story: Story, window: Window) -> Iterator[StoryLine]:
 
 
 def _told(line: StoryLine) -> Iterator[str]:
-    """A line for people, and the gap before it if that is long."""
+    """Format a line for people, and before it the gap if that is long."""
     steps, ns = (WAIT_STEPS, WAIT_NS) if line.waited else (GAP_STEPS, GAP_NS)
     if line.gap_steps >= steps or line.gap_ns >= ns:
         what = "waited" if line.waited else "no event for"

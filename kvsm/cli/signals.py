@@ -1,4 +1,4 @@
-"""SIGTERM as Ctrl-C: a command that a CI system or a container ends has a moment to save what it has."""
+"""Treat SIGTERM like Ctrl-C, so that a command that a CI system or a container ends can save its results."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from kvsm.cli.exit_codes import ExitCode, Terminated
 
 
 class EndRequest:
-    """How the command is asked to end. code: of the signal that came; GOOD while none did."""
+    """Whether a signal asked the command to end. code: the exit code of that signal; GOOD before any came."""
 
     code: ExitCode = ExitCode.GOOD
 
 
 @contextmanager
 def ends_with_sigterm() -> Iterator[EndRequest]:
-    """SIGTERM raises `Terminated` in this block, once. Ctrl-C is left to Python."""
+    """Make SIGTERM raise `Terminated` in this block, once. Ctrl-C is left to Python."""
     ending, here = EndRequest(), os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
-        if os.getpid() != here:  # a forked process has inherited this
+        if os.getpid() != here:  # a forked process has inherited this handler
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif ending.code is ExitCode.GOOD:  # a second one must not end what the first one saves
+        elif ending.code is ExitCode.GOOD:  # a second signal must not interrupt saving after the first
             ending.code = ExitCode.TERMINATED
             raise Terminated
 

@@ -1,10 +1,10 @@
-"""Options of a command that come from the msgspec struct that they fill.
+"""Options of a command, made from the fields of the msgspec struct that they fill.
 
     @click.command(cls=Command)
     @struct_options(RunOptions, metavars={"trace": "FILE"})
     def run(**options: Any) -> None: ...
 
-The names, types, defaults and help are the fields' (`says`). The struct itself refuses wrong values
+Names, types, defaults and help (`says`) are those of the fields. The struct itself refuses wrong values
 (`kvsm.system.field_types.check_values`).
 """
 
@@ -29,7 +29,7 @@ def struct_options(
     """Give a command one option for each field of a struct, in the order of the fields.
 
     flags: field -> its flag, if that is not the field's name.
-    metavars: field -> what the help calls its value.
+    metavars: field -> the name of its value in the help.
     """
 
     def add(command: _Command) -> _Command:

@@ -1,4 +1,4 @@
-"""`kvsm tail`: the last events of a log, and those that an engine writes from now on. It needs no torch."""
+"""`kvsm tail`: print the last events of a log, and each new event. It needs no torch."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from kvsm.explain.story.render import dated, render
 
 POLL_SECONDS = 0.2
 QUIET_SECONDS = 30.0
-"""After this time without an event a person is told that nothing comes."""
+"""After this time without an event, a notice says that nothing is written."""
 
 MOST_SEGMENTS = 4
-"""Segments that are searched for the last events before new ones are awaited: seconds, not minutes."""
+"""With --follow, the most segments to search for the last events. More would take minutes, not seconds."""
 
-_KIND_HELP = "Of this kind, such as WorkerReported. Repeatable."
+_KIND_HELP = "Events of this kind, such as WorkerReported. Repeatable."
 
 _KINDS = {kind.__name__.lower(): kind for kind in KINDS}
 
@@ -47,9 +47,9 @@ class TailAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.tail
     after_start_ns: time since the first event of the log that is kept (ns).
     kind: the class of the event.
     text: its kind and its fields, as a line.
-    requests, transfers: what its fields name; a plan names its own transfer, too.
-    worker: the rank that it names, or null.
-    failed: whether it tells a failure, as `--failed` means it.
+    requests, transfers: ids in its fields; for a plan, also the transfer that it plans.
+    worker: the rank in its fields, or null.
+    failed: whether `--failed` would print it.
     """
 
     event: int
@@ -67,7 +67,7 @@ class TailAnswer(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.tail
 def _kinds(
     ctx: click.Context, param: click.Parameter, names: tuple[str, ...]
 ) -> tuple[type[OffloadingEvent], ...]:
-    """The kinds of these names. Suggests the nearest for one that does not exist."""
+    """Return the kinds of events with these names. Suggests similar names for an unknown one."""
     for name in names:
         if name.lower() not in _KINDS:
             near = [_KINDS[one].__name__ for one in get_close_matches(name.lower(), _KINDS, cutoff=0.5)]
@@ -79,13 +79,15 @@ def _kinds(
 @click.command(cls=Command)
 @log_argument()
 @click.option("--kind", "kinds", multiple=True, callback=_kinds, metavar="KIND", help=_KIND_HELP)
-@click.option("--request", metavar="ID", help="About this request, as in LOG or as vLLM's client knows it.")
+@click.option(
+    "--request", metavar="ID", help="About this request: its id in LOG, or as vLLM's client sees it."
+)
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="About this store or load.")
 @click.option("--worker", type=click.IntRange(min=0), metavar="RANK", help="About this rank.")
 @click.option(
     "--failed",
     is_flag=True,
-    help="Bad copies, rejected reports, lost copies, voided loads, killed processes.",
+    help="Only failures: bad copies, rejected reports, lost copies, voided loads, killed processes.",
 )
 @click.option(
     "-n",
@@ -94,30 +96,30 @@ def _kinds(
     default=10,
     show_default=True,
     metavar="N",
-    help="Begin with the last N of these events.",
+    help="First print the last N of these events.",
 )
-@click.option("--follow/--no-follow", default=True, help="Wait for what comes.  [default: follow]")
+@click.option("--follow/--no-follow", default=True, help="Then wait for new events.  [default: follow]")
 @json_option
 def tail(log: Path, lines: int, follow: bool, as_json: bool, **wanted: Any) -> None:
     """Print the last events of LOG, and each new one.
 
-    One line an event: when it was (UTC, and after the first event of LOG), its number, the engine's step, its
-    kind and its fields. An event must meet all conditions that are given. It ends when the engine closes LOG,
-    or with Ctrl-C. It folds nothing, so it also reads a log that `kvsm verify` refuses.
+    Each event has one line: its time (UTC, and since the first event of LOG), its number, the engine's step,
+    its kind and its fields. An event must meet all given conditions. The command ends when the engine closes
+    LOG, or with Ctrl-C. It folds no event, so it also prints a log that `kvsm verify` refuses.
     """
     if wanted["request"] is not None and not follow:
-        # In a log that grows the request may still come.
+        # In a growing log, the request may still appear.
         full_name(LogReader(log), wanted["request"])
-    told = _Follow(log, wanted, as_json)
-    told.last_events(lines, MOST_SEGMENTS if follow else None)
-    while follow and not told.follower.closed:
+    printer = _EventPrinter(log, wanted, as_json)
+    printer.last_events(lines, MOST_SEGMENTS if follow else None)
+    while follow and not printer.follower.closed:
         time.sleep(POLL_SECONDS)
-        told.new_events()
-    leave(condition_of(told.follower))
+        printer.new_events()
+    leave(condition_of(printer.follower))
 
 
-class _Follow:
-    """Prints the events of a log that are wanted. wanted: the conditions of an `EventFilter`."""
+class _EventPrinter:
+    """Prints the wanted events of a log. wanted: the conditions of an `EventFilter`."""
 
     def __init__(self, log: Path, wanted: dict[str, Any], as_json: bool) -> None:
         self._log, self._conditions, self._as_json = log, wanted, as_json
@@ -126,30 +128,30 @@ class _Follow:
         self._quiet_since: float | None = time.monotonic()
 
     def last_events(self, lines: int, most_segments: int | None) -> None:
-        """Print the last wanted events of those that are there, at most `lines`.
+        """Print the last wanted events that are already in the log, at most `lines`.
 
-        most_segments: how many segments are read to find them; None: all.
+        most_segments: the most segments to search for them; None: all.
         """
         starts = [first_event(path) for path in segment_paths(self._log)]
         most = len(starts) if most_segments is None else min(most_segments, len(starts))
         segments, found = 1, deque[OffloadingEvent](maxlen=lines)
         while True:
-            # A filter must see the events in order. So each try reads again, from twice as far back.
+            # A filter must see the events in order. So each try starts again, from twice as far back.
             self.follower = LogFollower(self._log, starts[-segments])
             self._filter = EventFilter(**self._conditions)
-            found = deque(self._news(), maxlen=lines)
+            found = deque(self._wanted_events(), maxlen=lines)
             if len(found) == lines or segments == most:
                 break
             segments = min(2 * segments, most)
         if len(found) < lines and most < len(starts):
             complain(f"events before {starts[-most]} were not looked at; --no-follow looks at all")
         for event in found:
-            self._tell(event)
+            self._print(event)
 
     def new_events(self) -> None:
         """Print the wanted events that were written since the last call."""
-        for event in self._news():
-            self._tell(event)
+        for event in self._wanted_events():
+            self._print(event)
         if self._quiet_since is not None and time.monotonic() - self._quiet_since > QUIET_SECONDS:
             self._quiet_since = None
             name = stopped_by(self._log)
@@ -159,7 +161,7 @@ class _Follow:
                 "waiting (Ctrl-C ends)"
             )
 
-    def _news(self) -> Iterator[OffloadingEvent]:
+    def _wanted_events(self) -> Iterator[OffloadingEvent]:
         for segment, events in self.follower.poll():
             if events:
                 self._quiet_since = time.monotonic()
@@ -174,7 +176,7 @@ class _Follow:
                 complain(f"events {first} to {last} are missing: {why}")
             yield from filter(self._filter.fits, events)
 
-    def _tell(self, event: OffloadingEvent) -> None:
+    def _print(self, event: OffloadingEvent) -> None:
         if self._began_ns is None:
             self._began_ns = _began_ns(self._log, event.wall_ns)
         if self._as_json:
@@ -184,7 +186,7 @@ class _Follow:
 
 
 def _began_ns(log: Path, otherwise: int) -> int:
-    """The wall time of the first event that is kept (ns); `otherwise` if its segment is deleted meanwhile."""
+    """Return the wall time of the oldest event in the log (ns); `otherwise` if it is deleted meanwhile."""
     with suppress(LogError):
         return next((event.wall_ns for event in LogReader(log).events()), otherwise)
     return otherwise

@@ -1,4 +1,4 @@
-"""`kvsm timeline`: a log as one offline HTML page, or as a trace for Perfetto. It needs no torch."""
+"""`kvsm timeline`: draw a log as one offline HTML page, or as a trace for Perfetto. It needs no torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from kvsm.system.private_files import write_whole
 
 _STANDARD_OUTPUT = Path("-")
 _LARGEST = 500_000
-"""Events that a page may have. A browser can still show a list of this length."""
+"""The most events that `--events` allows: a browser can still show a list of this length."""
 
 
 class TimelineAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.timeline/1"):
@@ -97,7 +97,7 @@ def timeline(
 
     It has tracks for requests, the copies of each rank, the host pool and resets, and an arrow from each
     eviction to the later miss. The page is one HTML file and loads nothing from a network. Click anything in
-    it for its cause. The block machine beside it lights up with the selected event.
+    it to see its cause. The block's state machine is drawn beside it and highlights the selected event.
 
     \b
     Examples:
@@ -130,7 +130,7 @@ def timeline(
 
 
 def _refuse_targets(output: Path | None, perfetto: Path | None, force: bool, as_json: bool) -> None:
-    """Raise `ConfigError`, before a log is read, if there is nowhere to write to."""
+    """Raise `ConfigError`, before the log is read, if a target is missing or unusable."""
     if output is None and perfetto is None:
         raise ConfigError("say where to write: -o FILE.html for a page, --perfetto FILE.pftrace for a trace")
     if output == _STANDARD_OUTPUT and as_json:
@@ -149,7 +149,7 @@ def _refuse_targets(output: Path | None, perfetto: Path | None, force: bool, as_
 
 
 def _write(target: Path, content: bytes) -> None:
-    """Put the whole file there, or leave what is there. Raises `ConfigError`."""
+    """Write the file atomically: after an error, an old file is unchanged. Raises `ConfigError`."""
     try:
         write_whole(target, content)
     except OSError as error:
@@ -158,7 +158,7 @@ def _write(target: Path, content: bytes) -> None:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], Callable[[int], None]]]:
-    """Counts of events on a terminal, one line a part of the work; nothing elsewhere."""
+    """Yield a function that adds a line of progress for a part of the work; without a terminal, no lines."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: lambda _: None

@@ -1,4 +1,4 @@
-"""`kvsm top`: what an engine does now, from the log that it writes: one screen, drawn again and again."""
+"""`kvsm top`: show what a running engine does, from the log that it writes, on a screen that is redrawn."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ BAR = 24
 """Characters of a bar."""
 
 QUIET_NS = 10_000_000_000
-"""A log that was not written for this time is told in yellow."""
+"""After this time without a write, the screen says what the reason may be."""
 
 SLOW = 2
-"""A rank is told as slow if its copies take this many times as long as the others' on average."""
+"""The worst rank is yellow if its copies take, on average, this many times as long as the other ranks'."""
 
 
 @click.command(cls=Command)
@@ -47,11 +47,11 @@ SLOW = 2
 @trust_options
 @json_option
 def top(log: Path, once: bool, interval: float, as_json: bool, **trust: Any) -> None:
-    """Show what an engine does now, from the LOG that it writes.
+    """Show what a running engine does, from the LOG that it writes.
 
-    The hit shares, the pool, evictions, waits, the oldest copy in flight and the worst rank. It counts over
-    the last 60 s of LOG, or since its newest segment began. It ends when the engine closes LOG, or with
-    Ctrl-C. With --json it prints an object instead of each screen.
+    The screen shows the hit shares, the pool, evictions, waits, the oldest copy in flight and the worst rank.
+    Counts cover the last 60 s of LOG, or the time since its newest segment began. The command ends when the
+    engine closes LOG, or with Ctrl-C. With --json it prints a JSON object instead of each screen.
     """
     follower, trusted, screen = (
         LogFollower(log, first_event(segment_paths(log)[-1])),
@@ -89,13 +89,13 @@ def top(log: Path, once: bool, interval: float, as_json: bool, **trust: Any) -> 
 
 
 def _quiet_ns(log: Path) -> int:
-    """Time since the log was written (ns). A clock of the file's host may be ahead of ours."""
+    """Return the time since the last write to the log (ns). Not negative, though clocks may differ."""
     newest = max((path.stat().st_mtime_ns for path in segment_paths(log)[-1:]), default=0)
     return max(0, time.time_ns() - newest)
 
 
 def screen_lines(log: Path, state: LiveState) -> Iterator[str]:
-    """The screen, a line each."""
+    """Format the screen, line by line."""
     slots, span = state.slots, duration(state.window_ns)
     yield f"{log}: {_end(state)}"
     yield f"{utc(slots.wall_ns)} event {slots.event:,} step {slots.step:,}"

@@ -1,7 +1,7 @@
 """`kvsm verify`: check every property that a log can show, at every event. It needs no torch.
 
-If the log has a log of the other tier beside it, both are verified, and what they say of the copies between
-the tiers is compared.
+If the log of the other tier lies beside the log, both are verified, and their records of the copies between
+the tiers are compared.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class OtherTierVerification(msgspec.Struct, frozen=True, kw_only=True):
     """What `kvsm verify` finds in the log of the other tier.
 
     tier: `host` or `disk`.
-    good, finished, protocols: as in the answer.
-    verification: null if there is no such log, or it cannot be read.
-    why_not: then why.
-    agreement: whether both logs tell the same of the copies between the tiers; null if one cannot be read.
+    good, finished, protocols: as in `VerifyAnswer`, but for this log; null if there is no verification.
+    verification: the result for this log; null if there is no such log, or it cannot be read.
+    why_not: the reason if `verification` is null.
+    agreement: whether both logs agree on the copies between the tiers; null if one cannot be read.
     """
 
     tier: str
@@ -55,10 +55,10 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
 
     good: no property is broken, and no event is missing except in a torn tail.
     first, last: numbers of the events that were verified.
-    events: events verified.
-    entries: blocks named in these events.
-    digest: the digest of the state after the last event that folds.
-    violations: what the first wrong event breaks; empty if none does.
+    events: number of events verified.
+    entries: number of blocks named in these events.
+    digest: the digest of the state after the last event that could be folded.
+    violations: the properties that the first wrong event breaks; empty if none does.
     breakage: that event in detail.
     damage: where and why the log cannot be read further.
     condition: what else is wrong with the log.
@@ -66,8 +66,8 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
     unfinished: what is open at the end; null if the log could not be folded to its end.
     finished: nothing is open at the end, and the engine closed its log without an error.
     seconds: wall time.
-    protocols: with `--protocol`, for each declared protocol whether each event is an instance of its actions.
-    other_tier: what was found in the log of the other tier; null: there is no other tier, or `--alone`.
+    protocols: with `--protocol`, whether each event is an instance of an action, for each declared protocol.
+    other_tier: the result for the log of the other tier; null: there is no other tier, or `--alone`.
     """
 
     is_good: bool = msgspec.field(name="good")
@@ -77,7 +77,7 @@ class VerifyAnswer(Verification, frozen=True, kw_only=True, tag_field="schema", 
 
 
 class _Checked(NamedTuple):
-    """What was found in one log."""
+    """The result for one log."""
 
     found: Verification
     copies: LoggedCopies
@@ -93,7 +93,11 @@ class _Checked(NamedTuple):
 
 
 class _Other(NamedTuple):
-    """The other tier, and what was found in its log."""
+    """The result for the log of the other tier.
+
+    why_not: why its log is not verified; None if it is.
+    is_there: whether a log of the tier lies beside the log that the user named.
+    """
 
     tier: str
     checked: _Checked | None = None
@@ -119,7 +123,7 @@ class _Other(NamedTuple):
 @click.option(
     "--strict",
     is_flag=True,
-    help="Exit with 1 also if business is unfinished: a request, copy, wait or plan without an end, a device "
+    help="Exit with 1 also if anything is unfinished: a request, copy, wait or plan without an end, a device "
     "block still held, or an engine that did not close LOG (it still runs, was killed, or met an error).",
 )
 @click.option(
@@ -147,14 +151,14 @@ def verify(
 ) -> None:
     """Check every property that LOG can show, at every event.
 
-    Names the first event that breaks one, and the last ten events of the same slots, transfers or requests.
-    Then tells what is open where LOG ends: requests, copies by rank, waits, plans, device blocks.
+    Prints the first event that breaks a property, and the last ten events of the same slots, transfers or
+    requests. Then lists what is open where LOG ends: requests, copies by rank, waits, plans, device blocks.
 
-    Host pool and disk have a log each. If the other one lies beside LOG, it is verified too, and both must
-    tell the same of each copy between the tiers.
+    Host pool and disk have a log each. If the other log lies beside LOG, it is verified too, and both must
+    agree on each copy between the tiers.
 
     Exits with 1 if a property is broken, if an event differs from the protocol, if a log is damaged or lacks
-    events, or if the logs of two tiers tell a copy differently.
+    events, or if the logs of two tiers disagree on a copy.
     """
     checked = _check(log, with_protocol, jobs, trust)
     other = None if alone else _check_other(log, checked, with_protocol, jobs, trust)
@@ -187,7 +191,7 @@ def _check(log: Path, with_protocol: bool, jobs: int | None, trust: dict[str, An
 def _check_other(
     log: Path, checked: _Checked, with_protocol: bool, jobs: int | None, trust: dict[str, Any]
 ) -> _Other | None:
-    """What the log of the other tier says; None if there is no other tier."""
+    """Verify the log of the other tier, and compare both logs; None if there is no other tier."""
     tier = HOST if checked.copies.tier == DISK else DISK
     other = log_of(tier, log)
     if other.log is None:
@@ -204,7 +208,7 @@ def _check_other(
 
 
 def _leave(checked: _Checked, other: _Other | None, strict: bool) -> None:
-    """Say on standard error what is wrong with the logs, and exit with the worst that was found."""
+    """Print on standard error what is wrong with the logs, and exit with the code of the worst finding."""
     logs = [checked] if other is None or other.checked is None else [checked, other.checked]
     for one in logs:
         for note in one.found.condition.notes():
@@ -229,7 +233,7 @@ def _compare_with_protocols(log: Path, trust: dict[str, Any]) -> tuple[ProtocolV
 
 
 def _print_log(checked: _Checked, tier: str | None) -> None:
-    """tier: whose log it is; None if there is only one."""
+    """Print the result for one log. tier: the tier of the log; None if only one log was verified."""
     found, protocols = checked.found, checked.protocols
     rate = found.events / found.seconds if found.seconds else 0
     print_rows(

@@ -1,4 +1,4 @@
-"""`kvsm vllm-check` and `kvsm bench vllm`: kvsm in the installed vLLM."""
+"""`kvsm vllm-check` and `kvsm bench vllm`: check and measure kvsm in the installed vLLM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from kvsm.vllm.versions import TESTED
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str], None]]:
-    """Writes the progress to standard error: in place on a terminal, else one line for each message."""
+    """Yield a function that prints progress to standard error: in place on a terminal, else a line each."""
     console = Console(stderr=True, highlight=False)
     if not console.is_terminal:
         yield complain
@@ -34,7 +34,7 @@ def _progress() -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def _writing(path: Path, option: str) -> Iterator[None]:
-    """Raises `click.BadParameter` if what this option names cannot be written inside of a `with` block."""
+    """Turn an `OSError` of the block into `click.BadParameter`: the path of this option cannot be written."""
     try:
         yield
     except OSError as error:
@@ -92,14 +92,14 @@ class VllmCheckAnswer(
 ):
     """What `kvsm vllm-check --json` prints: whether kvsm works with the installed vLLM.
 
-    good: it works.
+    good: whether kvsm works.
     version: of vLLM.
-    tested: kvsm's tests cover this version.
-    platform: what its engines run on.
+    tested: whether kvsm's tests cover this version.
+    platform: the device type that the engines run on.
     ranks: tensor-parallel ranks of each engine.
-    interface: what kvsm needs and vLLM does not have.
-    news: what vLLM has and kvsm does not know. Nothing need be wrong.
-    engines: what each engine did; the first one has no kvsm.
+    interface: names and arguments that kvsm needs and vLLM does not have.
+    news: names that vLLM has and kvsm does not know; they need not be a problem.
+    engines: results of each engine; the first one has no kvsm.
     no_short_start: why `KVSM_OFFLOAD=1` has no effect here; empty if it has. Other ways may work.
     """
 
@@ -155,7 +155,7 @@ def bench() -> None:
     "--disk",
     type=click.Path(file_okay=False, exists=True, writable=True, path_type=Path),
     metavar="DIR",
-    help="Compare small host pools instead, with and without a disk tier, whose files are in DIR meanwhile.",
+    help="Compare small host pools instead, with and without a disk tier. Its files are in DIR meanwhile.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 @click.option(
@@ -167,19 +167,19 @@ def bench() -> None:
 def bench_vllm(peers: bool, disk: Path | None, as_json: bool, output: Path | None, **options: int) -> None:
     """Compare requests per second of vLLM with and without kvsm.
 
-    One engine has no offload, the other has KvsmConnector. Their conversations return turn after turn, when
-    others have taken their device blocks. The model is small and random; nothing is downloaded. All engines
-    live at the same time and serve each round one after the other, so other load on the machine affects all
-    of them. The time that the engine's thread spends in its connector is measured apart.
+    One engine has no offload, the other has KvsmConnector. Each turn of a conversation arrives after other
+    conversations have taken its device blocks. The model is small and random; nothing is downloaded. All
+    engines live at the same time and serve each round one after the other, so other load on the machine
+    affects all of them. The time that the engine's thread spends in its connector is measured separately.
 
     With --peers, vLLM's OffloadingConnector and SimpleCPUOffloadConnector serve the same rounds. Workers of
-    this benchmark copy for them, because vLLM's own need CUDA.
+    this benchmark copy for them, because vLLM's own workers need CUDA.
 
-    With --disk, KvsmConnector is compared with itself: with a host pool that has a tenth of what the
-    conversations need, with a disk tier below that, and with a host pool for all of them.
+    With --disk, three KvsmConnectors are compared: with a host pool of a tenth of what the conversations
+    need, with the same pool and a disk tier below it, and with a host pool for all of them.
     """
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    if output is not None:  # Not only when minutes have gone by.
+    if output is not None:  # Fail now, not after minutes.
         with _writing(output, "--output"):
             output.parent.mkdir(parents=True, exist_ok=True)
     with _progress() as tell:

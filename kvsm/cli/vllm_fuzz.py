@@ -1,4 +1,4 @@
-"""`kvsm vllm-fuzz`: any connector of vLLM under vLLM's real scheduler, at random."""
+"""`kvsm vllm-fuzz`: fuzz any connector of vLLM under vLLM's real scheduler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ DEFAULT_SECONDS = 60.0
 
 
 class VllmFuzzFinding(msgspec.Struct, frozen=True):
-    """A defect. times: how many runs ended in it. directory: where it is saved."""
+    """A defect. times: the number of runs that ended in it. directory: where it is saved."""
 
     failure: SavedFailure
     times: int
@@ -46,9 +46,9 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
 
     connector: its name.
     version: of vLLM.
-    seconds: of walking, without the reductions.
-    systematic: the most actions of a schedule, if all schedules up to it were run; 0 if runs were drawn.
-    complete: with `systematic`, the length of which all schedules have run in each engine.
+    seconds: time of the runs, without the reductions.
+    systematic: the most actions of a schedule with `--systematic`; 0 if runs were drawn.
+    complete: with `systematic`, the length up to which all schedules have run in each engine.
     findings: the different defects, in the order in which they were met.
     """
 
@@ -65,7 +65,13 @@ class VllmFuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schem
 
 
 class Choices(msgspec.Struct, frozen=True):
-    """What is walked. faults: faults of workers that are drawn. mamba: whether mamba layers are."""
+    """What the runs are made of.
+
+    extra: the connector's kv_connector_extra_config.
+    without: kinds of actions that are left out.
+    faults: faults of workers that may be drawn.
+    mamba: whether mamba layers may be drawn.
+    """
 
     connector: str
     extra: dict[str, Any]
@@ -74,7 +80,7 @@ class Choices(msgspec.Struct, frozen=True):
     mamba: bool = False
 
     def case(self, random: Random) -> WalkCase:
-        """A run's world."""
+        """Draw the world of a run."""
         shape = draw_shape(random, self.faults, self.mamba)
         return WalkCase(
             "vllm",
@@ -82,17 +88,17 @@ class Choices(msgspec.Struct, frozen=True):
         )
 
     def small_cases(self) -> list[WalkCase]:
-        """The worlds of all short schedules."""
+        """Return the worlds in which all short schedules are run."""
         chosen = {"connector": self.connector, "extra": self.extra}
         return [WalkCase("vllm", msgspec.structs.replace(shape, **chosen)) for shape in small_shapes()]
 
     def alphabet(self) -> dict[Action, str]:
-        """The actions of all short schedules, and who takes each."""
+        """Return the actions of all short schedules, each with its actor."""
         faults = {action: actor for action, actor in FAULT_ALPHABET.items() if action[0] in self.faults}
         return {one: actor for one, actor in {**ALPHABET, **faults}.items() if one[0] not in self.without}
 
     def fitted(self) -> Choices:
-        """The same, with the faults that the connector must survive, and mamba layers if it serves them."""
+        """Add the faults that the connector must survive, and mamba layers if it serves them."""
         from kvsm.check.vllm_fuzz.connectors import faults_of, serves_mamba
 
         faults = dict.fromkeys((*faults_of(self.connector, self.extra), *self.faults))
@@ -113,7 +119,7 @@ class Choices(msgspec.Struct, frozen=True):
     default="{}",
     type=ConnectorConfig(),
     metavar="JSON",
-    help="Its kv_connector_extra_config. cpu_bytes_to_use is drawn unless it is given.",
+    help="The connector's kv_connector_extra_config. cpu_bytes_to_use is drawn unless it is given.",
 )
 @click.option(
     "--seconds", type=click.FloatRange(min=0), help="Walk for this time (60); reducing comes on top."
@@ -138,13 +144,13 @@ class Choices(msgspec.Struct, frozen=True):
     "--without",
     multiple=True,
     type=click.Choice(list(KINDS)),
-    help="Leave out this kind of action, to look behind a defect that is known. Repeatable.",
+    help="Leave out this kind of action, to search beyond a known defect. Repeatable.",
 )
 @click.option(
     "--faults",
     multiple=True,
     type=click.Choice(FAULTS),
-    help="Draw this fault of the workers, too, although the connector need not survive it. Repeatable.",
+    help="Also draw this fault of the workers, which the connector need not survive. Repeatable.",
 )
 @click.option("--first", is_flag=True, help="Stop at the first defect.")
 @click.option(
@@ -171,17 +177,17 @@ def vllm_fuzz(
     as_json: bool,
     **limits: Any,
 ) -> None:
-    """Drive any vLLM connector by vLLM's scheduler, and reduce failures.
+    """Fuzz any vLLM connector under vLLM's scheduler; reduce failures.
 
     No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
-    and both sides of the connector are real. The model only writes and checks words. Copies are steps of a
-    simulated device, and end when the seed says so. Requests share prefixes, and are preempted, aborted and
-    salted; caches are reset; steps overlap; prompts come in chunks; there are drafts, sliding windows, mamba
-    states and two ranks.
+    and both sides of the connector are real. Instead of a model, a stub writes words to blocks and checks
+    them. Copies are steps of a simulated device, and end when the seed says so. Requests share prefixes, and
+    are preempted, aborted and salted; caches are reset; steps overlap; prompts come in chunks; there are
+    drafts, sliding windows, mamba states and two ranks.
 
-    Checked: every block that a step reads holds what its tokens say; no block is written under a copy; no
-    call raises; all work ends, and each end is told once; then every client has its tokens, no device block
-    is held, KV events say what is there, the host has lost no slot, and the shutdown leaves no thread.
+    Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
+    no call raises; all work ends, and each end is reported once. Then every client has its tokens, no device
+    block is held, KV events match the cached blocks, no host slot is lost, and the shutdown leaves no thread.
 
     \b
     Examples:
@@ -194,17 +200,17 @@ def vllm_fuzz(
     Workers have the faults that the connector must survive: copies fail, reports come late or twice. Copies
     of KvsmConnector also hang, or take longer than transfer_timeout_s.
 
-    With --systematic N, each schedule of at most N actions runs in two small engines: with steps one after
-    the other, and with steps that overlap. There are ten actions and up to seven faults. One more action
-    takes seven to twelve times as long.
+    With --systematic N, each schedule of at most N actions runs in two small engines: one executes steps one
+    after the other, in the other they overlap. There are ten actions and up to seven faults. Each increment
+    of N takes seven to twelve times as long.
 
-    Each different defect is printed as numbered steps, and saved with a test for pytest that fails until it
-    is mended. The command that repeats it, `kvsm fuzz --replay DIR`, is printed, too. Two failures count as
-    one defect if they break the same property, by an error at the same line.
+    Each different defect is printed as numbered steps, and saved with a test for pytest that fails until the
+    defect is fixed. The command that repeats it, `kvsm fuzz --replay DIR`, is printed, too. Two failures
+    count as one defect if they break the same property with an error at the same line.
 
     \b
-    Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 Ctrl-C, 143 SIGTERM, and
-    nothing found.
+    Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 (Ctrl-C) or 143 (SIGTERM) if
+    interrupted before a defect was found.
     """
     name = f"systematic-{systematic}" if systematic else seed
     choices = Choices(connector, extra, tuple(without), tuple(faults))
@@ -228,9 +234,9 @@ def _leave(answer: VllmFuzzAnswer, ending: EndRequest, as_json: bool) -> None:
 
 
 class Hunt:
-    """A walk that goes on after a failure, and keeps each different one.
+    """A walk that continues after a failure, and saves each different one.
 
-    directory: where they are saved. quiet: print nothing meanwhile.
+    directory: where failures are saved. quiet: print nothing during the walk.
     """
 
     def __init__(
@@ -241,8 +247,8 @@ class Hunt:
         self._found: list[tuple[Finding, VllmFuzzFinding]] = []
 
     def run(self, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
-        """Walk until a limit. first: or until the first defect. Raises `ConfigError` for a connector that is
-        not there."""
+        """Walk until a limit or, if `first`, the first defect. Raises `ConfigError` if there is no such
+        connector."""
         self._choices.case(Random(0)).make()
         self._choices = self._choices.fitted()
         if not self._quiet:
@@ -305,7 +311,7 @@ class Hunt:
         )
 
     def run_all(self, most: int, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
-        """Run every schedule of at most this many actions, until a limit. Raises `ConfigError` as `run`."""
+        """Run every schedule of at most `most` actions, until a limit. Raises `ConfigError` like `run`."""
         cases = self._choices.small_cases()
         cases[0].make()
         self._choices = self._choices.fitted()
@@ -385,7 +391,7 @@ def _ci_report(answer: VllmFuzzAnswer) -> WalkReport:
 
 
 def _limits_of(answer: VllmFuzzAnswer) -> str:
-    """The options that make the same runs again."""
+    """Return the options that repeat the same runs."""
     if answer.systematic:
         return f"--systematic {answer.systematic}"
     return f"--seed {answer.seed} --runs {answer.runs}"

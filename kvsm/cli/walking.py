@@ -1,4 +1,4 @@
-"""A walk that says on a terminal how far it is."""
+"""Walks and searches that show their progress on a terminal."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def shown_walk(
     text: Callable[[WalkResult], str],
     **limits: Any,
 ) -> WalkResult:
-    """`walk`, with a line on standard error while it lasts if that is a terminal.
+    """Run `walk`, with a line of progress on standard error if that is a terminal.
 
-    executor: None for this process. text: the line. limits: as `walk` takes them.
+    executor: None: work in this process. text: formats the line. limits: passed to `walk`.
     """
     if not sys.stderr.isatty():
         return walk(make_world, seed, executor=executor, **limits)
     live = Live(console=Console(stderr=True), refresh_per_second=5, transient=True)
 
     def show(result: WalkResult) -> None:
-        # Not earlier: it starts a thread, and a process forked beside a thread may hang.
+        # Not before the first result: `start` starts a thread, and a process forked beside a thread may hang.
         live.start()
         live.update(Text(f"{text(result)}{told_workers(executor)}"))
 
@@ -50,17 +50,17 @@ def shown_walk(
 def shown_search(
     make_world: Callable[[], World], alphabet: Mapping[Action, str], most: int, executor: Executor | None
 ) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
-    """`search`, with such a line. alphabet: the actions, and who takes each."""
-    # Refreshed by hand, because processes are forked for each length, and must not be beside a thread.
+    """Run `search`, with a line of progress as in `shown_walk`. alphabet: actions, each with its actor."""
+    # Refreshed by hand: processes are forked for each length, and must not be forked beside a thread.
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
     shown = 0.0
     with live if sys.stderr.isatty() else nullcontext():
         for counts, failure in search(make_world, list(alphabet), alphabet.__getitem__, most, executor):
             if live.is_started and counts.seconds - shown >= _REFRESH_SECONDS:
                 shown = counts.seconds
-                told = (
+                line = (
                     f"{counts.schedules:,} schedules of at most {counts.length} actions, "
                     f"{counts.skipped:,} like shorter ones, {counts.seconds:.0f} s{told_workers(executor)}"
                 )
-                live.update(Text(told), refresh=True)
+                live.update(Text(line), refresh=True)
             yield counts, failure

@@ -1,4 +1,4 @@
-"""`kvsm whatif`: a log's lookups and offers with another host pool. It needs no torch."""
+"""`kvsm whatif`: simulate a log's lookups and offers with other host pools. It needs no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _RANGE = re.compile(r"(\d{1,10})(?:\.\.(\d{1,10})(?::(\d{1,10}))?)?")
 
 
 class WhatIfAnswer(PoolComparison, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.whatif/1"):
-    """What `kvsm whatif --json` prints: what a log would have been with another host pool.
+    """What `kvsm whatif --json` prints: the predicted hit rates of a log with other host pools.
 
     first, last: numbers of the events that were read.
     """
@@ -84,12 +84,12 @@ def whatif(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Tell what LOG would have been with another host pool.
+    """Predict the hit rate of LOG with another pool size or policy.
 
-    Gives its lookups and offers to pools of other sizes, policies and store thresholds.
-    A cell is the share of the looked-up blocks that need not be computed again: the device had them, or the
-    host serves them. The column "bound" is what no policy can exceed in a pool of that size, even if it knew
-    all requests to come. Requests, and what the device has, are taken from LOG as they are.
+    Simulates pools of other sizes, policies and store thresholds with the lookups and offers of LOG. A cell
+    is the share of the looked-up blocks that need not be computed again: the device had them, or the host
+    serves them. The column "bound" is what no policy can exceed in a pool of that size, even if it knew all
+    requests to come. Requests and hits on the device are taken from LOG unchanged.
 
     --since and --until choose the lookups that count. All events before them warm the pool.
 
@@ -127,7 +127,7 @@ def whatif(
 
 
 def _numbers(option: str, text: str) -> list[int]:
-    """The numbers that a list or a range names, ascending. Raises `ConfigError`."""
+    """Parse a list of numbers and ranges into ascending numbers. Raises `ConfigError`."""
     found: set[int] = set()
     for part in text.split(","):
         match = _RANGE.fullmatch(part.strip())
@@ -152,7 +152,7 @@ def _numbers(option: str, text: str) -> list[int]:
 
 
 def _around(host_blocks: int) -> list[int]:
-    """From a quarter of a size to four times as much."""
+    """Return sizes from a quarter of `host_blocks` to four times as much."""
     sizes = {
         max(1, host_blocks // 4),
         max(1, host_blocks // 2),
@@ -164,13 +164,13 @@ def _around(host_blocks: int) -> list[int]:
 
 
 def _policies(text: str | None, own: str, trust: Trust) -> list[str]:
-    """The policies that are to be tried. Raises `ConfigError` for a name that may not run."""
+    """Return the policies to try. Raises `ConfigError` for one that is unknown or not allowed."""
     if text is None:
         names = [own]
     elif text.strip() == "all":
         names = list(POLICIES)
     else:
-        names = [one.strip() for one in text.split(",")]
+        names = [name.strip() for name in text.split(",")]
     for name in names:
         if name != own:
             _refuse(name, trust)

@@ -1,4 +1,4 @@
-"""`kvsm why`: why one thing in a log fared as it did, the answer first. It needs no torch."""
+"""`kvsm why`: explain a miss, a wait or a failure in a log, the answer first. It needs no torch."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ from kvsm.explain.why.questions import explain_block, explain_keys, explain_requ
 from kvsm.ids import render_key
 
 MOST_COMMANDS = 4
-"""Commands that an answer ends with."""
+"""The most commands at the end of an answer."""
 
 
 class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
-    """What the log of another tier says of a key.
+    """What the log of the other tier says of a key.
 
     tier: `host` or `disk`.
-    log: directory of its log; null if it is not beside the log that was asked.
+    log: directory of its log; null if no such log lies beside the first one.
     key: in hex.
-    explanation: null if that log does not know the key, or cannot be read.
-    why_not: then why.
+    explanation: null if that log does not contain the key, or cannot be read.
+    why_not: the reason if `explanation` is null.
     """
 
     tier: str
@@ -46,10 +46,10 @@ class Elsewhere(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.why/1"):
-    """What `kvsm why --json` prints: why one thing in a log fared as it did.
+    """What `kvsm why --json` prints: what happened to a request, key, transfer or slot, and why.
 
     log: its directory.
-    explanations: one for each thing that was meant; several only for the beginning of a key.
+    explanations: one for each thing that was named; several only if several keys begin with the given digits.
     elsewhere: what the log of the other tier says of the same keys.
     """
 
@@ -78,13 +78,13 @@ def why(
     as_json: bool,
     **trust: Any,
 ) -> None:
-    """Tell why a request, key, transfer or slot fared as it did.
+    """Explain a miss, a wait or a failure in LOG.
 
-    REQUEST is an id as in the log, or as vLLM's client knows it. The answer comes first, in a few sentences.
-    Then come the events that it rests on, each with its number, step, UTC time and seconds after the start.
-    `kvsm show` tells each of them too.
+    Name a request, key, transfer or host slot. REQUEST is an id as in LOG, or as vLLM's client sees it. The
+    answer comes first, in a few sentences, and then the events that prove it, each with its number, step, UTC
+    time and seconds after the start. `kvsm show` prints the whole history.
 
-    Host pool and disk have a log each. A key is followed to the other log if that lies beside LOG.
+    Host pool and disk have a log each. A key is looked up in the other log, too, if that lies beside LOG.
     """
     if sum(one is not None for one in (request, key, transfer, block)) != 1:
         raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
@@ -121,20 +121,20 @@ def _explanations(
 
 
 def _named(log: OpenedLog, name: str) -> str:
-    """The one request that is meant. Raises `LogError`, with the nearest names, if it is not one."""
+    """Return the full name of a request. Raises `LogError`, with similar names, unless one matches."""
     found = log.resolve_request(name)
     if name in found:
         return name
     if len(found) == 1:
         return found[0]
-    names = found or [one for (one,) in log.sql("SELECT DISTINCT request FROM requests ORDER BY arrived")]
+    names = found or [row for (row,) in log.sql("SELECT DISTINCT request FROM requests ORDER BY arrived")]
     return only_match(name, names, log.directory)
 
 
 def _elsewhere(
     log: OpenedLog, found: tuple[Explanation, ...], trust: dict[str, Any]
 ) -> tuple[Elsewhere, ...]:
-    """What the log of the other tier says of these keys; nothing if there is no other tier."""
+    """Explain the same keys by the log of the other tier; empty if there is no other tier."""
     keys = [one.key for one in found if one.key is not None]
     other = other_tier(log) if keys else None
     if other is None:
@@ -144,14 +144,14 @@ def _elsewhere(
         return tuple(Elsewhere(tier=other.tier, log=None, key=key, why_not=where) for key in keys)
     try:
         with opened_log(other.log, **trust) as opened:
-            return tuple(_asked(opened, other.tier, key) for key in keys)
+            return tuple(_explained_by(opened, other.tier, key) for key in keys)
     except LogError as error:
         return tuple(
             Elsewhere(tier=other.tier, log=str(other.log), key=key, why_not=str(error)) for key in keys
         )
 
 
-def _asked(log: OpenedLog, tier: str, key: str) -> Elsewhere:
+def _explained_by(log: OpenedLog, tier: str, key: str) -> Elsewhere:
     try:
         explanation, why_not = explain_keys(log, key)[0], None
     except LogError as error:
@@ -174,7 +174,7 @@ def _print(directory: Path, began_ns: int, found: tuple[Explanation, ...], inden
 
 
 def _print_elsewhere(found: tuple[Elsewhere, ...], began_ns: int) -> None:
-    """began_ns: of the log that was asked, so that times can be compared."""
+    """Print the other tier's explanations. began_ns: start of the user's log, to which times are relative."""
     for one in found:
         if one.log is None or one.explanation is None:
             say("", f"on the {one.tier}: {one.why_not}")
@@ -184,7 +184,7 @@ def _print_elsewhere(found: tuple[Elsewhere, ...], began_ns: int) -> None:
 
 
 def _command(directory: Path, option: str, value: str) -> str:
-    """A command line that can be pasted. A key is given as it is shown elsewhere."""
+    """Return a command line to paste. A key has the form in which other commands print it."""
     if option == "--key":
         value = render_key(bytes.fromhex(value))
     return shlex.join(["kvsm", "show", str(directory), option, value])

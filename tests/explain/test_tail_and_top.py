@@ -238,10 +238,10 @@ def test_tail_says_once_that_nothing_comes(
     """The engine may be idle or dead: a log cannot tell, and a person must not wait without a word."""
     write_open(tmp_path / "log", [3])
     monkeypatch.setattr(tail, "QUIET_SECONDS", 0.0)
-    told = tail._Follow(tmp_path / "log", {}, False)
-    told.last_events(1, None)
+    printer = tail._EventPrinter(tmp_path / "log", {}, False)
+    printer.last_events(1, None)
     for _ in range(3):
-        told.new_events()
+        printer.new_events()
     assert capsys.readouterr().err.count("nothing was written for") == 1
 
 
@@ -250,11 +250,11 @@ def test_tail_says_which_events_retention_took_before_it_could_read_them(
 ) -> None:
     life = LogLife(tmp_path / "log", segment_bytes=1000, max_bytes=8000)
     life.append(5)
-    told = tail._Follow(tmp_path / "log", {}, False)
-    told.last_events(10, None)
+    printer = tail._EventPrinter(tmp_path / "log", {}, False)
+    printer.last_events(10, None)
     for _ in range(100):
         life.append(10)
-    told.new_events()
+    printer.new_events()
     shown = capsys.readouterr()
     assert "are missing: retention (max_bytes) deleted them before they were read" in shown.err
     assert f"event {life.seq} " in shown.out
