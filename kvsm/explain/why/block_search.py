@@ -1,7 +1,8 @@
-"""The lives of one key, or of one host slot, out of millions of blocks.
+"""Find the lives of one key, or of one host slot, among millions of blocks.
 
-The view `blocks` makes a row for each block, and cannot be searched by key or slot in a second. The keys and
-slots of a store are in one row of `_stores`. So this scans those, and makes rows for what it found alone.
+A life of a block lasts from its store until its key leaves the index. The view `blocks` computes a row for
+each life, so a search of it by key or slot takes seconds. The table `_stores` has all keys and slots of a
+store in one row. This module scans `_stores`, and computes the rows of the lives that it finds.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _RUN_COLUMNS = ", ".join(BlockRunRow.__struct_fields__)
 
 
 def lives_of_keys(log: OpenedLog, pattern: KeyPattern) -> Iterator[BlockRow]:
-    """The lives of all keys that fit, oldest first."""
+    """The lives of all keys that `pattern` matches, oldest first."""
     first = bytes.fromhex(pattern.first[: len(pattern.first) // 2 * 2])
     rows = log.sql(
         "SELECT life, key_bytes, keys, slot_digits, slots FROM _stores WHERE instr(keys, ?) ORDER BY life",
@@ -48,7 +49,7 @@ def _slot(slots: str, digits: int, place: int) -> int:
 
 
 def _places(text: bytes | str, wanted: bytes | str, width: int) -> Iterable[int]:
-    """The places of entries of this width that begin with what is wanted."""
+    """The positions of the entries of this width in `text` that begin with `wanted`."""
     if not width:
         return
     found = text.find(wanted)  # type: ignore[arg-type]
@@ -60,7 +61,7 @@ def _places(text: bytes | str, wanted: bytes | str, width: int) -> Iterable[int]
 
 
 def _row(log: OpenedLog, life: int, key: bytes, slot: int) -> Iterator[BlockRow]:
-    """The row of one life, if it has one."""
+    """Yield the row of `blocks` for the life of this number; nothing if the tables have no such row."""
     query = f"SELECT {_RUN_COLUMNS} FROM block_runs WHERE life <= ? ORDER BY life DESC LIMIT 1"
     found = log.sql(query, (life,)).fetchone()
     run = None if found is None else BlockRunRow(*found)

@@ -1,7 +1,7 @@
-"""What the four questions of `kvsm why` share: the words for a cause, and the evidence for it.
+"""Shared by the four questions of `kvsm why`: the text of a cause, and the evidence for it.
 
-An `Inquiry` asks the tables of one log. It names transfers, says which rank was late or failed, why a key is
-gone, and whom a request waits for. What it says of an event, it notes as evidence.
+An `Inquiry` reads the tables of one log. It names transfers, finds ranks that were late or failed, explains
+why a key is gone, and follows what a request waits for. It collects the events that it mentions as evidence.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from kvsm.explain.tables.row_kinds import BlockRow, CopyRow, Gone, LookupRow, Re
 from kvsm.ids import render_key
 
 MOST_EVIDENCE = 40
-"""Lines of evidence for one answer."""
+"""Most lines of evidence in one answer."""
 
 MOST_RANKS = 4
-"""Most ranks whose failures one answer tells."""
+"""Most failures and missing reports of ranks that one answer names."""
 
 _LATE = 2
-"""A rank was late if it took this many times as long as the next slowest one."""
+"""A late rank took at least this many times as long as the second slowest rank."""
 
 _LATE_NS = 1_000_000
-"""And this much longer (ns)."""
+"""A late rank also took at least this much longer (ns)."""
 
 
 class Evidence(msgspec.Struct, frozen=True):
@@ -38,7 +38,7 @@ class Evidence(msgspec.Struct, frozen=True):
     step: the engine's step.
     wall_ns: when it was written (ns since 1970, UTC).
     text: what it means for the question.
-    show: the option of `kvsm show` that tells this event too.
+    show: the option of `kvsm show`, with its value, whose output has this event too.
     """
 
     event: int
@@ -51,11 +51,11 @@ class Evidence(msgspec.Struct, frozen=True):
 class Explanation(msgspec.Struct, frozen=True):
     """An answer and its evidence.
 
-    about: what was asked about, such as `request r7`.
+    about: the subject of the question, such as `request r7`.
     answer: sentences.
     evidence: in the order of the log.
     left_out: how many more lines of evidence there are.
-    key: in hex, if it is about one: another tier may have a block of it too.
+    key: the key in hex if the answer is about one: the log of another tier may have blocks of this key too.
     """
 
     about: str
@@ -66,14 +66,14 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Wording(NamedTuple):
-    """What happened to a key: the words before `at event 12` and behind it."""
+    """What happened to a key: the text before `at event 12` and the text after it."""
 
     verb: str
     rest: str = ""
 
 
 class Inquiry:
-    """Asks the tables of one log, and collects evidence."""
+    """Reads the tables of one log, and collects evidence."""
 
     def __init__(self, log: OpenedLog) -> None:
         self.log = log
@@ -84,9 +84,9 @@ class Inquiry:
     # Evidence.
 
     def note(self, event: int | None, text: str, *show: str) -> None:
-        """This event is evidence. Nothing is noted if the log lacks it.
+        """Add an event to the evidence, if it is in the log.
 
-        show: the option of `kvsm show` that tells it, and the value.
+        show: the option of `kvsm show` that prints the event, and the option's value.
         """
         option, value = show
         found = None if event is None else self.place_of(event)
@@ -101,8 +101,8 @@ class Inquiry:
         return row
 
     def explanation(self, about: str, *answer: str, key: str | None = None) -> Explanation:
-        """The answer with what was noted. Of much evidence the first and the last lines are kept."""
-        lines = sorted(self._noted.values(), key=lambda one: one.event)
+        """The answer with its evidence; of more than `MOST_EVIDENCE` lines, the first and the last ones."""
+        lines = sorted(self._noted.values(), key=lambda line: line.event)
         more = len(lines) - MOST_EVIDENCE
         if more > 0:
             lines = lines[: MOST_EVIDENCE // 2] + lines[-MOST_EVIDENCE // 2 :]
@@ -111,37 +111,37 @@ class Inquiry:
     # Time.
 
     def passed(self, first: int | None, last: int | None) -> str:
-        """The time between two events: `0.61 s`; empty if the log does not tell."""
+        """The time between two events: `0.61 s`; empty if the log lacks one of them."""
         places = [None if event is None else self.place_of(event) for event in (first, last)]
         if places[0] is None or places[1] is None:
             return ""
         return duration(places[1][1] - places[0][1])
 
     def at(self, event: int, seen_from: int | None = None) -> str:
-        """` at event 12`, and how long that was before another event."""
+        """` at event 12`; with `seen_from`, ` at event 12, 0.61 s before`: how long before that event."""
         passed = self.passed(event, seen_from)
         return f" at event {event:,}" + (f", {passed} before" if passed else "")
 
     # Transfers.
 
     def transfer(self, id: int) -> TransferRow | None:
-        """The row of a transfer; None if the log does not tell of it."""
+        """The row of a transfer; None if the log has no such transfer."""
         if id not in self._transfers:
             self._transfers[id] = next(self.log.transfers("transfer = ?", (id,)), None)
         return self._transfers[id]
 
     def copies(self, id: int) -> list[CopyRow]:
-        """What each rank did for a transfer."""
+        """The rows of a transfer's copies, one for each rank."""
         if id not in self._copies:
             self._copies[id] = list(self.log.copies("transfer = ?", (id,)))
         return self._copies[id]
 
     def name(self, id: int, own: str | None = None) -> str:
-        """`store 12 of request r1`; `transfer 12` if the log does not tell more.
+        """`store 12 of request r1`; `transfer 12` if the log has no row of it.
 
-        If its bytes come from another engine: `store 12 of request r1 (from engine p-1)`.
+        With its other engine, if there is one: `store 12 of request r1 (from engine p-1)`.
 
-        own: `its load 13`, if the transfer is this request's alone.
+        own: a request; if the transfer belongs to this request alone, the name is `its load 13`.
         """
         row = self.transfer(id)
         if row is None:
@@ -152,26 +152,26 @@ class Inquiry:
         return f"{row.direction} {id} of {requests_of(row.requests)}{source}"
 
     def blame(self, id: int) -> str:
-        """Which rank failed, never reported, or was late: `rank 3 failed (CUDA error)`; empty if none."""
+        """Which ranks failed, did not report, or were late: `rank 3 failed (CUDA error)`; empty if none."""
         copies, row = self.copies(id), self.transfer(id)
-        told = [
-            f"rank {one.worker} failed ({one.error or 'the log does not tell why'})"
-            for one in copies
-            if one.good is False
+        faults = [
+            f"rank {copy.worker} failed ({copy.error or 'the log does not tell why'})"
+            for copy in copies
+            if copy.good is False
         ]
-        silent = [one.worker for one in copies if one.reported is None]
+        silent = [copy.worker for copy in copies if copy.reported is None]
         if silent and not (row is not None and row.outcome == CUT_OFF):
             over = row is not None and row.ended is not None
-            told.append(f"{ranks(silent)} {'never' if over else f'{have(silent)} not'} reported")
-        if len(told) > MOST_RANKS:
-            told = [*told[:MOST_RANKS], f"{len(told) - MOST_RANKS} more failed"]
-        return "; ".join(told) or self._late(copies)
+            faults.append(f"{ranks(silent)} {'never' if over else f'{have(silent)} not'} reported")
+        if len(faults) > MOST_RANKS:
+            faults = [*faults[:MOST_RANKS], f"{len(faults) - MOST_RANKS} more failed"]
+        return "; ".join(faults) or self._late(copies)
 
     def _late(self, copies: Sequence[CopyRow]) -> str:
         took = sorted(
-            (one.reported_ns - one.submitted_ns, one.worker)
-            for one in copies
-            if one.reported_ns is not None and one.submitted_ns is not None
+            (copy.reported_ns - copy.submitted_ns, copy.worker)
+            for copy in copies
+            if copy.reported_ns is not None and copy.submitted_ns is not None
         )
         if len(took) < 2 or len(took) < len(copies):
             return ""
@@ -182,7 +182,7 @@ class Inquiry:
         return f"rank {worker} was late: it took {duration(longest)}, and {rest}"
 
     def note_transfer(self, id: int) -> None:
-        """The life of a transfer is evidence: its plan, what went wrong with it, and its end."""
+        """Add the life of a transfer to the evidence: its plan, its failures, and its end."""
         row = self.transfer(id)
         if row is None:
             return
@@ -190,11 +190,11 @@ class Inquiry:
         self.note(id, f"{name} is planned, {counted(row.slots, 'slot')}", *show)
         self.note(row.submitted, f"{name} leaves for the workers", *show)
         copies = self.copies(id)
-        for one in copies:
-            if one.good is False:
-                why = one.error or "the log does not tell why"
-                self.note(one.reported, f"rank {one.worker} reports {name}: failed ({why})", *show)
-        last = max((one for one in copies if one.reported is not None), key=_reported, default=None)
+        for copy in copies:
+            if copy.good is False:
+                why = copy.error or "the log does not tell why"
+                self.note(copy.reported, f"rank {copy.worker} reports {name}: failed ({why})", *show)
+        last = max((copy for copy in copies if copy.reported is not None), key=_reported, default=None)
         if last is not None and last.good:
             took = self.passed(row.submitted, last.reported)
             self.note(last.reported, f"rank {last.worker} is the last to report {name}, after {took}", *show)
@@ -204,7 +204,7 @@ class Inquiry:
     # Keys.
 
     def note_life(self, block: BlockRow) -> None:
-        """The life of a block is evidence: who stored it, who used it last, and its end."""
+        """Add the life of a block to the evidence: its store, its last hit, and its end."""
         show, key = ("--key", block.key), render_key(bytes.fromhex(block.key))
         store = f"store {block.transfer} of {requests_of(block.requests)}"
         self.note(block.transfer, f"{store} is planned: key {key} goes to slot {block.slot}", *show)
@@ -222,7 +222,7 @@ class Inquiry:
             self.note(block.gone, f"key {key} {wording.verb}{wording.rest}", *show)
 
     def wording(self, why: Gone, transfer: int | None) -> Wording:
-        """What happened to a key, in words. transfer: the one behind it."""
+        """The text for why a key is gone. transfer: the transfer that caused it; None if none is known."""
         return _WORDINGS[why](self, transfer)
 
     def ended_life(self, block: BlockRow) -> str:
@@ -238,11 +238,11 @@ class Inquiry:
         return f"{verb}{when}{comma}{rest}"
 
     def missed(self, lookup: LookupRow) -> str:
-        """Why a lookup missed its key: `key 0a1b.. was evicted at event 12, ...`. Notes the evidence."""
+        """Why a lookup missed its key: `key 0a1b.. was evicted at event 12, ...`. Adds the evidence."""
         assert lookup.missed is not None
         key, show = render_key(bytes.fromhex(lookup.missed)), ("--key", lookup.missed)
         self.note(lookup.event, f"request {lookup.request} misses key {key}", *show)
-        if lookup.why is None:  # A recorder writes down what another manager answered.
+        if lookup.why is None:  # In a recording of another manager, which may answer wrongly.
             return f"key {key} was answered as missing, although it could be read"
         why = Gone(lookup.why)
         told = self._told(why, lookup.cause_transfer, lookup.cause, lookup.event)
@@ -260,18 +260,18 @@ class Inquiry:
         return f"key {key} {told}"
 
     def _skip(self, event: int) -> str:
-        """Who offered it, and the reason."""
+        """Why a key was skipped, and which requests offered it: `: reason; offered by request r1`."""
         skip = next(self.log.skips("event = ?", (event,)), None)
         return "" if skip is None else f": {skip.reason}; offered by {requests_of(skip.requests)}"
 
     # Waits.
 
     def open_stay(self, request: str) -> RequestStateRow | None:
-        """The stay of a request that lasts where the log ends; None if it is over."""
+        """The state that a request is in where the log ends; None if the request is over."""
         return next(self.log.request_states("request = ? AND ended IS NULL", (request,)), None)
 
     def chain(self, request: str, seen: tuple[str, ...] = ()) -> str:
-        """Whom a request that never ended waits for, who waits for that, and so on."""
+        """What a request that never ended waits for: a transfer, the request that owns it, and so on."""
         if request in seen:
             return f"request {request}, and so they wait for each other"
         stay = self.open_stay(request)
@@ -284,7 +284,7 @@ class Inquiry:
         return self._awaited(request, stay, stay.transfer, seen)
 
     def _awaited(self, request: str, stay: RequestStateRow, transfer: int, seen: tuple[str, ...]) -> str:
-        """What a stay waits for, and why that has not come."""
+        """The transfer that a request waits for, and why it has not ended."""
         waits = self.name(transfer, request)
         self.note(stay.began, f"request {request} begins to wait for {waits}", "--request", request)
         self.note_transfer(transfer)
@@ -302,12 +302,12 @@ def _reported(copy: CopyRow) -> int:
 
 
 def requests_of(json: str) -> str:
-    """`request r1`, `requests r1, r2`, `no request`, of a JSON list in a table."""
+    """`request r1`, `requests r1, r2` or `no request`. json: a list of names, from a table."""
     return render_requests(names_in(json))
 
 
 def names_in(json: str) -> list[str]:
-    """The requests of a JSON list in a table."""
+    """The names of requests in a JSON list from a table."""
     return msgspec.json.decode(json, type=list[str])
 
 
@@ -324,10 +324,8 @@ def ordinal(number: int) -> str:
 
 def ranks(numbers: Sequence[int]) -> str:
     """`rank 3`, `ranks 1, 2 and 5`."""
-    told = [str(one) for one in numbers]
-    if len(told) == 1:
-        return f"rank {told[0]}"
-    return f"ranks {', '.join(told[:-1])} and {told[-1]}"
+    *most, last = [str(number) for number in numbers]
+    return f"ranks {', '.join(most)} and {last}" if most else f"rank {last}"
 
 
 def have(several: Sequence[object]) -> str:
@@ -383,4 +381,4 @@ _WORDINGS: dict[Gone, Callable[[Inquiry, int | None], Wording]] = {
     Gone.LOST: _because("was given up", "was lost"),
     Gone.BEFORE_LOG: _words("is gone; why cannot be told, because the log lacks earlier events"),
 }
-"""How each reason is told."""
+"""The text for each reason why a key is gone."""

@@ -1,7 +1,7 @@
-"""Why a key cannot be matched: what became of its last block, and of the offers to store it since.
+"""Explain why a key cannot be matched: how its last block ended, and why later offers were skipped.
 
-Only wanted keys are followed, so that a log of any size can be asked. The ledger shows that a key is gone:
-the index named it before the event, and does not afterwards. The event says why.
+Only wanted keys are followed, so memory does not grow with the log. A key is gone if the ledger's index has
+it before an event and not after it. The event's kind gives the reason.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Fates:
         self._skipped: dict[bytes, str] = {}
         self._held: list[bytes] = []
         self._makers: dict[bytes, str] = {}
-        """Held keys whose stores end with this event, though no event names them: the names of the stores."""
+        """At a restart: held key -> the name of its store. The event names none of its stores."""
         self._begin = self._last = 0
-        """Events `_begin` to `_last` were seen. Events before the log or in a gap were not."""
+        """First and last event seen since the log began or its last gap ended."""
 
     def before(self, moment: Moment, found: Concern) -> None:
-        """Note the wanted keys that the event may remove."""
+        """Note the wanted keys that the event may remove from the index."""
         ledger, event = moment.ledger, moment.event
         if event.seq != self._last + 1:
             self._begin = event.seq
@@ -52,12 +52,12 @@ class Fates:
                 self._skipped.pop(key, None)
 
     def after(self, moment: Moment, ended: TransferRecord | None) -> None:
-        """Note why the removed keys are gone. ended: the transfer that the event ended."""
+        """Note why the removed keys are gone. ended: the transfer that the event ended; None if none."""
         for key in self._held:
             if key not in moment.ledger.index:
                 cause = _CAUSES.get(type(moment.event), _other_cause)
-                told = cause(moment, moment.event, ended)
-                self._gone[key] = f"{self._makers[key]} {told}" if key in self._makers else told
+                reason = cause(moment, moment.event, ended)
+                self._gone[key] = f"{self._makers[key]} {reason}" if key in self._makers else reason
                 self._skipped.pop(key, None)
 
     def why(self, ledger: Ledger, key: bytes) -> str:
@@ -99,12 +99,14 @@ _CAUSES: dict[type[OffloadingEvent], Callable[[Moment, Any, TransferRecord | Non
     ev.TransferLost: _ended_transfer("was lost"),
     ev.WorkerReported: _ended_transfer("failed"),
 }
-"""Why an event removed a key. An event of another kind is told as it is."""
+"""The text for why an event removed a key. Other kinds of events are rendered by `_other_cause`."""
 
 
 def makers_of(moment: Moment) -> Owners | None:
-    """The owners of the store for which the moment's event evicts. None if it evicts nothing, or if the log
-    ends there."""
+    """The owners of the store that the moment's event makes room for.
+
+    None if the event is no eviction, or if the log lacks the store's event.
+    """
     event, following = moment.event, moment.following
     if isinstance(event, ev.BlocksEvicted) and isinstance(following, ev.StorePlanned):
         return following.owners if following.seq == event.transfer else None
@@ -112,7 +114,7 @@ def makers_of(moment: Moment) -> Owners | None:
 
 
 def made_room_for(moment: Moment) -> str:
-    """What the eviction of this moment is for: `store 12 of request r1`."""
+    """The store that this eviction makes room for: `store 12 of request r1`."""
     event, makers = moment.event, makers_of(moment)
     assert isinstance(event, ev.BlocksEvicted)
     if makers is None:
@@ -126,7 +128,7 @@ def kind_of(transfer: TransferRecord) -> str:
 
 
 def describe_transfer(ledger: Ledger, id: int) -> str:
-    """`store 12 of requests r1, r2`. Just `transfer 12` if it is not live."""
+    """`store 12 of requests r1, r2`; `transfer 12` if the ledger has no such transfer."""
     transfer = ledger.transfers.get(id)
     return f"transfer {id}" if transfer is None else _name(transfer)
 

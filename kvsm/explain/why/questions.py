@@ -1,11 +1,11 @@
-"""Why a request, a key, a transfer or a host slot fared as it did: the answer first, then the evidence.
+"""Explain what happened to a request, key, transfer or host slot, and why: the answer, then the evidence.
 
     with kvsm.open("log") as log:
         found = explain_request(log, "r700")
         print(*found.answer)
 
-Everything is asked of the tables. So an answer is as fast as an index of the log, and as right as the tables
-are: tests/explain/why/test_why_truth.py compares them with a reference that saw whole runs from outside.
+All answers come from the tables of the log: fast with an index, and correct only if the tables are.
+tests/explain/why/test_why_truth.py compares the tables with a reference that watched whole runs from outside.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kvsm.explain.why.causes import Explanation, Inquiry, counted
 from kvsm.ids import render_key
 
 MOST_KEYS = 4
-"""Keys that are explained at once. The groups of a hybrid model have keys with equal beginnings."""
+"""Most keys explained in one call. In a hybrid model, keys of different KV cache groups share a prefix."""
 
 MOST_LIVES, MOST_WAITS, MOST_NAMES = 6, 6, 4
-"""Lives of a block, waits and requests that are told one by one."""
+"""Most lives of blocks, waits, and requests that an answer or its evidence lists one by one."""
 
 WHOLE_LOG = Window()
 
@@ -38,14 +38,14 @@ _WAITS = ("DEFERRED", "LOADING")
 
 
 def explain_request(log: OpenedLog, request: str, window: Window = WHOLE_LOG) -> Explanation:
-    """What the host served of a request's prompt, what was missing and why; what it waited for; how it ended.
+    """Explain a request: what the host served of its prompt, what it missed and why, its waits, and its end.
 
-    request: its full id. If the name was used again, its last life in the window is explained.
-    window: the part of the log that is looked at.
+    request: its full id. If several requests had this id, the last one in the window is explained.
+    window: the part of the log to search.
 
     Raises `LogError` if there is no such request in the window.
     """
-    lives = [one for one in log.requests("request = ?", (request,)) if _overlaps(one, window)]
+    lives = [life for life in log.requests("request = ?", (request,)) if _overlaps(life, window)]
     if not lives:
         raise LogError(f"{log.directory}: request {request} is not in this part of the log")
     inquiry, life = Inquiry(log), lives[-1]
@@ -54,7 +54,7 @@ def explain_request(log: OpenedLog, request: str, window: Window = WHOLE_LOG) ->
     ).fetchone()[0]
     span = Window(
         max(life.arrived, window.first or 0),
-        min([one for one in (until and until - 1, window.last) if one is not None], default=log.last),
+        min([event for event in (until and until - 1, window.last) if event is not None], default=log.last),
     )
     lookups = list(log.lookups("request = ? AND event >= ? AND event <= ?", (request, *span)))
     stays = list(log.request_states("request = ? AND began >= ? AND began <= ?", (request, *span)))
@@ -75,7 +75,7 @@ def _overlaps(life: RequestRow, window: Window) -> bool:
 
 
 def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> str:
-    """Explain what the request had when it was first admitted, and why not more."""
+    """Explain which blocks of its prompt the request found at its first admitted lookup, and why no more."""
     request = life.request
     if life.held:
         return f"It held {counted(life.held, 'slot')} on the host for another engine."
@@ -99,7 +99,7 @@ def _found(inquiry: Inquiry, life: RequestRow, lookups: Sequence[LookupRow]) -> 
 
 
 def _unasked(inquiry: Inquiry, row: LookupRow) -> str:
-    """Why a lookup names no missed key, though the prompt has more blocks."""
+    """Explain a lookup that names no missed key: nothing was missing, or nothing was looked for."""
     if row.asked is None or row.on_device is None or row.hit_slots or row.asked - row.on_device < 2:
         return "; no key was missing"
     query = (
@@ -121,7 +121,7 @@ def _show(lookup: LookupRow) -> tuple[str, str]:
 
 
 def _brought(inquiry: Inquiry, life: RequestRow) -> str:
-    """What was copied for it from another engine."""
+    """Describe what was copied from another engine for this request."""
     query = (
         "SELECT transfer FROM transfers, json_each(requests) AS owner WHERE source IS NOT NULL"
         " AND owner.value = ? AND transfer >= ? AND transfer <= ? ORDER BY transfer"
@@ -157,17 +157,17 @@ def _share(inquiry: Inquiry, row: LookupRow) -> str:
 
 
 def _waited(inquiry: Inquiry, stays: Sequence[RequestStateRow]) -> str:
-    """What it waited for, and for how long. A wait that lasts is told at the end."""
-    over = [one for one in stays if one.state in _WAITS and one.ended is not None]
+    """Describe the request's waits that are over, and their time. `_request_end` describes one still open."""
+    over = [stay for stay in stays if stay.state in _WAITS and stay.ended is not None]
     for stay in sorted(over, key=_length)[-MOST_WAITS:]:
         _note_wait(inquiry, stay)
-    deferred = [one for one in over if one.state == "DEFERRED"]
-    loading = [one for one in over if one.state == "LOADING"]
-    told = [_longest(inquiry, "It waited", deferred)] if deferred else []
-    told += [_longest(inquiry, "It waited" if not told else "it was loading", loading)] if loading else []
-    if told:
-        return "; ".join(told) + "."
-    waits = any(one.state in _WAITS for one in stays)
+    deferred = [stay for stay in over if stay.state == "DEFERRED"]
+    loading = [stay for stay in over if stay.state == "LOADING"]
+    parts = [_longest(inquiry, "It waited", deferred)] if deferred else []
+    parts += [_longest(inquiry, "It waited" if not parts else "it was loading", loading)] if loading else []
+    if parts:
+        return "; ".join(parts) + "."
+    waits = any(stay.state in _WAITS for stay in stays)
     return "" if waits else "It waited for no copy."
 
 
@@ -188,7 +188,7 @@ def _longest(inquiry: Inquiry, verb: str, stays: Sequence[RequestStateRow]) -> s
 
 
 def _length(stay: RequestStateRow) -> int:
-    """How long a stay took (ns); 0 if the log does not tell."""
+    """How long a request stayed in this state (ns); 0 if the log lacks the beginning or the end."""
     return 0 if stay.began_ns is None or stay.ended_ns is None else max(0, stay.ended_ns - stay.began_ns)
 
 
@@ -207,9 +207,9 @@ def _note_wait(inquiry: Inquiry, stay: RequestStateRow) -> None:
 
 
 def _request_end(inquiry: Inquiry, life: RequestRow, stays: Sequence[RequestStateRow], lookups: int) -> str:
-    """How the request ended; if it did not, whom it waits for."""
+    """How the request ended; if it did not, what it waits for."""
     name = life.request
-    for stay in [one for one in stays if one.state == "PREEMPTED"][:MOST_WAITS]:
+    for stay in [stay for stay in stays if stay.state == "PREEMPTED"][:MOST_WAITS]:
         inquiry.note(stay.began, f"request {name} is preempted", "--request", name)
     also = _also(life, lookups)
     if life.finished is not None:
@@ -237,27 +237,28 @@ def _process_end(inquiry: Inquiry, event: int) -> str:
 
 
 def _also(life: RequestRow, lookups: int) -> str:
-    """What else happened to it."""
-    told = []
+    """Count the request's preemptions, repeated lookups and failed loads; empty if there were none."""
+    parts = []
     if life.preemptions:
-        told.append(f"it was preempted {counted(life.preemptions, 'time')}")
+        parts.append(f"it was preempted {counted(life.preemptions, 'time')}")
     if lookups > 1:
-        told.append(f"it looked up {counted(lookups, 'time')}")
+        parts.append(f"it looked up {counted(lookups, 'time')}")
     if life.failed_loads:
-        told.append(f"{life.failed_loads:,} of its {counted(life.loads, 'load')} failed")
-    return f"; {' and '.join(told)}" if told else ""
+        parts.append(f"{life.failed_loads:,} of its {counted(life.loads, 'load')} failed")
+    return f"; {' and '.join(parts)}" if parts else ""
 
 
 # A key.
 
 
 def explain_keys(log: OpenedLog, text: str, window: Window = WHOLE_LOG) -> tuple[Explanation, ...]:
-    """The lives of each key that a person means, as `key_pattern` reads it.
+    """Explain each key that matches `text`: who stored it, who used it, and why it is gone.
 
-    window: the part of the log that is looked at.
+    text: a prefix of the key in hex, or a key as kvsm prints it; see `key_pattern`.
+    window: the part of the log to search.
 
-    Raises `ConfigError` if the text names no key, and `LogError` if the log has no such key, or more than can
-    be explained at once.
+    Raises `ConfigError` if the text is no key, and `LogError` if the log has no such key, or more than
+    `MOST_KEYS`.
     """
     pattern = key_pattern(text)
     lives: dict[str, list[BlockRow]] = {}
@@ -280,10 +281,13 @@ def explain_keys(log: OpenedLog, text: str, window: Window = WHOLE_LOG) -> tuple
 
 
 def _explain_key(log: OpenedLog, key: str, blocks: Sequence[BlockRow], window: Window) -> Explanation:
-    """Who stored a key, who used it, why it is gone, and who wanted it afterwards. blocks: its lives."""
+    """Explain who stored a key, who used it, why it is gone, and who missed it afterwards.
+
+    blocks: the rows of all blocks that had this key, oldest first.
+    """
     inquiry, short = Inquiry(log), render_key(bytes.fromhex(key))
-    lives = [one for one in blocks if _lived_in(one, window)]
-    wanted = [one for one in log.lookups("missed = ?", (key,)) if one.event in window]
+    lives = [block for block in blocks if _lived_in(block, window)]
+    wanted = [lookup for lookup in log.lookups("missed = ?", (key,)) if lookup.event in window]
     for block in lives[-MOST_LIVES:]:
         inquiry.note_life(block)
     for row in wanted[:MOST_WAITS]:
@@ -307,7 +311,7 @@ def _explain_key(log: OpenedLog, key: str, blocks: Sequence[BlockRow], window: W
 
 
 def _times_stored(lives: Sequence[BlockRow]) -> str:
-    stored = sum(one.stored is not None for one in lives)
+    stored = sum(block.stored is not None for block in lives)
     if stored == len(lives):
         return f"was stored {counted(stored, 'time')}"
     return f"was stored {counted(stored, 'time')} in {counted(len(lives), 'attempt')}"
@@ -319,7 +323,7 @@ def _lived_in(block: BlockRow, window: Window) -> bool:
 
 
 def _now(inquiry: Inquiry, block: BlockRow) -> str:
-    """Where the last life of a key, or of a slot, stands."""
+    """Say how the last block of a key or slot ended, or where it is now. block: the row of this block."""
     store = inquiry.name(block.transfer)
     if block.gone is not None:
         lasted = inquiry.passed(block.stored, block.gone)
@@ -331,8 +335,8 @@ def _now(inquiry: Inquiry, block: BlockRow) -> str:
 
 
 def _uses(inquiry: Inquiry, lives: Sequence[BlockRow]) -> str:
-    hits = sum(one.hits for one in lives)
-    last = max((one.last_hit for one in lives if one.last_hit is not None), default=None)
+    hits = sum(block.hits for block in lives)
+    last = max((block.last_hit for block in lives if block.last_hit is not None), default=None)
     if last is None:
         return "It served no lookup."
     row = next(inquiry.log.lookups("event = ?", (last,)), None)
@@ -341,9 +345,12 @@ def _uses(inquiry: Inquiry, lives: Sequence[BlockRow]) -> str:
 
 
 def _wanted(inquiry: Inquiry, wanted: Sequence[LookupRow], last: BlockRow | None) -> str:
-    """Who looked for a key in vain: since its last life, or ever."""
+    """Which requests missed a key after its last block was gone; if it had no block, in the whole window.
+
+    last: the last block of the key; None if it was never stored.
+    """
     since = 0 if last is None or last.gone is None else last.gone
-    later = [one for one in wanted if one.event > since]
+    later = [lookup for lookup in wanted if lookup.event > since]
     if not later:
         return "" if last is None or last.gone is None else "Nobody has looked for it since."
     first = later[0]
@@ -357,7 +364,8 @@ def _wanted(inquiry: Inquiry, wanted: Sequence[LookupRow], last: BlockRow | None
 
 
 def explain_transfer(log: OpenedLog, id: int) -> Explanation:
-    """What a transfer copied and for whom, which ranks reported when, how it ended, and who waited for it.
+    """Explain a transfer: what it copied for which requests, when the ranks reported, how it ended, and who
+    waited for it.
 
     Raises `LogError` if the log has no such transfer.
     """
@@ -365,7 +373,7 @@ def explain_transfer(log: OpenedLog, id: int) -> Explanation:
     row = inquiry.transfer(id)
     if row is None:
         near = "SELECT transfer FROM transfers ORDER BY ABS(transfer - ?), transfer LIMIT 2"
-        names = " and ".join(str(one) for (one,) in log.sql(near, (id,)))
+        names = " and ".join(str(transfer) for (transfer,) in log.sql(near, (id,)))
         hint = f"the nearest are {names}" if names else "it has no transfer at all"
         raise LogError(f"{log.directory}: there is no transfer {id}; {hint}")
     inquiry.note_transfer(id)
@@ -383,8 +391,8 @@ def explain_transfer(log: OpenedLog, id: int) -> Explanation:
 
 
 def _evicted_for(inquiry: Inquiry, row: TransferRow) -> str:
-    """What a store evicted."""
-    # The eviction is right before its store.
+    """How many blocks were evicted for a store; empty if none."""
+    # A store's eviction is the event right before it.
     query = "SELECT SUM(blocks), MIN(gone) FROM block_runs WHERE gone >= ? - 2 AND gone < ? AND gone_for = ?"
     evicted, event = inquiry.log.sql(query, (row.transfer,) * 3).fetchone()
     if not evicted:
@@ -396,17 +404,17 @@ def _evicted_for(inquiry: Inquiry, row: TransferRow) -> str:
 
 def _transfer_end(inquiry: Inquiry, row: TransferRow) -> str:
     blame = inquiry.blame(row.transfer)
-    told = f": {blame}" if blame else ""
+    because = f": {blame}" if blame else ""
     if not inquiry.copies(row.transfer):
         end = "" if row.ended is None else f"; it {_ENDS.get(row.outcome or '', 'ended')}"
         when = "" if row.ended is None else inquiry.at(row.ended)
         return f"it was planned and never left for the workers{end}{when}"
     if row.ended is None:
         since = inquiry.passed(row.submitted, inquiry.log.last)
-        return f"it has not ended, {since} after it left for the workers{told}"
+        return f"it has not ended, {since} after it left for the workers{because}"
     took = inquiry.passed(row.submitted, row.ended)
     end = _ENDS.get(row.outcome or "", "ended where the log lacks events")
-    return f"it {end}{inquiry.at(row.ended)}" + (f", {took} after it left" if took else "") + told
+    return f"it {end}{inquiry.at(row.ended)}" + (f", {took} after it left" if took else "") + because
 
 
 _ENDS = {
@@ -417,20 +425,20 @@ _ENDS = {
     "lost": "was given up as lost",
     "cut off": "was cut off, because another process went on",
 }
-"""How a transfer ends, by its outcome."""
+"""The text for a transfer's end, by its outcome."""
 
 
 def _waiting_for(inquiry: Inquiry, row: TransferRow) -> str:
-    """Who waited for the transfer, and how long."""
+    """Which requests waited for the transfer and how long, and how often the engine waited for it."""
     stays = list(inquiry.log.request_states("transfer = ? AND state = 'DEFERRED'", (row.transfer,)))
     for stay in sorted(stays, key=_length)[-MOST_WAITS:]:
         _note_wait(inquiry, stay)
     flushes = f"The engine stood still for it {counted(row.waited_for, 'time')}." if row.waited_for else ""
     if not stays:
         return flushes or "No other request waited for it."
-    names = list(dict.fromkeys(one.request for one in stays))
+    names = list(dict.fromkeys(stay.request for stay in stays))
     total = sum(map(_length, stays))
-    still = [one.request for one in stays if one.ended is None]
+    still = [stay.request for stay in stays if stay.ended is None]
     open_waits = f"; {counted(len(still), 'request')} still wait" if still else ""
     return f"{_requests(names)} waited for it, {duration(total)} in all{open_waits}. {flushes}".strip()
 
@@ -442,7 +450,7 @@ def _requests(names: Sequence[str]) -> str:
 
 
 def _what_became(inquiry: Inquiry, row: TransferRow) -> str:
-    """What became of the blocks that a store made."""
+    """How many blocks of a completed store are still on the host, and how many lookups they served."""
     if row.direction != "store" or row.outcome != "completed":
         return ""
     query = (
@@ -462,9 +470,9 @@ def _what_became(inquiry: Inquiry, row: TransferRow) -> str:
 
 
 def explain_block(log: OpenedLog, slot: int, window: Window = WHOLE_LOG) -> Explanation:
-    """The lives of the blocks that a host slot held.
+    """Explain a host slot: which blocks it held, and how the last one ended.
 
-    window: the part of the log that is looked at.
+    window: the part of the log to search.
 
     Raises `LogError` if the pool has no such slot.
     """
@@ -472,13 +480,13 @@ def explain_block(log: OpenedLog, slot: int, window: Window = WHOLE_LOG) -> Expl
         size = log.config.host_blocks
         raise LogError(f"{log.directory}: there is no slot {slot}; the pool has slots 0 to {size - 1}")
     inquiry = Inquiry(log)
-    lives = [one for one in lives_of_slot(log, slot) if _lived_in(one, window)]
+    lives = [block for block in lives_of_slot(log, slot) if _lived_in(block, window)]
     if not lives:
         return inquiry.explanation(f"slot {slot}", f"Slot {slot} held no block.")
     for block in lives[-MOST_LIVES:]:
         inquiry.note_life(block)
     last = lives[-1]
-    unused = sum(not one.hits for one in lives)
+    unused = sum(not block.hits for block in lives)
     key, name = render_key(bytes.fromhex(last.key)), inquiry.name(last.transfer)
     if last.gone is not None:
         now = f"Its last block had key {key}, from {name}; it {inquiry.ended_life(last)}."
