@@ -1,6 +1,6 @@
 """JSON Schemas of what `--json` prints, from the structs in `kvsm.cli.schemas`.
 
-The lines "name: what it is" of a struct's docstring become the descriptions of its fields.
+The lines "name: what it is" of a docstring, and indented lines after each, describe the fields of a struct.
 """
 
 from __future__ import annotations
@@ -103,13 +103,17 @@ def _describe(part: dict[str, Any]) -> None:
     """Move the lines about fields from the description of an object to the fields."""
     fields = part.get("properties", {})
     left: list[str] = []
+    named: list[str] = []
     for line in cleandoc(part.get("description", "")).split("\n"):
-        names, colon, said = line.partition(": ")
-        named = names.split(", ")
-        if colon and all(name in fields for name in named):
+        if named and line.startswith("    "):
             for name in named:
-                fields[name]["description"] = said
-        else:
+                fields[name]["description"] += f" {line.strip()}"
+            continue
+        names, colon, said = line.partition(": ")
+        named = names.split(", ") if colon and all(name in fields for name in names.split(", ")) else []
+        for name in named:
+            fields[name]["description"] = said
+        if not named:
             left.append(line)
     part["description"] = re.sub(r"\n\n+", "\n\n", "\n".join(left)).strip()
     if "property_id" in fields:

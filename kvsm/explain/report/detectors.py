@@ -1,8 +1,7 @@
-"""The detectors: one small function for each kind of trouble.
+"""The detectors: one function for each kind of trouble.
 
-Each looks at the figures of a log. It returns None below its limit, and else what it saw: what is wrong in
-plain words, the numbers that say so, and commands that show it. `troubles.py` has the limits and the reasons
-for them.
+A detector judges the figures of a log. Below its limit it returns None, else a text that says what is wrong,
+the numbers that show it, and commands that show more. `troubles.py` has the limits and their reasons.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from kvsm.explain.tables.row_kinds import Gone
 
 
 class Limit(NamedTuple):
-    """From where on a detector speaks: at `share` of the whole, and at `least` cases. 0: no such limit."""
+    """The limit of a detector: at least `least` cases, and at least `share` of the whole (0: no share)."""
 
     share: float = 0.0
     least: int = 1
@@ -32,7 +31,7 @@ class Limit(NamedTuple):
 
 
 class Noticed(NamedTuple):
-    """What a detector found: see `Trouble`."""
+    """What a detector found. The fields are those of `Trouble`."""
 
     impact: float
     text: str
@@ -41,23 +40,23 @@ class Noticed(NamedTuple):
 
 
 LATE_LEAST_NS, LATE_TIMES = 5_000_000_000, 10
-"""A copy is missing after 5 s, and after ten times as long as 99 % of the copies took."""
+"""A copy is missing after 5 s or ten times the 99th percentile of copy latency, whichever is longer."""
 
 OVERDUE_LEAST_NS, OVERDUE_TIMES = 60_000_000_000, 2
-"""A request is overdue after a minute, and after twice the time of the longest request that ended."""
+"""A request is overdue after a minute or twice the time of the longest ended request, whichever is longer."""
 
 APART_NS = 5_000_000_000
-"""A block that two lookups miss 5 s apart was computed twice."""
+"""A block was computed twice if two lookups at least 5 s apart missed it."""
 
 STILL_WRITTEN_NS = 60_000_000_000
 """A log that is not closed, and whose last event is younger than a minute, may still be written."""
 
 BURST_TIME = 0.2
-"""A burst of evictions takes at most this part of the time."""
+"""A burst of evictions takes at most this share of the time."""
 
 FLOOD_STORED, FLOOD_READ = 0.6, 1 / 3
-"""A KV cache group floods the pool if it has this part of the stored blocks, and its blocks are read at most
-this often, compared with the others."""
+"""A KV cache group floods the pool if it has at least `FLOOD_STORED` of the stored blocks, and its blocks on
+average have at most `FLOOD_READ` times as many hits as blocks of the other groups."""
 
 
 def percent(part: float, whole: float = 1.0) -> str:
@@ -72,12 +71,12 @@ def number(count: int, thing: str, things: str = "") -> str:
 
 
 def _command(figures: LogFigures, verb: str, *arguments: object) -> str:
-    """A command line that can be pasted, for any names in it."""
+    """A `kvsm` command line with quoted arguments, safe to paste into a shell."""
     return " ".join(["kvsm", verb, *map(_quoted, (figures.log, *arguments))])
 
 
 def _other_pools(figures: LogFigures, *options: object) -> str:
-    """What shows the same log with another pool. `whatif` is for one KV cache group."""
+    """A command that predicts other pools; with several KV cache groups, which `whatif` lacks, a query."""
     if len(figures.groups) > 1:
         return _command(figures, "query", _BY_GROUP)
     return _command(figures, "whatif", *options)
@@ -90,7 +89,7 @@ _BY_GROUP = (
 
 
 def _quoted(argument: object) -> str:
-    """An argument for a shell. SQL has single quotes in it, and reads better in double ones."""
+    """Quote an argument for a shell; SQL that contains single quotes, in double quotes if that is safe."""
     text = str(argument)
     return f'"{text}"' if "'" in text and not set(text) & set('"$`\\!') else shlex.quote(text)
 
@@ -99,7 +98,7 @@ def _quoted(argument: object) -> str:
 
 
 def property_broken(figures: LogFigures, _limit: Limit) -> Noticed | None:
-    """An event breaks a property, or cannot follow."""
+    """Detect an event that breaks a property, or that cannot follow."""
     check = figures.check
     if not check.broken:
         return None
@@ -112,7 +111,7 @@ def property_broken(figures: LogFigures, _limit: Limit) -> Noticed | None:
 
 
 def damaged(figures: LogFigures, _limit: Limit) -> Noticed | None:
-    """The bytes are not the ones that were written."""
+    """Detect damage: bytes that are not the ones that were written."""
     if figures.check.damage is None:
         return None
     text = f"The log is damaged, and is read up to event {figures.last:,}: {figures.check.damage}"
@@ -120,7 +119,7 @@ def damaged(figures: LogFigures, _limit: Limit) -> Noticed | None:
 
 
 def events_missing(figures: LogFigures, _limit: Limit) -> Noticed | None:
-    """Events are missing before the end."""
+    """Detect events that are missing before the end."""
     if figures.end.complete:
         return None
     text = f"Events are missing from the log: {figures.end.notes[0]}"
@@ -132,7 +131,7 @@ def events_missing(figures: LogFigures, _limit: Limit) -> Noticed | None:
 
 
 def engine_stopped(figures: LogFigures, _limit: Limit) -> Noticed | None:
-    """The engine closed the log with an error."""
+    """Detect that the engine closed the log with an error."""
     if figures.end.engine != LogEnd.STOPPED.value:
         return None
     text = f"The engine ended with an error: {figures.end.error}"
@@ -140,15 +139,15 @@ def engine_stopped(figures: LogFigures, _limit: Limit) -> Noticed | None:
 
 
 GIVE_TIME = "Give it time to end: `vllm serve --shutdown-timeout 30`"
-"""The advice if a stop kills an engine."""
+"""The advice if an engine was killed before it had ended after a stop signal."""
 
 
 def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
-    """Nobody closed the log, and nobody writes it."""
+    """Detect a log that was not closed, and to which no process writes."""
     end = figures.end
     if end.engine != LogEnd.OPEN.value or end.silent_ns is None or end.silent_ns < STILL_WRITTEN_NS:
         return None
-    busy = figures.requests.open or any(one.waiting + one.missing for one in figures.copies.ranks)
+    busy = figures.requests.open or any(rank.waiting + rank.missing for rank in figures.copies.ranks)
     if end.stopped_by:
         text = (
             f"The engine was stopped by {end.stopped_by}, and killed before it closed the log. Its last "
@@ -163,7 +162,7 @@ def engine_killed(figures: LogFigures, _limit: Limit) -> Noticed | None:
 
 
 def processes_killed(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Processes ended without closing the log, and others went on."""
+    """Detect processes that ended without closing the log, before another process resumed it."""
     restarts = figures.restarts
     if restarts.killed < limit.least:
         return None
@@ -183,21 +182,21 @@ def processes_killed(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def _left_behind(figures: LogFigures) -> tuple[str, ...]:
-    """What was open when the engine ended."""
-    copies = max((one.waiting + one.missing for one in figures.copies.ranks), default=0)
+    """Evidence: the requests and transfers that were open when the engine ended."""
+    copies = max((rank.waiting + rank.missing for rank in figures.copies.ranks), default=0)
     states = ", ".join(f"{count:,} {state}" for state, count in figures.requests.states.items())
-    told = [f"{number(figures.requests.open, 'request')} ({states})"] if states else []
-    told += [f"{number(copies, 'transfer')} in flight"] if copies else []
-    return (f"open at the end: {', '.join(told) or 'nothing'}",)
+    parts = [f"{number(figures.requests.open, 'request')} ({states})"] if states else []
+    parts += [f"{number(copies, 'transfer')} in flight"] if copies else []
+    return (f"open at the end: {', '.join(parts) or 'nothing'}",)
 
 
 def rank_silent(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """A rank does not report copies any more."""
+    """Detect a rank that does not report copies, either any more or some of them."""
     ranks = figures.copies.ranks
-    silent = [one for one in ranks if one.missing >= limit.least]
+    silent = [rank for rank in ranks if rank.missing >= limit.least]
     if not silent:
         return None
-    worst = max(silent, key=lambda one: one.missing)
+    worst = max(silent, key=lambda rank: rank.missing)
     subject = f"Rank {worst.rank}" if len(silent) < len(ranks) else "Every rank"
     if _reports_again(worst, figures.copies.late_ns):
         text = (
@@ -213,28 +212,30 @@ def rank_silent(figures: LogFigures, limit: Limit) -> Noticed | None:
             "overdue"
         )
     late = duration(figures.copies.late_ns)
-    told = tuple(f"rank {one.rank} lacks {one.missing:,} of {one.copies:,} reports" for one in silent[:4])
-    told += (f"a copy is overdue after {late}: 99 % of the copies took a tenth of that or less",)
+    evidence = tuple(
+        f"rank {rank.rank} lacks {rank.missing:,} of {rank.copies:,} reports" for rank in silent[:4]
+    )
+    evidence += (f"a copy is overdue after {late}: 99 % of the copies took a tenth of that or less",)
     if len(silent) < len(ranks):
-        told += ("every other rank has reported all that was due",)
+        evidence += ("every other rank has reported all that was due",)
     where = f"worker = {worst.rank} AND reported IS NULL"
     query = f"SELECT * FROM copies WHERE {where} ORDER BY transfer LIMIT 10"
     return Noticed(
         worst.missing / worst.copies,
         text,
-        told,
+        evidence,
         (_command(figures, "query", query), _command(figures, "verify")),
     )
 
 
 def _reports_again(rank: RankFigures, late_ns: int) -> bool:
-    """Whether a rank went on to report long after a copy that it never reported."""
+    """Whether a rank still reported more than `late_ns` after its first missing copy was submitted."""
     last_ns, since_ns = rank.last_ns, rank.missing_since_ns
     return last_ns is not None and since_ns is not None and last_ns > since_ns + late_ns
 
 
 def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Requests without an end that are older than any other."""
+    """Detect overdue requests: without an end, and much older than any request that ended."""
     requests = figures.requests
     if requests.overdue < limit.least:
         return None
@@ -247,7 +248,7 @@ def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:
     evidence = (
         f"the oldest: {names}; a request is overdue after {duration(requests.overdue_ns)}",
         f"the longest request that ended took {duration(requests.longest_ns)}",
-        "somebody forgets to finish or abort requests: what they hold on the device or the host stays held",
+        "such requests were never finished or aborted: their blocks on the device or the host stay held",
     )
     oldest = requests.oldest[0]
     shown = _command(figures, "why", *(["--", oldest] if oldest.startswith("-") else [oldest]))
@@ -258,13 +259,15 @@ def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def rank_fails(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """A rank fails copies."""
+    """Detect a rank whose copies fail."""
     ranks = figures.copies.ranks
-    failing = [one for one in ranks if one.failed >= limit.least and one.failed >= limit.share * one.reported]
+    failing = [
+        rank for rank in ranks if rank.failed >= limit.least and rank.failed >= limit.share * rank.reported
+    ]
     if not failing:
         return None
-    worst = max(failing, key=lambda one: one.failed / one.reported)
-    others = [one for one in ranks if one not in failing]
+    worst = max(failing, key=lambda rank: rank.failed / rank.reported)
+    others = [rank for rank in ranks if rank not in failing]
     subject = f"Rank {worst.rank} fails" if others or len(ranks) == 1 else "Every rank fails"
     text = (
         f"{subject} {percent(worst.failed, worst.reported)} of its copies ({worst.failed:,} of "
@@ -274,10 +277,12 @@ def rank_fails(figures: LogFigures, limit: Limit) -> Noticed | None:
     if not worst.errors:
         evidence.append("the log does not tell why")
     evidence += [
-        f"rank {one.rank} fails {percent(one.failed, one.reported)}" for one in failing if one is not worst
+        f"rank {rank.rank} fails {percent(rank.failed, rank.reported)}"
+        for rank in failing
+        if rank is not worst
     ]
     if others:
-        failed, reported = sum(one.failed for one in others), sum(one.reported for one in others)
+        failed, reported = sum(rank.failed for rank in others), sum(rank.reported for rank in others)
         rest = f"the other {number(len(others), 'rank')}" if len(others) > 1 else f"rank {others[0].rank}"
         evidence.append(f"{rest}: {percent(failed, reported)} ({failed:,} of {reported:,})")
     if figures.requests.failed_loads:
@@ -287,24 +292,24 @@ def rank_fails(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def rank_slow(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """A rank takes longer than the others."""
-    timed = [one for one in figures.copies.ranks if one.reported >= limit.least]
-    for one in sorted(timed, key=_p50, reverse=True):
-        others = sorted(_p50(other) for other in timed if other is not one)
-        if others and _p50(one) >= limit.share * others[len(others) // 2]:
+    """Detect a rank whose median copy takes longer than the other ranks' copies."""
+    timed = [rank for rank in figures.copies.ranks if rank.reported >= limit.least]
+    for slow in sorted(timed, key=_p50, reverse=True):
+        others = sorted(_p50(rank) for rank in timed if rank is not slow)
+        if others and _p50(slow) >= limit.share * others[len(others) // 2]:
             usual = others[len(others) // 2]
             text = (
-                f"Rank {one.rank} is slow: half of its copies take {duration(_p50(one))} or longer, and "
+                f"Rank {slow.rank} is slow: half of its copies take {duration(_p50(slow))} or longer, and "
                 f"{duration(usual)} on the other ranks"
             )
             evidence = (
-                f"rank {one.rank}: p99 {duration(one.latency.p99_ns or 0)}, longest "
-                f"{duration(one.latency.max_ns or 0)}; every transfer waits for its last rank",
+                f"rank {slow.rank}: p99 {duration(slow.latency.p99_ns or 0)}, longest "
+                f"{duration(slow.latency.max_ns or 0)}; every transfer waits for its last rank",
             )
             took = "reported_ns - submitted_ns"
-            query = f"SELECT *, {took} AS ns FROM copies WHERE worker = {one.rank} ORDER BY ns DESC LIMIT 10"
+            query = f"SELECT *, {took} AS ns FROM copies WHERE worker = {slow.rank} ORDER BY ns DESC LIMIT 10"
             return Noticed(
-                1 - usual / max(1, _p50(one)), text, evidence, (_command(figures, "query", query),)
+                1 - usual / max(1, _p50(slow)), text, evidence, (_command(figures, "query", query),)
             )
     return None
 
@@ -314,9 +319,9 @@ def _p50(rank: RankFigures) -> int:
 
 
 def reports_rejected(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Reports change nothing."""
-    rejected = sum(one.reports for one in figures.rejected)
-    counted = sum(one.reported for one in figures.copies.ranks)
+    """Detect that many reports of workers are rejected."""
+    rejected = sum(row.reports for row in figures.rejected)
+    counted = sum(rank.reported for rank in figures.copies.ranks)
     if rejected < limit.least or rejected < limit.share * (rejected + counted):
         return None
     most = figures.rejected[0]
@@ -325,7 +330,7 @@ def reports_rejected(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"({rejected:,} of {rejected + counted:,}); most come from rank {most.rank}"
     )
     evidence = tuple(
-        f"rank {one.rank}: {number(one.reports, 'report')}: {one.reason}" for one in figures.rejected[:3]
+        f"rank {row.rank}: {number(row.reports, 'report')}: {row.reason}" for row in figures.rejected[:3]
     )
     query = "SELECT * FROM rejections ORDER BY event LIMIT 10"
     return Noticed(rejected / (rejected + counted), text, evidence, (_command(figures, "query", query),))
@@ -335,13 +340,13 @@ def reports_rejected(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def _evicted_stops(figures: LogFigures, limit: Limit) -> float | None:
-    """The part of the lookups that stopped at an evicted block. None: below the limit."""
+    """The share of the lookups that stopped at an evicted block; None: below the limit."""
     stops, lookups = figures.stops_at(Gone.EVICTED.value), figures.hits.lookups
     return stops / lookups if stops >= limit.least and stops >= limit.share * lookups else None
 
 
 def _burst(figures: LogFigures) -> BurstFigures | None:
-    """The burst to which most evictions of wanted blocks belong, if there was one."""
+    """The burst that contains most evictions of wanted blocks; None: they are spread over the time."""
     burst = figures.evictions.burst
     if burst is None or burst.ended_ns - burst.began_ns > BURST_TIME * (figures.ended_ns - figures.began_ns):
         return None
@@ -349,18 +354,18 @@ def _burst(figures: LogFigures) -> BurstFigures | None:
 
 
 def _flood(figures: LogFigures) -> GroupFigures | None:
-    """The KV cache group that fills the pool with blocks that are hardly read, if there is one."""
-    stored, hits = sum(one.stored for one in figures.groups), sum(one.hits for one in figures.groups)
-    for one in figures.groups:
-        rest, rest_hits = stored - one.stored, hits - one.hits
-        most = bool(rest) and one.stored >= FLOOD_STORED * stored
-        if most and one.hits / one.stored <= FLOOD_READ * rest_hits / rest:
-            return one
+    """The KV cache group that fills the pool with blocks that are hardly read; None: there is none."""
+    stored, hits = sum(group.stored for group in figures.groups), sum(group.hits for group in figures.groups)
+    for group in figures.groups:
+        rest, rest_hits = stored - group.stored, hits - group.hits
+        most = bool(rest) and group.stored >= FLOOD_STORED * stored
+        if most and group.hits / group.stored <= FLOOD_READ * rest_hits / rest:
+            return group
     return None
 
 
 def eviction_burst(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Wanted blocks were evicted in a short time."""
+    """Detect that most evictions of wanted blocks happened in a short time."""
     share, burst = _evicted_stops(figures, limit), _burst(figures)
     if share is None or burst is None:
         return None
@@ -384,11 +389,11 @@ def eviction_burst(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """One KV cache group fills the pool with what is hardly read."""
+    """Detect that one KV cache group fills the pool with blocks that are hardly read."""
     share, flood = _evicted_stops(figures, limit), _flood(figures)
     if share is None or flood is None:
         return None
-    stored = sum(one.stored for one in figures.groups)
+    stored = sum(group.stored for group in figures.groups)
     text = (
         f"KV cache group {flood.group} thrashes: it has {percent(flood.stored, stored)} of the stored "
         f"blocks, and {percent(flood.unread, flood.evicted)} of its evicted blocks were never read"
@@ -396,8 +401,8 @@ def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
     evidence = (
         f"{percent(share)} of the lookups stopped at an evicted block",
         "; ".join(
-            f"group {one.group}: {one.stored:,} stored, {one.hits:,} read, {one.evicted:,} evicted"
-            for one in figures.groups
+            f"group {group.group}: {group.stored:,} stored, {group.hits:,} read, {group.evicted:,} evicted"
+            for group in figures.groups
         ),
         "a sliding window stores every block, and a hit needs only the blocks at its end",
     )
@@ -405,7 +410,7 @@ def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def pool_too_small(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Blocks are evicted that are wanted later."""
+    """Detect that lookups stop at evicted blocks, without a burst or a group that floods the pool."""
     share = _evicted_stops(figures, limit)
     if share is None or _burst(figures) is not None or _flood(figures) is not None:
         return None
@@ -425,7 +430,7 @@ def pool_too_small(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def resets(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Resets drop what is wanted later."""
+    """Detect that resets drop blocks which later lookups miss."""
     stops, lookups, resets = figures.stops_at(Gone.RESET.value), figures.hits.lookups, figures.resets
     if resets.resets < limit.least or stops < limit.share * lookups or not stops:
         return None
@@ -434,13 +439,13 @@ def resets(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"{percent(stops, lookups)} of the lookups stopped at one of them"
     )
     every = (figures.ended_ns - figures.began_ns) // resets.resets
-    evidence = (f"one every {duration(every)} on average; somebody calls reset_prefix_cache",)
+    evidence = (f"one every {duration(every)} on average; look for calls of reset_prefix_cache",)
     query = "SELECT event, wall_ns, keys FROM resets ORDER BY event LIMIT 10"
     return Noticed(stops / lookups, text, evidence, (_command(figures, "query", query),))
 
 
 def never_stored(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Blocks are computed twice, because no store came in between."""
+    """Detect that blocks are computed twice, because they were not stored in between."""
     again, lookups = figures.recomputed, figures.hits.lookups
     if again.lookups < limit.least or again.lookups < limit.share * lookups:
         return None
@@ -464,13 +469,13 @@ _AVOIDABLE = {
     SkipReason.POOL_FULL.value: "every slot is pinned or copied: raise host_blocks, or see what pins them",
     SkipReason.TOO_MANY_TRANSFERS.value: "copies are slow, or max_live_transfers is too low",
 }
-"""Why a block is skipped although there is something to do about it."""
+"""The reasons for a skip that a user can do something about, with advice."""
 
 
 def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Blocks are offered, and there is no room or no transfer for them."""
-    skips = [one for one in figures.skips if one.reason in _AVOIDABLE]
-    skipped = sum(one.blocks for one in skips)
+    """Detect that offered blocks are skipped, because the pool is full or too many transfers are live."""
+    skips = [skip for skip in figures.skips if skip.reason in _AVOIDABLE]
+    skipped = sum(skip.blocks for skip in skips)
     offered = skipped + figures.stored
     if skipped < limit.least or skipped < limit.share * offered:
         return None
@@ -478,7 +483,7 @@ def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"Blocks are offered and not stored: {skipped:,} times, and {figures.stored:,} blocks were stored "
         f"({skips[0].reason})"
     )
-    evidence = tuple(f"{one.reason}: {one.blocks:,}: {_AVOIDABLE[one.reason]}" for one in skips)
+    evidence = tuple(f"{skip.reason}: {skip.blocks:,}: {_AVOIDABLE[skip.reason]}" for skip in skips)
     pool = figures.pool
     evidence += (f"of {pool.slots:,} slots up to {pool.pinned:,} were pinned, {pool.storing:,} being stored",)
     query = "SELECT reason, sum(blocks) FROM skips GROUP BY reason"
@@ -486,7 +491,7 @@ def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def preemptions(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Requests are preempted."""
+    """Detect that many requests are preempted."""
     requests = figures.requests
     if requests.preempted < limit.least or requests.preempted < limit.share * requests.requests:
         return None
@@ -505,17 +510,17 @@ def preemptions(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def waits(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Requests wait for copies of others."""
+    """Detect that requests wait long for copies of other requests."""
     waits = figures.waits
     if waits.deferred < limit.least or waits.deferred_ns < limit.share * waits.lived_ns or not waits.top:
         return None
     top = waits.top[0]
-    one = top.waited_ns > waits.deferred_ns / 2
+    mostly_one = top.waited_ns > waits.deferred_ns / 2
     copy = f"{top.direction} {top.transfer}"
-    subject = f"Requests wait for one copy, {copy}" if one else "Requests wait for copies of others"
+    subject = f"Requests wait for one copy, {copy}" if mostly_one else "Requests wait for copies of others"
     text = (
-        f"{subject}: {number(top.requests if one else waits.deferred, 'request')} waited "
-        f"{duration(top.waited_ns if one else waits.deferred_ns)} together, "
+        f"{subject}: {number(top.requests if mostly_one else waits.deferred, 'request')} waited "
+        f"{duration(top.waited_ns if mostly_one else waits.deferred_ns)} together, "
         f"{percent(waits.deferred_ns, waits.lived_ns)} of the time of all requests"
     )
     evidence = [f"the longest wait took {duration(waits.longest_ns)}"]
@@ -531,7 +536,7 @@ def waits(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def slow_loads(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Requests wait for their own loads. Time until a step notices the end of a copy is left out."""
+    """Detect long waits for requests' own loads. The time until a step notices their end does not count."""
     waits = figures.waits
     loading_ns = waits.loading_ns - waits.loading_split.noticed
     if not waits.lived_ns or loading_ns < limit.share * waits.lived_ns:

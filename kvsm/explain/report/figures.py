@@ -1,7 +1,7 @@
 """The figures of a report: one struct for each part of it.
 
-`measures.py` fills them from the tables of a log. `findings.py` judges them. A figure is None if the log does
-not tell it. A time that ends in `_ns` is in nanoseconds.
+`measures.py` fills them from the tables of a log, and `detectors.py` judges them. A figure is None if the log
+lacks the data for it. A field whose name ends in `_ns` is in nanoseconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvsm.explain.story.times import duration
 
 
 class Spread(msgspec.Struct, frozen=True):
-    """How long things took (ns). None if there was none."""
+    """Median, 99th percentile and maximum of `count` durations (ns); None if `count` is 0."""
 
     count: int
     p50_ns: int | None
@@ -22,15 +22,19 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What requests had when they were first admitted: each counts once, with the lookup that was used then
-    (`LookupRow`). Requests that read no cache do not count.
+    """Which blocks of their prompts requests found when they were first admitted.
 
-    lookups: how many requests. stopped: how many of them ended at a key that the host could not serve.
-    asked, on_device, on_host: device blocks; None: the log does not say.
-    block_tokens: tokens of such a block; 0: the log does not tell.
-    over_time: share of the asked blocks that the device or the host had, by the time of the admission;
-        None: none was admitted then. If the log does not tell blocks: share of these lookups that the host
-        served.
+    Each request counts once, with the lookup that it was admitted with (`LookupRow`). Requests that read no
+    cache do not count.
+
+    lookups: number of these requests.
+    stopped: how many of them missed a key that the host could not serve.
+    asked: device blocks in their prompts; None: not in the log.
+    on_device, on_host: how many of these blocks the device had and the host served; None: not in the log.
+    block_tokens: tokens in a device block; 0: not in the log.
+    over_time: hit rate of the requests admitted in each part of the window's time: share of the asked blocks
+        that the device or the host had, or without counts of blocks, share of the lookups that the host
+        served. None: no request was admitted in that part.
     """
 
     lookups: int
@@ -42,7 +46,7 @@ class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
     over_time: tuple[float | None, ...]
 
     def share(self, blocks: int | None) -> float | None:
-        """Of the blocks that were asked for."""
+        """The share of the asked blocks that `blocks` is; None if the log has no counts."""
         return blocks / self.asked if self.asked and blocks is not None else None
 
     @property
@@ -54,10 +58,10 @@ class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StopFigures(msgspec.Struct, frozen=True):
-    """Lookups whose prefix stopped for one reason.
+    """Lookups that stopped at a missing key, for one reason.
 
-    why: a `kvsm.explain.tables.row_kinds.Gone`.
-    missed: blocks that these lookups asked for and did not get; None: the log does not tell.
+    why: why the key was missing, a `kvsm.explain.tables.row_kinds.Gone`.
+    missed: blocks that these lookups asked for and did not get; None: not in the log.
     """
 
     why: str
@@ -66,10 +70,11 @@ class StopFigures(msgspec.Struct, frozen=True):
 
 
 class RecomputedFigures(msgspec.Struct, frozen=True):
-    """Lookups that stopped at a key that an earlier lookup had stopped at, `apart_ns` before or more, and
-    that was never stored: its block was computed twice, at least.
+    """Blocks that were computed at least twice, because they were not stored after the first time.
 
-    keys: how many keys these are.
+    lookups: lookups that missed a never stored key which an earlier lookup, at least `apart_ns` before, had
+        missed too.
+    keys: number of different keys among them.
     """
 
     lookups: int
@@ -78,12 +83,13 @@ class RecomputedFigures(msgspec.Struct, frozen=True):
 
 
 class BurstFigures(msgspec.Struct, frozen=True):
-    """The shortest time in which most of the wanted blocks were evicted.
+    """The shortest time in which most evictions of wanted blocks happened. Wanted: a later lookup missed it.
 
     began_ns, ended_ns: Unix time (ns).
-    wanted: how many of them were evicted then.
-    requests: for how many requests. unread: how many of these have no block that was ever hit.
-    names: the ones for which most were evicted.
+    wanted: wanted blocks that were evicted in this time.
+    requests: number of requests whose stores evicted them.
+    unread: how many of these requests stored no block that was ever hit.
+    names: the requests whose stores evicted most.
     """
 
     began_ns: int
@@ -97,11 +103,11 @@ class BurstFigures(msgspec.Struct, frozen=True):
 class EvictionFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Blocks that were evicted.
 
-    unread: how many of them no lookup ever hit.
-    wanted: at how many of them a later lookup stopped.
-    age: from the end of the store to the eviction.
-    until_wanted: from the eviction to that lookup.
-    over_time: evicted blocks that were wanted later, by the time of their eviction.
+    unread: evicted blocks that no lookup ever hit.
+    wanted: evicted blocks that a later lookup missed.
+    age: time from the end of a block's store to its eviction.
+    until_wanted: time from the eviction of a wanted block to that lookup.
+    over_time: wanted blocks evicted in each part of the window's time.
     """
 
     evicted: int
@@ -114,7 +120,7 @@ class EvictionFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GroupFigures(msgspec.Struct, frozen=True):
-    """Blocks of one KV cache group. stops: lookups that stopped at one of its keys, which was evicted."""
+    """Blocks of one KV cache group. stops: lookups that stopped at an evicted key of this group."""
 
     group: int
     stored: int
@@ -125,17 +131,21 @@ class GroupFigures(msgspec.Struct, frozen=True):
 
 
 class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The copies of one rank.
+    """The copies of one rank: its parts of all transfers.
 
-    copies: that were submitted. reported: that it reported. failed: how many of them badly.
-    missing: that it did not report, and that were submitted `late_ns` before the end or earlier, or lost.
-    missing_since_ns: when the first of these was submitted; None: none is missing.
-    cut_off: other copies that it did not report, because its process ended.
-    waiting: the rest. It has not reported them, and still may.
-    latency: from the submission to its report. Of that, if the rank says it: queued: until its copy began;
-        copied: the copy; noticed: the rest, until a step took the report.
-    errors: what it said most often, with counts.
-    last_ns: time of its last report.
+    copies: submitted copies.
+    reported: copies that the rank reported.
+    failed: copies that it reported as failed.
+    missing: copies without a report that were lost, or submitted at least `CopyFigures.late_ns` before the
+        end.
+    missing_since_ns: when the first missing copy was submitted; None: none is missing.
+    cut_off: copies without a report because the process ended.
+    waiting: all other copies without a report; the rank may still report them.
+    latency: time from the submission of a copy to its report.
+    queued, copied, noticed: parts of the latency, if the rank measured them: until the copy began, the copy
+        itself, and from then until an engine step took the report.
+    errors: the rank's most frequent errors, with counts.
+    last_ns: Unix time of its last report; None: there was none.
     """
 
     rank: int
@@ -157,8 +167,9 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
 class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Copies of all ranks.
 
-    late_ns: after this time a copy counts as missing.
-    transfers: that ended, by direction and outcome. Copies to the disk are in `ElsewhereFigures` alone.
+    late_ns: a copy without a report counts as missing after this time.
+    transfers: number of ended transfers, by direction and outcome, such as `store completed`. Loads to the
+        disk or another engine count only in `ElsewhereFigures`.
     """
 
     late_ns: int
@@ -167,10 +178,12 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WaitSplit(msgspec.Struct, frozen=True):
-    """The parts of a time that requests waited for transfers (ns), by the rank that reported last.
+    """The time that requests waited for transfers (ns), split by what the last rank to report did meanwhile.
 
-    queued: until its copy began. copied: while it copied. noticed: after that, until a step took the report.
-    unknown: the rank did not say, or has not reported.
+    queued: the rank's copy had not begun.
+    copied: the rank copied.
+    noticed: the copy was done, and no engine step had taken the report yet.
+    unknown: the rank measured no times, or has not reported.
     """
 
     queued: int
@@ -179,7 +192,7 @@ class WaitSplit(msgspec.Struct, frozen=True):
     unknown: int
 
     def __str__(self) -> str:
-        """In words: `2 ms queued, 5 ms copied, 30 ms until a step noticed`."""
+        """As text: `2 ms queued, 5 ms copied, 30 ms until a step noticed`."""
         parts = (
             (self.queued, "queued"),
             (self.copied, "copied"),
@@ -190,9 +203,13 @@ class WaitSplit(msgspec.Struct, frozen=True):
 
 
 class WaitedFor(msgspec.Struct, frozen=True):
-    """A transfer that requests waited for. rank: the one that reported last, after `rank_ns`.
+    """A transfer that requests waited for.
 
-    split: of `waited_ns`.
+    requests: number of these requests.
+    waited_ns: the sum of their waits.
+    rank, rank_ns: the rank that reported last, and its time from submission to report (ns); None: unknown or
+        not reported.
+    split: the parts of `waited_ns`.
     """
 
     transfer: int
@@ -205,14 +222,15 @@ class WaitedFor(msgspec.Struct, frozen=True):
 
 
 class WaitFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The time that requests waited.
+    """The time that requests waited for copies.
 
-    lived_ns: all requests together, from their arrival to their end, or to the end of the log.
-    deferred_ns: for transfers of others. loading_ns: for their own loads.
-    deferred_split, loading_split: what of these was queue, copy, and the step that noticed.
-    deferred: how many requests waited for transfers of others.
-    longest_ns: the longest such wait.
-    top: the transfers that were waited for longest.
+    lived_ns: sum over all requests of the time from arrival to end, or to the end of the window.
+    deferred_ns: sum of the waits for transfers of other requests.
+    loading_ns: sum of the waits for the requests' own loads.
+    deferred_split, loading_split: the parts of these two sums.
+    deferred: number of requests that waited for transfers of other requests.
+    longest_ns: the longest of these waits.
+    top: the transfers with most of this waiting time.
     """
 
     lived_ns: int
@@ -226,11 +244,14 @@ class WaitFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Slots of the host pool, in samples.
+    """How the slots of the host pool were used, according to samples.
 
-    used: slots that are not free; pinned, storing, quarantined, retired: the most at once.
-    pinned_mean: slots.
-    used_over_time, pinned_over_time: share of the pool; None: no sample then.
+    slots: size of the pool.
+    samples: number of samples.
+    used, pinned, storing, quarantined, retired: the most slots in this state in any sample; used: not free.
+    pinned_mean: mean number of pinned slots.
+    used_over_time, pinned_over_time: largest share of the pool in each part of the window's time; None:
+        before the first sample.
     """
 
     slots: int
@@ -246,15 +267,19 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests.
+    """How requests ended, and which did not.
 
-    finished: that are over, `aborted` of them by the client. cut_off: that ended with their process.
-    preemptions: of `preempted` requests.
+    finished: requests that ended, including the aborted ones.
+    aborted: requests that the client aborted.
+    cut_off: requests that ended because their process did.
+    preemptions: number of preemptions of all requests.
+    preempted: requests with at least one preemption.
     failed_loads: loads that did not bring all their blocks.
-    longest_ns: the longest life of a request that is over.
-    open: requests without an end. overdue: those that have lived longer than `overdue_ns`.
-    oldest: names of the oldest of them.
-    states: open requests by state.
+    longest_ns: the longest time from arrival to end.
+    open: requests without an end.
+    overdue: open requests that arrived more than `overdue_ns` before the end of the window.
+    oldest: names of the oldest overdue requests.
+    states: number of open requests in each state.
     """
 
     requests: int
@@ -280,14 +305,15 @@ class ResetFigures(msgspec.Struct, frozen=True):
 
 
 class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Processes that went on with the log of another one.
+    """Restarts: a process resumes the log of an earlier process.
 
-    restarts: how many. killed: how many of the processes before them did not close the log, and no signal is
-        known that asked them to end. stopped: how many did not close it after such a signal.
-    ended: how these ended, with counts, the most frequent first.
-    kept: blocks that could be read at a restart and still can. lost: blocks that were being stored, or were
-        planned to be.
-    transfers: copies and plans that were cut off.
+    restarts: number of restarts.
+    killed: earlier processes that did not close the log, and got no signal to end as far as is known.
+    stopped: earlier processes that got a signal to end, and did not close the log.
+    ended: how the killed and the stopped processes ended, with counts, most frequent first.
+    kept: blocks that were readable at a restart, and stayed readable; summed over the restarts.
+    lost: blocks that were being stored, or were planned to be.
+    transfers: transfers that were cut off, submitted or not.
     """
 
     restarts: int
@@ -300,7 +326,7 @@ class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RejectedFigures(msgspec.Struct, frozen=True):
-    """Reports of one rank that changed nothing, for one reason."""
+    """Reports of one rank that were rejected for one reason."""
 
     rank: int
     reason: str
@@ -308,7 +334,7 @@ class RejectedFigures(msgspec.Struct, frozen=True):
 
 
 class SkipFigures(msgspec.Struct, frozen=True):
-    """Offered blocks that were not stored when they were offered, for one reason."""
+    """Blocks that were not stored when they were offered, for one reason."""
 
     reason: str
     blocks: int
@@ -317,8 +343,10 @@ class SkipFigures(msgspec.Struct, frozen=True):
 class HandOverFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Hand-overs to other engines.
 
-    taken: by one. not_needed: the other engine had the blocks. given_up: no engine took them in
-        time, or before they were lost or needed. held: without an end.
+    taken: another engine took the blocks.
+    not_needed: the other engine already had the blocks.
+    given_up: all other ends, such as an expired or revoked hand-over.
+    held: hand-overs without an end.
     """
 
     taken: int
@@ -330,9 +358,11 @@ class HandOverFigures(msgspec.Struct, frozen=True, kw_only=True):
 class ElsewhereFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Copies whose other end is not the device: another engine, or the disk.
 
-    place: where that is, as the log names it.
-    direction: `store`: they come from there. `load`: they go there.
-    blocks: of copies that completed. ended: how the copies ended, by outcome. took: the completed ones.
+    place: the other end, as the log names it.
+    direction: `store`: from the other end to the host. `load`: from the host to the other end.
+    blocks: blocks of the completed copies.
+    ended: number of copies by outcome.
+    took: time from submission to end of the completed copies.
     """
 
     place: str
@@ -343,11 +373,12 @@ class ElsewhereFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HeldFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What a tier holds where the figures end.
+    """What a tier holds at the end of the window.
 
-    log: its directory.
-    slots: of the tier. blocks: in them that could be read.
-    evicted: blocks that made room for others.
+    log: directory of the tier's log.
+    slots: size of the tier.
+    blocks: readable blocks in it.
+    evicted: blocks evicted within the window.
     """
 
     log: str
@@ -357,11 +388,13 @@ class HeldFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierHitFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the blocks of prompts were, in device blocks. A request counts once, as in `HitFigures`.
+    """Where the blocks of prompts were, counted in device blocks. A request counts once, as in `HitFigures`.
 
-    asked: of all requests. device, host: that had them.
-    disk: that came from the disk for the request that asked.
-    computed: that no tier had in time.
+    asked: blocks of all prompts.
+    device: blocks that were on the device.
+    host: blocks on the host that had not been copied from the disk for this request.
+    disk: blocks that were copied from the disk to the host for this request.
+    computed: blocks that no tier had in time.
     """
 
     asked: int
@@ -372,11 +405,12 @@ class TierHitFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DiskFailureFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Copies to and from the disk that ranks reported as bad.
+    """Copies to and from the disk that ranks reported as failed.
 
-    stores: to the disk. loads: from it. reports: good and bad ones, of all ranks.
-    first_ns, last_ns: Unix time (ns) of the first and the last of them; None: there is none.
-    errors: what the ranks said most often, with counts.
+    stores, loads: failed copies to the disk, and from it.
+    reports: number of all reports, good and bad.
+    first_ns, last_ns: Unix time (ns) of the first and the last failure; None: there is none.
+    errors: the most frequent errors, with counts.
     """
 
     stores: int
@@ -390,17 +424,19 @@ class DiskFailureFigures(msgspec.Struct, frozen=True, kw_only=True):
 class TiersFigures(msgspec.Struct, frozen=True, kw_only=True):
     """A host pool and the disk below it, from the logs of both. A block is a slot of the host.
 
-    host, disk: None: the log of this tier is not there, or cannot be read. why_not: then why.
-    hits: None: there are several KV cache groups, whose slots do not add up to blocks of a prompt, or the log
-        does not tell.
+    host, disk: None: the log of this tier is not there, or cannot be read.
+    why_not: why a tier's log is missing; None: both are there.
+    hits: None: the log lacks the counts, or there are several KV cache groups, whose slots do not add up to
+        blocks of a prompt.
     found: blocks that the disk had at its start, from earlier processes.
     to_disk: blocks that were stored on the disk.
-    not_stored: blocks whose copy to the disk did not complete, or for which the disk had no room. Blocks that
-        the host lost before their copy began are in no log.
-    from_disk: blocks that came back. unused: how many of them no lookup has hit.
-    failures: of the disk.
+    not_stored: blocks whose copy to the disk did not complete, or that were not copied because the disk had
+        no room. Blocks that left the host before their copy began are in no log.
+    from_disk: blocks that were copied from the disk to the host.
+    unused: how many of these no lookup has hit.
+    failures: failed copies to and from the disk.
 
-    What the log of one tier alone tells is None if that log is not there.
+    A figure that only the log of one tier has is None if that log is missing.
     """
 
     host: HeldFigures | None
@@ -419,10 +455,10 @@ class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
     """How the log ends.
 
     engine: a `kvsm.core.log.LogEnd`; `not reached` if the window ends before the log does.
-    error: with which the engine closed it.
+    error: the error with which the engine closed the log; None: there was none.
     complete: whether no event is missing before the end.
-    notes: what a person must know of the log itself.
-    silent_ns: how long ago its last event was, if the log was not closed.
+    notes: remarks about the log itself, such as missing events.
+    silent_ns: time since the last event, if the log was not closed; else None.
     stopped_by: the signal that asked the engine to end, if it did not close the log; empty if none is known.
     """
 
@@ -435,13 +471,13 @@ class EndFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of the log's properties.
+    """Whether the log breaks a property.
 
-    verified: whether `kvsm verify` has looked at every event. If not, every event was folded, and events that
-        cannot follow were found; a broken property that the fold does not notice was not.
-    event: the first event that breaks something, or None.
-    broken: what it breaks, a line each.
-    damage: where and why the log cannot be read further, or None.
+    verified: whether `kvsm verify` has checked every event. If not, every event was only folded: the fold
+        refuses events that cannot follow, but does not notice every broken property.
+    event: the first event that breaks a property or cannot follow; None: there is none.
+    broken: what this event breaks, one line for each violation.
+    damage: where and why the log cannot be read further; None: it can be read to its end.
     """
 
     verified: bool
@@ -453,10 +489,11 @@ class CheckFigures(msgspec.Struct, frozen=True, kw_only=True):
 class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     """All figures of a log, or of a window of it.
 
-    first, last: the events that they cover. events: of the whole log, its last number.
-    began_ns, ended_ns: wall time of `first` and `last`. log_began_ns: of the log's first event.
-    whole: whether they cover all of the log.
-    stored: blocks that were stored.
+    first, last: numbers of the first and last event that the figures cover.
+    began_ns, ended_ns: wall time of these two events.
+    log_began_ns: wall time of the log's first event.
+    whole: whether the figures cover the whole log.
+    stored: blocks whose store completed.
     """
 
     log: str
@@ -487,5 +524,5 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     check: CheckFigures
 
     def stops_at(self, why: str) -> int:
-        """Lookups that stopped for this reason."""
-        return sum(one.lookups for one in self.stops if one.why == why)
+        """The number of lookups that stopped at a key missing for this reason."""
+        return sum(stop.lookups for stop in self.stops if stop.why == why)

@@ -1,4 +1,4 @@
-"""The report of a log: its figures, whether its properties hold, and what stands out.
+"""Make the report of a log: its figures, whether its properties hold, and its troubles.
 
 with kvsm.open("log") as log:
     report = make_report(log)
@@ -44,18 +44,18 @@ from kvsm.explain.tables.opened import OpenedLog
 from kvsm.tiers.disk_tier import DISK, HOST
 
 VERIFY_BYTES = 8 << 20
-"""Logs up to this size are verified without being asked to: about 3 s for the largest of them."""
+"""Logs up to this size (bytes) are verified by default: about 3 s for the largest of them."""
 
 
 WHOLE = Window()
-"""The window that holds all of a log."""
+"""The window that covers the whole log."""
 
 
 class Report(LogFigures, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.report/1"):
-    """What `kvsm report --json` prints: the figures of a log, and what stands out in it.
+    """What `kvsm report --json` prints: the figures of a log, and its troubles.
 
-    troubles: what stands out, the most urgent first. Empty: nothing does.
-    tiers: a host pool and the disk below it; null: there is no disk.
+    troubles: the most urgent first; empty: nothing stands out.
+    tiers: figures of a host pool and the disk below it; null: there is no disk.
     """
 
     troubles: tuple[Trouble, ...]
@@ -72,13 +72,14 @@ def make_report(
     now_ns: int | None = None,
     other: OpenedTier | None = None,
 ) -> Report:
-    """The report of a log.
+    """Make the report of a log.
 
-    window: the events that it is about. The end of the log is told only if it is in the window.
-    other: the other tier, whose figures and troubles are told too, cut to the same time; None: there is none.
-    verify: whether every property is checked at every event. None: if the log is small, `VERIFY_BYTES`.
+    window: the events that the report covers. It says how the log ends only if the end is in the window.
+    verify: whether to check every property at every event; None: only if the log is at most `VERIFY_BYTES`
+        large.
     allow_policies, max_slots: for `verify_log`.
-    now_ns: Unix time, to tell how old the last event of an unclosed log is; None: the clock's.
+    now_ns: current Unix time (ns), for the age of the last event of an unclosed log; None: from the clock.
+    other: the other tier, to include its figures and troubles in the same time; None: there is no other tier.
     """
     now_ns = time.time_ns() if now_ns is None else now_ns
 
@@ -106,11 +107,11 @@ def make_report(
 
 
 _MEMO = "figures 5"
-"""The figures of a whole log, in its index. Count up when a figure changes its meaning."""
+"""Key of the stored figures of a whole log in its index. Count up when a figure changes its meaning."""
 
 
 def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
-    """All figures except the end. The figures of a whole log are remembered."""
+    """All figures except how the log ends. Those of a whole log are cached in its index."""
     if window == WHOLE and (kept := log.memo(_MEMO)) is not None:
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)
@@ -149,7 +150,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
 
 
 def left_open(log: OpenedLog) -> Unfinished:
-    """What is open where the log ends, as its tables tell it. They do not know about device blocks."""
+    """List what is open where the log ends, from its tables. The tables have no leases of device blocks."""
     requests = log.sql(
         "SELECT request, state, arrived, arrived_ns FROM requests WHERE state != 'RELEASED' ORDER BY arrived"
     )
@@ -161,7 +162,7 @@ def left_open(log: OpenedLog) -> Unfinished:
     ranks: dict[int, list[int]] = {}
     for transfer, worker in log.sql("SELECT transfer, worker FROM copies WHERE reported IS NULL"):
         ranks.setdefault(transfer, []).append(worker)
-    reset = max((one.event for one in log.resets()), default=0)
+    last_reset = max((reset.event for reset in log.resets()), default=0)
     [retired] = log.sql(
         "SELECT coalesce(max(retired), 0) FROM occupancy"
         " WHERE event > (SELECT coalesce(max(event), 0) FROM restarts)"
@@ -178,28 +179,28 @@ def left_open(log: OpenedLog) -> Unfinished:
         copies=tuple(
             [
                 UnfinishedCopy(
-                    one.transfer,
-                    one.direction,
-                    tuple(json.loads(one.requests)),
-                    tuple(ranks.get(one.transfer, ())),
-                    one.transfer < reset,
-                    _since(one.submitted, one.submitted_ns),
+                    row.transfer,
+                    row.direction,
+                    tuple(json.loads(row.requests)),
+                    tuple(ranks.get(row.transfer, ())),
+                    row.transfer < last_reset,
+                    _since(row.submitted, row.submitted_ns),
                 )
-                for one in flights
-                if one.submitted is not None
+                for row in flights
+                if row.submitted is not None
             ]
         ),
         waits=tuple([UnfinishedWait(name, transfer, None, _since(*at)) for name, transfer, *at in waits]),
         plans=tuple(
             [
                 UnfinishedPlan(
-                    one.transfer,
-                    one.direction,
-                    tuple(json.loads(one.requests)),
-                    _since(one.transfer, one.wall_ns),
+                    row.transfer,
+                    row.direction,
+                    tuple(json.loads(row.requests)),
+                    _since(row.transfer, row.wall_ns),
                 )
-                for one in flights
-                if one.submitted is None
+                for row in flights
+                if row.submitted is None
             ]
         ),
         read_blocks=None,
@@ -214,7 +215,7 @@ def _since(event: int | None, wall_ns: int | None) -> Beginning | None:
 
 
 def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
-    """How the log ends. reached: whether the end is in the window."""
+    """How the log ends. reached: whether the log's end is in the window."""
     condition = log.condition
     end = condition.end if reached else LogEnd.NOT_REACHED
     open_end = end is LogEnd.OPEN
@@ -229,15 +230,15 @@ def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
 
 
 _VERDICT = "verification 2"
-"""What `verify_log` found, in the index of the log. Count up when it checks more."""
+"""Key of the stored result of `verify_log` in the log's index. Count up when `verify_log` checks more."""
 
 
 def check_figures(
     log: OpenedLog, verify: bool | None, allow_policies: Collection[str], max_slots: int | None
 ) -> CheckFigures:
-    """What is known of the log's properties: by `verify_log`, or by the fold that made the tables.
+    """Whether the log breaks a property, according to `verify_log` or to the fold that made the tables.
 
-    The fold refuses an event that cannot follow, and that is nearly every event that breaks a property.
+    The fold refuses events that cannot follow: nearly every event that breaks a property.
     """
     stopped = log.stopped
     if verify is not False and (kept := log.memo(_VERDICT)) is not None:

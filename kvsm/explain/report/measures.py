@@ -1,7 +1,6 @@
-"""What fills the figures of a report: queries over the tables of a log, cut to one window of events.
+"""Compute the figures of a report: SQL queries over the tables of a log, cut to one window of events.
 
-Each function asks the tables a few times in SQL, and gives one struct of `figures.py`. Nothing here judges:
-`findings.py` does.
+Each function returns structs of `figures.py`. `detectors.py` judges the figures.
 """
 
 from __future__ import annotations
@@ -45,23 +44,25 @@ from kvsm.explain.tables.row_kinds import Gone
 from kvsm.tiers.hand_over.leases import LeaseEnd
 
 BINS = 48
-"""Points of a sparkline: the time of the window in equal parts."""
+"""Number of equal parts into which the time of the window is divided for sparklines."""
 
 SHOWN = 3
-"""How many names, errors or transfers a figure keeps at most."""
+"""Most names, errors or transfers in one figure."""
 
 GROUP_DIGITS = 2 * GROUP_INDEX_BYTES
-"""A key in hex ends with this many digits of its KV cache group."""
+"""Number of hex digits at the end of a key that are the index of its KV cache group."""
 
 
 _NOT_TOLD = -(1 << 63)
-"""What stands for a time that the log does not tell."""
+"""Replaces a time that is NULL in the tables, in arrays of integers."""
 
 
 class Tables:
     """The tables of a log, cut to a window.
 
-    first, last: its events. began_ns, ended_ns: their times.
+    first, last: first and last event of the window.
+    began_ns, ended_ns: wall time of these two events.
+    whole: whether the window covers the whole log.
     """
 
     def __init__(self, log: OpenedLog, window: Window) -> None:
@@ -74,11 +75,11 @@ class Tables:
         [self.ended_ns] = self.one(at.format("<=", self.last, "DESC"))
 
     def within(self, event: str) -> str:
-        """A condition in SQL: the column `event` is in the window."""
+        """Return an SQL condition: the event in the column `event` is in the window."""
         return "1" if self.whole else f"{event} BETWEEN {self.first} AND {self.last}"
 
     def all(self, query: str, *values: str) -> list[tuple[Any, ...]]:
-        """All rows of a query. values: for its question marks."""
+        """All rows of a query. values: the values of its `?` parameters."""
         return self.log.sql(query, values).fetchall()
 
     def one(self, query: str, *values: str) -> tuple[Any, ...]:
@@ -87,19 +88,22 @@ class Tables:
         return row
 
     def bin_of(self, wall_ns: str) -> str:
-        """In SQL: which part of the window's time the column `wall_ns` is in, from 0 to `BINS` - 1."""
+        """Return an SQL expression: the part of the window, 0 to `BINS` - 1, that has the time `wall_ns`."""
         span = max(1, self.ended_ns - self.began_ns + 1)
         return f"max(0, min({BINS - 1}, ({wall_ns} - {self.began_ns}) / {-(-span // BINS)}))"
 
     def bin_start_ns(self, place: int) -> int:
-        """When a part of the window's time begins (ns)."""
+        """The Unix time at which a part of the window's time begins (ns)."""
         span = max(1, self.ended_ns - self.began_ns + 1)
         return int(self.began_ns + place * -(-span // BINS))
 
     def numbers(self, columns: str, rest: str, *values: str) -> NDArray[np.int64]:
-        """All rows of a query over whole numbers, one row each: several times faster than SQL can sort them.
+        """All rows of a query over integers, as an array of shape (rows, columns).
 
-        columns: expressions in SQL that are never NULL. rest: from FROM on.
+        Sorting such an array is several times faster than sorting in SQL.
+
+        columns: SQL expressions that are never NULL.
+        rest: the query from FROM on.
         """
         rows = self.log.sql(f"SELECT {columns} {rest}", values)
         found = np.fromiter(chain.from_iterable(rows), dtype=np.int64)
@@ -107,7 +111,7 @@ class Tables:
 
 
 def spread_of(values: NDArray[np.int64], weights: NDArray[np.int64] | None = None) -> Spread:
-    """How values are spread. weights: how many things each of them stands for; None: one."""
+    """Median, 99th percentile and maximum of values. weights: how often each value counts; None: once."""
     if not len(values):
         return Spread(0, None, None, None)
     order = np.argsort(values)
@@ -121,11 +125,11 @@ def spread_of(values: NDArray[np.int64], weights: NDArray[np.int64] | None = Non
 
 
 ADMITTED = "admitted IS NOT NULL AND NOT resumed"
-"""In SQL: the lookups that count: for each request the one that it was first admitted with."""
+"""SQL condition for the lookup with which each request was first admitted: only these lookups count."""
 
 
 def hit_figures(tables: Tables) -> HitFigures:
-    """What requests had when they were admitted, in numbers and over time."""
+    """Compute which blocks requests found when they were first admitted, in total and over time."""
     where = f"{ADMITTED} AND {tables.within('admitted')}"
     lookups, stopped = tables.one(f"SELECT count(*), count(missed) FROM lookups WHERE {where}")
     known = f"FROM lookups WHERE on_device IS NOT NULL AND {where}"
@@ -152,7 +156,7 @@ def hit_figures(tables: Tables) -> HitFigures:
 
 
 def stop_figures(tables: Tables) -> tuple[StopFigures, ...]:
-    """Why prefixes stopped, the most frequent reason first."""
+    """Count the lookups that stopped at a missing key, by reason, most frequent first."""
     rows = tables.all(
         "SELECT why, count(*) AS lookups, sum(asked - on_device - on_host) FROM lookups "
         f"WHERE why IS NOT NULL AND {ADMITTED} AND {tables.within('admitted')} "
@@ -162,7 +166,7 @@ def stop_figures(tables: Tables) -> tuple[StopFigures, ...]:
 
 
 def recomputed_figures(tables: Tables, apart_ns: int) -> RecomputedFigures:
-    """How often a block was computed again because it had never been stored."""
+    """Count the blocks that were computed again because they had never been stored."""
     lookups, keys = tables.one(
         "SELECT count(*), count(DISTINCT missed) FROM ("
         " SELECT missed, wall_ns - lag(wall_ns) OVER (PARTITION BY missed ORDER BY event) AS apart"
@@ -173,7 +177,7 @@ def recomputed_figures(tables: Tables, apart_ns: int) -> RecomputedFigures:
 
 
 def eviction_figures(tables: Tables) -> EvictionFigures:
-    """How old evicted blocks were, and how many of them were wanted again."""
+    """Compute how old evicted blocks were, and how many of them a later lookup missed."""
     where = f"why = '{Gone.EVICTED}' AND {tables.within('gone')}"
     runs = tables.numbers(
         f"blocks, hits = 0, wanted IS NOT NULL, coalesce(gone_ns - stored_ns, {_NOT_TOLD}),"
@@ -195,11 +199,11 @@ def eviction_figures(tables: Tables) -> EvictionFigures:
 
 
 BURST_PART = 0.7
-"""Part of the wanted blocks that a burst holds."""
+"""Smallest share of all evictions of wanted blocks that a burst contains."""
 
 
 def shortest_run(counts: list[int], part: float) -> tuple[int, int] | None:
-    """(first, last) of the shortest run of places that holds this part of the sum. None if the sum is 0."""
+    """(first, last) index of the shortest run of counts with this share of the sum; None if the sum is 0."""
     needed, total, begin, best = part * sum(counts), 0, 0, None
     for end, count in enumerate(counts):
         total += count
@@ -233,7 +237,7 @@ def _burst(tables: Tables, over_time: list[int], where: str) -> BurstFigures | N
 
 
 def _names(requests: str | None) -> list[str]:
-    """The requests of a JSON list in a table."""
+    """The names of requests in a JSON list from a table."""
     names: list[str] = json.loads(requests) if requests else []
     return names
 
@@ -245,7 +249,7 @@ def _read_again(tables: Tables, requests: set[str]) -> set[str]:
 
 
 def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:
-    """Blocks by KV cache group."""
+    """Count the blocks of each KV cache group."""
     stops = dict(
         tables.all(
             f"SELECT substr(missed, -{GROUP_DIGITS}) AS part, count(*) FROM lookups "
@@ -271,14 +275,14 @@ def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:
 
 
 _SMALL_GROUP = "00" * (GROUP_INDEX_BYTES - 1)
-"""How a key's group begins, if the key has one: no model has 256 groups."""
+"""The hex digits with which a group's index begins. Other keys have no group: no model has 256 groups."""
 
 
 def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFigures:
-    """The copies of each rank.
+    """Compute the figures of each rank's copies.
 
-    late_least_ns, late_times: a copy without a report is late after this time, and after this many times as
-        long as 99 % of the reported copies took.
+    late_least_ns, late_times: a copy without a report is late after the longer of two times: `late_least_ns`,
+        and `late_times` times the 99th percentile of the reported copies' latency.
     """
     within = tables.within("transfer")
     copies = tables.numbers(
@@ -327,7 +331,7 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
 
 
 _NO_REPORT = 2
-"""What stands for `good` of a copy that is not reported."""
+"""Replaces `good` of a copy without a report, in arrays of integers."""
 
 
 def _rank_figures(
@@ -361,7 +365,7 @@ def _rank_figures(
 
 
 def wait_figures(tables: Tables) -> WaitFigures:
-    """How long requests waited, and for what."""
+    """Compute how long requests waited, and for which transfers."""
     within = tables.within("arrived")
     lived, deferred, loading = tables.one(
         f"SELECT coalesce(sum(max(0, coalesce(finished_ns, {tables.ended_ns}) - arrived_ns)), 0),"
@@ -399,11 +403,13 @@ def _waited_for(tables: Tables, transfer: int, requests: int, waited_ns: int) ->
 
 
 def _wait_split(tables: Tables, stays: str) -> WaitSplit:
-    """Split the time of these stays of requests into queue, copy, and the step that noticed the end.
+    """Split the waiting time of requests by what the last rank to report did meanwhile.
 
-    stays: a condition in SQL for rows of `request_states`. The copy is placed after its submission by
-    the worker's durations. A wait that begins while the copy runs counts only the remaining part. If a worker
-    knows how long it copied but not when it began, as on a GPU, the rest of the wait is unknown.
+    stays: an SQL condition for rows of `request_states`.
+
+    The rank's durations, added to the submission time, give when its copy began and ended. Only the part of
+    the copy during the wait counts. If a rank measured how long it copied but not when it began, as on a GPU,
+    the rest of the wait is unknown.
     """
     query = f"""
         WITH last AS (
@@ -427,7 +433,7 @@ def _wait_split(tables: Tables, stays: str) -> WaitSplit:
 
 
 def pool_figures(tables: Tables) -> PoolFigures:
-    """How the slots of the host pool were used."""
+    """Compute how the slots of the host pool were used."""
     slots, within = tables.log.config.host_blocks, tables.within("event")
     samples, free, pinned, mean, storing, quarantined, retired = tables.one(
         "SELECT count(*), coalesce(min(free), 0), coalesce(max(pinned), 0), coalesce(avg(pinned), 0.0),"
@@ -457,15 +463,15 @@ def pool_figures(tables: Tables) -> PoolFigures:
 
 
 def _held(samples: list[float | None]) -> tuple[float | None, ...]:
-    """Samples over time; where there is none, the one before it still holds."""
+    """Fill each part of the time that has no sample with the value of the part before it."""
     return tuple(accumulate(samples, lambda before, now: before if now is None else now))
 
 
 def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -> RequestFigures:
-    """How requests ended, and which did not.
+    """Compute how requests ended, and which did not.
 
-    overdue_least_ns, overdue_times: a request without an end is overdue after this time, and after this many
-        times as long as the longest request that ended took.
+    overdue_least_ns, overdue_times: a request without an end is overdue after the longer of two times:
+        `overdue_least_ns`, and `overdue_times` times the longest life of a request that ended.
     """
     within, open_too = tables.within("arrived"), "finished IS NULL"
     total, ended, aborted, cut_off, preemptions, preempted, failed, longest = tables.one(
@@ -498,7 +504,7 @@ def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -
 
 
 def skip_figures(tables: Tables) -> tuple[SkipFigures, ...]:
-    """Offered blocks that were not stored, by reason."""
+    """Count the offered blocks that were not stored, by reason."""
     rows = tables.all(
         f"SELECT reason, sum(blocks) AS total FROM skips WHERE {tables.within('event')} "
         "GROUP BY reason ORDER BY total DESC, reason"
@@ -507,7 +513,7 @@ def skip_figures(tables: Tables) -> tuple[SkipFigures, ...]:
 
 
 def reset_figures(tables: Tables) -> ResetFigures:
-    """Resets that dropped keys."""
+    """Count the resets that dropped keys."""
     found = tables.one(
         f"SELECT count(*), coalesce(sum(keys), 0) FROM resets WHERE keys > 0 AND {tables.within('event')}"
     )
@@ -515,7 +521,7 @@ def reset_figures(tables: Tables) -> ResetFigures:
 
 
 def restart_figures(tables: Tables) -> RestartFigures:
-    """How often another process went on, and what it kept."""
+    """Count the restarts, how the processes before them ended, and what was kept."""
     sums = tables.one(
         "SELECT count(*), coalesce(sum(kept), 0), coalesce(sum(storing + planned), 0),"
         f" coalesce(sum(transfers_cut_off), 0) FROM restarts WHERE {tables.within('event')}"
@@ -535,7 +541,7 @@ def restart_figures(tables: Tables) -> RestartFigures:
 
 
 def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
-    """Reports that changed nothing, by rank and reason."""
+    """Count the rejected reports, by rank and reason."""
     rows = tables.all(
         "SELECT worker, reason, count(*) AS total FROM rejections "
         f"WHERE {tables.within('event')} GROUP BY worker, reason ORDER BY total DESC, worker, reason"
@@ -544,7 +550,7 @@ def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
 
 
 def hand_over_figures(tables: Tables) -> HandOverFigures:
-    """How hand-overs to other engines ended."""
+    """Count the hand-overs to other engines, by how they ended."""
     ended = dict(
         tables.all(
             "SELECT hand_over, count(*) FROM requests"
@@ -559,7 +565,7 @@ def hand_over_figures(tables: Tables) -> HandOverFigures:
 
 
 def elsewhere_figures(tables: Tables) -> tuple[ElsewhereFigures, ...]:
-    """Copies from and to other places than the device: for each direction the most frequent ones."""
+    """Figures of the copies from and to other places than the device: the `SHOWN` busiest by direction."""
     return tuple(
         [
             _elsewhere(tables, direction, column, place)
@@ -590,7 +596,7 @@ def _elsewhere(tables: Tables, direction: str, column: str, place: str) -> Elsew
 
 
 def stored_blocks(tables: Tables) -> int:
-    """Blocks whose store ended well."""
+    """Count the blocks whose store completed."""
     [stored] = tables.one(
         "SELECT coalesce(sum(blocks), 0) FROM block_runs"
         f" WHERE stored IS NOT NULL AND {tables.within('transfer')}"

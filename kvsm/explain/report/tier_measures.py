@@ -1,4 +1,4 @@
-"""What fills the figures of two tiers in a report: queries over the tables of both logs."""
+"""Compute the figures of two tiers in a report: queries over the tables of both logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ class OpenedTier(NamedTuple):
     """The other tier of a log.
 
     tier: `host` or `disk`.
-    log: None: it is not there, or cannot be read. why_not: then why.
+    log: its log; None: not there, or it cannot be read.
+    why_not: why there is no log; None: there is one.
     """
 
     tier: str
@@ -25,7 +26,7 @@ class OpenedTier(NamedTuple):
 
 
 def same_time(log: OpenedLog, other: Tables) -> Window | None:
-    """The window of this log at the time of other tables. None if it has no event then."""
+    """The window of `log` that has the time of the tables `other`; None if no event of `log` is in it."""
     if other.whole:
         return Window()
     query = "SELECT min(event), max(event) FROM events WHERE wall_ns BETWEEN ? AND ?"
@@ -34,7 +35,7 @@ def same_time(log: OpenedLog, other: Tables) -> Window | None:
 
 
 def tiers_figures(host: Tables | None, disk: Tables | None, why_not: str | None) -> TiersFigures:
-    """The figures of both tiers. One of them may be missing, and `why_not` says why."""
+    """Compute the figures of both tiers. host, disk: None: missing, and `why_not` says why; never both."""
     if host is not None:
         from_disk = _copied(host, f"source = '{DISK}'")
     else:
@@ -55,11 +56,11 @@ def tiers_figures(host: Tables | None, disk: Tables | None, why_not: str | None)
 
 
 _STORES = "direction = 'store' AND source IS NULL"
-"""In the disk's log, what came from the host."""
+"""SQL condition for the transfers in the disk's log that copy from the host."""
 
 
 def _copied(tables: Tables, which: str) -> int:
-    """Blocks of the completed transfers of a kind."""
+    """Count the blocks of completed transfers. which: an SQL condition for the transfers."""
     [blocks] = tables.one(
         "SELECT coalesce(sum(slots), 0) FROM transfers"
         f" WHERE {which} AND outcome = 'completed' AND {tables.within('transfer')}"
@@ -68,7 +69,10 @@ def _copied(tables: Tables, which: str) -> int:
 
 
 def _found(tables: Tables) -> int | None:
-    """They are the first store of the log, whatever the window is."""
+    """Count the blocks that the disk had at its start; None if the log's beginning is missing.
+
+    They are logged as the first store of the log, so they count for every window.
+    """
     [blocks] = tables.one("SELECT coalesce(sum(slots), 0) FROM transfers WHERE source IS NOT NULL")
     return int(blocks) if tables.log.first == 1 else None
 
@@ -103,7 +107,7 @@ def _hits(tables: Tables) -> TierHitFigures | None:
 
 
 def _hits_from_disk(tables: Tables) -> int:
-    """Host blocks that requests were admitted with and that had been copied from the disk for them."""
+    """Count the host blocks with which requests were admitted and that came from the disk for them."""
     query = f"""
         WITH brought AS (
             SELECT owner.value AS request, transfer, ended, slots

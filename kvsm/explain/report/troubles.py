@@ -1,11 +1,11 @@
-"""What stands out in a log: every kind of trouble with its limit, and the order in which troubles are told.
+"""Find the troubles of a log: every kind of trouble with its limit, and the order in which they are shown.
 
-A detector (`detectors.py`) looks at the figures of a log (`figures.py`), and speaks only above its limit.
-`DETECTORS` lists all of them with the reasons for their limits. docs/troubles.md is written from it.
+A detector (`detectors.py`) judges the figures of a log (`figures.py`), and reports nothing below its limit.
+`DETECTORS` lists all detectors with the reasons for their limits. docs/troubles.md is generated from it.
 
-Troubles are told by urgency, and within one urgency by impact: the part of the lookups, copies, requests or
-time that they cost. One cause is told once: if evictions come from a burst, or from one KV cache group, the
-pool is not called too small as well.
+Troubles are sorted by urgency, and within one urgency by impact: the share of the lookups, copies, requests
+or time that they cost. Each cause is shown once: if evictions come from a burst, or from one KV cache group,
+`pool too small` is not shown as well.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.tiers.disk_tier import DISK
 
 
 class Urgency(IntEnum):
-    """What to look at first. Defined as MEMBER = rank, what it says."""
+    """What to look at first. Each member is defined as MEMBER = rank, meaning."""
 
     BROKEN = 0, "The log or the state is wrong, and what is read from it may be too."
     DOWN = 1, "The engine ended, or something in it hangs."
@@ -31,25 +31,25 @@ class Urgency(IntEnum):
     COSTLY = 3, "Everything works, and work is done twice or waits."
 
     says: str
-    """The meaning, for people."""
+    """The meaning, as a sentence."""
 
     def __new__(cls, rank: int, says: str = "") -> Urgency:
-        """The value is the rank alone, so that urgencies are ordered."""
+        """Make the rank alone the value, so that urgencies are ordered."""
         member = int.__new__(cls, rank)
         member._value_, member.says = rank, says
         return member
 
 
 class Trouble(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that stands out.
+    """Something that is wrong or costly in a log.
 
-    name: of its detector.
+    name: the name of its detector.
     urgency: the name of an `Urgency`.
-    impact: what it costs, as a part of the whole, 0 to 1.
-    text: what is wrong, with the number that says so.
-    evidence: more numbers, a line each.
-    commands: what shows it, the best first.
-    tier: whose log tells it, `host` or `disk`; null: there is one log.
+    impact: the share of the lookups, copies, requests or time that it costs, 0 to 1.
+    text: what is wrong, with the number that shows it.
+    evidence: more numbers, one line each.
+    commands: commands that show more of it, the best first.
+    tier: the tier whose log has it, `host` or `disk`; null: there is only one log.
     """
 
     name: str
@@ -64,9 +64,9 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
 class Detector(NamedTuple):
     """One kind of trouble.
 
-    measures: what is compared with the limit, in words.
+    measures: what is compared with the limit, as text.
     why: the reason for the limit.
-    detect: None: nothing stands out.
+    detect: the function that judges the figures; it returns None below the limit.
     """
 
     name: str
@@ -78,32 +78,33 @@ class Detector(NamedTuple):
 
 
 def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...]:
-    """What stands out in a log, the most urgent first.
+    """Find the troubles of a log, the most urgent first.
 
-    tier: whose log it is; None: there is one log.
+    tier: the tier whose log it is; None: there is only one log.
     """
     found = []
-    for one in DETECTORS:
-        if tier == DISK and one.urgency is Urgency.COSTLY:
-            continue  # These limits are for what requests of an engine look for. A disk has none.
-        noticed = one.detect(figures, one.limit)
+    for kind in DETECTORS:
+        if tier == DISK and kind.urgency is Urgency.COSTLY:
+            continue  # These limits are for lookups by an engine's requests. The disk's log has none.
+        noticed = kind.detect(figures, kind.limit)
         if noticed is not None:
-            found.append(Trouble(name=one.name, urgency=one.urgency.name, tier=tier, **noticed._asdict()))
+            found.append(Trouble(name=kind.name, urgency=kind.urgency.name, tier=tier, **noticed._asdict()))
     return in_order(found)
 
 
 def in_order(found: Iterable[Trouble]) -> tuple[Trouble, ...]:
-    """The most urgent first, and of these the one that costs most."""
-    return tuple(sorted(found, key=lambda one: (Urgency[one.urgency], -one.impact)))
+    """Sort troubles by urgency, and within one urgency by impact, the largest first."""
+    return tuple(sorted(found, key=lambda trouble: (Urgency[trouble.urgency], -trouble.impact)))
 
 
 def of_both(found: Sequence[Trouble], others: Sequence[Trouble]) -> tuple[Trouble, ...]:
-    """What stands out in the logs of two tiers. Both tell how their engine ended: it is told once.
+    """Merge the troubles of two tiers' logs. Both logs show how the engine ended; only one of these is kept.
 
-    found: in the log that was asked. others: in the log of the other tier.
+    found: troubles of the requested log.
+    others: troubles of the other tier's log.
     """
-    ends = {one.name for one in found} & {"engine stopped", "engine killed"}
-    return in_order([*found, *[one for one in others if one.name not in ends]])
+    ends = {trouble.name for trouble in found} & {"engine stopped", "engine killed"}
+    return in_order([*found, *[trouble for trouble in others if trouble.name not in ends]])
 
 
 DETECTORS = (
@@ -126,7 +127,7 @@ DETECTORS = (
     Detector(
         "events missing",
         Urgency.BROKEN,
-        "events that a failed write lost, or first segments that somebody deleted",
+        "events that a failed write lost, or that were in first segments deleted by hand",
         Limit(),
         "What is missing is in no figure.",
         detectors.events_missing,
@@ -271,4 +272,4 @@ DETECTORS = (
         detectors.slow_loads,
     ),
 )
-"""Every kind of trouble that a report knows."""
+"""Every kind of trouble that a report looks for."""

@@ -1,4 +1,4 @@
-"""What a log can tell: a state rebuilt, every property verified, and the life of one thing with causes.
+"""Rebuild a log's state, verify its properties, and explain the life of one block, key, request or transfer.
 
 rebuild("log", seq=1200).ledger             # the state after event 1200
 verify_log("log").violations                # () if no property is broken

@@ -1,14 +1,13 @@
-"""The life of one thing, told from the fold: a line an event, with causes, and its state before and after.
+"""The life story of a slot, key, request or transfer: one line per event, with causes and states.
 
     for line in tell("log", BlockLife(42)):
         print(line.event, line.text, line.before, line.after)
 
-The log is folded from its beginning, and each event that concerns the thing is told. Causes come from the
-state. An evicted slot names the transfer that it made room for. A request is told why it missed, because the
-keys that it missed were followed all the way (`fates.py`).
+The log is folded from its beginning, and each event that concerns the thing becomes a line. The ledger's
+state gives the causes: the line of an eviction names the transfer that needed the slot, and the line of a
+lookup says why the key was missing, because `fates.py` has followed the missed keys since the log began.
 
-An event of any kind is told by its fields (`render.py`). `_TELLERS` says more of the kinds for which the
-ledger knows more.
+By default a line shows the event's fields (`render.py`). `_TELLERS` has functions that say more about a kind.
 """
 
 from __future__ import annotations
@@ -45,11 +44,12 @@ from kvsm.states.transfer import TransferState
 
 
 class StoryLine(msgspec.Struct, frozen=True):
-    """One event in the life of a thing. before, after: its state; equal if only a cause is told.
+    """One event in the life of a thing.
 
+    before, after: the thing's state; equal if the event did not change it.
     after_start_ns: time since the first event of the log (ns).
-    gap_steps, gap_ns: steps and time since the line before; 0 in the first line.
-    waited: whether the thing waited for a copy meanwhile.
+    gap_steps, gap_ns: engine steps and time (ns) since the previous line; 0 in the first line.
+    waited: whether the thing waited for a copy between the previous line and this one.
     """
 
     event: int
@@ -72,13 +72,13 @@ class StoryLine(msgspec.Struct, frozen=True):
 
 
 class Story:
-    """The lines of a thing's life, oldest first; none if the log knows nothing of it.
+    """The lines of a thing's life, oldest first; none if no event of the log concerns it.
 
-    Pass a `LogReader` to ask it afterwards for gaps and a torn tail.
+    Pass a `LogReader` to read gaps and a torn tail from it afterwards.
     """
 
     def __init__(self, log: str | os.PathLike[str] | LogReader, life: Life, trust: Trust) -> None:
-        """Raises `LogError` if there is no log or no such slot, or if the log claims more than is allowed."""
+        """Raises `LogError` if there is no log or no such slot, or if the log exceeds what `trust` allows."""
         self._reader = log if isinstance(log, LogReader) else LogReader(log)
         self._life, self._trust = life, trust
         config = self._reader.head.config
@@ -98,13 +98,16 @@ class Story:
             for moment in walk(reader, self._trust):
                 self._began_ns = moment.event.wall_ns if self._last is None else self._began_ns
                 self._last = moment.event
-                told = _follow(life, fates, moment)
-                if told is not None:
-                    self._before = self._line(moment.event, moment.event.kind, *told)
+                texts = _follow(life, fates, moment)
+                if texts is not None:
+                    self._before = self._line(moment.event, moment.event.kind, *texts)
                     yield self._before
 
     def end(self) -> StoryLine | None:
-        """After all other lines: one of no kind, if the thing has not ended where the log ends."""
+        """A closing line, with an empty kind, if the thing has not ended where the log ends; else None.
+
+        Call it after the last line.
+        """
         before, last = self._before, self._last
         if before is None or last is None or not self._life.is_open(before.after):
             return None
@@ -135,12 +138,12 @@ def tell(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Iterator[StoryLine]:
-    """The lines of a `Story`. allow_policies, max_slots: as in `Trust`. Raises as `Story` does."""
+    """Yield the lines of a `Story`. allow_policies, max_slots: as in `Trust`. Raises as `Story` does."""
     yield from Story(log, life, Trust(allow_policies, max_slots))
 
 
 def _missed_by(reader: LogReader, life: Life) -> Callable[[bytes], bool]:
-    """Which keys must be followed to explain the misses in this life."""
+    """Return a test for the keys that `Fates` must follow to explain the misses in this life."""
     if isinstance(life, KeyLife):
         return life.is_named
     if not isinstance(life, RequestLife):
@@ -155,7 +158,7 @@ def _missed_by(reader: LogReader, life: Life) -> Callable[[bytes], bool]:
 
 
 def _follow(life: Life, fates: Fates, moment: Moment) -> tuple[str, str, str] | None:
-    """Fold the moment's event. If it concerns the thing: what to tell, and the states before and after."""
+    """Fold the event. Returns (text, state before, state after); None: it does not concern the thing."""
     ledger, event, _ = moment
     found = concern(ledger, event)
     _refuse_unknown(ledger, event, found)
@@ -176,7 +179,7 @@ def _follow(life: Life, fates: Fates, moment: Moment) -> tuple[str, str, str] | 
 
 
 def _refuse_unknown(ledger: Ledger, event: OffloadingEvent, found: Concern) -> None:
-    """Raises `InvalidEvent` for an event that names what is not there: it cannot be told, nor folded."""
+    """Raise `InvalidEvent` if the event names a slot beyond the pool, or a store has not one slot per key."""
     slots = ledger.config.host_blocks
     if any(slot >= slots for slot in found.slots):
         raise InvalidEvent(event.seq, f"{event.kind} names slot {max(found.slots)}; the pool has {slots}")
@@ -185,12 +188,12 @@ def _refuse_unknown(ledger: Ledger, event: OffloadingEvent, found: Concern) -> N
 
 
 def _state_after(life: Life, ledger: Ledger, ended: TransferRecord | None, before: str) -> str:
-    """The state after an event. The ledger forgets a transfer that ended and a request that is over."""
+    """The thing's state after an event, also if the event ended it: the ledger no longer has it then."""
     after = life.state(ledger)
     if after == NOT_THERE != before:
         return RequestState.RELEASED.name
     if after == NOT_PLANNED != before:
-        # A reset cancels plans, and a restart ends all transfers, without naming one as ended.
+        # A reset cancels plans and a restart ends all transfers, but `Ledger.apply` returns none of them.
         planned = before == TransferState.PLANNED.name
         state = TransferState.CANCELLED if planned else TransferState.LOST
         return state.name if ended is None else ended.state.name
@@ -203,14 +206,17 @@ _OUTCOMES = {
     (Direction.STORE, TransferState.FAILED): "failed, and nothing is stored",
     (Direction.LOAD, TransferState.FAILED): "failed, and what it read is void",
 }
-"""What the last worker's report came to."""
+"""The text for the outcome of a transfer, once its last worker has reported."""
 
 
-# What an event means for the thing. One teller a kind.
+# What an event means for the thing: one function for each kind.
 
 
 class _Telling(NamedTuple):
-    """What a teller may look at. slots: the thing's own slots among those that the event concerns."""
+    """The arguments of the functions in `_TELLERS`.
+
+    slots: the thing's slots that the event concerns; of a request or transfer: always empty.
+    """
 
     moment: Moment
     life: Life
@@ -219,12 +225,12 @@ class _Telling(NamedTuple):
 
     @property
     def ledger(self) -> Ledger:
-        """The ledger right before the event."""
+        """The ledger before the event is applied."""
         return self.moment.ledger
 
     @property
     def offered_before(self) -> bool:
-        """Whether the thing is a request that has offered blocks."""
+        """Whether the thing is a request that has offered blocks, in the ledger before the event."""
         life = self.life
         request = self.ledger.requests.get(life.name) if isinstance(life, RequestLife) else None
         return request is not None and bool(request.offered)
@@ -259,13 +265,13 @@ def _admitted(_telling: _Telling, event: ev.RequestAdmitted) -> str:
 
 
 def _shares(event: ev.HitMatched | ev.RequestAdmitted) -> str:
-    """How much of the prompt the device and the host have, as far as the log tells."""
+    """How many blocks of the prompt the device and the host have; empty if the log has no such counts."""
     if event.asked is None:
         return ""
     if not event.asked and isinstance(event, ev.HitMatched) and event.slots:
         return ", and asks for nothing: it holds these blocks for another engine"
-    told = ((event.on_device, "the device has"), (event.on_host, "the host serves"))
-    parts = [f"{holder} {blocks}" for blocks, holder in told if blocks is not None]
+    counts = ((event.on_device, "the device has"), (event.on_host, "the host serves"))
+    parts = [f"{holder} {blocks}" for blocks, holder in counts if blocks is not None]
     return f" (of {event.asked} block{'' if event.asked == 1 else 's'} asked, {' and '.join(parts)})"
 
 
@@ -283,7 +289,10 @@ def _gives_back(telling: _Telling) -> str:
 
 
 def _offered(telling: _Telling, event: ev.BlocksOffered) -> str:
-    """How far the request's blocks have been dealt with since its last offer, by group."""
+    """Which blocks the request offered or settled since its last offer, for each KV cache group.
+
+    A block is settled if it is stored, is being stored, or will not be stored.
+    """
     life, told = telling.life, []
     assert isinstance(life, RequestLife)
     for name, settled, offered in event.offers:
@@ -307,7 +316,7 @@ def _skipped(telling: _Telling, event: ev.StoreSkipped) -> str:
     keys: Sequence[bytes] = event.keys
     if isinstance(telling.life, RequestLife):
         keys = telling.life.share(owners, keys)
-        owners = tuple(one for one in owners if one[0] == telling.life.name)
+        owners = tuple(owner for owner in owners if owner[0] == telling.life.name)
     return f"offered by {render_owners(owners)}, not stored: {render_keys(keys)} ({event.reason})"
 
 
@@ -318,7 +327,7 @@ def _reset(telling: _Telling, event: ev.CacheReset) -> str:
 
 
 def _restarted(telling: _Telling, event: ev.Restarted) -> str:
-    """What became of the thing, and of the whole pool."""
+    """What the restart keeps of the thing, and of the whole pool."""
     life, ledger, news = telling.life, telling.ledger, told_process(event.life, event.ended)
     if isinstance(life, RequestLife):
         return f"{news}, which does not know {life}: its client gets no answer"
@@ -403,7 +412,8 @@ def _submitted(telling: _Telling, event: ev.TransfersSubmitted) -> str:
         return not set(to_list(transfer.slots)).isdisjoint(telling.slots)
 
     live = [ledger.transfers[id] for id in event.transfers if id in ledger.transfers]
-    return f"submitted: {', '.join(describe_transfer(ledger, one.id) for one in live if is_its(one))}"
+    own = [describe_transfer(ledger, transfer.id) for transfer in live if is_its(transfer)]
+    return f"submitted: {', '.join(own)}"
 
 
 def _reported(telling: _Telling, event: ev.WorkerReported) -> str:
@@ -427,7 +437,7 @@ def _lost(telling: _Telling, event: ev.TransferLost) -> str:
 
 
 def _blocks(start: int, end: int) -> str:
-    """Blocks of a request from `start` to before `end`: `block 3`, `blocks 3..5`."""
+    """Name the blocks of a request from `start` to before `end`: `block 3`, `blocks 3..5`."""
     return f"block {start}" if end - start == 1 else f"blocks {start}..{end - 1}"
 
 
@@ -461,4 +471,4 @@ _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fi
     ev.BlocksOffered: _offered,
     ev.OffersCounted: lambda _, event: f"{render_keys(event.keys)}: offered once more",
 }
-"""Every kind is told by its fields, or in words of its own."""
+"""The function that makes the text of each kind of event; by default the event's fields are shown."""

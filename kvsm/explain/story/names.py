@@ -1,10 +1,10 @@
-"""Which request or key a person means.
+"""Resolve the name of a request or key as a user types it.
 
-A request is named by its full id in the log, or as a client of vLLM's server knows it. The server appends a
-hyphen and characters of its own to the id that a client sends. So a name that no request has exactly stands
-for all requests whose ids begin with it and a hyphen.
+A request is named by its full id in the log, or by the id that a client sent. vLLM's server appends a hyphen
+and more characters to a client's id. So a name that is not the full id of any request matches all requests
+whose ids begin with that name and a hyphen.
 
-A key is named by the hex digits that it begins with, or as it is shown: `3fa90c11d2e4..0001`.
+A key is named by a prefix of its hex digits, or as kvsm prints it: `3fa90c11d2e4..0001`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from kvsm.events import KINDS
 from kvsm.explain.story.concern import NAMED_BY_FIELDS
 
 MOST_LISTED = 12
-"""Requests that a message lists."""
+"""Most requests that a message lists."""
 
 _MOST_COMPARED, _LONGEST_COMPARED = 2_000, 200
-"""Ids, and characters of an id, that are compared with a name that no request has: about 0.1 s."""
+"""Most ids, and most characters of an id, compared with an unknown name for a suggestion: about 0.1 s."""
 
 _REQUEST_FIELDS = {
     kind: [
@@ -37,7 +37,7 @@ _REQUEST_FIELDS = {
     ]
     for kind in KINDS
 }
-"""The fields of each kind that name requests, and how to read them."""
+"""For each kind of event: the fields that name requests, and the functions that read the names from them."""
 
 
 class KeyPattern(NamedTuple):
@@ -47,7 +47,7 @@ class KeyPattern(NamedTuple):
     last: str
 
     def fits(self, key: bytes) -> bool:
-        """Whether this key is meant."""
+        """Whether this key matches the pattern."""
         digits = key.hex()
         return digits.startswith(self.first) and digits.endswith(self.last)
 
@@ -56,7 +56,7 @@ class KeyPattern(NamedTuple):
 
 
 def key_pattern(text: str) -> KeyPattern:
-    """The keys that a person means. Raises `ConfigError` if the text has anything but hex digits."""
+    """Parse `3fa9` or `3fa90c11d2e4..0001`. Raises `ConfigError` if the text has another form."""
     found = re.fullmatch(r"([0-9a-f]+)(?:\.\.([0-9a-f]*))?", text.lower())
     if found is None:
         raise ConfigError(f"key {text!r} is not made of hex digits, like 3fa9 or 3fa90c11d2e4..0001")
@@ -64,9 +64,10 @@ def key_pattern(text: str) -> KeyPattern:
 
 
 def full_name(reader: LogReader, asked: str) -> str:
-    """The full id of the one request in a log that `asked` means.
+    """The full id of the one request in a log that `asked` names.
 
-    Raises `LogError` as `only_match` does, and `LogDamaged` if damage may hide the request.
+    Raises `LogError` as `only_match` does, and `LogDamaged` if the log is damaged and the part that can be
+    read does not have exactly one match.
     """
     names: dict[str, None] = {}
     damage: LogDamaged | None = None
@@ -81,7 +82,7 @@ def full_name(reader: LogReader, asked: str) -> str:
 
 
 def requests_in(reader: LogReader) -> Iterator[str]:
-    """The request that each event names, in the order of the log: the same one many times."""
+    """Yield the requests that each event names, in the order of the log, with repetitions."""
     for segment in reader.segments():
         for event in segment.events():
             for field, read in _REQUEST_FIELDS[type(event)]:
@@ -89,15 +90,15 @@ def requests_in(reader: LogReader) -> Iterator[str]:
 
 
 def matching(asked: str, names: Iterable[str]) -> list[str]:
-    """The requests that a person means by `asked`: the one of this id or, if there is none, each one whose id
-    begins with it and a hyphen."""
+    """The requests that `asked` names: the request with this id or, if there is none, all requests whose ids
+    begin with `asked` and a hyphen."""
     begins = f"{asked}-"
     found = [name for name in names if name == asked or name.startswith(begins)]
     return [asked] if asked in found else found
 
 
 def nearest(asked: str, names: Collection[str]) -> list[str]:
-    """Up to three ids that resemble `asked`, nearest first."""
+    """Up to three ids that resemble `asked`, most similar first."""
     beginning = [name for name in names if asked and name.startswith(asked)]
     if beginning:
         return sorted(beginning, key=len)[:3]
@@ -106,13 +107,13 @@ def nearest(asked: str, names: Collection[str]) -> list[str]:
     return get_close_matches(asked[:_LONGEST_COMPARED], compared, n=3, cutoff=0.6)
 
 
-def _in_common(one: str, other: str) -> int:
-    """How many characters two ids have in common at their beginning."""
-    return sum(1 for _ in takewhile(bool, map(eq, one, other)))
+def _in_common(left: str, right: str) -> int:
+    """The length of the common prefix of two ids."""
+    return sum(1 for _ in takewhile(bool, map(eq, left, right)))
 
 
 def only_match(asked: str, names: Collection[str], log: Path) -> str:
-    """The full id of the one request that `asked` means.
+    """The full id of the one request that `asked` names.
 
     names: the ids of all requests in the log.
     log: its directory, for messages.

@@ -1,4 +1,4 @@
-"""Events and ids in words: one line an event, large batches abbreviated."""
+"""Render events and ids as text: one line for each event, with large batches abbreviated."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from kvsm.explain.story.times import after_start, utc
 from kvsm.ids import IdArray, Ids, MalformedIds, render_key, to_list
 
 MOST_RANGES = 4
-"""Ranges of ids in one line."""
+"""Most ranges of ids in one line."""
 
 MOST_NAMES = 4
-"""Requests named in one line."""
+"""Most requests named in one line."""
 
 
 def render(event: OffloadingEvent) -> str:
-    """An event as one line: its kind and its fields, without number, step and time."""
+    """Render an event as one line: its kind and its fields, without its number, step and time."""
     values = [(name, getattr(event, name)) for name in event.__struct_fields__[3:]]
     fields = [FIELDS[name](value) for name, value in values if value is not None]
     return " ".join(filter(None, [event.kind, *fields]))
 
 
 def dated(event: int, step: int, wall_ns: int, began_ns: int, text: str) -> str:
-    """A line about an event, with its wall time in front: UTC, and after the start of the log.
+    """Prefix a text about an event with the event's time, in UTC and since the log began, number and step.
 
     wall_ns, began_ns: Unix time of the event and of the first event of the log (ns).
     """
@@ -74,11 +74,11 @@ def render_requests(names: Sequence[str]) -> str:
 
 def render_offers(offers: Sequence[Offer]) -> str:
     """`request r1 settled 3, 2 of 4, 2 blocks`: one number for each KV cache group."""
-    told = [
+    texts = [
         f"{name} settled {_numbers(settled)} of {_numbers(offered)} blocks"
         for name, settled, offered in offers
     ]
-    return f"request{'s' if len(told) > 1 else ''} {_some_of(told, '; ')}"
+    return f"request{'s' if len(texts) > 1 else ''} {_some_of(texts, '; ')}"
 
 
 def _numbers(counts: Sequence[int]) -> str:
@@ -92,7 +92,7 @@ def _some_of(names: Sequence[str], between: str = ", ") -> str:
 
 
 def render_parents(parents: Parents) -> str:
-    """The blocks that those of an event continue."""
+    """`behind slots 3..5 (3)`: the slots of the parent blocks; empty if no parent is on the host."""
     slots = [slot for _, slot in parents if slot is not None]
     return f"behind {render_ids('slot', tuple(slots))}" if slots else ""
 
@@ -139,4 +139,4 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "life": lambda life: f"life {life}",
     "ended": lambda how: f"(before it: {how or 'the log was closed'})",
 }
-"""The words for a field of an event, whatever the kind; empty if the value says nothing."""
+"""The text for each field of an event, the same for all kinds; empty if the value needs no text."""

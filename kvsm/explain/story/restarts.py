@@ -1,4 +1,4 @@
-"""What is left of a process when another one goes on with its log, counted and in words."""
+"""Count the blocks that survive a restart: another process resumes the log of one that ended."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ from kvsm.states.words import STATE_MASK
 
 
 class Survivors(NamedTuple):
-    """What a restart leaves of the pool, in slots.
+    """The slots of the pool at a restart, by what they held.
 
-    kept: could be read, and still can.
-    storing: a copy was writing them. planned: their stores had not left for the workers.
-    quarantined: void already, and copies still touched them. retired: given up, because a copy was lost.
+    kept: a readable block, which stays readable.
+    storing: a block that a copy was writing.
+    planned: a block whose store had not left for the workers.
+    quarantined: a void block that a copy still touched.
+    retired: nothing; the slot was given up because a copy was lost.
 
-    None of the others is kept. They can be allocated.
+    All slots except the kept ones can be allocated after the restart.
     """
 
     kept: int
@@ -29,12 +31,12 @@ class Survivors(NamedTuple):
 
     @property
     def freed(self) -> int:
-        """Slots that hold nothing, and could not be used before."""
+        """Slots that can be allocated again, and could not before the restart."""
         return self.quarantined + self.retired
 
     @property
     def lost(self) -> int:
-        """Blocks that were to be readable, and never will be."""
+        """Blocks whose stores the restart cut off: they never become readable."""
         return self.storing + self.planned
 
     def told(self) -> str:
@@ -50,7 +52,7 @@ class Survivors(NamedTuple):
 
 
 def survivors(ledger: Ledger) -> Survivors:
-    """What another process would keep of this ledger. Call it before the event is applied."""
+    """What a restart keeps of this ledger. Call it before the `Restarted` event is applied."""
     counts = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
     return Survivors(
         kept=counts[BlockState.STORED] + counts[BlockState.LOADING],

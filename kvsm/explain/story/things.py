@@ -19,28 +19,28 @@ from kvsm.states.request import RequestState
 from kvsm.states.transfer import LIVE
 
 MOST_TOLD = 4
-"""Number of blocks whose states are told in one line."""
+"""Most blocks whose states one line shows."""
 
 _LIVE = frozenset(state.name for state in LIVE)
 
 NOT_THERE, NOT_PLANNED = "not there", "not planned"
-"""The states of a request and of a transfer that the ledger does not know."""
+"""The state of a request, and the state of a transfer, that the ledger does not have."""
 
 
 class Life(Protocol):
-    """A thing whose life can be told."""
+    """A host slot, key, request or transfer whose life story can be made."""
 
     def met_by(self, moment: Moment, found: Concern) -> Sequence[int] | None:
-        """The thing's slots among those that the event concerns. None if the event does not concern it."""
+        """The thing's slots that the event concerns; None if the event does not concern the thing at all."""
 
     def state(self, ledger: Ledger) -> str:
-        """Its state in words."""
+        """The thing's state, as text."""
 
     def waits(self, state: str) -> bool:
-        """Whether it waits for a copy in this state."""
+        """Whether the thing waits for a copy while it is in this state."""
 
     def is_open(self, state: str) -> bool:
-        """Whether it has begun and not ended in this state."""
+        """Whether, in this state, the thing has begun and not ended; False for slots and keys."""
 
 
 class BlockLife(NamedTuple):
@@ -65,8 +65,11 @@ class BlockLife(NamedTuple):
 
 
 class KeyLife:
-    """All blocks of the keys that a person means, as `key_pattern` reads them. A state is told of the keys in
-    one event. Raises `ConfigError` if the text names no key."""
+    """All blocks whose keys match a text, as `key_pattern` parses it.
+
+    A state covers only the matching keys that the current event concerns. Raises `ConfigError` if the text is
+    no key.
+    """
 
     def __init__(self, text: str) -> None:
         self._pattern = key_pattern(text)
@@ -105,9 +108,9 @@ class KeyLife:
 
 
 class RequestLife(NamedTuple):
-    """A request, through all its lives if its id was used again.
+    """A request. If several requests had the same id, the story covers all of them.
 
-    name: its full id in the log; `kvsm.explain.story.names.full_name` finds it by a client's name.
+    name: the full id in the log; `kvsm.explain.story.names.full_name` finds it by the id that a client sent.
     """
 
     name: str

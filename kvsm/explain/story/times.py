@@ -1,4 +1,4 @@
-"""Times as people read them: wall time in UTC, seconds after the start of a log, and durations.
+"""Format times for people: wall time in UTC, seconds after the start of a log, and durations.
 
 The log holds Unix time in nanoseconds. `utc` and `after_start` give the forms that `--since` and `--until`
 take, cut (not rounded) to milliseconds, so that `--since` with a time that was shown finds its event.

@@ -1,12 +1,12 @@
-"""What is open where a log ends: requests, copies, waits and plans without an end; and how the engine ended.
+"""List what is open where a log ends: requests, copies, waits and plans without an end, and the engine's end.
 
     ledger = rebuild("log").ledger
     found = unfinished_at_end(LogReader("log"), ledger, condition)
     found.finished          # False if anything is open, or if the engine did not close its log
     end_rows(found)         # the same for people
 
-The ledger knows what is open. The events say since when. `beginnings` reads the log once more, without a
-fold, and only if something is open. A caller that has an index fills `Beginnings` from there.
+The ledger shows what is open, but not since when. `beginnings` finds that in the events: it reads the log
+once more, without a fold, and only if something is open. A caller with an index fills `Beginnings` from it.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ from kvsm.states.transfer import TransferState
 from kvsm.states.words import STATE_MASK
 
 MOST_OPEN = 5
-"""Things of one sort that `end_rows` names."""
+"""Most requests, copies, waits or plans that `end_rows` lists; the others are counted."""
 
 
 class Beginning(msgspec.Struct, frozen=True):
-    """An event that something began with: its number and its wall time (Unix time, ns)."""
+    """The event with which a request, wait or copy began: its number and its Unix time (ns)."""
 
     event: int
     wall_ns: int
 
 
 class Beginnings(msgspec.Struct):
-    """Since when open things are open. What the kept part of a log does not tell is missing.
+    """When the things that are open where a log ends began; no entry: before the kept part of the log.
 
     began_ns, ended_ns: wall time of the first and the last event.
     requests: request -> its arrival.
-    deferred: request -> since when it waits.
-    planned, submitted, flushed: transfer -> when it was planned, left for the workers, was waited for.
+    deferred: request -> the beginning of its wait.
+    planned, submitted: transfer -> when it was planned, and when it left for the workers.
+    flushed: transfer -> when the engine began to wait for it.
     """
 
     began_ns: int = 0
@@ -65,8 +66,8 @@ class Beginnings(msgspec.Struct):
 class UnfinishedRequest(msgspec.Struct, frozen=True):
     """A request that never ended.
 
-    state: where it is. FINISHED: the engine ended it, and its load has not ended.
-    since: its arrival; None: the log does not tell.
+    state: name of its `RequestState`. FINISHED: the engine ended it, but its load has not ended.
+    since: its arrival; None: before the kept part of the log.
     """
 
     request: str
@@ -75,10 +76,12 @@ class UnfinishedRequest(msgspec.Struct, frozen=True):
 
 
 class UnfinishedCopy(msgspec.Struct, frozen=True):
-    """A submitted transfer that some worker has not reported.
+    """A submitted transfer that at least one rank has not reported.
 
-    requests: whose it is. missing: the ranks that have not reported.
-    abandoned: a reset came while it was in flight.
+    requests: its owners.
+    missing: the ranks that have not reported.
+    abandoned: whether the cache was reset while it was in flight.
+    since: its submission.
     """
 
     transfer: int
@@ -90,10 +93,10 @@ class UnfinishedCopy(msgspec.Struct, frozen=True):
 
 
 class UnfinishedWait(msgspec.Struct, frozen=True):
-    """Somebody waits for a transfer.
+    """A wait for a transfer.
 
-    request: None: the engine itself waits (a flush).
-    until: the tick at which the wait ends without the transfer; None: there is no such tick.
+    request: the request that waits; None: the engine itself (a flush).
+    until: the tick at which the wait ends even if the transfer has not; None: there is no such limit.
     """
 
     request: str | None
@@ -103,7 +106,7 @@ class UnfinishedWait(msgspec.Struct, frozen=True):
 
 
 class UnfinishedPlan(msgspec.Struct, frozen=True):
-    """A transfer that was planned and never submitted. requests: whose it is."""
+    """A transfer that was planned and never submitted. requests: its owners."""
 
     transfer: int
     direction: str
@@ -114,12 +117,14 @@ class UnfinishedPlan(msgspec.Struct, frozen=True):
 class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
     """What is open where a log ends.
 
-    event, tick: the last event, and the tick there.
-    began_ns, ended_ns: wall time of the first and the last event; 0 if nothing is open.
-    engine: how the log ends. error: the error that the engine closed it with.
+    event, tick: the number of the last event, and the tick then.
+    began_ns, ended_ns: wall time of the first and the last event; 0 if no request and no transfer is open.
+    engine: how the log ends.
+    error: the error with which the engine closed the log; None: there was none.
     stopped_by: as in `LogCondition`.
-    read_blocks, written_blocks: device blocks that stores read and loads write; None: not told.
-    retired_blocks, retired_slots: memory that is never used again, because a copy was lost.
+    read_blocks, written_blocks: device blocks that stores read and loads write; None: unknown.
+    retired_blocks, retired_slots: device blocks and host slots that are never used again, because a copy was
+        lost.
     """
 
     event: int
@@ -140,7 +145,7 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def nothing_open(self) -> bool:
-        """Whether nothing waits for an end. Memory lost with a copy is no open business: it was given up."""
+        """Whether no request, copy, wait, plan or device block is open. Retired memory does not count."""
         held = self.read_blocks or self.written_blocks
         return not (self.requests or self.copies or self.waits or self.plans or held)
 
@@ -151,9 +156,9 @@ class Unfinished(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def unfinished_at_end(reader: LogReader, ledger: Ledger, condition: LogCondition) -> Unfinished:
-    """What is open in `ledger`, the state after the last event of the log.
+    """List what is open in `ledger`, the state after the last event of the log.
 
-    condition: of a reader that has read all of the log.
+    condition: from a reader that has read the whole log.
 
     Raises `LogError` if the log cannot be read again.
     """
@@ -162,10 +167,10 @@ def unfinished_at_end(reader: LogReader, ledger: Ledger, condition: LogCondition
 
 
 def unfinished_in(ledger: Ledger, condition: LogCondition, since: Beginnings) -> Unfinished:
-    """The same, if it is known already since when things are open.
+    """List what is open in `ledger`, like `unfinished_at_end`, with beginnings that the caller has.
 
-    In the order in which they began, by name where the log does not tell: a ledger that was restored has
-    another order in memory than one that has followed the events.
+    Oldest first; by name where the log does not have the beginning. A restored ledger has another order in
+    memory than a ledger that followed the events.
     """
     leases = (ledger.leases.view & STATE_MASK).tolist()
     slots = (ledger.blocks.view & STATE_MASK).tolist()
@@ -230,7 +235,7 @@ def _waits(
 
 
 def beginnings(reader: LogReader, ledger: Ledger) -> Beginnings:
-    """Since when the things are open that `ledger` holds. Reads the log up to the ledger's event."""
+    """Find when the open requests and transfers of `ledger` began. Reads the log up to the ledger's event."""
     search, began = _Search(ledger), False
     found = search.found
     for segment in reader.segments():
@@ -247,7 +252,10 @@ def beginnings(reader: LogReader, ledger: Ledger) -> Beginnings:
 
 
 class _Search:
-    """What was found so far. over: requests that have ended once; their names may be in use again."""
+    """The beginnings found so far, while the log is read.
+
+    `_over` has the names of requests that have ended: the next event with such a name begins a new request.
+    """
 
     def __init__(self, ledger: Ledger) -> None:
         self.found = Beginnings()
@@ -299,17 +307,17 @@ _NOTES: dict[type[OffloadingEvent], Callable[[_Search, Any], None] | None] = dic
     ev.FlushRequested: _Search.flush,
     ev.Restarted: _Search.restart,
 }
-"""What each kind tells of a beginning. None: nothing."""
+"""The method that notes the beginning in an event, by kind; None: an event of this kind begins nothing."""
 
 
-# In words.
+# As text.
 
 Rows = list[tuple[str, str]]
-"""What a row is about, and its text. A row that goes on with the one above has no name."""
+"""(name, text) of each row. The name is empty if the row continues the one above."""
 
 
 def end_rows(found: Unfinished) -> Rows:
-    """What is open at the end, in words. The first row is the engine's."""
+    """Render what is open at the end of a log as rows of text. The first row is about the engine."""
     rows = [("engine", _engine(found))]
     rows += _sort("requests", "all ended", "never ended", [_request(found, one) for one in found.requests])
     not_reported = f"not reported ({_by_rank(found)})"
@@ -331,11 +339,11 @@ ENGINE_ENDS = {
     LogEnd.CLOSED: "it closed the log",
     LogEnd.STOPPED: "it stopped with an error",
 }
-"""What the end of a log tells of the engine."""
+"""What each end of a log says about its engine."""
 
 
 def engine_end(end: LogEnd, stopped_by: str) -> str:
-    """What the end of a log tells of its engine. stopped_by: as in `LogCondition`."""
+    """How the engine ended, according to the end of its log. stopped_by: as in `LogCondition`."""
     return told_stop(stopped_by) if stopped_by else ENGINE_ENDS[end]
 
 
@@ -344,12 +352,12 @@ def _engine(found: Unfinished) -> str:
     return text if found.error is None else f"{text}: {found.error}"
 
 
-def _sort(name: str, good: str, bad: str, told: list[str]) -> Rows:
-    if not told:
+def _sort(name: str, good: str, bad: str, texts: list[str]) -> Rows:
+    if not texts:
         return [(name, good)]
-    more = len(told) - MOST_OPEN
-    shown = told[:MOST_OPEN] + ([f"... and {more:,} more"] if more > 0 else [])
-    return [(name, f"{len(told):,} {bad}"), *(("", one) for one in shown)]
+    more = len(texts) - MOST_OPEN
+    shown = texts[:MOST_OPEN] + ([f"... and {more:,} more"] if more > 0 else [])
+    return [(name, f"{len(texts):,} {bad}"), *(("", text) for text in shown)]
 
 
 def _request(found: Unfinished, one: UnfinishedRequest) -> str:
@@ -365,10 +373,10 @@ def _copy(found: Unfinished, one: UnfinishedCopy) -> str:
 
 
 def _by_rank(found: Unfinished) -> str:
-    """`worker 1: 94`: how many copies each rank has not reported, the worst first."""
-    missing = Counter(rank for one in found.copies for rank in one.missing)
-    told = [f"worker {rank}: {count:,}" for rank, count in missing.most_common(MOST_OPEN)]
-    return ", ".join(told) + (", ..." if len(missing) > MOST_OPEN else "")
+    """`worker 1: 94`: how many copies each rank has not reported; the rank with most comes first."""
+    missing = Counter(rank for copy in found.copies for rank in copy.missing)
+    counts = [f"worker {rank}: {count:,}" for rank, count in missing.most_common(MOST_OPEN)]
+    return ", ".join(counts) + (", ..." if len(missing) > MOST_OPEN else "")
 
 
 def _wait(found: Unfinished, one: UnfinishedWait) -> str:

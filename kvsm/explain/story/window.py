@@ -1,11 +1,11 @@
-"""A part of a log, as `--since` and `--until` name it: by event number, by time after the start, by UTC time.
+"""Parse `--since` and `--until`, and find the part of a log between them.
 
     point_of("+12.5s")                                   # 12.5 s after the first event of the log
     find_window(LogReader("log"), point_of("1200"), None)    # Window(first=1200, last=None)
 
-A window is a range of event numbers. A time stands for an event. `--since` means the first event at or after
-it. `--until` means the event before the first later one. If a clock was set back inside a log, a window still
-is a range, and the search takes the first event that fits.
+A point is an event number, a time after the start of the log, or a UTC time. A window is a range of event
+numbers, so a time is converted to an event: `--since` to the first event at or after it, `--until` to the
+event before the first later one. If a clock was set back inside the log, the first event that fits counts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.explain.story.times import after_start, utc
 
 
 class PointUnit(Enum):
-    """How a point of a log is named."""
+    """The unit in which a point of a log is given."""
 
     EVENT = "event number"
     AFTER_START = "nanoseconds after the first event"
@@ -57,7 +57,7 @@ _FORMS = "an event number (1200), a time after the first event (+12.5s), or UTC 
 
 
 def point_of(text: str) -> LogPoint:
-    """The point that a person names. Raises `ConfigError` if `text` has none of the three forms."""
+    """Parse a point of a log, as `_FORMS` describes it. Raises `ConfigError` if `text` has another form."""
     if _EVENT.fullmatch(text) and int(text):
         return LogPoint(PointUnit.EVENT, int(text))
     if found := _AFTER.fullmatch(text):
@@ -72,11 +72,11 @@ def point_of(text: str) -> LogPoint:
 
 
 def find_window(reader: LogReader, since: LogPoint | None, until: LogPoint | None) -> Window:
-    """The window from `since` to `until`. Reads the first event of each segment, and two segments at most.
+    """The window from `since` to `until`. Reads the first event of each segment, and at most two segments.
 
     since, until: None: no limit.
 
-    Raises `LogError` if no event of the log is in it, and `LogDamaged` for damage where it looks.
+    Raises `LogError` if the window has no event of the log, and `LogDamaged` if a part read is damaged.
     """
     if since is None and until is None:
         return Window()
@@ -100,7 +100,7 @@ _Start = tuple[int, int]
 
 
 def _starts(reader: LogReader) -> tuple[int, list[_Start]]:
-    """When the log begins (ns), and where its segments begin."""
+    """The Unix time of the log's first event (ns), and the first event of each segment."""
     found = []
     for segment in reader.segments():
         for event in segment.events():
@@ -122,7 +122,10 @@ def _measure(point: LogPoint, start: _Start) -> int:
 
 
 def _first_from(reader: LogReader, starts: list[_Start], point: LogPoint) -> OffloadingEvent | None:
-    """The first event at or after `point`, from the last segment on that begins before it."""
+    """The first event at or after `point`; None if there is none.
+
+    Reads from the last segment whose first event is before `point`.
+    """
     before = [start for start in starts if _measure(point, start) < point.value]
     for segment in reader.segments(before[-1][0] if before else None):
         for event in segment.events():
@@ -132,7 +135,7 @@ def _first_from(reader: LogReader, starts: list[_Start], point: LogPoint) -> Off
 
 
 def _last_until(reader: LogReader, starts: list[_Start], point: LogPoint) -> int | None:
-    """The number of the last event at or before `point`; None if the log ends before it."""
+    """The number of the last event at or before `point`; None if no event is later than `point`."""
     if point.unit is PointUnit.EVENT:
         return point.value
     later = _first_from(reader, starts, LogPoint(point.unit, point.value + 1))
