@@ -1,4 +1,4 @@
-"""Small worlds in which the real code runs, and in which nothing happens by itself."""
+"""Small worlds: the real code, in surroundings where each step is an action that the driver chooses."""
 
 from kvsm.check.worlds.world import Action, Finding, World, finding_of
 

@@ -1,14 +1,15 @@
-"""A world with an auditor beside each of its cores: a second book, and a state that was saved and goes on.
+"""A world with an auditor for each of its cores, which checks each event and each saved state.
 
-The auditor folds each event once more, into a ledger of its own, and lets the second book follow
-(`kvsm.explain.verify.witness`). The action "save" restores a snapshot of the live ledger. The copy must equal
-its origin in every field, not only as a snapshot: a snapshot that forgets a field is equal to itself. From
-then on the copy folds the events in the place of the auditor's ledger, so a difference that shows late is
-seen, too. The auditor's ledgers have the Python body of the fold. So where the live ones have the native
-body, the two are compared field by field.
-- events are state (S10): the fold of the log, from its start or from any snapshot, is the live ledger, field
-  by field;
-- what the second book finds in an event, or in what the fold made of it, is broken as it says.
+The auditor folds each event again, into its own ledger, and compares the result with the second book of `kvsm
+verify` (`kvsm.explain.verify.witness`). The action "save" takes a snapshot of the live ledger and restores
+it. The restored ledger must equal the live one in every field: comparing snapshots would miss a field that
+the snapshot omits. From then on the restored ledger replaces the auditor's own and folds the events, so a
+difference that shows only later is found, too. The auditor's ledgers use the Python body of the fold. So if
+the live ones use the native body, the two bodies are compared field by field.
+
+- events are state (S10): the fold of the log, from its start or from any snapshot, equals the live ledger,
+  field by field;
+- any other property that the second book finds broken, by an event or by the ledger after it.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ from kvsm.states.words import StateWords
 
 SAVE: Action = ("save",)
 _SAVES = 0.02
-"""Share of the drawn actions that are a save."""
+"""The share of saves among the drawn actions."""
 
 
 class AuditedCore(NamedTuple):
-    """A core of a world: its ledger, and the log from its first event on. None: it has no log."""
+    """A core of a world: its ledger, and its whole log; None if it has no log."""
 
     ledger: Ledger
     log: Sequence[OffloadingEvent] | None
@@ -52,9 +53,9 @@ class AuditedCore(NamedTuple):
 
 
 def difference(one: object, other: object, where: str = "") -> str | None:
-    """The first field in which two objects differ, with both values; None if there is none.
+    """The first field in which two objects differ, with both values; None if they are equal.
 
-    A dict has no order, an `OrderedDict` has one. Ids may stand in a tuple or in an array.
+    The order of a dict is ignored, that of an `OrderedDict` is not. A tuple of ids equals an array of them.
     """
     if one is other:
         return None
@@ -69,7 +70,7 @@ def difference(one: object, other: object, where: str = "") -> str | None:
 
 
 def _fields(thing: Any) -> Mapping[Any, Any] | None:
-    """What an object is made of, by name; None for a value."""
+    """The parts of an object, by name, index or key; None for a plain value, which has no parts."""
     if isinstance(thing, SlotQueue):
         return {"length": len(thing), "order": thing.order().tolist()}
     if isinstance(thing, KeyQueue):
@@ -96,7 +97,7 @@ def _fields(thing: Any) -> Mapping[Any, Any] | None:
 
 
 def _attributes(thing: Any) -> Mapping[Any, Any] | None:
-    """The attributes of an object of our own; None for values, and for what is shared or only called."""
+    """The attributes of an instance of a kvsm class; None for values and for all other objects."""
     if not type(thing).__module__.startswith("kvsm.") or isinstance(thing, int | str | bytes):
         return None
     slots = [name for kind in type(thing).__mro__ for name in getattr(kind, "__slots__", ())]
@@ -104,21 +105,21 @@ def _attributes(thing: Any) -> Mapping[Any, Any] | None:
 
 
 def ledger_difference(one: Ledger, other: Ledger) -> str | None:
-    """The first field in which two ledgers differ. The key of a slot counts while the index names it."""
+    """The first field in which two ledgers differ. Keys of slots that the index does not name are ignored."""
 
-    def told(ledger: Ledger) -> dict[str, Any]:
+    def compared_fields(ledger: Ledger) -> dict[str, Any]:
         left_out = {"listener", "key_of", "generation_view"}
         fields = {name: value for name, value in vars(ledger).items() if name not in left_out}
         return fields | {"key_of": {slot: ledger.key_of[slot] for slot in ledger.index.values()}}
 
-    return difference(told(one), told(other))
+    return difference(compared_fields(one), compared_fields(other))
 
 
 # The auditor.
 
 
 class CoreAuditor:
-    """Follows the events of one core."""
+    """Checks the events of one core: a second ledger and a second book that follow its log."""
 
     def __init__(self, core: AuditedCore) -> None:
         self._log = core.log
@@ -130,13 +131,13 @@ class CoreAuditor:
         self.follow()
 
     def follows(self, core: AuditedCore) -> bool:
-        """Whether the core's log is the one that was followed so far. A crash takes events back."""
+        """Whether the core's log still contains all followed events. A crash loses some."""
         if core.log is not self._log:
             return False
         return core.log is None or not self._read or core.log[self._read - 1 : self._read] == [self._last]
 
     def follow(self) -> bool:
-        """Fold what has happened. Returns whether anything has. Raises `PropertyBroken`."""
+        """Fold and check the new events. Returns whether there were any. Raises `PropertyBroken`."""
         news = self._log[self._read :] if self._log is not None else ()
         for event in news:
             _raise_first(self._witness.follow(event))
@@ -146,7 +147,7 @@ class CoreAuditor:
         return bool(news)
 
     def check(self, ledger: Ledger) -> None:
-        """Compare everything. Raises `PropertyBroken`."""
+        """Compare the live ledger with the auditor's, and that with the book. Raises `PropertyBroken`."""
         if self._log is None:
             return
         _raise_first([*self._witness.compare_all(self._copy), *check_ledger(self._copy)])
@@ -156,7 +157,7 @@ class CoreAuditor:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def save(self, ledger: Ledger) -> None:
-        """Save and restore. The copy goes on. Raises `PropertyBroken`."""
+        """Save and restore the live ledger; the copy replaces the auditor's. Raises `PropertyBroken`."""
         with native.without():
             copy = restore(snapshot(ledger))
         differs = ledger_difference(ledger, copy)
@@ -172,7 +173,10 @@ def _raise_first(violations: Sequence[Violation]) -> None:
 
 
 class AuditedWorld(WrappedWorld):
-    """A `World`: another one, and auditors beside its cores. cores: its cores now, always equally many."""
+    """A `World` around another one, with an auditor for each core.
+
+    cores: returns the present cores of the inner world; their number never changes.
+    """
 
     check_every = 25
 
@@ -193,12 +197,12 @@ class AuditedWorld(WrappedWorld):
                 auditor.save(core.ledger)
             return True
         done = self.world.do(action)
-        # A call that led to nothing may be an event.
+        # An action that the world calls impossible may have emitted an event all the same.
         followed = [auditor.follow() for auditor, _ in self._pairs()]
         return done or any(followed)
 
     def _pairs(self) -> Iterator[tuple[CoreAuditor, AuditedCore]]:
-        """Each core with its auditor. Another process begins with other ones."""
+        """Each core with its auditor. A core with another log, as after a crash, gets a new auditor."""
         for place, core in enumerate(self._cores()):
             if not self._auditors[place].follows(core):
                 self._auditors[place] = CoreAuditor(core)

@@ -1,19 +1,19 @@
-"""The world of a copy engine: the real `StreamCopyEngine` on a device whose every step is chosen.
+"""The world of a copy engine: the real `StreamCopyEngine` on a simulated device, step by step.
 
 The world plays the worker and the compute of one rank. It submits copies behind a new mark or an older one;
-queues kernels that write or read blocks; polls, waits, holds compute and closes; and says which step of a
-submitter or of a stream comes next. Like the ledger it keeps live copies and compute off each other's
-bytes, unless something orders them.
+launches kernels that write or read blocks; polls, waits, holds compute and closes; and chooses which
+submitter or stream makes the next step. Like the ledger it never lets a live copy and compute touch the same
+bytes, unless they are ordered.
 
-It compares with a plain reference, in which a copy is done when it is submitted, because that is what an
-engine's order promises. Watched:
+The reference is a plain model in which each copy is done at once, because the engine must order its work as
+if it were. Checked:
 
-- nothing unordered touches the same bytes, or the same table of ids: the order of copies (S12, B37);
-- a kernel finds the bytes that it must find, and at rest all memory holds what it must: correct bytes (S15);
-- each copy ends once, good or bad as it must, and awaited copies have ended: progress (S9), failure is not
+- two accesses to the same bytes, or to the same table of ids, are ordered: order of copies (S12, B37);
+- each kernel reads the expected bytes, and at rest all memory holds the expected bytes: correct bytes (S15);
+- each copy ends once, good or bad as expected, and awaited copies have ended: progress (S9), failure is not
   success (S6).
 
-Not watched: how bytes move. A copy of one block is one access here.
+Not checked: how bytes move. Here the copy of a block is a single access.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from kvsm.events import Direction, OffloadingEvent
 from kvsm.properties import Property
 
 UNKNOWN = -1
-"""The value of a block that a bad copy may have written, and of copies of such a block."""
+"""The expected value of a block that a bad copy may have written, or that was copied from such a block."""
 
 COPIES = {"store": Direction.STORE, "load": Direction.LOAD}
 
 
 class CopyEngineWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a world is, and how much may happen in it. Raises `ConfigError`.
+    """The sizes and budgets of a copy engine world. Raises `ConfigError`.
 
     device_blocks, host_blocks: sizes of the pools.
-    transfer_blocks: most blocks of one copy.
-    copies, kernels, marks: how many may be made in total.
+    transfer_blocks: the most blocks of one copy.
+    copies, kernels, marks: how many are made at most in a run.
     bad: how many of the copies may fail, after their first piece.
     holds: how often compute may be held.
     closes: whether the engine may be closed.
@@ -71,7 +71,7 @@ class CopyEngineWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _LiveCopy:
-    """A copy whose end was not polled yet. is_held: whether compute waits for it."""
+    """A copy whose end was not polled yet. is_held: compute waits for its end."""
 
     __slots__ = ("is_bad", "is_held", "job")
 
@@ -89,7 +89,7 @@ class _LiveCopy:
 
 
 class CopyEngineWorld:
-    """A `World`. make_device, make_engine: make its device, and the engine on that."""
+    """A `World` of one copy engine. make_device, make_engine: create its device, and the engine on it."""
 
     events: tuple[OffloadingEvent, ...] = ()
     """Empty: there is no offload core here."""
@@ -102,10 +102,11 @@ class CopyEngineWorld:
     ) -> None:
         self.options = options
         devices, hosts = options.device_blocks, options.host_blocks
-        # One byte a block and one unused byte after it, because pools with gaps are made fastest.
+        # One byte a block and one unused byte after it: for pools with gaps the device is created fastest.
         memory = np.arange(devices + hosts, dtype=np.uint8)[:, None].repeat(2, axis=1)
         self._pools = {"device": memory[:devices, :1], "host": memory[devices:, :1]}
-        # A call that runs steps itself, as a wait does, takes the first one. The others can be chosen before.
+        # A call that runs steps itself, as a wait does, always takes the first possible step (option 0).
+        # Runs with another order are explored by "step" actions before the call.
         self.device = make_device(
             [self._pools["device"]], self._pools["host"], lambda _options: 0, options.transfer_blocks
         )
@@ -113,13 +114,13 @@ class CopyEngineWorld:
         self.live: dict[int, _LiveCopy] = {}
         self._expected = {side: pool[:, 0].astype(int).tolist() for side, pool in self._pools.items()}
         self._kernels: deque[tuple[str, int, int]] = deque()
-        """Queued kernels: what they do, to which block, and the value that they write or must find."""
+        """Launched kernels that have not run: "write" or "read", the block, the value to write or to find."""
         self._used = dict.fromkeys(self._pools, 0)
-        """How many of the first blocks of each side were ever used by a copy or a kernel."""
+        """Side -> its first blocks, up to the last one that a copy or a kernel has used (count)."""
         self._misread = ""
         self._mark: Any = None
         self._touched: set[tuple[str, int]] = set()
-        """Blocks that compute or a held copy was given since the mark was made."""
+        """(side, block) that a kernel or a held copy has touched since the mark."""
         self._left = {
             name: int(getattr(options, name)) for name in ("copies", "kernels", "marks", "bad", "holds")
         }
@@ -148,7 +149,7 @@ class CopyEngineWorld:
         return True
 
     def _possible(self, name: str) -> Iterator[Action]:
-        """The possible actions of the kind that has this name."""
+        """The possible actions of the same kind as the action `name`."""
         if name == "step":
             return self._steps()
         if name.split()[-1] in COPIES:
@@ -163,9 +164,9 @@ class CopyEngineWorld:
     def _calls(self) -> Iterator[Action]:
         if self._left["copies"] < self.options.copies:
             yield ("poll",)
-        for place, one in enumerate(self.live.values()):
+        for place, copy in enumerate(self.live.values()):
             yield ("wait", place)
-            if self._left["holds"] and not one.is_held:
+            if self._left["holds"] and not copy.is_held:
                 yield ("hold", place)
         if self._left["marks"] and not self._is_closed:
             yield ("mark",)
@@ -200,19 +201,19 @@ class CopyEngineWorld:
                 yield ("read", block)
 
     def _choosable(self, side: str) -> range:
-        """Untouched blocks are all alike, so only the first of them may be chosen."""
+        """The used blocks of a side and one unused block: all unused blocks are interchangeable."""
         return range(min(self._used[side] + 1, len(self._expected[side])))
 
     def _busy(self, side: str, only_targets: bool = False) -> set[int]:
-        """Blocks of this side that a live copy touches, and for which compute does not wait.
+        """The blocks of this side that are touched by live copies for which compute does not wait.
 
-        only_targets: count only blocks that the copy writes.
+        only_targets: only the blocks that such copies write.
         """
         return {
             block
-            for one in self.live.values()
-            if not one.is_held and (one.target == side or not only_targets)
-            for block in one.blocks(side)
+            for copy in self.live.values()
+            if not copy.is_held and (copy.target == side or not only_targets)
+            for block in copy.blocks(side)
         }
 
     # How it happens.
@@ -225,21 +226,21 @@ class CopyEngineWorld:
         hosts = tuple(range(host_block, host_block + blocks))
         direction, is_bad = COPIES[name.split()[-1]], name.startswith("bad")
         self._transfers += 1
-        one = _LiveCopy(TransferJob(self._transfers, direction, devices, hosts), is_bad)
+        copy = _LiveCopy(TransferJob(self._transfers, direction, devices, hosts), is_bad)
         if is_bad:
             self.device.failing[self._transfers] = 1
         self._left["copies"] -= 1
         self._left["bad"] -= is_bad
-        source, target = ("device", "host") if one.target == "host" else ("host", "device")
-        for here, there in zip(one.blocks(source), one.blocks(target)):
+        source, target = ("device", "host") if copy.target == "host" else ("host", "device")
+        for here, there in zip(copy.blocks(source), copy.blocks(target)):
             self._expected[target][there] = UNKNOWN if is_bad else self._expected[source][here]
-        self.live[self._transfers] = one
+        self.live[self._transfers] = copy
         self._use("device", devices[-1])
         self._use("host", hosts[-1])
-        # The older mark serves only a copy of blocks that compute was not given since then.
+        # The older mark is enough only if neither compute nor a held copy has touched these blocks since.
         blocks_of = {("device", block) for block in devices} | {("host", block) for block in hosts}
         after = None if self._touched & blocks_of else self._mark
-        self.engine.submit(one.job, after)
+        self.engine.submit(copy.job, after)
 
     _do_load = _do_store
 
@@ -275,20 +276,20 @@ class CopyEngineWorld:
         self._touched = set()
 
     def _do_hold(self, _name: str, place: int) -> None:
-        one = list(self.live.values())[place]
+        copy = list(self.live.values())[place]
         self._left["holds"] -= 1
-        self.engine.hold_compute([one.job.transfer])
-        one.is_held = True
-        self._touched |= {(side, block) for side in self._pools for block in one.blocks(side)}
+        self.engine.hold_compute([copy.job.transfer])
+        copy.is_held = True
+        self._touched |= {(side, block) for side in self._pools for block in copy.blocks(side)}
 
     def _do_poll(self, _name: str) -> None:
         ends = self.engine.poll()
-        self._watch()  # a race explains why an end is wrong
+        self._watch()  # report a race first: it is the cause of a wrong end
         for end in ends:
-            one = self.live.pop(end.transfer, None)
-            if one is None:
+            copy = self.live.pop(end.transfer, None)
+            if copy is None:
                 raise PropertyBroken(Property.PROGRESS, f"transfer {end.transfer} has ended twice")
-            if end.good is one.is_bad:
+            if end.good is copy.is_bad:
                 says = "good" if end.good else f"bad ({end.error})"
                 raise PropertyBroken(
                     Property.FAILURE_IS_NOT_SUCCESS,
@@ -324,7 +325,7 @@ class CopyEngineWorld:
             raise PropertyBroken(Property.CORRECT_BYTES, self._misread)
 
     def check(self) -> None:
-        """Compare memory at rest. Everything else is watched after each action."""
+        """Compare memory at rest. All other checks run after each action."""
         if not self.is_at_rest:
             return
         for side, pool in self._pools.items():
@@ -343,13 +344,13 @@ class CopyEngineWorld:
         names: dict[int, int] = {UNKNOWN: UNKNOWN}
 
         def name(value: int) -> int:
-            """A name for a value. Only whether values are equal matters."""
+            """A number for a value, because only equality of values matters."""
             return names.setdefault(value, len(names))
 
         memory = [[name(int(row[0])) for row in pool] for pool in self._pools.values()]
         expected = [[name(value) for value in values] for values in self._expected.values()]
         kernels = [(what, block, name(value)) for what, block, value in self._kernels]
-        held = [(one.is_held, one.is_bad) for one in self.live.values()]
+        held = [(copy.is_held, copy.is_bad) for copy in self.live.values()]
         left, used = list(self._left.values()), list(self._used.values())
         whole = (memory, expected, kernels, held, left, used, self._is_closed)
         engine = value_of(self.device, self.engine, self._mark)
@@ -357,16 +358,16 @@ class CopyEngineWorld:
         return blake2b(packed, digest_size=16).digest()
 
     def describe(self) -> dict[str, str]:
-        """What can be seen of the world, for people, by name."""
+        """Describe memory, transfers and queues for people."""
         seen = {}
         for side, pool in self._pools.items():
             for block, value in enumerate(self._expected[side]):
                 seen[f"{side} block {block}"] = str(int(pool[block, 0]))
                 seen[f"{side} block {block}, once all is done"] = "?" if value == UNKNOWN else str(value)
-        for transfer, one in self.live.items():
-            pairs = f"device blocks {one.blocks('device')}, host blocks {one.blocks('host')}"
-            held = ", and compute waits for it" if one.is_held else ""
-            seen[f"transfer {transfer}"] = f"{one.job.direction.name.lower()} of {pairs}{held}"
+        for transfer, copy in self.live.items():
+            pairs = f"device blocks {copy.blocks('device')}, host blocks {copy.blocks('host')}"
+            held = ", and compute waits for it" if copy.is_held else ""
+            seen[f"transfer {transfer}"] = f"{copy.job.direction.name.lower()} of {pairs}{held}"
         for name, source in self._sources.items():
             seen[name] = f"{source.backlog} queued"
         return seen

@@ -1,4 +1,4 @@
-"""What the actions of the core world share: the real core, its log, and the reference books beside it."""
+"""The state that the core world's actions share: the real core, its log, and its reference books."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from kvsm.ids import to_list
 from kvsm.properties import Property
 
 _ENDED_KEPT = 16
-"""How many of the transfers that ended last may still be reported."""
+"""How many ended transfers are remembered, to report on them too late."""
 
 
 class CoreBench:
     """The core under test and its reference books.
 
     prompts: the keys of each prompt.
-    names: the requests that may call.
-    ended: the transfers that ended last, oldest first.
-    operations: calls on the core and moves of bytes so far. Each of them was compared.
+    names: the names of the requests.
+    ended: the most recently ended transfers, oldest first.
+    operations: calls on the core and moves of bytes so far, each compared with the books.
     """
 
     def __init__(self, options: CoreOptions) -> None:
@@ -45,33 +45,33 @@ class CoreBench:
         self.operations = 0
 
     def name(self, number: int) -> str:
-        """The request of this number."""
+        """The name of the request with this number."""
         return self.names[number % len(self.names)]
 
     def prompt(self, number: int) -> list[bytes]:
-        """The keys of the prompt of this number."""
+        """The keys of the prompt with this number."""
         return self.prompts[number % len(self.prompts)]
 
     def planned(self) -> list[BookedCopy]:
-        """Copies that no worker has seen yet."""
+        """The copies that were not submitted yet."""
         return [copy for copy in self.books.copies.values() if not copy.submitted]
 
     def submitted(self) -> list[BookedCopy]:
-        """Copies that are under way at the workers."""
+        """The copies that the workers have."""
         return [copy for copy in self.books.copies.values() if copy.submitted]
 
     def live_copy(self, place: int) -> BookedCopy | None:
-        """One of the copies that are planned or under way; None if there is none."""
+        """The live copy, planned or submitted, at this place (modulo their number); None without one."""
         copies = list(self.books.copies.values())
         return copies[place % len(copies)] if copies else None
 
     def keep_ended(self, copies: Sequence[BookedCopy]) -> None:
-        """Remember these copies, so that they can be reported too late."""
+        """Remember these copies, so that a worker can report on them too late."""
         self.ended += copies
         del self.ended[:-_ENDED_KEPT]
 
     def pairs_of(self, job: TransferJob, blocks: Sequence[int]) -> list[tuple[int, int]]:
-        """(device block, host block) of each copy of the job, which must name these device blocks (S15)."""
+        """(device block, host block) of each block of the job, whose device blocks must be `blocks` (S15)."""
         sources = to_list(job.device_blocks)
         if sources != list(blocks):
             message = f"a job names device blocks {sources} instead of {list(blocks)}"
@@ -79,7 +79,7 @@ class CoreBench:
         return list(zip(sources, to_list(job.host_blocks), strict=True))
 
     def check_leases(self, blocks: Sequence[int]) -> None:
-        """A device block is leased exactly while a copy holds it (S3)."""
+        """Check that each of these device blocks is leased exactly if a copy holds it (S3)."""
         words, books = self.core.ledger.leases.words, self.books
         for block in blocks:
             if (words[block] != 0) != (block in books.leased or block in books.retired):
@@ -90,8 +90,8 @@ class CoreBench:
 class CoreActions:
     """Base of the groups of actions. Each public method is the action of its name.
 
-    It returns False, with nothing changed, if it cannot happen now. It raises `PropertyBroken` if an answer
-    of the core differs from the books.
+    A method returns False, with nothing changed, if the action cannot happen now. It raises `PropertyBroken`
+    if an answer of the core differs from the books.
     """
 
     def __init__(self, bench: CoreBench) -> None:
@@ -100,5 +100,5 @@ class CoreActions:
 
     @property
     def core(self) -> Offloader:
-        """The core under test. A restart makes another one."""
+        """The core under test. A restart replaces it."""
         return self.bench.core

@@ -1,8 +1,8 @@
-"""The reference books of the core world: whose bytes are where, and what the core must answer.
+"""The reference books of the core world: which bytes are where, and what the core must answer.
 
-They are kept from the calls that were made and from nothing else. They share no code with the ledger and
-never read one, so the two reach the same answer in two ways. Only the victims of an eviction are taken from
-the core's answer; the books know whether they could be evicted.
+The books follow from the calls alone. They share no code with the ledger and never read it, so both compute
+the same answer independently. Only the victims of an eviction are taken from the core's answer; the books
+check that these blocks could be evicted.
 """
 
 from __future__ import annotations
@@ -15,18 +15,21 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 Content = tuple[bytes, int]
-"""A key, and which device block of its chunk."""
+"""A key, and the position of a block in the key's chunk."""
 Offered = list[tuple[bytes, tuple[int, ...]]]
-"""Keys, each with the chunk of device blocks that holds it."""
+"""Keys, each with the device blocks of its chunk."""
 
 
 @dataclass(slots=True, eq=False)
 class BookedBlock:
-    """What a slot holds, from its store to the end of its last copy.
+    """The content of a slot, from the plan of its store to the end of its last copy.
 
-    store: the transfer that brought it.
-    void: no match finds it any more, and pins on it are worth nothing. Its slot is free when the last copy
-        has ended, or never if it was retired.
+    store: the transfer that stores it.
+    stored: the store has ended well, so the block is readable.
+    void: no match finds the block any more, and pins on it do not hold. The slot becomes free when the last
+        copy has ended, or never if it was retired.
+    retired: a lost copy may still touch the slot.
+    copies, pins: how many live copies touch the block, and how many matches pin it.
     """
 
     key: bytes
@@ -41,15 +44,17 @@ class BookedBlock:
 
 @dataclass(slots=True, eq=False)
 class BookedCopy:
-    """A transfer as the books know it.
+    """A transfer in the books.
 
     request_name: the request of a load; None for a store.
-    pairs: (device block, host block) of each copied block.
-    contents: what each of them must hold.
+    pairs: (device block, host block) of each copied block; empty for an import.
+    contents: the content that is copied, block by block.
+    blocks: the host pool's blocks that the copy reads or writes.
     sources: for a store, the device blocks of each key.
-    imports: for a store from elsewhere than the device, the host blocks that it writes; it has no pairs.
+    imports: for a store from another engine, the host blocks that it writes.
     since: the tick at which it was submitted; -1 before.
-    landed, reported: a bit for each worker whose bytes have moved, or who has reported.
+    landed, reported: a bit for each worker whose bytes have moved, or that has reported.
+    failed: a worker has reported failure.
     void: a reset has abandoned it.
     """
 
@@ -74,7 +79,7 @@ class BookedCopy:
 
     @property
     def hosts(self) -> list[int]:
-        """The host block of each content."""
+        """The host block of each entry of `contents`."""
         return self.imports or [host for _, host in self.pairs]
 
     @property
@@ -90,13 +95,16 @@ class BookedCopy:
 
 @dataclass(slots=True, eq=False)
 class BookedRequest:
-    """A request that the core knows.
+    """A request of which the core has a record.
 
+    matched: the blocks that its match pins.
+    load: its load in flight; None without one.
+    loading: the request waits for its load. False after a preemption, although `load` is still in flight.
     fresh: it has no match and no answered miss. If it has never waited either, preempting it is no event.
     over: it is finished, and kept only because its load is in flight.
     waits: the transfer that it is deferred for; 0 for none.
     patience: the tick at which it stops waiting; -1 until it first waits.
-    cursors: (settled, offered), by group.
+    cursors: (settled, offered), each by group.
     """
 
     matched: list[BookedBlock] = field(default_factory=list)
@@ -110,7 +118,7 @@ class BookedRequest:
 
 
 class ReferenceBooks:
-    """Blocks, copies, requests and bytes. Each method says what follows from a call.
+    """Blocks, copies, requests and bytes. Each method books the effects of one call of the core.
 
     It raises `PropertyBroken` if an answer of the core contradicts the books.
     """
@@ -121,7 +129,7 @@ class ReferenceBooks:
         self.all_workers = (1 << workers) - 1
         self.tick = self.epoch = 0
         self.where: dict[bytes, BookedBlock] = {}
-        """Key -> the one block of it that is being stored or can be read."""
+        """Key -> its only block that is being stored or is readable."""
         self.free = set(range(slots))
         self.idle = 0
         """How many blocks can be evicted."""
@@ -132,7 +140,7 @@ class ReferenceBooks:
         """Device blocks that a lost load may still write."""
         self.requests: dict[str, BookedRequest] = {}
         self.notes: dict[int, tuple[bytes, int]] = {}
-        """Device block -> key and epoch of the last load into it, as far as the core knows."""
+        """Device block -> key and epoch of the last load into it, of which the core keeps a note."""
         self.offers: OrderedDict[bytes, int] = OrderedDict()
         self.device: list[list[Content | None]] = [[None] * device_blocks for _ in self.workers]
         self.host: list[list[Content | None]] = [[None] * (slots * chunk) for _ in self.workers]
@@ -142,10 +150,10 @@ class ReferenceBooks:
     def idle_device_blocks(self) -> list[int]:
         """Device blocks that no copy touches, by number."""
         leased, retired = self.leased, self.retired
-        return [one for one in range(len(self.device[0])) if one not in leased and one not in retired]
+        return [block for block in range(len(self.device[0])) if block not in leased and block not in retired]
 
     def compute(self, contents: Sequence[tuple[int, Content]]) -> bool:
-        """The engine computes these blocks. Returns whether that must be an event."""
+        """The engine writes these (device block, content). Returns whether the core must emit an event."""
         noted = False
         for block, content in contents:
             for cells in self.device:
@@ -156,7 +164,7 @@ class ReferenceBooks:
         return noted
 
     def holder(self, content: Content, choice: int) -> int | None:
-        """One of the device blocks that hold this content and that no load writes; None if there is none."""
+        """Choose a device block that holds this content and that no load writes; None if there is none."""
         leased, retired = self.leased, self.retired
         there = [
             block
@@ -166,7 +174,7 @@ class ReferenceBooks:
         return there[choice % len(there)] if there else None
 
     def under_copy(self, blocks: Sequence[int]) -> bool:
-        """Whether a copy touches one of these device blocks, or may still write it."""
+        """Whether a live copy touches one of these device blocks, or a lost one may still write it."""
         return not self.leased.keys().isdisjoint(blocks) or not self.retired.isdisjoint(blocks)
 
     def is_of_older_epoch(self, key: bytes, blocks: Sequence[int]) -> bool:
@@ -194,7 +202,7 @@ class ReferenceBooks:
         block.retired = True
 
     def _leave(self, block: BookedBlock) -> None:
-        """One copy of the block has ended."""
+        """Book that a copy of the block has ended."""
         block.copies -= 1
         if block.copies:
             return
@@ -210,7 +218,7 @@ class ReferenceBooks:
                 self.idle += not (block.pins or block.copies)
 
     def evict(self, keys: Sequence[bytes], needed: set[bytes]) -> None:
-        """The policy chose these keys to make room for an offer, which names the keys `needed`."""
+        """Book the eviction of `keys` for an offer. needed: keys of the offer, which must not be evicted."""
         for key in keys:
             block = self.where.get(key)
             if block is None or not block.stored:
@@ -230,11 +238,11 @@ class ReferenceBooks:
     # Requests.
 
     def book(self, name: str) -> BookedRequest:
-        """What is booked of this request, which becomes known if it was not."""
+        """The book of this request; made if there is none."""
         return self.requests.setdefault(name, BookedRequest())
 
     def match(self, name: str, keys: Sequence[bytes]) -> tuple[int, int | None]:
-        """(blocks that are served and pinned, the transfer that the request waits for)."""
+        """Book a match. Returns (number of pinned blocks, the transfer that the request waits for)."""
         book = self.requests.get(name)
         if book is not None and (book.load is not None or book.over or book.waits):
             return 0, self.waits_for(name)
@@ -252,7 +260,7 @@ class ReferenceBooks:
         return len(blocks), None
 
     def waits_for(self, name: str) -> int | None:
-        """The transfer that the request waits for. A preempted request may begin to wait for its own load."""
+        """The transfer that the request waits for. The call may let a preempted request wait for its load."""
         book = self.requests.get(name)
         if book is None:
             return None
@@ -305,7 +313,7 @@ class ReferenceBooks:
             self._stop(book)
 
     def finish(self, name: str) -> bool:
-        """The request is over. Returns whether it is forgotten."""
+        """The request is over. Returns whether it is released: no load of it is in flight."""
         book = self.requests.get(name)
         if book is None:
             return True
@@ -322,8 +330,8 @@ class ReferenceBooks:
         book.waits, book.patience, book.cursors = 0, -1, ((), ())
 
     def let_time_pass(self, transfer_ticks: int) -> bool:
-        """Returns whether the tick is an event: only if something waits for a bound."""
-        if not (transfer_ticks and self.copies) and not any(one.waits for one in self.requests.values()):
+        """Count a tick. Returns False, and counts none, if no transfer and no request waits for a bound."""
+        if not (transfer_ticks and self.copies) and not any(book.waits for book in self.requests.values()):
             return False
         self.tick += 1
         for book in self.requests.values():
@@ -334,7 +342,7 @@ class ReferenceBooks:
     # Copies.
 
     def plan_store(self, copy: BookedCopy, keys: Sequence[bytes]) -> None:
-        """The store occupies slots, which must be free, and leases its device blocks."""
+        """Book the plan of a store: its slots must be free, its device blocks are leased."""
         for key, host in zip(keys, copy.hosts[:: self.chunk]):
             slot = host // self.chunk
             if slot not in self.free:
@@ -352,7 +360,7 @@ class ReferenceBooks:
         self._plan(copy)
 
     def plan_load(self, copy: BookedCopy, accepted: int) -> None:
-        """The load reads the first `accepted` blocks of the match; the other pins are given back."""
+        """Book the plan of a load of the first `accepted` matched blocks. The other pins are released."""
         book = self.requests[copy.request]
         matched, book.matched = book.matched, []
         copy.blocks = matched[:accepted]
@@ -380,11 +388,11 @@ class ReferenceBooks:
         self.copies[copy.id] = copy
 
     def has_everywhere(self, host: int, content: Content) -> bool:
-        """Whether this host block has this content on every worker."""
+        """Whether this host block holds this content on every worker."""
         return all([cells[host] == content for cells in self.host])  # noqa: C419 (a list is faster)
 
     def land(self, copy: BookedCopy, worker: int) -> None:
-        """The bytes of one worker's shard move now."""
+        """Move the bytes of one worker's shard."""
         device, host = self.device[worker], self.host[worker]
         copy.landed |= 1 << worker
         if copy.store:
@@ -397,12 +405,12 @@ class ReferenceBooks:
                 device[block] = host[place]
 
     def end(self, copy: BookedCopy, good: bool, failed: bool = False, lost: bool = False) -> None:
-        """The transfer is over.
+        """Book the end of a transfer.
 
         good: all its bytes arrived.
-        failed: a worker failed, so what it read or wrote is not trusted.
+        failed: a worker failed, so the blocks that it read or wrote are not trusted.
         lost: a worker will never report.
-        None of them: it was cancelled, or a reset had abandoned it.
+        All False: it was cancelled, or a reset had abandoned it.
         """
         del self.copies[copy.id]
         for device_block, _ in copy.pairs:
@@ -440,7 +448,7 @@ class ReferenceBooks:
         for (device_block, _), content in zip(copy.pairs, copy.contents):
             for cells in self.device:
                 if not good:
-                    # What it wrote is unknown. The engine offers these blocks only once it computed them.
+                    # The block's content is unknown. The engine offers it only after it has computed it.
                     cells[device_block] = None
                 elif cells[device_block] != content:
                     message = f"transfer {copy.id} did not bring {content} to device block {device_block}"
@@ -457,7 +465,7 @@ class ReferenceBooks:
     def reset(self) -> bool:
         """Void everything that is stored or in flight. Returns whether there was anything."""
         brought = any(epoch == self.epoch for _, epoch in self.notes.values())
-        if not (self.where or brought or any(not one.void for one in self.copies.values())):
+        if not (self.where or brought or any(not copy.void for copy in self.copies.values())):
             return False
         for copy in list(self.copies.values()):
             if copy.submitted:
@@ -472,11 +480,11 @@ class ReferenceBooks:
         return True
 
     def restart(self) -> None:
-        """Another process goes on: what is stored is left, and nobody of the last one touches anything."""
+        """Another process takes over: stored blocks survive, and no copy of the killed process still runs."""
         stores = [copy for copy in self.copies.values() if copy.store]
         for cells in self.host:
             for host in (host for copy in (*stores, *self.lost) for host in copy.hosts):
-                # Its bytes may have moved in part, until the worker was dead.
+                # The worker may have written a part of the block before it was killed.
                 cells[host] = None
         self.where = {key: block for key, block in self.where.items() if block.stored}
         for block in self.where.values():

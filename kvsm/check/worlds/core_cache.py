@@ -1,4 +1,4 @@
-"""Actions on the cache as a whole in the core world: questions, time, wrong calls, and the reset."""
+"""Actions of the core world on the whole cache: questions, time, wrong calls, reset and restart."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.tiers.warm_restart import KILLED
 
 
 class CacheActions(CoreActions):
-    """Every call of the core that names neither one request nor one transfer."""
+    """The calls of the core that name neither a request nor a transfer."""
 
     def __init__(self, bench: CoreBench) -> None:
         super().__init__(bench)
@@ -44,14 +44,14 @@ class CacheActions(CoreActions):
         expected = next((block.store for block in blocks if not block.stored), None)
         if expected is None:
             loads = [copy for copy in self.books.copies.values() if not copy.store]
-            expected = next((one.id for one in loads if not set(one.blocks).isdisjoint(blocks)), None)
+            expected = next((load.id for load in loads if not set(load.blocks).isdisjoint(blocks)), None)
         if answer != expected:
             message = f"the core says that transfer {answer} touches {keys}; the books say {expected}"
             raise PropertyBroken(Property.PROGRESS, message)
         return True
 
     def leased(self, block: int) -> bool:
-        """Ask whether a copy touches one of two device blocks."""
+        """Ask whether a copy touches this device block or block 0."""
         blocks = [block, 0]
         answer, expected = self.core.leased(blocks), self.books.under_copy(blocks)
         if answer != expected:
@@ -60,7 +60,7 @@ class CacheActions(CoreActions):
         return True
 
     def touch(self, prompt: int, place: int) -> bool:
-        """Use keys without a load. It is an event exactly if one of them is resident."""
+        """Use keys without a load. The core must emit an event exactly if one of the keys is resident."""
         keys = self.bench.prompt(prompt)[place:]
         where, events = self.books.where, len(self.log)
         self.core.touch([*keys, *keys[:1]])
@@ -70,7 +70,7 @@ class CacheActions(CoreActions):
         return True
 
     def flush(self) -> bool:
-        """Let the workers wait for every copy that is under way."""
+        """Let the workers wait for all submitted copies."""
         named, expected = self.core.flush(), tuple([copy.id for copy in self.bench.submitted()])
         if named != expected:
             message = f"the workers are to wait for {named}; the copies under way are {expected}"
@@ -78,7 +78,7 @@ class CacheActions(CoreActions):
         return True
 
     def flush_one(self, place: int) -> bool:
-        """Let the workers wait for one copy. A transfer that does not exist is passed over."""
+        """Let the workers wait for one copy. The core must ignore an id that no transfer has."""
         copy = self.bench.live_copy(place)
         if copy is None:
             return False
@@ -89,7 +89,7 @@ class CacheActions(CoreActions):
         return True
 
     def take_events(self) -> bool:
-        """Take the KV events. Their consumer must know exactly the readable keys (S10)."""
+        """Take the KV events. A consumer's set of keys must now equal the readable keys (S10)."""
         for event in self.core.take_events():
             if event.removed:
                 self.announced.difference_update(event.keys)
@@ -104,7 +104,7 @@ class CacheActions(CoreActions):
     # Time and the reset.
 
     def tick(self) -> bool:
-        """Time passes. It is an event exactly if something waits for a bound."""
+        """Let time pass. The core must emit an event exactly if something waits for a bound."""
         events = len(self.log)
         self.core.tick()
         if self.books.let_time_pass(self.options.transfer_ticks) != (len(self.log) > events):
@@ -112,7 +112,7 @@ class CacheActions(CoreActions):
         return True
 
     def end_step(self) -> bool:
-        """The engine's step is over."""
+        """End the engine's step."""
         self.core.end_step()
         return True
 
@@ -136,8 +136,10 @@ class CacheActions(CoreActions):
         return True
 
     def restart(self) -> bool:
-        """The process is killed, and all that it decided was written. Another one goes on. What a router knew
-        of the last one is forgotten; the next one tells all that it has."""
+        """Kill the process, with its whole log written, and start another one on its pool.
+
+        A router forgets the keys of the killed process; the new one publishes all that it has.
+        """
         bench, books = self.bench, self.books
         bench.keep_ended(list(books.copies.values()))
         books.restart()
@@ -155,7 +157,7 @@ class CacheActions(CoreActions):
     # Wrong calls.
 
     def misuse(self, which: int) -> bool:
-        """A call that the engine got wrong is refused, and changes nothing (S8)."""
+        """Make a wrong call: the core must refuse it and change nothing (S8)."""
         call = self._wrong_calls()[which]
         if call is None:
             return False
@@ -172,11 +174,11 @@ class CacheActions(CoreActions):
         return True
 
     def _wrong_calls(self) -> list[Callable[[], object] | None]:
-        """None: the call cannot be made now."""
+        """The wrong calls, by number; None for a call that cannot be made in the present state."""
         core, books = self.core, self.books
         planned, submitted = self.bench.planned(), self.bench.submitted()
         chunk, size = self.options.blocks_per_chunk, self.core.config.device_blocks
-        matched = next((name for name, one in books.requests.items() if one.matched), None)
+        matched = next((name for name, book in books.requests.items() if book.matched), None)
         pins = len(books.requests[matched].matched) if matched else 0
         void = matched and any(block.void for block in books.requests[matched].matched)
         busy = sorted(books.leased)[:chunk]

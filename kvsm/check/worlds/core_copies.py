@@ -1,4 +1,4 @@
-"""Actions of copies in the core world: submitted, cancelled, carried out, reported in every way, and lost."""
+"""Actions of the core world on copies: submit, cancel, move bytes, report (in every way), lose."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from kvsm.properties import Property
 
 
 class CopyActions(CoreActions):
-    """Every call of the core that names a transfer, and the moves of bytes at the workers."""
+    """The calls of the core that name a transfer, and the moves of bytes at the workers."""
 
     def submit(self, place: int) -> bool:
-        """Hand one planned copy to the workers."""
+        """Submit one planned copy to the workers."""
         planned = self.bench.planned()
         return bool(planned) and self._submit([planned[place % len(planned)]])
 
     def submit_all(self) -> bool:
-        """Hand every planned copy to the workers."""
+        """Submit every planned copy to the workers."""
         planned = self.bench.planned()
         return bool(planned) and self._submit(planned)
 
@@ -31,7 +31,7 @@ class CopyActions(CoreActions):
         return True
 
     def land(self, place: int, worker: int) -> bool:
-        """The bytes of one worker's shard move. Nothing is reported yet."""
+        """Move the bytes of one worker's shard, without a report."""
         copies = self.bench.submitted()
         copy = copies[place % len(copies)] if copies else None
         worker %= self.options.workers
@@ -41,7 +41,7 @@ class CopyActions(CoreActions):
         return True
 
     def land_lost(self, place: int, worker: int) -> bool:
-        """A worker writes although its transfer was given up: this can happen at any time (S3)."""
+        """Let a worker carry out a copy that was given up: this can happen at any time (S3)."""
         lost = self.books.lost
         if lost:
             self.books.land(lost[place % len(lost)], worker % self.options.workers)
@@ -50,27 +50,27 @@ class CopyActions(CoreActions):
     # Reports.
 
     def report(self, place: int, worker: int) -> bool:
-        """A worker reports success; its bytes have moved by then."""
+        """Let a worker report success, after its bytes have moved."""
         copies = self.bench.submitted()
         return bool(copies) and self._report(copies[place % len(copies)], worker, True)
 
     def fail(self, place: int, worker: int) -> bool:
-        """A worker reports failure."""
+        """Let a worker report failure."""
         copies = self.bench.submitted()
         return bool(copies) and self._report(copies[place % len(copies)], worker, False)
 
     def report_early(self, place: int, worker: int, good: int) -> bool:
-        """A report on a transfer that was not submitted: it must be rejected (S5)."""
+        """Report on a transfer that was not submitted: the core must reject it (S5)."""
         copies = self.bench.planned()
         return bool(copies) and self._report(copies[place % len(copies)], worker, bool(good))
 
     def report_late(self, place: int, worker: int, good: int) -> bool:
-        """A report on a transfer that has ended: it must be rejected (S5)."""
+        """Report on a transfer that has ended: the core must reject it (S5)."""
         copies = self.bench.ended
         return bool(copies) and self._report(copies[place % len(copies)], worker, bool(good))
 
     def report_as(self, place: int, worker: int, good: int, right: int) -> bool:
-        """Report through the calls that name a direction: the right one, or the other."""
+        """Report through a call that names a direction: the right one, or the wrong one if `right` is 0."""
         copy = self.bench.live_copy(place)
         if copy is None:
             return False
@@ -78,7 +78,7 @@ class CopyActions(CoreActions):
         return self._report(copy, worker, bool(good), direction)
 
     def report_stray(self, which: int, good: int) -> bool:
-        """A report on a transfer, or of a worker, that does not exist: it must be rejected (S5)."""
+        """Report on a transfer, or as a worker, that does not exist: the core must reject it (S5)."""
         live, seq = next(iter(self.books.copies), 1), self.core.ledger.seq
         strays = ((seq + 3, 0), (0, 0), (-1, 0), (live, self.options.workers), (live, -1))
         transfer, worker = strays[which]
@@ -87,7 +87,7 @@ class CopyActions(CoreActions):
         return True
 
     def _report(self, copy: BookedCopy, worker: int, good: bool, direction: Direction | None = None) -> bool:
-        """Hand a report to the core. The books know whether it counts."""
+        """Give a report to the core, and compare its answer with the books."""
         books, worker = self.books, worker % self.options.workers
         runs = copy.id in books.copies and copy.submitted and not copy.reported >> worker & 1
         if runs and good and not copy.landed >> worker & 1:
@@ -120,16 +120,16 @@ class CopyActions(CoreActions):
         return (core.complete_load if good else core.fail_load)(transfer, worker)
 
     def _check_rejected(self, result: ReportResult, events: int, transfer: int, worker: int) -> None:
-        """The core must have recorded the report as rejected, and have told its caller the same reason."""
-        told = self.log[-1].reason if type(self.log[-1]) is ReportRejected else None
-        if told is None or result != ReportResult(None, told) or len(self.log) != events + 1:
+        """Check that the core has logged the rejection, and has returned the same reason."""
+        logged = self.log[-1].reason if type(self.log[-1]) is ReportRejected else None
+        if logged is None or result != ReportResult(None, logged) or len(self.log) != events + 1:
             message = f"a wrong report of worker {worker} on transfer {transfer} was not rejected"
             raise PropertyBroken(Property.STALE_REPORTS, message)
 
     # Ends.
 
     def cancel(self, place: int) -> bool:
-        """Take a copy back. This works only before it is submitted (S3)."""
+        """Cancel a copy. The core may do so only before the copy is submitted (S3)."""
         copy = self.bench.live_copy(place)
         if copy is None:
             return False
@@ -144,7 +144,7 @@ class CopyActions(CoreActions):
         return True
 
     def end_late(self, place: int) -> bool:
-        """Cancel and lose a transfer that has ended: nothing happens (S8)."""
+        """Cancel and lose a transfer that has ended: nothing may happen (S8)."""
         over, events = self.bench.ended, len(self.log)
         transfer = over[place % len(over)].id if over else 0
         if self.core.cancel(transfer) or self.core.lose(transfer) or len(self.log) != events:
@@ -152,7 +152,7 @@ class CopyActions(CoreActions):
         return True
 
     def lose(self, place: int) -> bool:
-        """Give up a copy. This works only after it was submitted."""
+        """Give up a copy. The core may do so only after the copy was submitted."""
         copy = self.bench.live_copy(place)
         if copy is None or not self._may_lose():
             return False
@@ -166,19 +166,19 @@ class CopyActions(CoreActions):
     def lose_overdue(self) -> bool:
         """Give up the copies that have reached their bound in ticks, and no others (S9)."""
         ticks, tick = self.options.transfer_ticks, self.books.tick
-        overdue = [one for one in self.bench.submitted() if ticks and tick - one.since >= ticks]
+        overdue = [copy for copy in self.bench.submitted() if ticks and tick - copy.since >= ticks]
         if overdue and not self._may_lose():
             return False
         lost = self.core.lose_overdue()
         if [ended.transfer for ended in lost] != [copy.id for copy in overdue]:
-            message = f"the core gave up {lost}; at their bound are {[one.id for one in overdue]}"
+            message = f"the core gave up {lost}; at their bound are {[copy.id for copy in overdue]}"
             raise PropertyBroken(Property.PROGRESS, message)
         for copy, ended in zip(overdue, lost):
             self._close_lost(copy, ended)
         return True
 
     def _may_lose(self) -> bool:
-        """Whether enough slots and device blocks are left to go on with."""
+        """Whether a loss leaves enough slots and device blocks for further stores and loads."""
         books, chunk = self.books, self.options.blocks_per_chunk
         return len(books.free) + books.idle > 1 and len(books.retired) <= chunk
 
@@ -194,8 +194,8 @@ class CopyActions(CoreActions):
         if ended.good != good:
             message = f"the core says that transfer {copy.id} ended with good={ended.good}; it is {good}"
             raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
-        told = (ended.transfer, ended.direction is Direction.STORE, ended.request, ended.lost)
-        if told != (copy.id, copy.store, copy.request, lost):
+        returned = (ended.transfer, ended.direction is Direction.STORE, ended.request, ended.lost)
+        if returned != (copy.id, copy.store, copy.request, lost):
             message = f"transfer {copy.id} ended, but the core reports {ended}"
             raise PropertyBroken(Property.STALE_REPORTS, message)
         if to_list(ended.device_blocks) != [block for block, _ in copy.pairs]:

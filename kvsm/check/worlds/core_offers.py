@@ -1,6 +1,6 @@
-"""Actions that bring blocks to the host: device blocks that are computed and offered, and imports.
+"""Actions of the core world that bring blocks to the host: offers of computed device blocks, and imports.
 
-Which blocks are stored, deferred or dropped?
+They check which blocks the core stores, defers or drops.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ SOURCE = "engine p-1"
 
 
 class ExpectedOffer(NamedTuple):
-    """What the books expect of an offer. Its places count from 0 in the order of the offered keys."""
+    """The answer to an offer that follows from the books. A place is a position among the offered keys."""
 
     storable: list[int]
-    """Places to store while there is room."""
+    """Places of keys to store, as far as there is room."""
     deferred: list[int]
-    """Places that must wait for a copy in flight."""
+    """Places of keys that must wait for a copy in flight."""
     resident: set[bytes]
     """Keys that are stored already."""
     stale: list[int]
-    """Places whose bytes a load of an older epoch brought."""
+    """Places of keys whose bytes were loaded before the last reset."""
 
 
 class OfferActions(CoreActions):
-    """Each offer is compared with what the books expect, and then repeated: that stores nothing (S13)."""
+    """Offers and imports. Each is compared with the books, then repeated, which must store nothing (S13)."""
 
     def store(self, number: int, prompt: int, start: int, size: int, on: int, twist: int, fresh: int) -> bool:
-        """Offer a part of a prompt.
+        """Offer a part of a prompt: the keys `start` to `start + size`.
 
-        on: where to look for device blocks.
-        twist: 0 offers it as it is, 1 the first key twice, 2 all keys in the same blocks, 3 without an owner.
-        fresh: compute it first; else offer what the device holds.
+        on: chooses among the possible device blocks.
+        twist: 0 changes nothing, 1 offers the first key twice, 2 all keys in the same blocks, 3 no owner.
+        fresh: 1 computes the part first; 0 offers what the device holds of it.
         """
         before = self._done_so_far()
         keys = self.bench.prompt(prompt)[start : start + size + 1]
@@ -59,7 +59,7 @@ class OfferActions(CoreActions):
         return True
 
     def store_two(self, prompt: int, other: int, size: int, on: int, fresh: int) -> bool:
-        """Offer the prefixes of two requests at once. The second is computed too, or is on the device."""
+        """Offer the prefixes of two requests at once. fresh: 1 computes both prefixes, 0 only the first."""
         before = self._done_so_far()
         first = self._computed(self.bench.prompt(prompt)[: size + 1], on)
         keys = self.bench.prompt(other)[: size + 1]
@@ -72,13 +72,13 @@ class OfferActions(CoreActions):
         return True
 
     def compute(self, prompt: int, start: int, on: int) -> bool:
-        """The engine computes a block and does not offer it."""
+        """Compute one chunk without an offer."""
         return bool(self._computed(self.bench.prompt(prompt)[start : start + 1], on))
 
     def import_blocks(self, number: int, prompt: int, start: int, size: int, twist: int) -> bool:
-        """Import a part of a prompt from another engine, and the same again at once: that copies nothing.
+        """Import a part of a prompt from another engine, and repeat the import at once: that copies nothing.
 
-        twist: 0 imports it as it is, 1 the first key twice, 2 without an owner.
+        twist: 0 changes nothing, 1 imports the first key twice, 2 without an owner.
         """
         keys = self.bench.prompt(prompt)[start : start + size + 1]
         if twist == 1:
@@ -89,9 +89,9 @@ class OfferActions(CoreActions):
         places = [n for n, key in enumerate(keys) if key not in where and key not in keys[:n]]
         room = self._room(resident)
         outcome = self.core.import_blocks(owners, keys, SOURCE)
-        told = list(outcome.stored), outcome.deferred, outcome.resident
-        if told != (places[:room], (), len(resident)):
-            message = f"of {keys}, places {told[0]} are imported; the books say {places[:room]}"
+        imported = list(outcome.stored)
+        if (imported, outcome.deferred, outcome.resident) != (places[:room], (), len(resident)):
+            message = f"of {keys}, places {imported} are imported; the books say {places[:room]}"
             raise PropertyBroken(Property.STORED_ONCE, message)
         left = [keys[place] for place in places[room:]]
         self._check_events(owners, first, left, [], resident)
@@ -103,15 +103,17 @@ class OfferActions(CoreActions):
         return True
 
     def _done_so_far(self) -> tuple[int, int]:
-        """Differs after blocks were computed or offers counted, which happens even if nothing is due yet."""
+        """Numbers that change when blocks are computed or offers are counted, even if no key is due yet."""
         return self.bench.operations, len(self.log)
 
-    # Which device blocks hold what.
+    # Contents of device blocks.
 
     def _at_several_positions(self, keys: Sequence[bytes], on: int) -> Offered:
-        """Offer one chunk of device blocks under several keys, as an engine does whose table names a block at
-        several positions. The chunk holds the first key; the others must wait. If the first key is stored
-        already, it is offered alone."""
+        """Pair several keys with one chunk of device blocks.
+
+        An engine offers this if its block table names a block at several positions. The chunk holds the first
+        key; the other keys must wait. If the first key is on the host already, it is offered alone.
+        """
         offered = self._computed(keys[::-1], on, same=True)
         if not offered or keys[0] in self.books.where or self.options.store_threshold > 1:
             return self._due(offered)
@@ -119,7 +121,11 @@ class OfferActions(CoreActions):
         return [(key, blocks) for key in keys]
 
     def _computed(self, keys: Sequence[bytes], on: int, *, same: bool = False) -> Offered:
-        """Compute these keys in idle device blocks. A key whose block a later key overwrote is left out."""
+        """Compute these keys in idle device blocks. Leaves out keys whose blocks a later key has overwritten.
+
+        on: the first of the idle device blocks to use.
+        same: compute all keys in the same blocks.
+        """
         books, chunk = self.books, self.options.blocks_per_chunk
         idle = books.idle_device_blocks()
         if not idle or not keys:
@@ -139,7 +145,7 @@ class OfferActions(CoreActions):
         return self._still_there(offered)
 
     def _still_there(self, offered: Offered) -> Offered:
-        """Leave out the keys whose blocks were overwritten since."""
+        """The offered keys whose device blocks still hold them."""
         cells = self.books.device[0]
         return [
             (key, blocks)
@@ -148,7 +154,7 @@ class OfferActions(CoreActions):
         ]
 
     def _held(self, keys: Sequence[bytes], on: int) -> Offered:
-        """The keys that the device holds already, loaded or computed, whether a store reads them or not."""
+        """Those of the keys that the device holds, loaded or computed. A store may be reading the blocks."""
         holder, chunk = self.books.holder, self.options.blocks_per_chunk
         offered: Offered = []
         for key in keys:
@@ -158,7 +164,7 @@ class OfferActions(CoreActions):
         return offered
 
     def _due(self, offered: Offered) -> Offered:
-        """The keys that were offered `store_threshold` times. The books count for themselves."""
+        """Count an offer of each key. Returns the keys that were offered `store_threshold` times by now."""
         threshold, books = self.options.store_threshold, self.books
         if threshold == 1 or not offered:
             return offered
@@ -176,7 +182,7 @@ class OfferActions(CoreActions):
                 raise PropertyBroken(Property.STORED_ONCE, message)
         return [(key, blocks) for key, blocks in offered if key in due]
 
-    # What becomes of an offer.
+    # Outcome of an offer.
 
     def _offer(self, owners: Owners, offered: Offered) -> None:
         expected = self._expected(offered)
@@ -199,7 +205,7 @@ class OfferActions(CoreActions):
         self._offer_again(owners, keys, blocks, {*waiting, *expected.stale})
 
     def _room(self, resident: set[bytes]) -> int:
-        """How many slots a store may take. The offered keys that are resident are not evicted for it."""
+        """How many slots a store may use: free ones and evictable ones, except those of the offer itself."""
         books = self.books
         if len(books.copies) >= self.options.max_live_transfers:
             return 0
@@ -231,9 +237,10 @@ class OfferActions(CoreActions):
     def _check_events(
         self, owners: Owners, first: int, left: list[bytes], stale: list[bytes], resident: set[bytes]
     ) -> None:
-        """Each block that is not stored is named once, with a reason and its owner (S13).
+        """Check that the log names each key that is not stored once, with a reason and its owner (S13).
 
-        left, stale: the keys that must wait, and those whose bytes are of an older epoch.
+        first: the index of the offer's first event in the log.
+        left, stale: the keys that must wait, and the keys whose bytes are from an older epoch.
         """
         skipped: list[bytes] = []
         dropped: list[bytes] = []
@@ -259,7 +266,7 @@ class OfferActions(CoreActions):
             raise PropertyBroken(Property.FULL_OFFLOAD, message)
 
     def _book_store(self, outcome: PreparedStore, resident: set[bytes], stored: Offered) -> None:
-        """Note in the books what is being stored now, and what was evicted for it."""
+        """Book the evictions and the store of an offer."""
         books, keys, job = self.books, outcome.keys, outcome.job
         books.evict(outcome.evicted, resident)
         if (job is not None) != bool(keys):
@@ -275,7 +282,7 @@ class OfferActions(CoreActions):
         self.bench.check_leases([block for block, _ in pairs])
 
     def _book_import(self, outcome: PreparedStore, resident: set[bytes], keys: list[bytes]) -> None:
-        """Note in the books what is being copied from the other engine, and what was evicted for it."""
+        """Book the evictions and the copy of an import."""
         books, job, chunk = self.books, outcome.job, self.options.blocks_per_chunk
         books.evict(outcome.evicted, resident)
         if outcome.keys != tuple(keys) or (job is not None) != bool(keys):

@@ -11,18 +11,18 @@ from kvsm.errors import ConfigError
 from kvsm.events import OffloadConfig
 
 MOST = 1 << 12
-"""The largest of each size."""
+"""The upper limit of each size."""
 
 LIVE, OVER, LOST = -1, -2, -3
-"""In place of a size: the number of copies that are live, have ended, or were lost."""
+"""Stand for a size that is the present number of live, ended or lost copies."""
 
 
 class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The core's configuration (see `OffloadConfig`), and the requests that use it.
+    """The core's configuration (see `OffloadConfig`) and the requests of a core world.
 
     chunks: size of the device pool, in chunks of `blocks_per_chunk` blocks.
-    requests, prompts: how many there are.
-    length: keys of a prompt. All prompts share their first half.
+    requests, prompts: the number of requests, and of different prompts.
+    length: the number of keys of a prompt. All prompts share their first half.
     folds_log: whether `check` also folds the log at rest; this takes a third of the run's time.
     """
 
@@ -41,7 +41,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
     folds_log: bool = True
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for a world that is not small. Anybody may write the options of a failure."""
+        """Raises `ConfigError` for a size out of range: options of a saved failure are not trusted."""
         for name in ("host_blocks", "chunks", "requests", "prompts", "length"):
             if not 1 <= getattr(self, name) <= MOST:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be from 1 to {MOST}")
@@ -62,7 +62,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def keys(self, prompt: int) -> list[bytes]:
-        """The keys of the prompt of this number."""
+        """The keys of the prompt with this number."""
         shared = self.length // 2
         return [
             (b"all" if place < shared else b"own-%d" % prompt) + b"-%d" % place + bytes(4)
@@ -71,7 +71,7 @@ class CoreOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def draw_options(random: Random) -> CoreOptions:
-    """A small configuration. One in sixteen has batches that are long enough to be arrays."""
+    """Draw a small configuration. One in sixteen has batches long enough to be arrays (`kvsm.ids`)."""
     long = random.random() < 1 / 16
     length = random.randint(17, 24) if long else random.randint(2, 4)
     return CoreOptions(
@@ -92,7 +92,7 @@ def draw_options(random: Random) -> CoreOptions:
 
 
 def action_kinds(options: CoreOptions) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """For each action by name: its weight in the draw, and the size of the range of each of its numbers."""
+    """Action name -> (weight in `draw`, size of the range of each of its numbers, or LIVE, OVER or LOST)."""
     requests, prompts, workers = options.requests, options.prompts, options.workers
     blocks, places = options.chunks * options.blocks_per_chunk, options.length
     return {

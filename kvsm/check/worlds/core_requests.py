@@ -1,4 +1,4 @@
-"""Actions of requests in the core world: they match, load, advance, and end."""
+"""Actions of the core world on requests: arrive, match, load, advance, preempt, finish."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from kvsm.properties import Property
 
 
 class RequestActions(CoreActions):
-    """Every call of the core that names one request."""
+    """The calls of the core that name a request."""
 
     def arrive(self, number: int) -> bool:
-        """Make the request known."""
+        """Announce the request to the core."""
         name = self.bench.name(number)
         self.core.arrive(name)
         self.books.book(name)
         return True
 
     def match(self, number: int, prompt: int, start: int, size: int) -> bool:
-        """Ask for a part of a prompt, and ask the same again: it has the same answer and is no event (S8)."""
+        """Match a part of a prompt, and repeat the call: the same answer, and no event (S8)."""
         name = self.bench.name(number)
         keys = self.bench.prompt(prompt)[start : start + size + 1]
         match = self.core.match(name, keys)
@@ -51,21 +51,21 @@ class RequestActions(CoreActions):
         return True
 
     def release(self, number: int) -> bool:
-        """Give back a match without loading it."""
+        """Release a match without loading it."""
         name = self.bench.name(number)
         self.core.release(name)
         self.books.release(name)
         return True
 
     def preempt(self, number: int) -> bool:
-        """The engine takes the request's device blocks."""
+        """Preempt the request: the engine frees its device blocks."""
         name = self.bench.name(number)
         self.core.preempt(name)
         self.books.preempt(name)
         return True
 
     def finish(self, number: int, aborted: int) -> bool:
-        """The request is over; only its load in flight may keep it known (S4)."""
+        """Finish the request. The core may keep its record only while a load of it is in flight (S4)."""
         name = self.bench.name(number)
         released, expected = self.core.finish(name, aborted=bool(aborted)), self.books.finish(name)
         if released != expected:
@@ -86,7 +86,7 @@ class RequestActions(CoreActions):
         return True
 
     def load(self, place: int, accepted: int, pattern: int) -> bool:
-        """Load the first `accepted` blocks of one of the matches, or the parts that `pattern` names."""
+        """Load the first `accepted` blocks of a match, or the parts of them that `pattern` selects."""
         books = self.books
         matches = [(name, book) for name, book in books.requests.items() if book.matched]
         if not matches:
@@ -122,7 +122,7 @@ class RequestActions(CoreActions):
         return True
 
     def load_nothing(self, number: int) -> bool:
-        """A request without a match has nothing to load (S7)."""
+        """Ask for the load of a request without a match: it must load nothing (S7)."""
         name, events = self.bench.name(number), len(self.log)
         book = self.books.requests.get(name)
         if book is not None and book.matched:
@@ -133,7 +133,10 @@ class RequestActions(CoreActions):
         return True
 
     def _parts_of(self, blocks: Sequence[BookedBlock], pattern: int) -> tuple[list[Content], list[int]]:
-        """The parts of these blocks to load. Pattern 0: all; else all, the last or the first, in turn."""
+        """(contents, parts) to load of these blocks.
+
+        pattern: 0 selects all parts; else a block of two parts loads both, the first or the second, in turn.
+        """
         contents, parts, chunk = [], [], self.options.blocks_per_chunk
         for place, block in enumerate(blocks):
             for part in range(chunk):

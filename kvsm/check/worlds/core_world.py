@@ -1,13 +1,13 @@
-"""The offload core alone: every public call, in every order, and copies whose bytes move at any time.
+"""A world of the offload core alone: every public call in any order, and copies whose bytes move at any time.
 
-This world has no engine and no worker. Its actions call the real `Offloader`: matches, loads (whole, of a
-part, of some places), offers (doubled keys, one device block under two keys, shared prefixes), imports of
-blocks from another engine, preemptions and aborts. They let bytes move, and report good, bad, late, doubled,
-and for workers that do not exist. Each answer is compared at once with the reference books
-(`kvsm.check.worlds.core_books`), and with it a few counts that a leak would change; `check` compares
-everything. A comparison costs less than the call.
+This world has no engine and no worker. Its actions call the real `Offloader`: matches, loads (of all matched
+blocks, of the first ones, of parts of chunks), offers (doubled keys, one device block under two keys, shared
+prefixes), imports of blocks from another engine, preemptions and aborts. Other actions move bytes, and report
+success, failure, too late, twice, and as workers that do not exist. After each action its answer, and a few
+counts that a leak would change, are compared with the reference books (`kvsm.check.worlds.core_books`);
+`check` compares everything. A comparison costs less than the call.
 
-Of the core's public calls only `skip` is left out: it records what its caller says.
+Of the core's public calls only `skip` is left out: it only records what its caller passes.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ _COUNTS = (
 
 
 class CoreWorld:
-    """A `World`. Two that were made with the same options, and saw the same actions, are equal.
+    """A `World` of the offload core alone.
 
     books: the reference books.
-    most_in_flight: the most copies that were planned or under way at once.
+    most_in_flight: the largest number of live copies (planned or submitted) so far.
     """
 
     def __init__(self, options: CoreOptions | None = None) -> None:
@@ -72,18 +72,18 @@ class CoreWorld:
 
     @property
     def core(self) -> Offloader:
-        """The core under test. A restart makes another one."""
+        """The core under test. A restart replaces it."""
         return self._bench.core
 
     @property
     def operations(self) -> int:
-        """Calls on the core and moves of bytes so far. Each of them was compared."""
+        """Calls on the core and moves of bytes so far, each compared with the books."""
         return self._bench.operations
 
     # What may happen.
 
     def favour(self, share: Callable[[str], float]) -> None:
-        """Let `draw` give each kind of action this share of its usual weight; 0 never gives it."""
+        """Scale the weight of each kind of action in `draw` by `share(name)`; 0 excludes it."""
         self._table = [
             (name, sizes, min(sizes, default=1) > 0)
             for name, (weight, sizes) in self._kinds.items()
@@ -94,17 +94,17 @@ class CoreWorld:
         """All actions that may happen now."""
         found: list[Action] = []
         for name, (_, sizes) in self._kinds.items():
-            found += [(name, *numbers) for numbers in product(*(range(self._size(one)) for one in sizes))]
+            found += [(name, *numbers) for numbers in product(*(range(self._size(size)) for size in sizes))]
         return found
 
     def draw(self, random: Random) -> Action:
-        """One of the actions that may happen now, by weight."""
+        """Draw one of the actions that may happen now, by weight."""
         table, number = self._table, random.random
         while True:
             name, sizes, is_static = table[int(number() * len(table))]
             if is_static:
                 return (name, *[int(number() * size) for size in sizes])
-            lengths = [self._size(one) for one in sizes]
+            lengths = [self._size(size) for size in sizes]
             if 0 not in lengths:
                 return (name, *[int(number() * size) for size in lengths])
 
@@ -116,7 +116,7 @@ class CoreWorld:
         return len(self._bench.ended if size == OVER else self.books.lost)
 
     def do(self, action: Action) -> bool:
-        """Let the action happen and compare counts; False if it cannot happen now."""
+        """Carry out the action and compare counts. Returns False if it cannot happen now."""
         move = self._moves.get(action[0])
         if move is None or not move(*action[1:]):
             return False
@@ -132,8 +132,8 @@ class CoreWorld:
         for copy in self.books.copies.values():
             if not copy.submitted:
                 return ("submit", 0)
-            worker = next(one for one in self.books.workers if not copy.reported >> one & 1)
-            place = [one.id for one in self._bench.submitted()].index(copy.id)
+            worker = next(rank for rank in self.books.workers if not copy.reported >> rank & 1)
+            place = [submitted.id for submitted in self._bench.submitted()].index(copy.id)
             return ("report", place, worker)
         for number, name in enumerate(self._bench.names):
             if name in self.books.requests:
@@ -143,7 +143,7 @@ class CoreWorld:
     # What must hold.
 
     def _compare_counts(self) -> None:
-        """Compare a few numbers that most faults would change."""
+        """Compare a few counts that most defects would change."""
         ledger, books = self.core.ledger, self.books
         if len(books.copies) > self.most_in_flight:
             self.most_in_flight = len(books.copies)
@@ -162,7 +162,7 @@ class CoreWorld:
             len(books.requests),
         )
         if counted != expected:
-            # The ledger's own checks may say more exactly what is wrong.
+            # The ledger's own checks may give a more exact message.
             _raise_first(check_ledger(ledger))
             for (broken, noun), ours, theirs in zip(_COUNTS, counted, expected):
                 if ours != theirs:
@@ -191,7 +191,7 @@ class CoreWorld:
                 self._check_fold()
 
     def _check_data(self) -> None:
-        """A key that can be found has its own bytes on every worker (S2, S15)."""
+        """Check that each readable key has its own bytes on every worker (S2, S15)."""
         ledger, books, chunk = self.core.ledger, self.books, self.options.blocks_per_chunk
         for key, block in books.where.items():
             if ledger.index.get(key) != block.slot:
@@ -229,10 +229,10 @@ class CoreWorld:
     # Equality.
 
     def fingerprint(self) -> bytes:
-        """16 bytes: equal for worlds that behave alike from now on.
+        """16 bytes: equal for worlds with the same future behaviour.
 
-        Transfers are named by their order. Of numbers that only grow, the distances count. Slots and device
-        blocks keep their numbers, because the orders in which they are handed out depend on them.
+        Transfers are named by their order. Ticks, epochs and other numbers that only grow enter as distances.
+        Slots and device blocks keep their numbers, because the order of their allocation depends on them.
         """
         return blake2b(repr(self._canonical()).encode(), digest_size=16).digest()
 
@@ -241,20 +241,25 @@ class CoreWorld:
         rank = {copy: number for number, copy in enumerate(books.copies, 1)}
         copies = [
             (
-                one.pairs,
-                one.imports,
-                one.contents,
-                one.request,
-                one.void,
-                one.failed,
-                one.landed,
-                one.reported,
+                transfer.pairs,
+                transfer.imports,
+                transfer.contents,
+                transfer.request,
+                transfer.void,
+                transfer.failed,
+                transfer.landed,
+                transfer.reported,
             )
-            for one in books.copies.values()
+            for transfer in books.copies.values()
         ]
         ages = [
-            (one.epoch - books.epoch, books.tick - one.since, one.submitted, ledger.transfers[one.id].flush)
-            for one in books.copies.values()
+            (
+                transfer.epoch - books.epoch,
+                books.tick - transfer.since,
+                transfer.submitted,
+                ledger.transfers[transfer.id].flush,
+            )
+            for transfer in books.copies.values()
         ]
         requests = [
             (name, book.fresh, book.over, book.loading, book.cursors, rank.get(book.waits, 0))
@@ -272,7 +277,7 @@ class CoreWorld:
         notes = [(block, key, epoch < books.epoch) for block, (key, epoch) in sorted(books.notes.items())]
         pool = to_list(ledger.free.order()), ledger.policy.snapshot(), list(books.offers.items())
         cells = books.device, books.host, sorted(books.retired), ledger.blocks.words.tolist()
-        lost = [(one.pairs, one.imports, one.store) for one in books.lost]
+        lost = [(transfer.pairs, transfer.imports, transfer.store) for transfer in books.lost]
         over = bool(self._bench.ended), sorted(self._cache.announced)
         return copies, ages, requests, holds, slots, notes, pool, cells, lost, over
 

@@ -1,13 +1,14 @@
-"""A crash of the serving world: the engine, its device and its workers are gone, and another process goes on.
+"""A crash of the serving world: the engine, its device and its workers are gone, and another process takes
+over.
 
-What is left are the bytes in the host pool and the events that were written to the log. `FlushedLog` knows
-the latter. So a crash may come between any two actions, with everything lost that no flush has written.
-Within an action nothing of the world changes between a flush and the moment at which jobs leave, so two
-checks stand for the instants in between:
+The bytes in the host pool survive, and the events that were written to the log, which `FlushedLog` tracks. A
+crash may come between any two actions, and loses all events after the last flush. Within an action nothing
+changes between a flush and the moment at which jobs are sent to the workers. So two checks cover a crash
+within an action:
 
-- no stale data (S14): when a job leaves, the log has its plan. Else a process that is killed now would leave
-  bytes of one key under another one;
-- correct bytes (S15): what a crash would leave holds the right bytes, in every state.
+- no stale data (S14): when a job is sent, its plan is in the written log. Otherwise a process killed now
+  could leave bytes of one key in a slot that the log gives to another key;
+- correct bytes (S15): in every state, the blocks that would survive a crash hold the right bytes.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ from kvsm.tiers.warm_restart import KILLED
 
 
 class Left(msgspec.Struct, frozen=True):
-    """What a crash would leave of a ledger.
+    """The part of a ledger that would survive a crash.
 
     seq: the last event that was written.
-    saved: the ledger after it.
-    kept: key -> slot, for all that can be read then.
-    order: the eviction order of the next process; its bytes if the policy is more than an order.
-    free: its free queue.
+    saved: a snapshot of the ledger after this event.
+    kept: key -> slot, for all blocks that are readable then.
+    order: the eviction order of the next process; under other policies than LRU, the policy's snapshot.
+    free: the free queue of the next process.
     """
 
     seq: int
@@ -47,14 +48,14 @@ class Left(msgspec.Struct, frozen=True):
 
 
 def restarted(saved: bytes) -> Ledger:
-    """The ledger of the process that follows this one."""
+    """The ledger of the process that restarts from the snapshot `saved`."""
     ledger = restore(saved)
     ledger.apply(Restarted(ledger.seq + 1, ledger.step, 0, ledger.life + 1, ledger.config, "", KILLED))
     return ledger
 
 
 def left_of(ledger: Ledger) -> Left:
-    """What is left if this ledger was written, and nothing after it."""
+    """What survives a crash if the events up to now are written."""
     saved = snapshot(ledger)
     after = restarted(saved)
     order = lru_order(after)
@@ -78,29 +79,29 @@ def _left(log: FlushedLog, names: Names) -> Any:
 
 @declared
 class FlushedLog(MemoryLog):
-    """A log that knows what of it was written. ledger: whose events it gets; set before the first flush."""
+    """A log that tracks what would survive a crash. ledger: the fold of its events; set before a flush."""
 
     ledger: Annotated[Ledger, PART]
     left: Annotated[Left | None, Seen(_left)]
-    """What a crash would leave now; None if no crash can come any more."""
+    """What would survive a crash now; None if no crash can happen any more."""
 
     def __init__(self) -> None:
         super().__init__()
         self.left = Left(0, b"", {}, (), ())
 
     def flush(self) -> None:
-        """Everything until now is written."""
+        """Count all events so far as written."""
         if self.left is not None and self.left.seq != self.ledger.seq:
             self.left = left_of(self.ledger)
 
     def keep_written(self) -> None:
-        """Forget the events that were not written."""
+        """Drop the events that were not written."""
         assert self.left is not None
         while self and self[-1].seq > self.left.seq:
             self.pop()
 
     def check_leaving(self, plan: TransferPlan) -> None:
-        """Check that the plans of all jobs that leave now are written, and that they leave."""
+        """Check that the written log contains the plans of all jobs of `plan`, and their submission."""
         for job in (*plan.loads, *plan.stores):
             if self.left is not None and job.transfer > self.left.seq:
                 message = (
@@ -114,7 +115,7 @@ class FlushedLog(MemoryLog):
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def check_forgotten(self) -> None:
-        """Check that no crash brings back what a reset has forgotten: its caller was told that it is gone."""
+        """Check after a reset that a crash would bring no block back, because the reset has returned."""
         if self.left is not None and self.left.kept:
             message = f"a crash would bring back {len(self.left.kept)} blocks that a reset has forgotten"
             raise PropertyBroken(Property.NO_STALE_DATA, message)
@@ -122,7 +123,11 @@ class FlushedLog(MemoryLog):
     def check_bytes(
         self, config: OffloadConfig, host: Sequence[Sequence[object]], contents: dict[bytes, Any]
     ) -> None:
-        """Check that what a crash would leave holds the right bytes on every worker."""
+        """Check that each block that would survive a crash holds the right bytes on every worker.
+
+        host: [host block][worker], the bytes held.
+        contents: key -> the bytes of each block of its chunk.
+        """
         chunk = config.blocks_per_chunk
         for key, slot in self.left.kept.items() if self.left is not None else ():
             for place, expected in enumerate(contents[key], slot * chunk):

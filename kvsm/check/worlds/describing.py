@@ -1,4 +1,4 @@
-"""What a ledger holds, for people: each thing by its name, so that two states can be compared."""
+"""Describe a ledger for people: one line for each thing, by name, so that two states can be compared."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsm.states.transfer import TRANSFER_WORDS
 
 
 def describe_ledger(ledger: Ledger) -> dict[str, str]:
-    """The slots that were used, the leased device blocks, the live transfers and the requests."""
+    """Describe the used slots, the leased device blocks, the live transfers and the requests."""
     seen = {}
     keys = {slot: key for key, slot in ledger.index.items()}
     for slot, word in enumerate(ledger.blocks.words):

@@ -1,18 +1,18 @@
-"""Everything about a simulated device and its engine that matters for the future, as one plain value.
+"""All state of a simulated device and its engine that decides their future, as one plain value.
 
-Two engines with equal values behave alike from now on. What is left out or changed, and why that is right:
+Two devices and engines with equal values have the same future behaviour. What is omitted or replaced, and
+why:
 
-- ids of transfers and names of events are replaced by their ranks, because they are only compared for
-equality;
-- of a vector clock only the accesses that it counts matter. Accesses that happened or are queued are
-compared with
-  all clocks that exist: of actors, of queued work, of events that somebody still waits for. A future clock
-  is a union of these. So an access that all of them count cannot race any more, and is left out;
-- which actor made an access: a later access of the same actor replaces it, and counts everything that it
-counted;
-- when a copy began, which is for statistics.
+- ids of transfers and events are replaced by their position, because they are only compared for equality;
+- a vector clock matters only by the accesses that it covers. Accesses that were made or are queued are
+  compared with all existing clocks: those of actors, of queued work, and of events on which some work still
+  waits. Any future clock is a union of these. So an access that all of them cover cannot race any more, and
+  is omitted;
+- which actor made an access is omitted: a later access of the same actor replaces it, and covers everything
+  that it covered;
+- the time at which a copy began is omitted: it is only used for statistics.
 
-This file reads private attributes of both, because nothing else needs to know all of this.
+This file reads private attributes of the device and the engine, because no other code needs all of this.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from kvsm.copies.simulated import SimulatedDevice, SimulatedEvent, SimulatedStre
 from kvsm.copies.streams import StreamCopyEngine
 
 Value = tuple[Any, ...]
-"""Made of numbers, texts and tuples."""
+"""A nested tuple of numbers and strings."""
 
 
 def value_of(device: SimulatedDevice, engine: StreamCopyEngine, mark: SimulatedEvent | None = None) -> Value:
-    """The state of device and engine, without the bytes in memory and without what kernels do to them.
+    """The state of a device and its engine, without the bytes in memory and without the actions of kernels.
 
-    mark: a mark that may still be given to `submit`.
+    mark: a mark that the caller may still pass to `submit`; None if there is none.
     """
     return _StateReading(device, engine).value(mark)
 
 
 class _StateReading:
-    """One walk over all state, always in the same order."""
+    """A walk over all state in a fixed order. It numbers events, and collects clocks and queued work."""
 
     def __init__(self, device: SimulatedDevice, engine: StreamCopyEngine) -> None:
         self._device, self._engine = device, engine
@@ -52,7 +52,7 @@ class _StateReading:
         streams = tuple(self._stream(one) for one in self._device._streams)
         transfers = tuple(self._transfer(one) for one in self._engine._live.values())
         finished = tuple((self._ranks[one.transfer], one.good) for one in self._engine._finished)
-        # Last, when all clocks are known.
+        # Last, when all events are numbered and all clocks are collected.
         events = tuple((one.is_recorded, one.error is not None) for one in self._events)
         return kept, submitters, streams, transfers, finished, events, self._engine._closed, *self._orders()
 
@@ -70,7 +70,7 @@ class _StateReading:
         return queue, self._names(stream._awaited), stream.error is not None
 
     def _work(self, work: Any) -> Value:
-        """An event that is recorded, a kernel or a copy."""
+        """Queued work of a stream: the recording of an event, a kernel or a copy."""
         event = getattr(work, "_event", None)
         if event is not None:
             return ("event", self._name(event))
@@ -101,7 +101,7 @@ class _StateReading:
         return self._events[event]
 
     def _orders(self) -> Value:
-        """For each access the set of clocks that do not count it, as bits."""
+        """For each access the clocks that do not cover it, one bit for each clock."""
         accesses = []
         for location, one in sorted(self._device.detector._accesses.items()):
             write = self._uncounted(one.write) if one.write is not None else 0

@@ -1,15 +1,16 @@
-"""The canonical form of a serving world, and its hash: worlds with one fingerprint have one future.
+"""The canonical form of a serving world, and its hash: worlds with equal fingerprints have equal futures.
 
-The explorer must not see two names for one state, and must not take two states for one. What each field comes
-to is declared beside the field (`kvsm.core.ledger.canonical`), with the reason. Here things get their names:
+States that differ only in ids must get one form, and states with different futures must get different ones.
+How each field enters the form is declared beside the field, with the reason (`kvsm.core.ledger.canonical`).
+This file renames ids:
 
-- Transfers are named by their place among the live ones.
-- Host slots: a free one by its place in the free queue, one in use by the transfer or the match that holds
-  it, an idle one by its place in the eviction order. No decision looks at a slot's number. A reset frees
-  slots in the order of their numbers, but slots without content are alike. This holds under LRU alone, which
-  is nothing but an order: under other policies slots keep their numbers.
-- Device blocks: a free one by its place in the pool's queue, the others by the tables and copies that name
-  them. No decision looks at a block's number either.
+- A transfer is named by its position among the live ones.
+- A host slot is named by its position in the free queue, in the transfer or match that holds it, or in the
+  eviction order. No decision reads a slot's number. A reset frees slots in the order of their numbers, but
+  slots without content are interchangeable. This holds only under LRU, whose state is just an order: under
+  other policies slots keep their numbers.
+- A device block is named by its position in the pool's queue, or in the block tables and copies that name it.
+  No decision reads a block's number either.
 """
 
 from __future__ import annotations
@@ -34,21 +35,21 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class WorldOfParts(Protocol):
-    """A world with a small engine whose parts have declared their fields."""
+    """A world with a small engine, made of parts that have declared their fields."""
 
     engine: SmallEngine
 
     def parts(self) -> Sequence[object]:
-        """All objects that it is made of, in a fixed order."""
+        """All objects of the world, in a fixed order."""
 
 
 def fingerprint(world: WorldOfParts, *, renamed: bool = True) -> bytes:
-    """The canonical form in 16 bytes."""
+    """The hash of the canonical form (16 bytes)."""
     return blake2b(_encode(canonical(world, renamed=renamed)), digest_size=16).digest()
 
 
 def canonical(world: WorldOfParts, *, renamed: bool = True) -> Sequence[Any]:
-    """What all parts come to. renamed: False leaves slots and device blocks their numbers."""
+    """The canonical form of all parts. renamed: False keeps the numbers of slots and device blocks."""
     names = _names_in(world.engine, renamed)
     return each_compared(world.parts(), names)
 
@@ -72,15 +73,18 @@ def _names_in(engine: SmallEngine, renamed: bool) -> Names:
 
 
 def _places(ids: Iterable[Id]) -> dict[Id, int]:
-    """Each id, and its place among them."""
+    """id -> its position."""
     return dict(zip(ids, count()))
 
 
 def slots_in_order(
     ledger: Ledger, requests: Iterable[str], idle: Iterable[int], num_slots: int
 ) -> Iterable[int]:
-    """The slots in the order that names them; the canonical form says why. requests: those that may pin.
-    idle: the eviction order."""
+    """All slots in the order of their canonical names: free, copied, pinned, idle, others.
+
+    requests: the names of the requests that may pin slots.
+    idle: the eviction order.
+    """
     order = [*ledger.free]
     for transfer in ledger.transfers.values():
         order += listed(transfer.slots)
@@ -96,15 +100,20 @@ def slots_in_order(
 def _workers_in_order(
     engine: SmallEngine, transfers: Mapping[int, int], blocks: Iterable[int]
 ) -> Sequence[int]:
-    """The workers by what they have done of each copy, and by which blocks a failed copy has torn there.
-    Empty if that leaves them in their order."""
+    """The workers, sorted by their part of each copy and report, and by the blocks that a failed copy has
+    torn.
+
+    Empty if this is the order of their numbers.
+    """
     live, device, workers = engine.core.ledger.transfers, engine.device, range(engine.workers)
     if len(workers) == 1:
         return ()
     begun = [copy.left for copy in engine.copies.values() if len(copy.left) < len(workers)]
-    reported = [one.reported for one in live.values() if one.reported]
+    reported = [transfer.reported for transfer in live.values() if transfer.reported]
     reports = [
-        (one.worker, transfers[one.transfer], one.good) for one in engine.reports if one.transfer in live
+        (report.worker, transfers[report.transfer], report.good)
+        for report in engine.reports
+        if report.transfer in live
     ]
     torn = [block for block in blocks for cells in device[block] if TORN in cells]
     if not (begun or reported or reports or torn):
@@ -113,7 +122,7 @@ def _workers_in_order(
         (
             [worker in left for left in begun],
             [bits >> worker & 1 for bits in reported],
-            sorted([told for by, *told in reports if by == worker]),
+            sorted([report for by, *report in reports if by == worker]),
             [TORN in device[block][worker] for block in torn],
         )
         for worker in workers

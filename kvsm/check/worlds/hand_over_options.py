@@ -1,4 +1,4 @@
-"""The options of a hand-over world: how large it is, and how often each thing may happen in it."""
+"""The options of a hand-over world: its sizes, and how often each kind of action may happen."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from kvsm.events import OffloadConfig
 
 
 class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a world is, and how often each thing may happen. Raises `ConfigError`.
+    """The sizes and budgets of a hand-over world. Raises `ConfigError`.
 
     prefill_slots, decode_slots: sizes of the host pools.
-    prompts: how many different ones there are; they share their first half.
+    prompts: the number of different prompts; all share their first half.
     length: chunks of a prompt.
-    window: whether a second KV cache group has a sliding window.
+    window: whether there is a second KV cache group, with a sliding window.
     readers: how many requests of the decode engine may name one hand-over.
-    computes, decodes: how many prompts each engine may compute for itself.
-    hand_overs: how many requests of the prefill engine end with one.
-    waits: how often the time of all leases passes; without limit while nothing else goes on.
+    computes, decodes: how many prompts the prefill engine and the decode engine may compute.
+    hand_overs: how many requests of the prefill engine end with a hand-over.
+    waits: how often the time of all leases runs out; unlimited while no other action but these is possible.
+    resets: how many resets, of both engines together.
+    failures: how many copies of a rank fail.
     cuts: how many connections break.
-    losses: how many imports are given up by their deadline.
-    loads: how many prompts either engine loads from its own host for a request of its own.
-    lies: how many wrong answers a prefill engine gives, and how many wrong questions strangers ask it.
-    share: the most of the prefill engine's pool that hand-overs pin.
+    losses: how many imports are given up at their deadline.
+    loads: how many prompts the engines load from their own hosts, for requests of their own.
+    lies: how many wrong answers a prefill engine gives, plus wrong questions that strangers ask it.
+    share: the largest share of the prefill engine's pool that hand-overs may pin.
     """
 
     prefill_slots: int = 1
@@ -65,7 +67,7 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
         groups, blocks = 2 if self.window else 1, self.length * self.blocks_per_chunk
         return OffloadConfig(
             host_blocks=(self.prefill_slots, self.decode_slots)[side],
-            # Each prompt has blocks of its own; a load writes to blocks behind them.
+            # Each prompt has its own device blocks; a load writes to blocks after all of these.
             device_blocks=self.prompts * groups * blocks + (blocks if self.loads else 0),
             workers=self.workers,
             blocks_per_chunk=self.blocks_per_chunk,
@@ -79,14 +81,14 @@ class HandOverWorldOptions(msgspec.Struct, frozen=True, kw_only=True):
         return SchedulerConfig(groups=groups, hash_tokens=HASH_TOKENS)
 
     def tokens(self, prompt: int) -> list[int]:
-        """The tokens of the prompt of this number. The decode engine computes the last one."""
+        """The tokens of the prompt with this number. The decode engine computes the last token."""
         count = self.length * self.blocks_per_chunk * HASH_TOKENS
         shared = self.length // 2 * self.blocks_per_chunk * HASH_TOKENS
         return [*range(shared), *[1000 * (prompt + 1) + n for n in range(shared, count)], 7]
 
 
 def draw_hand_over_options(random: Random) -> HandOverWorldOptions:
-    """Two engines with small pools, and a few dozen disturbances."""
+    """Draw options: small pools, and a few dozen disturbances."""
     length = random.randint(1, 3)
     window = random.random() < 0.3
     per_prompt = length * (2 if window else 1)

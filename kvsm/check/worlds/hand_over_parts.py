@@ -1,4 +1,4 @@
-"""What the hand-over world is made of: host pools and what they hold, and the way between two engines."""
+"""Parts of the hand-over world: an engine with its host pool, and the channel between two engines."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ from kvsm.tiers.hand_over.peer_messages import (
 from kvsm.tiers.hand_over.service import answer_to
 
 Piece = tuple[bytes, int]
-"""A key, and which block of its chunk."""
+"""A key, and the position of a block in the key's chunk."""
 
 Thing = TypeVar("Thing")
 
 LOADER = "own-load"
-"""The request that loads."""
+"""The name of the request that loads from the engine's own host."""
 
 
 class HostCopy(msgspec.Struct):
-    """A store or a load under way.
+    """A store or a load in flight.
 
-    pieces: (host block, what it holds when the copy has ended well).
-    waiting: ranks that have not reported.
+    pieces: (host block, its content after a good copy).
+    waiting: the ranks that have not reported.
     """
 
     transfer: int
@@ -59,12 +59,14 @@ class HostCopy(msgspec.Struct):
 
 
 class SmallHost:
-    """An engine as far as hand-overs see it: the real core, and what its host pool holds on each rank.
+    """An engine reduced to what hand-overs need: the real core, and the content of its host pool on each
+    rank.
 
-    Its device is left out: what it computes is always right.
+    It has no device memory: computed blocks always hold the right bytes.
 
-    stores: copies from its own device, by transfer.
-    load: the copy to its own device, if there is one.
+    cells: [rank][host block], the content; None for unusable bytes.
+    stores: the stores from its own device, oldest first.
+    load: the load to its own device; None without one.
     """
 
     def __init__(self, config: OffloadConfig) -> None:
@@ -77,7 +79,7 @@ class SmallHost:
         self.load: HostCopy | None = None
 
     def begin_store(self, request: str, keys: Sequence[bytes], device_blocks: Sequence[int]) -> None:
-        """The engine has computed these chunks: what the host lacks is stored. The copies begin to write."""
+        """Store those of these computed chunks that the host lacks. The copies begin to write at once."""
         core, chunk = self.core, self.core.config.blocks_per_chunk
         prepared = core.store(((request, len(keys)),), keys, device_blocks)
         if prepared.job is None:
@@ -92,7 +94,7 @@ class SmallHost:
         self.stores.append(HostCopy(prepared.job.transfer, list(zip(hosts, pieces)), workers))
 
     def end_store(self, place: int, worker: int, good: bool) -> None:
-        """A rank has stored its share, and reports it. A bad copy leaves nothing that can be used."""
+        """A rank ends its share of a store and reports it. After a bad copy its bytes are unusable."""
         copy = self.stores[place]
         for host, piece in copy.pieces:
             self.cells[worker][host] = piece if good else None
@@ -102,17 +104,17 @@ class SmallHost:
         self.core.report(copy.transfer, worker, good)
 
     def serves(self, key: bytes) -> bool:
-        """Whether a load may begin with this key."""
+        """Whether a load may read the block of this key."""
         slot = self.core.ledger.index.get(key)
         return slot is not None and self.core.ledger.readable(slot)
 
     def begin_load(self, keys: Sequence[bytes], first: int) -> None:
-        """A request loads what the host has of these chunks, to the device blocks from `first` on."""
+        """Load the chunks that the host has, for one request, to the device blocks from `first` on."""
         core, chunk = self.core, self.core.config.blocks_per_chunk
         core.arrive(LOADER)
         hits = core.match(LOADER, keys).hits
         job = core.prepare_load(LOADER, range(first, first + hits * chunk))
-        if job is None:  # the next chunk is on its way to the host: the request would wait for it
+        if job is None:  # a needed chunk is still being stored: the request would wait for it
             core.finish(LOADER)
             return
         core.submit([job.transfer])
@@ -121,7 +123,7 @@ class SmallHost:
         self.load = HostCopy(job.transfer, list(zip(to_list(job.host_blocks), pieces)), workers)
 
     def end_load(self, worker: int, good: bool) -> None:
-        """A rank has read its share, and reports it. No other copy has written there meanwhile (S3)."""
+        """A rank ends its share of the load and reports it. Checks that no copy has overwritten it (S3)."""
         copy = self.load
         assert copy is not None
         for host, piece in copy.pieces:
@@ -135,7 +137,7 @@ class SmallHost:
             self.core.finish(LOADER)
 
     def check_bytes(self, engine: str) -> None:
-        """What can be read holds its own bytes on every rank (S2, S15)."""
+        """Check that each readable key has its own bytes on every rank (S2, S15)."""
         ledger, chunk = self.core.ledger, self.core.config.blocks_per_chunk
         for key, slot in ledger.index.items():
             if not ledger.readable(slot):
@@ -150,12 +152,12 @@ class SmallHost:
                     raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
 
     def check(self) -> None:
-        """The ledger's own properties."""
+        """Check the ledger's own properties."""
         for violation in check_ledger(self.core.ledger):
             raise PropertyBroken(violation.property, violation.message)
 
     def check_fold(self, engine: str) -> None:
-        """The log folds to the present state (S10)."""
+        """Check that the log folds to the present state (S10)."""
         folded = Ledger(self.core.config)
         for event in self.log:
             folded.apply(event)
@@ -164,7 +166,8 @@ class SmallHost:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def form(self, requests: Sequence[str]) -> tuple[object, ...]:
-        """What decides what follows. Transfers are named by their order, requests by their place here."""
+        """The state that decides the future. Transfers are named by their order, requests by their place in
+        `requests`."""
         ledger = self.core.ledger
         rank = self.ranks()
         same_slots = {slot: slot for slot in range(len(ledger.key_of))}
@@ -172,19 +175,19 @@ class SmallHost:
         places = {name: place for place, name in enumerate((*requests, LOADER))}
         names = Names(ledger, places, rank, same_slots, same_blocks)
         under_way = (*self.stores, *([] if self.load is None else [self.load]))
-        copies = [(rank.get(one.transfer, -1), one.pieces, one.waiting) for one in under_way]
+        copies = [(rank.get(copy.transfer, -1), copy.pieces, copy.waiting) for copy in under_way]
         return compared(ledger, names), self.cells, copies
 
     def ranks(self) -> dict[int, int]:
-        """The place of each live transfer."""
+        """Live transfer -> its position."""
         return {transfer: place for place, transfer in enumerate(self.core.ledger.transfers)}
 
 
 class ModelClaim(msgspec.Struct):
     """A connection of the decode engine.
 
-    question: what the prefill engine has not answered yet.
-    held: keys that the decode engine held when it gave the blocks back unread.
+    question: the message that the prefill engine has not answered yet; None if there is none.
+    held: the keys that the decode engine held when it gave the blocks back unread.
     """
 
     ticket: int
@@ -194,16 +197,16 @@ class ModelClaim(msgspec.Struct):
 
 
 class ModelChannel:
-    """The way between two engines, as `Claims` and `HandOverService` make it, without threads and sockets.
+    """The channel between two engines, a model of `Claims` and `HandOverService` without threads and sockets.
 
-    A question waits until it is served. So anything can happen between each question and its answer, and
-    between the end of a connection and when the prefill engine hears of it.
+    A question waits until it is served. So any action can happen between a question and its answer, and
+    between the close of a connection and the moment at which the prefill engine notices it.
 
     decode: the ledger of the decode engine.
-    open: the connections, by age.
-    left: what the decode engine said last on connections that it has closed.
-    answers: what it has not looked at yet.
-    lied_to: tickets of wrong answers.
+    open: the open connections, oldest first.
+    left: connections that the decode engine has closed, each with its last message.
+    answers: (ticket, answer) that the decode engine has not read yet.
+    lied_to: the tickets that have got a wrong answer.
     """
 
     def __init__(self, leases: LeaseTable, decode: Ledger) -> None:
@@ -220,43 +223,46 @@ class ModelChannel:
         self.open.append(ModelClaim(ticket, claim, claim))
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
-        """The blocks were read, or are not wanted any more. had: the decode engine has them."""
-        one = next((one for one in self.open if one.ticket == ticket), None)
-        if one is None:
+        """Give the blocks back: they were read, or are not wanted any more.
+
+        had: they are not wanted because the decode engine has them already.
+        """
+        connection = next((connection for connection in self.open if connection.ticket == ticket), None)
+        if connection is None:
             if read:
                 self.answers.append((ticket, GivenBack(held=False)))
         elif read:
-            one.question = GiveBack(one.claim.hand_over, read=True)
+            connection.question = GiveBack(connection.claim.hand_over, read=True)
         else:
-            claim = one.claim
+            claim = connection.claim
             not_wanted = msgspec.structs.replace(claim, wanted=False)
-            one.question = GiveBack(claim.hand_over, read=False) if had else not_wanted
-            one.held = frozenset(self._decode.index)
-            self.open.remove(one)
-            self.left.append(one)
+            connection.question = GiveBack(claim.hand_over, read=False) if had else not_wanted
+            connection.held = frozenset(self._decode.index)
+            self.open.remove(connection)
+            self.left.append(connection)
 
     def take_answers(self) -> list[tuple[int, Answer]]:
-        """What was answered since the last call."""
+        """Return the answers since the last call."""
         taken = list(self.answers)
         self.answers.clear()
         return taken
 
     def close(self) -> None:
         """Close every connection."""
-        for one in list(self.open):
-            self.give_back(one.ticket, read=False)
+        for connection in list(self.open):
+            self.give_back(connection.ticket, read=False)
 
     # The prefill engine's thread.
 
-    def serve(self, one: ModelClaim) -> None:
-        """Answer a question. Who hears that the last blocks are on their way asks again."""
-        if one.question is not None:
-            answer = self.answer(packed(one.question), one.ticket)
-            assert answer is not None, "what a decode engine asks is understood"
-            self.take(one, packed(answer))
+    def serve(self, connection: ModelClaim) -> None:
+        """Answer the question of a connection. After a `Pending` the question is asked again."""
+        if connection.question is not None:
+            answer = self.answer(packed(connection.question), connection.ticket)
+            assert answer is not None, "the prefill engine reads every question of a decode engine"
+            self.take(connection, packed(answer))
 
     def answer(self, content: bytes, reader: int) -> Answer | None:
-        """What the prefill engine answers to bytes that came over a connection. None: it closes this one."""
+        """The prefill engine's answer to received bytes; None if it closes the connection instead."""
         inbox = Inbox(MOST_QUESTION_BYTES)
         inbox.add(content)
         try:
@@ -265,57 +271,65 @@ class ModelChannel:
             return None
         return None if question is None else answer_to(question, reader, self._leases, {})
 
-    def take(self, one: ModelClaim, content: bytes) -> None:
-        """Bytes come in answer to a question. What is no answer ends the claim, as what never becomes one."""
+    def take(self, connection: ModelClaim, content: bytes) -> None:
+        """Receive bytes in answer to a question. If they are no complete answer, the claim ends."""
         inbox = Inbox(MOST_ANSWER_BYTES)
         inbox.add(content)
         try:
-            answer = inbox.answer(one.question)
+            answer = inbox.answer(connection.question)
         except Exception:
             answer = None
         if answer is None:
-            self.cut(one)
+            self.cut(connection)
         elif not isinstance(answer, Pending):
-            one.question = None
-            self.answers.append((one.ticket, answer))
+            connection.question = None
+            self.answers.append((connection.ticket, answer))
             if not isinstance(answer, Offered):
-                self.open.remove(one)
-                self._leases.leave(one.ticket)
+                self.open.remove(connection)
+                self._leases.leave(connection.ticket)
 
-    def hear_of_leaving(self) -> None:
-        """The prefill engine reads the last words of a closed connection, and then its end."""
-        one = self.left.popleft()
-        assert one.question is not None, "it said something before it left"
-        answer_to(one.question, one.ticket, self._leases, {})
-        self._leases.leave(one.ticket)
+    def notice_close(self) -> None:
+        """The prefill engine reads the last message of a closed connection, and then the close."""
+        connection = self.left.popleft()
+        assert connection.question is not None, (
+            "a decode engine sends a message before it closes a connection"
+        )
+        answer_to(connection.question, connection.ticket, self._leases, {})
+        self._leases.leave(connection.ticket)
 
     def check_given_back(self, offered: Mapping[int, Set[bytes]]) -> None:
-        """Check how the decode engine ended each offer: "has the blocks" if it held them when it judged the
-        offer, else "given up". offered: the keys of each offer, by ticket. Raises `PropertyBroken`."""
-        for one in self.left:
-            if one.ticket not in offered:
+        """Check how the decode engine ended the offers that it declined. Raises `PropertyBroken`.
+
+        It must say "has the blocks" if it held all of them when it declined, otherwise "has given up".
+
+        offered: the keys of each offer, by ticket.
+        """
+        for connection in self.left:
+            if connection.ticket not in offered:
                 continue
-            had = one.question == GiveBack(one.claim.hand_over, read=False)
-            if had != (offered[one.ticket] <= one.held):
+            had = connection.question == GiveBack(connection.claim.hand_over, read=False)
+            if had != (offered[connection.ticket] <= connection.held):
                 said = "has the blocks" if had else "has given up"
-                missing = len(offered[one.ticket] - one.held)
+                missing = len(offered[connection.ticket] - connection.held)
                 message = (
                     f"the decode engine says that it {said}, and lacks {missing} blocks of the hand-over"
                 )
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
-    def cut(self, one: ModelClaim) -> None:
-        """The connection breaks. Both sides see it."""
-        self.open.remove(one)
-        self._leases.leave(one.ticket)
-        if isinstance(one.question, GiveBack):
-            self.answers.append((one.ticket, GivenBack(held=False)))
-        elif one.question is not None:
-            self.answers.append((one.ticket, Refused("the connection broke, or what came is no answer")))
+    def cut(self, connection: ModelClaim) -> None:
+        """The connection breaks, and both sides notice it."""
+        self.open.remove(connection)
+        self._leases.leave(connection.ticket)
+        if isinstance(connection.question, GiveBack):
+            self.answers.append((connection.ticket, GivenBack(held=False)))
+        elif connection.question is not None:
+            self.answers.append(
+                (connection.ticket, Refused("the connection broke, or what came is no answer"))
+            )
 
 
 class NotThere(Exception):
-    """An action names a thing that is not there."""
+    """An action names a position at which there is nothing."""
 
 
 def at(things: Sequence[Thing], place: int) -> Thing:
@@ -333,17 +347,24 @@ class DecodeRequest(msgspec.Struct):
 
 
 class Answered(msgspec.Struct):
-    """What a client passes on. heard: whether the prefill engine is sure to hear of its readers."""
+    """The answer to a request of the prefill engine, which its client passes to the decode engine.
+
+    lease: the name of the hand-over.
+    parameters: the `kv_transfer_params` of the answer.
+    readers: how many requests of the decode engine have named the hand-over.
+    sees_readers: whether the prefill engine is certain to notice each reader. False after a broken connection
+        or a wrong answer.
+    """
 
     prompt: int
     lease: str
     parameters: dict[str, Any]
     readers: int = 0
-    heard: bool = True
+    sees_readers: bool = True
 
 
 class ImportCopies(msgspec.Struct):
-    """An import under way. waiting: ranks that have not reported."""
+    """An import in flight. waiting: the ranks that have not reported."""
 
     job: ImportJob
     waiting: list[int]

@@ -1,23 +1,24 @@
-"""The hand-over world: a prefill engine and a decode engine with their real cores, and the way between them.
+"""The hand-over world: a prefill engine and a decode engine with their real cores, and a model of the
+network.
 
-Real are both cores, the lease table, what a prefill engine keeps (`OutgoingHandOvers`) and what a decode
-engine believes (`IncomingHandOvers`). Nothing happens by itself: an engine computes a prompt or steps, a rank
-carries out its share of one copy, the service answers one question, time passes, either side is reset, a
-connection breaks. So the prefill engine gives blocks up and writes others there at every moment that the real
-one could, and the decode engine copies whatever is there.
+Real are both cores, the lease table, the prefill engine's hand-overs (`OutgoingHandOvers`) and the decode
+engine's claims (`IncomingHandOvers`). Each of these is an action: an engine computes a prompt or steps, a
+rank carries out its share of one copy, the service answers one question, time passes, either engine is reset,
+a connection breaks. So the prefill engine can free blocks, and overwrite them, whenever the real one could,
+and the decode engine copies whatever bytes are there then.
 
-Neither engine can trust the other: a prefill engine lies in an answer, with every wrong message that
-`wrong_messages` makes, and a stranger asks wrongly for a hand-over. But no lie says "held all along": that
-one would be believed.
+Neither engine trusts the other: a prefill engine may give a wrong answer (any of `wrong_messages`), and a
+stranger may claim a hand-over without knowing its prompt. Only the wrong answer "held all along" is left out:
+a decode engine could not detect it.
 
-Watched, after each action: what either engine serves holds its own bytes on every rank (publish after commit,
-S2); hand-overs pin no more than their share of the pool, each that waits has a block on its way (progress,
-S9), and a stranger changes none of them (a match holds what it counts, S7). `check` adds the ledgers' own
-properties. When no request, copy or question is left, a hand-over that the decode engine has heard of pins
+Checked after each action: each block that an engine serves holds its own bytes on every rank (publish after
+commit, S2); hand-overs pin at most their share of the pool, and each hand-over that waits has a block that is
+being stored (progress, S9); a stranger changes no hand-over (a match holds what it counts, S7). `check` adds
+the ledgers' own properties. When no request, copy or question is left, a hand-over that has had a reader pins
 nothing any more (one release per hold, S4); at rest nothing is left in either engine (progress, S9), and both
 logs fold to the present state (events are state, S10).
 
-Not here: threads and sockets (`ModelChannel` is in their place), and the device.
+Left out: threads and sockets, which `ModelChannel` replaces, and the device.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ from kvsm.tiers.hand_over.peer_messages import (
 )
 
 TIMEOUT_S = 10.0
-"""Of a lease, on the world's clock."""
+"""The lifetime of a lease, on the world's clock."""
 
 _WEIGHTS: dict[str | int, int] = {
     "store": 4,
@@ -76,7 +77,7 @@ _WEIGHTS: dict[str | int, int] = {
     "loaded": 3,
     "leave": 3,
 }
-"""How often a kind of action is drawn if others can happen too; the others 1. So most hand-overs go on."""
+"""The weight of a kind of action in `draw`; 1 if it is not listed. So most hand-overs are completed."""
 
 _SIDES = ("prefill", "decode")
 _BUDGETS = (
@@ -117,7 +118,7 @@ class HandOverWorld:
         self._imports: list[ImportCopies] = []
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
         self._keys = [self._tracked("own", prompt, None).all_keys()[0] for prompt in range(options.prompts)]
-        """Of each prompt, in the first KV cache group."""
+        """The keys of each prompt in the first KV cache group."""
 
     def _new_name(self) -> str:
         self._names += 1
@@ -130,7 +131,7 @@ class HandOverWorld:
 
     # What may happen.
 
-    # There are hundreds of lies: the first of each kind is among the actions, and a walk draws one of all.
+    # There are hundreds of lies and strays: `actions` has only number 0 of them, `draw` chooses among all.
 
     def actions(self) -> list[Action]:
         left, found = self._left, list[Action]()
@@ -154,11 +155,11 @@ class HandOverWorld:
             found += [("offer", prompt) for prompt in range(self.options.prompts)]
         found += [
             ("arrive", place)
-            for place, one in enumerate(self._answered)
-            if one.readers < self.options.readers
+            for place, answered in enumerate(self._answered)
+            if answered.readers < self.options.readers
         ]
-        for place, one in enumerate(self.channel.open):
-            if one.question is not None:
+        for place, connection in enumerate(self.channel.open):
+            if connection.question is not None:
                 found.append(("serve", place))
                 if left["lies"]:
                     found.append(("lie", place, 0))
@@ -185,7 +186,7 @@ class HandOverWorld:
         return found
 
     def draw(self, random: Random) -> Action:
-        """One of the actions, first by its kind. Raises `IndexError` if there is none."""
+        """Draw first a kind of action, then an action of this kind. Raises `IndexError` if there is none."""
         kinds: dict[str | int, list[Action]] = {}
         for action in self.actions():
             kinds.setdefault(action[0], []).append(action)
@@ -198,13 +199,17 @@ class HandOverWorld:
         return chosen
 
     def _is_useful(self, action: Action) -> bool:
-        """Whether it may bring an import about: a walk of other actions would mostly see refusals."""
+        """Whether the action may lead to an import. Without this preference most claims would be refused."""
         name, place = action[0], int(action[1]) if len(action) > 1 else 0
         if name == "offer":
             ours, theirs = self.prefill.core.ledger.index, self.decode.core.ledger.index
             return any(key in ours and key not in theirs for key in self._keys[place])
         if name == "load":
-            return any(one.prompt == action[2] for one in self._answered if one.lease in self.leases._leases)
+            return any(
+                answered.prompt == action[2]
+                for answered in self._answered
+                if answered.lease in self.leases._leases
+            )
         return name != "arrive" or self._answered[place].lease in self.leases._leases
 
     def do(self, action: Action) -> bool:
@@ -220,9 +225,11 @@ class HandOverWorld:
         return True
 
     def _check_outgoing(self) -> None:
-        """What the prefill engine keeps is bounded, and each that waits has a store to wait for."""
+        """Check that hand-overs pin at most their share, and that each waiting one has a store in flight."""
         ledger, out = self.prefill.core.ledger, self.outgoing._out
-        records = [ledger.requests[one.name] for one in out.values() if one.name in ledger.requests]
+        records = [
+            ledger.requests[hand_over.name] for hand_over in out.values() if hand_over.name in ledger.requests
+        ]
         pinned = {slot for record in records for slot in to_list(record.pins)}
         most = max(1, int(self.options.share * self.options.prefill_slots))
         if len(pinned) > most:
@@ -241,7 +248,7 @@ class HandOverWorld:
     # Either engine.
 
     def _do_compute(self, side: int, prompt: int) -> bool:
-        """The engine has computed a prompt, and stores what its host lacks. The plan leaves at once."""
+        """An engine computes a prompt. A store of the chunks that its host lacks is submitted at once."""
         if prompt >= self.options.prompts:
             return False
         self._spend(("computes", "decodes")[side])
@@ -268,7 +275,7 @@ class HandOverWorld:
         return True
 
     def _do_load(self, side: int, prompt: int) -> bool:
-        """A request of the engine's own loads what the host has of this prompt. The plan leaves at once."""
+        """A request of the engine's own loads what the host has of a prompt, and the load is submitted."""
         host = (self.prefill, self.decode)[side]
         if prompt >= self.options.prompts or host.load is not None:
             return False
@@ -281,7 +288,7 @@ class HandOverWorld:
         return True
 
     def _do_loaded(self, side: int, worker: int, good: int) -> bool:
-        """A rank ends its share of that load."""
+        """A rank ends its share of the engine's load from its own host."""
         host = (self.prefill, self.decode)[side]
         if host.load is None or worker not in host.load.waiting:
             return False
@@ -293,7 +300,7 @@ class HandOverWorld:
         return True
 
     def _do_reset(self, side: int) -> bool:
-        """The cache of one engine is reset."""
+        """One engine resets its cache."""
         self._spend("resets")
         if side == 0:
             self.outgoing.reset()
@@ -311,7 +318,7 @@ class HandOverWorld:
     # The prefill engine.
 
     def _do_offer(self, prompt: int) -> bool:
-        """A request of the prefill engine ends, and hands over what is on the host or on its way there."""
+        """A request of the prefill engine ends, and hands over its blocks that are stored or being stored."""
         if prompt >= self.options.prompts:
             return False
         self._spend("hand_overs")
@@ -322,61 +329,61 @@ class HandOverWorld:
         return True
 
     def _do_step(self) -> bool:
-        """The prefill engine takes a step: it releases what nobody may read any more."""
+        """The prefill engine steps: it releases blocks that no reader may claim any more."""
         self.outgoing.look()
         return True
 
     def _do_wait(self) -> bool:
-        """The time of every lease passes."""
+        """Time passes until every lease has run out."""
         self._spend("waits")
         self._now += TIMEOUT_S
         return True
 
     def _do_serve(self, place: int) -> bool:
         """The prefill engine's service answers a question."""
-        one = at(self.channel.open, place)
-        if one.question is None:
+        connection = at(self.channel.open, place)
+        if connection.question is None:
             return False
-        self.channel.serve(one)
+        self.channel.serve(connection)
         return True
 
     def _do_leave(self) -> bool:
-        """The service hears that a connection was closed."""
+        """The service notices that a connection was closed."""
         if not self.channel.left:
             return False
-        self.channel.hear_of_leaving()
+        self.channel.notice_close()
         return True
 
     def _do_cut(self, place: int) -> bool:
         """A connection breaks."""
-        one = at(self.channel.open, place)
+        connection = at(self.channel.open, place)
         self._spend("cuts")
-        self._may_miss_its_reader(one.claim)
-        self.channel.cut(one)
+        self._may_miss_its_reader(connection.claim)
+        self.channel.cut(connection)
         return True
 
     def _may_miss_its_reader(self, claim: HandOverClaim) -> None:
         for answered in self._answered:
             if answered.lease == claim.hand_over:
-                answered.heard = False
+                answered.sees_readers = False
 
-    # Who cannot be trusted.
+    # Peers that cannot be trusted.
 
     def _do_lie(self, place: int, number: int) -> bool:
-        """A prefill engine answers a question in a wrong way."""
-        one = at(self.channel.open, place)
-        if one.question is None:
+        """A prefill engine gives a wrong answer to a question."""
+        connection = at(self.channel.open, place)
+        if connection.question is None:
             return False
-        lies = self._lies(one.question)
+        lies = self._lies(connection.question)
         lie = lies[number % len(lies)]
         self._spend("lies")
-        self._may_miss_its_reader(one.claim)
-        self.channel.lied_to.add(one.ticket)
-        self.channel.take(one, lie)
+        self._may_miss_its_reader(connection.claim)
+        self.channel.lied_to.add(connection.ticket)
+        self.channel.take(connection, lie)
         return True
 
     def _lies(self, question: HandOverClaim | GiveBack) -> Sequence[bytes]:
-        """What a prefill engine may answer to it that is wrong."""
+        """The wrong answers to a question."""
         if isinstance(question, GiveBack):
             return lies_at_the_end()
         tracked = self._tracked("liar", 0, None)
@@ -400,7 +407,7 @@ class HandOverWorld:
     # The decode engine.
 
     def _do_arrive(self, place: int) -> bool:
-        """A request arrives with what the prefill engine answered."""
+        """A request arrives at the decode engine with the prefill engine's answer."""
         answered = at(self._answered, place)
         if answered.readers >= self.options.readers:
             return False
@@ -413,7 +420,7 @@ class HandOverWorld:
         return True
 
     def _do_look(self) -> bool:
-        """The decode engine takes a step: it hears the answers, and sends its ranks what they copy."""
+        """The decode engine steps: it reads the answers, and sends import jobs to its ranks."""
         offered = self._offered()
         jobs, reports = self.incoming.look()
         self.channel.check_given_back(offered)
@@ -426,8 +433,10 @@ class HandOverWorld:
         return True
 
     def _offered(self) -> dict[int, set[bytes]]:
-        """Return ticket -> keys of the offers that the decode engine compares with its own blocks. It refuses
-        wrong answers, and every offer that arrives while a reset drains."""
+        """Ticket -> keys of the unread offers that the decode engine will compare with its own blocks.
+
+        It compares neither wrong answers nor, while a reset drains, any offer.
+        """
         claims, chunk, offered = (
             self.incoming._by_ticket,
             self.options.blocks_per_chunk,
@@ -442,8 +451,10 @@ class HandOverWorld:
         return offered
 
     def _do_copy(self, place: int, worker: int, good: int) -> bool:
-        """A rank copies its share from wherever the slots are now, and reports it. It cannot if the prefill
-        engine's pool has no such slots."""
+        """A rank copies its share from the offered slots, whatever they hold now, and reports it.
+
+        The copy fails if the prefill engine's pool has no such slots.
+        """
         copies = at(self._imports, place)
         if worker not in copies.waiting:
             return False
@@ -465,7 +476,7 @@ class HandOverWorld:
             self.decode.core.report(*report.arguments())
 
     def _do_lose(self, place: int) -> bool:
-        """An import has waited too long for its ranks, and is given up. They may copy later all the same."""
+        """The decode engine gives up an import at its deadline. Its ranks may still copy later."""
         self._spend("losses")
         self.decode.core.lose(at(self._imports, place).job.transfer)
         return True
@@ -475,7 +486,7 @@ class HandOverWorld:
         return any(transfer not in live for transfer in self.incoming._by_transfer)
 
     def _do_match(self, place: int) -> bool:
-        """A request whose blocks are not on their way any more asks for them."""
+        """A request whose import has ended, well or not, matches its blocks."""
         name, reader = at(list(self._readers.items()), place)
         if reader.matched or self.incoming.awaits(name):
             return False
@@ -484,7 +495,7 @@ class HandOverWorld:
         return True
 
     def _do_end(self, place: int) -> bool:
-        """A request of the decode engine is over, or its client has left."""
+        """A request of the decode engine finishes or is aborted."""
         name = at(list(self._readers), place)
         del self._readers[name]
         self.decode.core.finish(name)
@@ -501,8 +512,8 @@ class HandOverWorld:
                 return ("loaded", side, host.load.waiting[0], 1)
         if self._imports:
             return ("copy", 0, self._imports[0].waiting[0], 1)
-        for place, one in enumerate(self.channel.open):
-            if one.question is not None:
+        for place, connection in enumerate(self.channel.open):
+            if connection.question is not None:
                 return ("serve", place)
         if self.channel.left:
             return ("leave",)
@@ -513,7 +524,7 @@ class HandOverWorld:
         return ("step",) if self.outgoing.has_ended() else None
 
     def wind_down(self) -> Action | None:
-        """Time passes only for a hand-over that nobody has asked for."""
+        """The next action on the way to rest. Leases run out only when no other action is left."""
         action = self._next_to_quiet()
         if action is None and self.outgoing._out:
             return ("wait",)
@@ -525,9 +536,9 @@ class HandOverWorld:
             host.check_bytes(side)
         if self._next_to_quiet() is not None:
             return
-        for one in self._answered:
-            if one.lease in self.outgoing._out and one.readers and one.heard:
-                message = f"hand-over {one.lease} has had its reader, and still pins its blocks"
+        for answered in self._answered:
+            if answered.lease in self.outgoing._out and answered.readers and answered.sees_readers:
+                message = f"hand-over {answered.lease} has had its reader, and still pins its blocks"
                 raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
         if self.channel.open or self.incoming._by_ticket:
             message = "the decode engine waits for a hand-over, and nothing is left that could bring it"
@@ -543,19 +554,23 @@ class HandOverWorld:
     def describe(self) -> dict[str, str]:
         seen: dict[str, str] = {}
         for side, host in zip(_SIDES, (self.prefill, self.decode)):
-            seen |= {f"{side}: {name}": told for name, told in describe_ledger(host.core.ledger).items()}
+            seen |= {f"{side}: {name}": text for name, text in describe_ledger(host.core.ledger).items()}
         for name, lease in self.leases._leases.items():
             time_left = max(0.0, lease.until - self._now)
             seen[f"hand-over {name}"] = f"{lease.state.value}, {time_left:g} s left"
-        for one in self.channel.open:
-            asked = "asks nothing" if one.question is None else f"asks: {type(one.question).__name__}"
-            seen[f"connection for hand-over {one.claim.hand_over}"] = asked
+        for connection in self.channel.open:
+            asked = (
+                "no question"
+                if connection.question is None
+                else f"asks: {type(connection.question).__name__}"
+            )
+            seen[f"connection for hand-over {connection.claim.hand_over}"] = asked
         for incoming in self.incoming._by_request.values():
             seen[f"request {incoming.tracked.name} awaits"] = incoming.state.value
         return seen
 
     def fingerprint(self) -> bytes:
-        """16 bytes: equal for worlds that behave alike from now on. Slots keep their numbers."""
+        """16 bytes: equal for worlds with the same future behaviour. Slots keep their numbers."""
         return blake2b(repr(self._canonical()).encode(), digest_size=16).digest()
 
     def _canonical(self) -> tuple[object, ...]:
@@ -587,7 +602,9 @@ class HandOverWorld:
         for one in self._imports:
             job = one.job
             imports.append((transfers.get(job.transfer, -1), job.source_blocks, job.host_blocks, one.waiting))
-        answered = [(one.prompt, leases.get(one.lease, -1), one.readers, one.heard) for one in self._answered]
+        answered = [
+            (one.prompt, leases.get(one.lease, -1), one.readers, one.sees_readers) for one in self._answered
+        ]
         readers = [(name, one.matched, self.incoming.awaits(name)) for name, one in self._readers.items()]
         hosts = (
             self.prefill.form([one.name for one in self.outgoing._out.values()]),
@@ -597,18 +614,24 @@ class HandOverWorld:
         return hosts, table, ends, kept, asked, channel, answers, imports, answered, readers, counts
 
     def _kept_form(self, leases: Mapping[str, int]) -> list[object]:
-        """What the prefill engine keeps. Leases are named by their place.
+        """The prefill engine's hand-overs. Leases are named by their position.
 
-        Up to which event it has looked makes no difference after that: nothing waits for a store that has
-        ended, and each ready one holds its blocks, or has ended.
+        The number of the last event that it has seen is omitted: no hand-over waits for a store that has
+        ended, and each ready one holds its blocks or has ended.
         """
         out, transfers = self.outgoing, self.prefill.ranks()
         return [
-            (leases.get(name, -1), one.is_ready, one.keys, one.slots, transfers.get(one.awaits, -1))
-            for name, one in out._out.items()
+            (
+                leases.get(name, -1),
+                hand_over.is_ready,
+                hand_over.keys,
+                hand_over.slots,
+                transfers.get(hand_over.awaits, -1),
+            )
+            for name, hand_over in out._out.items()
         ]
 
 
 def _digest(request: Any, num_tokens: int) -> bytes:
-    """Of a prompt: both engines make the same."""
+    """The digest of a prompt's first tokens; both engines compute it alike."""
     return repr(request.all_token_ids[:num_tokens]).encode()

@@ -1,14 +1,14 @@
-"""The world of a core whose log is watched: what was written of it at each effect that leaves the core.
+"""A world of the offload core that checks that the log is flushed before each effect becomes visible.
 
-A process may be killed at any moment, and then only what was flushed is left. So at these moments the flushed
-part must cover what decided them (events are state, S10):
+A process may be killed at any moment, and then only the flushed part of its log is left. So the flushed part
+must contain the events behind each visible effect (events are state, S10):
 
-- when jobs leave for the workers, the log says so, and why;
-- when a reset has returned, the log has it: no stale data (S14);
-- when a step has ended, the log has all that was decided, whatever was flushed before in that step. Only its
-  `StepEnded` may be missing, while copies are in flight.
+- when jobs are sent to the workers, their plans and their submission are flushed;
+- when a reset has returned, its event is flushed: no stale data (S14);
+- when a step has ended, all events of the step are flushed. Only its `StepEnded` may be missing, while copies
+  are in flight.
 
-Whoever lets flushes wait (`flush_within_ms`) lets only the end of a step wait.
+With `flush_within_ms` only the flush at the end of a step may be delayed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _AN_HOUR_MS = 3_600_000
 
 
 class WrittenLog(MemoryLog):
-    """A log that counts what was flushed. written: events."""
+    """A log in memory. written: the number of flushed events."""
 
     written = 0
 
     def flush(self) -> None:
-        """Everything until now is written."""
+        """Count all events so far as written."""
         self.written = len(self)
 
 
 class LogAheadWorld(CoreWorld):
-    """A `World`. waits: whether the ends of steps may wait for a flush."""
+    """A `World`. waits: whether the flush at the end of a step may be delayed (`flush_within_ms`)."""
 
     def __init__(self, options: CoreOptions, *, waits: bool) -> None:
         super().__init__(options)

@@ -1,12 +1,12 @@
-"""The longest hit, from the definitions: slow and obvious.
+"""A reference for the longest hit, straight from the definition: slow and obvious.
 
-`kvsm.core.scheduler.hits.HitSearch` lowers an end group by group. Here each end is tried, the longest first.
-An end is served if each token that a group reads there is on the device, or in a chunk that can be read on
-the host. The two share no code. The small engine compares each answer of the scheduler, and its own device
-hits, which it finds with `HitSearch`.
+`kvsm.core.scheduler.hits.HitSearch` lowers the end of a hit group by group. Here every end is tried, the
+largest first. A hit may end at a token if, for each group, all tokens that its layers read there are on the
+device or in a readable chunk on the host. The two share no code. The small engine compares with this
+reference each answer of the scheduler, and the device hits that it finds with `HitSearch`.
 
-Taken as given, not checked: the device tokens that the engine reports, the keys that the ledger calls
-readable, and the reasons for which a request may not load or not wait.
+Taken as given, not checked: the number of device tokens that the engine passes, which keys are readable, and
+the rules by which a request may not load or may not wait.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tokens_read(group: KVCacheGroup, end: int) -> range:
     if group.kind is GroupKind.FULL:
         return range(end)
     if group.kind is GroupKind.SLIDING_WINDOW:
-        # The window holds the token itself.
+        # The window includes the token at `end` itself.
         return range(max(0, end + 1 - group.window), end)
     if group.kind is GroupKind.CHUNKED_LOCAL:
         return range(end // group.window * group.window, end)
@@ -46,10 +46,10 @@ def tokens_read(group: KVCacheGroup, end: int) -> range:
 
 
 class Prompt(NamedTuple):
-    """A request that asks for a hit.
+    """The prompt of a request.
 
-    cells: hash of the prefix that ends with each token.
-    chunk: device blocks in one chunk.
+    cells: for each token the hash of the prefix that ends with it.
+    chunk: device blocks in a chunk.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -63,7 +63,7 @@ class Prompt(NamedTuple):
         return self.cells[end - 1] + group_suffix(index) if end <= len(self.cells) else None
 
     def keys_read(self, local: int, end: int) -> Iterator[Key]:
-        """What a hit up to `end` reads of the host, if the device has `local` tokens. A key may repeat."""
+        """The keys that a hit up to `end` reads on the host, after `local` device tokens; with repeats."""
         for index, group in enumerate(self.groups):
             for token in tokens_read(group, end):
                 if token >= local:
@@ -72,7 +72,8 @@ class Prompt(NamedTuple):
     def longest_hit(self, local: int, most_loaded: int, has: Has) -> int:
         """The end of the longest hit (tokens); `local` if the host adds nothing.
 
-        most_loaded: how many tokens may be loaded.
+        most_loaded: how many tokens may be loaded at most.
+        has: whether the host has a key.
         """
         for end in range(len(self.cells) - 1, local, -1):
             if end - local > most_loaded or any(end % group.block_tokens for group in self.groups):
@@ -83,7 +84,7 @@ class Prompt(NamedTuple):
 
 
 def check_device_hit(engine: SmallEngine, request: SmallRequest, local: int) -> None:
-    """The engine finds all that its device has of a request. Raises `PropertyBroken`."""
+    """Check that the engine has found its longest device hit. local: its length. Raises `PropertyBroken`."""
     if engine.prefix_cache and not request.skip_reading_prefix_cache:
         has = engine.pool.cached.__contains__
         longest = Prompt(engine.groups, request.cells).longest_hit(0, maxsize, has)
@@ -92,7 +93,10 @@ def check_device_hit(engine: SmallEngine, request: SmallRequest, local: int) -> 
 
 
 def check_answer(request: EngineRequest, local: int, found: int | None, expected: int | None) -> None:
-    """The scheduler answers as expected. Raises `PropertyBroken`."""
+    """Check an answer of the scheduler. Raises `PropertyBroken`.
+
+    found, expected: tokens to load after the `local` device tokens; None for a request that must wait.
+    """
     if found != expected:
         _broken(request, f"is offered {found} tokens behind {local}, and the longest hit has {expected}")
 
@@ -104,11 +108,12 @@ def _broken(request: EngineRequest, message: str) -> NoReturn:
 def expected_answer(
     scheduler: OffloadScheduler, request: EngineRequest, cells: Sequence[bytes], local: int
 ) -> int | None:
-    """How many tokens behind `local` the scheduler must offer to load. None: it must let the request wait.
+    """The number of tokens after `local` that the scheduler must offer to load; None if the request must
+    wait.
 
-    Call it before the scheduler is asked. There must be no tier below the host.
+    Call it before the scheduler's own search. There must be no tier below the host.
 
-    cells: hash of the prefix that ends with each token of the request; of tokens that end no block, anything.
+    cells: for each token the hash of the prefix that ends with it; any bytes for a token that ends no block.
     """
     core, ledger = scheduler.offloader, scheduler.offloader.ledger
     entry = ledger.requests.get(request.request_id) or RequestRecord(request.request_id)
@@ -116,13 +121,13 @@ def expected_answer(
     if entry.state is RequestState.DEFERRED:
         return None
     if entry.state is RequestState.FINISHED:
-        # An earlier request of its name still loads.
+        # An earlier request of the same name still has a load in flight.
         return 0
-    # A request that asks after it had blocks was preempted, and begins to wait anew.
+    # A request that has had blocks before was preempted, and begins to wait anew.
     begins = entry.patience < 0 or (tracked is not None and any(tracked.tables))
     may_wait = core.config.defer_ticks > 0 and (begins or entry.patience > ledger.tick)
     if entry.load:
-        # Two loads of one request could not be told apart.
+        # The ledger keeps only one load for each request.
         return None if may_wait else 0
     if request.skip_reading_prefix_cache or len(ledger.transfers) >= core.config.max_live_transfers:
         return 0
@@ -136,7 +141,7 @@ def expected_answer(
 
 
 def watch_answers(scheduler: OffloadScheduler) -> None:
-    """Check each answer of a scheduler from now on. There must be no tier below the host."""
+    """Check each future answer of a scheduler. There must be no tier below the host."""
     ask = scheduler.get_num_new_matched_tokens
 
     def watched(request: EngineRequest, num_computed_tokens: int) -> tuple[int | None, bool]:

@@ -1,11 +1,11 @@
-"""What the host should have: no block is lost that could have been stored (no doubled or lost store, S13).
+"""Check that no block is lost that could have been stored (no doubled or lost store, S13).
 
-The small engine asks this at two moments, if it is told to:
+With its option `checks_stores` the small engine checks this at two moments:
 
-- at the end of a request, each of its full chunks is on the host or on its way there, or a reason is recorded
-  now why it is not;
-- after a step of a lazy store, what the device gives away next holds nothing that the host lacks and has room
-  for.
+- at the end of a request, each of its full chunks is on the host or being stored, or the log now gives a
+  reason why it is not;
+- after a step with lazy stores, the device blocks that will be reused next hold nothing that the host lacks
+  and has room for.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ def check_kept(
     decided: Sequence[OffloadingEvent],
     broken: Property,
 ) -> None:
-    """Each full chunk of full attention is on the host, in flight, or was skipped for a recorded reason.
+    """Check that each full chunk of full attention is on the host, in flight, or skipped for a logged reason.
 
-    had: keys that the host had before, and may have evicted for other chunks of the request since.
+    had: the keys that the host had before the request ended; it may have evicted them for other chunks since.
     decided: the events of the call that ended the request.
+    broken: the property to report.
     """
     if request.loading or not request.tables:
         return
@@ -57,21 +58,25 @@ def check_kept(
 
 
 def is_of_an_older_epoch(engine: SmallEngine, key: bytes, blocks: Sequence[int]) -> bool:
-    """Whether a load of an older epoch brought what the device blocks of a chunk hold. It is not stored."""
+    """Whether a chunk's device blocks hold bytes that were loaded before a reset, and are never stored."""
     stale = engine.core.ledger.provenance.stale
     return stale.get(blocks[-1]) == key or not stale.keys().isdisjoint(blocks[:-1])
 
 
 def check_next_to_go(engine: SmallEngine, *, rests: bool = False) -> None:
-    """A lazy store keeps the head of the free queue safe while it may store and the host has free slots.
-    What a load of an older epoch brought is not stored. rests: the engine rests, so it has stored all."""
+    """Check lazy stores: the host has the blocks at the head of the free queue, while it has free slots.
+
+    Bytes that were loaded before a reset are excepted: they are never stored.
+
+    rests: the engine is at rest, so no store may be outstanding.
+    """
     ledger, pool, walk = engine.core.ledger, engine.pool, engine.scheduler.walk
     if walk is None or not len(ledger.free):
         return
     full = len(ledger.transfers) >= engine.core.config.max_live_transfers
-    # One step stores a part of what is next to go. The next one stores more.
-    goes_on = bool(engine.plan.stores)
-    if not rests and (full or goes_on or not walk.state.store_budget or ledger.draining()):
+    # A step may store only some of the blocks at the head; the next step stores more.
+    has_stored = bool(engine.plan.stores)
+    if not rests and (full or has_stored or not walk.state.store_budget or ledger.draining()):
         return
     for block in pool.queue[: engine.config.lazy_target_blocks]:
         key = pool.key_of(block)

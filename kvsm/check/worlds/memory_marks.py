@@ -1,4 +1,4 @@
-"""Marks of kept pools that no file holds, for worlds and tests whose pools are no files."""
+"""Marks of kept pools in memory, for worlds and tests whose pools are not files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCK_BYTES = 4096
 
 
 def memory_marks(ranks: int = 1) -> list[PoolMark]:
-    """The marks of a pool of blocks and a pool of checksums for each rank. Forked processes share them."""
+    """For each rank the marks of a block pool and of a checksum pool. Forked processes share them."""
     return [
         PoolMark(mmap.mmap(-1, MARK_BYTES), PoolSizes(1, 1, block_bytes))
         for _ in range(ranks)

@@ -1,7 +1,7 @@
-"""A mistake of the small engine: it gives a load a device block that a copy touches.
+"""A mistake of the small engine: it asks for a load into a device block that a copy touches.
 
-The offload core must refuse that, and nothing of its ledger may have changed then (conservation, S1). A whole
-engine that goes on after an error relies on it.
+The offload core must refuse the load and leave its ledger unchanged (conservation, S1), because an engine may
+continue after such an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from kvsm.errors import KvsmError, PropertyBroken
 from kvsm.properties import Property
 
 _NAME = "mistaken"
-"""The request of the load. It is over when the action is."""
+"""The request of the load. It is finished within the action."""
 
 
 def _readable(core: Offloader) -> int | None:
@@ -26,14 +26,14 @@ def _under_copy(core: Offloader) -> int | None:
 
 
 def may_load_over_a_copy(core: Offloader) -> bool:
-    """Whether there is something to load, and a device block that a copy touches."""
+    """Whether a block on the host is readable, and a copy touches some device block."""
     return _readable(core) is not None and _under_copy(core) is not None
 
 
 def load_over_a_copy(core: Offloader) -> bool:
     """Match a block and load it into a device block that a copy touches. False if there are no such blocks.
 
-    Raises `PropertyBroken` if the core accepts that, or refuses it and has changed.
+    Raises `PropertyBroken` if the core accepts the load, or refuses it but has changed its ledger.
     """
     slot, block = _readable(core), _under_copy(core)
     if slot is None or block is None:

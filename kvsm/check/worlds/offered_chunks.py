@@ -1,18 +1,16 @@
-"""What a step must store: no chunk is left out, and none waits while there is room for it (no doubled or lost
-store, S13).
+"""Check that each step stores every chunk that it can (no doubled or lost store, S13).
 
-The wider engine asks this after each step, of the requests that the step computes:
+The wider engine checks after each step, for the requests that the step computes:
 
-- each full chunk, once its tokens are confirmed, is on the host or on its way there, or its load brought it,
-  or it waits;
-- a chunk waits only for a reason that there is now: a copy touches its device blocks, the step stores others,
-  there are too many transfers, a reset drains, or the host is full of what may not be evicted.
+- each full chunk with confirmed tokens is on the host, or being stored, or was loaded, or waits;
+- a chunk waits only while there is a reason: a copy touches its device blocks, the step stores other chunks,
+  there are too many transfers, a reset drains, or the host is full of blocks that may not be evicted.
 
-A chunk that was on the host after it was full is dealt with: if the host loses it, it is offered again at the
-end of its request (`kvsm.check.worlds.lost_stores`).
+A chunk that has been on the host since it was full is settled: if the host evicts it, it is offered again at
+the end of its request (`kvsm.check.worlds.lost_stores`).
 
-Of a lazy store it asks that what the device gives away next is on the host, as long as the host has room: a
-slot that is free, or one that can be evicted and does not hold what the device gives away soon.
+For lazy stores: the device blocks that will be reused next are on the host, as long as the host has room,
+that is a free slot, or an evictable one that does not hold a block which the device will reuse soon.
 """
 
 from __future__ import annotations
@@ -36,41 +34,41 @@ if TYPE_CHECKING:
 
 @declared
 class OfferedChunksBook:
-    """Which chunks of its requests are dealt with. It knows nothing of the scheduler's cursors."""
+    """The settled chunks of each request, tracked without the scheduler's cursors."""
 
     settled: Annotated[
         dict[str, set[bytes]],
         Seen(lambda book, names: [(names.requests[name], sorted(it)) for name, it in book.settled.items()]),
     ]
-    """Request -> keys that it need not offer before its end."""
+    """Request -> the keys of its settled chunks, which it need not offer before its end."""
     found: Annotated[
         dict[str, int],
         Seen(lambda book, names: [(names.requests[name], it) for name, it in book.found.items()]),
     ]
-    """Request -> tokens that the device had when it was last looked at."""
+    """Request -> tokens that the device had when the request last asked for a match."""
 
     def __init__(self) -> None:
         self.settled, self.found = {}, {}
 
     def lost_blocks(self, request: SmallRequest) -> None:
-        """The request has no device blocks any more: it offers everything again."""
+        """The request has lost its device blocks: it must offer all of its chunks again."""
         self.settled.pop(request.request_id, None)
         self.found.pop(request.request_id, None)
 
     def forget(self) -> None:
-        """The cache is reset: all requests offer everything again."""
+        """The cache is reset: all requests must offer all of their chunks again."""
         self.settled.clear()
 
     def loaded(self, engine: WiderEngine, request: SmallRequest, end: int) -> None:
-        """A load has brought the tokens of a request up to `end`. The host had these chunks just now."""
+        """A load has brought the tokens up to `end`. The host had these chunks, so they are settled."""
         begin = self.found[request.request_id]
         brought = [key for key, first, last, _ in _chunks(engine, request, end) if begin <= first < last]
         self.settled.setdefault(request.request_id, set()).update(brought)
 
     def check(self, engine: WiderEngine, scheduled: Collection[str]) -> None:
-        """Check the plan of this step. scheduled: the requests that it computes.
+        """Check the plan of this step. scheduled: the requests that the step computes.
 
-        Raises `PropertyBroken` for a chunk that is not stored and does not wait for anything.
+        Raises `PropertyBroken` for a chunk that is not stored although nothing prevents it.
         """
         if engine.config.store is not StoreMode.EAGER or engine.core.config.store_threshold > 1:
             return
@@ -87,8 +85,7 @@ class OfferedChunksBook:
             raise PropertyBroken(Property.STORED_ONCE, message)
 
     def _waiting(self, engine: WiderEngine, request: SmallRequest) -> list[int]:
-        """Where the chunks of a request end that wait for room, and for nothing else. Notes what is dealt
-        with."""
+        """The end tokens of the chunks that only a lack of room could delay. Books the settled chunks."""
         ledger, ends = engine.core.ledger, []
         settled = self.settled.setdefault(request.request_id, set())
         for key, _, end, blocks in _chunks(engine, request, _confirmed(request)):
@@ -104,7 +101,7 @@ class OfferedChunksBook:
 
 
 def _confirmed(request: SmallRequest) -> int:
-    """Tokens whose KV is certain: neither those of steps under way, nor the one that was sampled last."""
+    """The number of tokens with certain KV: not those of steps in progress, nor the last sampled one."""
     computed = request.num_computed_tokens - request.num_output_placeholders
     return min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
 
@@ -112,8 +109,10 @@ def _confirmed(request: SmallRequest) -> int:
 def _chunks(
     engine: WiderEngine, request: SmallRequest, confirmed: int
 ) -> Iterator[tuple[bytes, int, int, list[int]]]:
-    """The chunks of full attention before this token: key, first token, end, and device blocks. A drafter may
-    still rewrite the last one of a request that decodes."""
+    """The full-attention chunks before token `confirmed`: (key, first token, end token, device blocks).
+
+    In a drafter's group the last chunk of a decoding request is left out: drafts may still rewrite it.
+    """
     chunk = engine.core.config.blocks_per_chunk
     for index, (group, table) in enumerate(zip(engine.groups, request.tables)):
         if group.kind is not GroupKind.FULL:
@@ -127,36 +126,38 @@ def _chunks(
 
 
 def _slots_of(engine: WiderEngine, requests: Iterable[SmallRequest]) -> set[int]:
-    """The slots that hold chunks of these requests, in any group. An offer may name them beside what waits,
-    and does not evict what it names."""
+    """The slots that hold chunks of these requests, in any group. An offer may name these chunks too, and
+    then it does not evict them."""
     index, groups = engine.core.ledger.index, range(len(engine.groups))
     keys = [cell + group_suffix(group) for request in requests for cell in request.cells for group in groups]
     return {index[key] for key in keys if key in index}
 
 
 def _stores(engine: WiderEngine, slot: int, blocks: list[int]) -> bool:
-    """Whether a store of these device blocks fills the slot."""
+    """Whether the store that fills this slot reads these device blocks."""
     ledger = engine.core.ledger
     return set(blocks) <= set(listed(ledger.transfers[ledger.generation[slot]].device_blocks))
 
 
 def _may_store(engine: WiderEngine) -> bool:
-    """Whether the step could have stored more, if there was room on the host."""
+    """Whether the step could have stored more, given room on the host."""
     ledger = engine.core.ledger
     full = len(ledger.transfers) >= engine.core.config.max_live_transfers
     return not (full or engine.plan.stores or ledger.draining())
 
 
 def _has_room(engine: WiderEngine, kept: Collection[int]) -> bool:
-    """Whether the step could have stored more. kept: slots that are not evicted for it."""
+    """Whether the step could have stored more. kept: slots that may not be evicted for it."""
     ledger = engine.core.ledger
     protected = sum(slot in ledger.policy for slot in kept)
     return _may_store(engine) and len(ledger.free) + ledger.evictable() > protected
 
 
 def check_head_of_queue(engine: WiderEngine) -> None:
-    """The walk of a lazy store leaves nothing at the head of the free queue that the host lacks, and has room
-    for. What a load of an older epoch brought is not stored."""
+    """Check lazy stores: no block at the head of the free queue is missing on the host while it has room.
+
+    Bytes that were loaded before a reset are excepted: they are never stored.
+    """
     ledger, pool, walk = engine.core.ledger, engine.pool, engine.scheduler.walk
     if walk is None or not walk.state.store_budget:
         return

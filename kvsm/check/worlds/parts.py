@@ -1,12 +1,12 @@
-"""The ledger, the offload core and the scheduler as parts of a serving world.
+"""Declare which fields of the ledger, the offload core and the scheduler a serving world saves and compares.
 
-They know nothing of worlds: what of their fields is saved and compared is declared here. The scheduler's
-decision state declares it itself, in its structs. Importing this file fails if a class has other fields than
-are declared.
+These classes do not depend on worlds, so the declarations are here. Only the scheduler's decision state
+declares its own fields, in its structs. Importing this file fails if a class has other fields than are
+declared.
 
-Event numbers are compared with each other alone, and a later event has a larger number than all that there
-are. So a number is not kept, but what each comparison with it comes to. Steps, the epoch, the owners of a
-store and who asked for a flush are data for people.
+Event numbers are only compared with each other, and each new event gets a number above all existing ones. So
+a fingerprint contains not the number, but the result of each comparison that the code makes with it. Steps,
+the epoch, the owners of a store and who asked for a flush are data for people: no decision reads them.
 """
 
 from __future__ import annotations
@@ -57,64 +57,64 @@ from kvsm.states.words import STATE_MASK
 
 _UNUSED = frozenset({int(BlockState.FREE), EVICTED_WORD})
 _PEOPLE = Dropped("data for people")
-_NUMBER = Dropped("an event number: compared where it is asked")
+_NUMBER = Dropped("an event number: only results of comparisons with it matter")
 
 # Transfers and requests.
 
 
-def _owner(one: TransferRecord, names: Names) -> int:
-    """The request of a load. A store belongs to nobody: its owners are data for people."""
-    return names.requests[one.owners[0][0]] if one.direction is Direction.LOAD else NOBODY
+def _owner(transfer: TransferRecord, names: Names) -> int:
+    """The request of a load. NOBODY for a store: its owners are data for people."""
+    return names.requests[transfer.owners[0][0]] if transfer.direction is Direction.LOAD else NOBODY
 
 
-def _ticks_waited(one: TransferRecord, names: Names) -> int:
-    """Only how many ticks are left until the transfer is lost is asked."""
+def _ticks_waited(transfer: TransferRecord, names: Names) -> int:
+    """Ticks since it was submitted, up to the bound at which it is lost; 0 without a bound."""
     most = names.ledger.config.transfer_ticks
-    return min(most, names.ledger.tick - one.since) if most else 0
+    return min(most, names.ledger.tick - transfer.since) if most else 0
 
 
-def _pins(one: RequestRecord, names: Names) -> list[int]:
-    """A pin that does not hold any more is nobody's."""
-    if not len(one.pins):
+def _pins(request: RequestRecord, names: Names) -> list[int]:
+    """The pinned slots; NOBODY for a pin that no longer holds."""
+    if not len(request.pins):
         return []
-    live = set(listed(names.ledger.live_pins(one)))
-    return [names.slots[slot] if slot in live else NOBODY for slot in listed(one.pins)]
+    live = set(listed(names.ledger.live_pins(request)))
+    return [names.slots[slot] if slot in live else NOBODY for slot in listed(request.pins)]
 
 
-def _parents(one: TransferRecord, names: Names) -> list[tuple[int, int]]:
-    """A parent whose block has gone is nobody."""
+def _parents(transfer: TransferRecord, names: Names) -> list[tuple[int, int]]:
+    """(place, slot of the parent block); NOBODY for a parent block that has left its slot."""
     ledger = names.ledger
     return [
-        (place, NOBODY if slot is None or ledger.generation[slot] > one.id else names.slots[slot])
-        for place, slot in one.parents
+        (place, NOBODY if slot is None or ledger.generation[slot] > transfer.id else names.slots[slot])
+        for place, slot in transfer.parents
     ]
 
 
-def _awaits(one: RequestRecord, names: Names) -> int:
-    """It is asked of a DEFERRED request alone."""
-    deferred = one.word & STATE_MASK == RequestState.DEFERRED
-    return names.transfers.get(one.awaits, NOBODY) if deferred else NOBODY
+def _awaits(request: RequestRecord, names: Names) -> int:
+    """The transfer that a DEFERRED request waits for. In other states no code reads the field."""
+    deferred = request.word & STATE_MASK == RequestState.DEFERRED
+    return names.transfers.get(request.awaits, NOBODY) if deferred else NOBODY
 
 
-def _patience(one: RequestRecord, names: Names) -> int:
-    """How many ticks are left."""
-    return max(0, one.patience - names.ledger.tick) if one.patience >= 0 else NOBODY
+def _patience(request: RequestRecord, names: Names) -> int:
+    """Ticks that the request may still wait; NOBODY if it has not begun to wait."""
+    return max(0, request.patience - names.ledger.tick) if request.patience >= 0 else NOBODY
 
 
 declare(
     TransferRecord,
     # Ids are only compared for equality, and the ledger keeps transfers in the order of their plans. A report
-    # of a transfer that is over is refused, whichever transfer it was.
+    # on an ended transfer is rejected, whatever its id.
     id=Dropped("a transfer is named by its place among the live ones"),
-    direction=Dropped("the owner of a store is nobody"),
+    direction=Dropped("`owners` is NOBODY exactly for a store"),
     owners=Seen(_owner),
-    slots=Seen(lambda one, names: [names.slots[slot] for slot in listed(one.slots)]),
-    device_blocks=Seen(lambda one, names: [names.blocks[block] for block in listed(one.device_blocks)]),
-    keys=Dropped("the keys of its slots; after a reset nobody asks for them"),
+    slots=Seen(lambda record, names: [names.slots[slot] for slot in listed(record.slots)]),
+    device_blocks=Seen(lambda record, names: [names.blocks[block] for block in listed(record.device_blocks)]),
+    keys=Dropped("the keys of its slots; after a reset no code reads them"),
     word=KEPT,
     epoch=_PEOPLE,
     since=Seen(_ticks_waited),
-    reported=Seen(lambda one, names: names.of_each_worker(one.reported)),
+    reported=Seen(lambda record, names: names.of_each_worker(record.reported)),
     flush=_PEOPLE,
     parents=Seen(_parents),
 )
@@ -123,10 +123,10 @@ declare(
     name=Dropped("a request is named by its place among all requests"),
     word=KEPT,
     pins=Seen(_pins),
-    pinned_at=Dropped("an event number: only whether a pin still holds is asked"),
+    pinned_at=Dropped("an event number: only whether a pin still holds matters"),
     awaits=Seen(_awaits),
     patience=Seen(_patience),
-    load=Seen(lambda one, _: one.load > 0),
+    load=Seen(lambda record, _: record.load > 0),
     settled=KEPT,
     offered=KEPT,
     target=KEPT,
@@ -136,13 +136,13 @@ declare(
 
 
 def _block_words(ledger: Ledger, names: Names) -> list[int]:
-    """All slots without content are alike."""
+    """The word of each slot; 0 for each slot without content, because such slots are interchangeable."""
     words = ledger.blocks.words
     return [0 if words[slot] & STATE_MASK in _UNUSED else words[slot] for slot in names.slots]
 
 
 def _keys(ledger: Ledger, names: Names) -> list[Any]:
-    """Left out: the key of a slot that the index does not name."""
+    """The key of each slot; None for a slot that the index does not name."""
     words, key_of = ledger.blocks.words, ledger.key_of
     return [
         key_of[slot] if FIRST_INDEXED <= words[slot] & STATE_MASK <= LAST_INDEXED else None
@@ -151,8 +151,10 @@ def _keys(ledger: Ledger, names: Names) -> list[Any]:
 
 
 def lru_order(ledger: Ledger) -> Iterable[int] | None:
-    """The idle slots under LRU, whose state is nothing but this order. None under other policies: they may
-    look at a slot's number."""
+    """The idle slots in eviction order under LRU, which has no other state.
+
+    None under other policies: they may decide by the slot's number.
+    """
     return ledger.policy._queue if type(ledger.policy) is LRUPolicy else None
 
 
@@ -176,7 +178,7 @@ declare(
     listener=PART,
     seq=_NUMBER,
     step=_PEOPLE,
-    tick=Dropped("how many ticks are left is compared"),
+    tick=Dropped("only the ticks left to each bound matter, and those are compared"),
     epoch=_PEOPLE,
     voided_at=_NUMBER,
     ended_at=_NUMBER,
@@ -186,7 +188,7 @@ declare(
     weights=KEPT,
     blocks=Seen(_block_words),
     leases=Seen(lambda ledger, names: [ledger.leases.words[block] for block in names.blocks]),
-    generation=Dropped("event numbers: only whether a pin still holds is asked"),
+    generation=Dropped("event numbers: only whether a pin still holds matters"),
     generation_view=Remade(lambda ledger: np.frombuffer(ledger.generation, dtype=np.int64), "`generation`"),
     key_of=Seen(_keys),
     index=Dropped("it follows from `key_of` and `blocks`"),
@@ -202,9 +204,9 @@ declare(
 )
 declare_alike(NativeLedger, Ledger, index=Remade(index_made_again, "`key_of` and `blocks`"))
 
-# The offload core, the scheduler side, and what is told.
+# The offload core, the scheduler side, the log and the publisher.
 
-_WARNS = "it decides when people are warned, and nothing else"
+_WARNS = "it only decides when a warning is logged"
 
 declare(
     Offloader,
@@ -213,16 +215,16 @@ declare(
     ledger=PART,
     log=PART,
     step=_PEOPLE,
-    evicting=Fixed("a world that is loaded puts in its own"),
-    using=Fixed("the same"),
+    evicting=Fixed("a callback: a world that is loaded sets its own"),
+    using=Fixed("a callback: a world that is loaded sets its own"),
     _clock_ns=FIXED,
-    _poisoned=Dropped("whatever poisons a core ends the exploration"),
+    _poisoned=Dropped("an error that poisons a core ends the exploration"),
     _drivers=Fixed("one thread explores"),
-    _may_change=Dropped("one thread explores, and whatever poisons a core ends the exploration"),
-    _flushed_seq=Dropped("it decides when the log is flushed, and nothing else"),
-    _flush_within_ns=Dropped("an option of the same"),
-    _flush_by_ns=Dropped("the same"),
-    last_keys=Dropped("`prepare_store` alone reads it, and no world stores with that"),
+    _may_change=Dropped("one thread explores, and an error that poisons a core ends the exploration"),
+    _flushed_seq=Dropped("it only decides when the log is flushed"),
+    _flush_within_ns=Dropped("it only decides when the log is flushed"),
+    _flush_by_ns=Dropped("it only decides when the log is flushed"),
+    last_keys=Dropped("only `prepare_store` reads it, and no world calls that"),
     until_look=Dropped(_WARNS),
     looked_at=Dropped(_WARNS),
     warned_of=Dropped(_WARNS),
@@ -241,7 +243,7 @@ declare(
     _chunk_tokens=FIXED,
     below=FIXED,  # None: a serving world has one tier
     _layout=FIXED,
-    _countable=Dropped("a check of the engine; nothing is decided by it"),
+    _countable=Dropped("a check of the engine's calls; no decision reads it"),
 )
 declare(
     StoreOffers,

@@ -1,18 +1,20 @@
-"""What must hold in a world: its name, what is expected, and the condition, in one value. Of three kinds:
+"""A requirement on a model: a condition on its states, and how often the condition must hold.
 
-==========  =====================================================  ========================================
-kind        what it demands                                        what refutes it
-==========  =====================================================  ========================================
-always      it holds in every state                                a state in which it does not hold
-sometimes   it holds in some reachable state                       all states were seen, and it held in none
-eventually  winding down from any state leads to where it holds    a cycle, or an end where it does not hold
-==========  =====================================================  ========================================
+==========  ==========================================================  =====================================
+kind        the condition must hold                                     it is refuted by
+==========  ==========================================================  =====================================
+always      in every state                                              a state in which it does not hold
+sometimes   in some reachable state                                     an exploration of all states that
+                                                                        meets no such state
+eventually  in a state that winding down from any state leads to        a cycle, or an end in which it does
+                                                                        not hold
+==========  ==========================================================  =====================================
 
-A "sometimes" is evaluated after each action, so it may ask what that action did. An optional "sometimes" is
-reported and refutes nothing.
+A "sometimes" is evaluated after each action, so its condition may refer to what that action did. If it is not
+required, a "sometimes" that never holds is reported but refutes nothing.
 
-Requirements are sent to the workers of a cluster. So a condition is a function of a module, or a `partial` of
-one.
+Requirements are sent to the workers of a cluster. So a condition is a module-level function, or a `partial`
+of one.
 """
 
 from __future__ import annotations
@@ -37,12 +39,12 @@ class Kind(Enum):
 
 
 class Requirement(msgspec.Struct, Generic[State], frozen=True):
-    """What a model must satisfy.
+    """A condition on the states of a model, and how often it must hold.
 
-    name: a property of kvsm, or a word of the model's own. A "sometimes" always has its own word.
-    says: one line for people.
-    holds: whether it holds in a state.
-    required: for a "sometimes", whether the model is refuted if it never holds.
+    name: a property of kvsm, or a name of the model's own. A "sometimes" always has its own name.
+    says: what the condition means, in one line for people.
+    holds: the condition: whether it holds in a state.
+    required: for a "sometimes": whether the model is refuted if the condition never holds.
     """
 
     kind: Kind
@@ -53,5 +55,5 @@ class Requirement(msgspec.Struct, Generic[State], frozen=True):
 
 
 def sometimes(name: str, says: str, holds: Callable[[State], bool]) -> Requirement[State]:
-    """What some state must show: an exploration that never meets it has not seen what it is for."""
+    """A required "sometimes". An exploration in which it never holds has missed the case that it is for."""
     return Requirement(Kind.SOMETIMES, name, says, holds)

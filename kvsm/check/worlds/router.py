@@ -1,8 +1,8 @@
-"""A router at the end of the serving world: it takes the KV events, and learns what the host has.
+"""A router in the serving world: it consumes the KV events, and tracks which blocks the host has.
 
-It checks that events are state (S10): folded in their order they give exactly the keys that can be read, and
-each stored event says the tokens of its blocks. An event of a chunk names all its blocks, and a block that
-two chunks have is there until both are gone.
+It checks that events are state (S10): folded in order they give exactly the readable keys, and each stored
+event contains the tokens of its blocks. An event of a chunk names all of its blocks. A block that is part of
+two chunks counts as present until both are removed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,18 @@ from kvsm.properties import Property
 
 @declared
 class Router:
-    """Takes the KV events of an offload core, which publishes to `publisher`.
+    """Consumes the KV events that an offload core publishes to `publisher`.
 
-    wants_tokens: whether each stored event must say its tokens. Nobody knows the tokens of a lazy store.
-    blocks_per_chunk: blocks that one key stands for, if the events say their tokens.
+    wants_tokens: whether each stored event must contain tokens. Events of lazy stores do not: the scheduler
+        only has the keys of these blocks.
+    blocks_per_chunk: the number of blocks that an event with tokens names for each key.
     """
 
     wants_tokens: Annotated[bool, KEPT]
     blocks_per_chunk: Annotated[int, KEPT]
     publisher: Annotated[Publisher, PART]
     known: Annotated[set[bytes], Seen(lambda router, _: sorted(router.known))]
-    """The blocks that it believes to be on the host, each named like a key."""
+    """The blocks that are on the host according to the events, each named like a key."""
 
     def __init__(self, blocks_per_chunk: int = 1, *, wants_tokens: bool) -> None:
         self.wants_tokens, self.blocks_per_chunk = wants_tokens, blocks_per_chunk
@@ -39,11 +40,11 @@ class Router:
         self.known = set()
 
     def has_news(self) -> bool:
-        """Whether there are events to take."""
+        """Whether there are events that were not taken."""
         return bool(self.publisher.state.changes)
 
     def take(self, events: Iterable[KVCacheEvent], ledger: Ledger, requests: Iterable[SmallRequest]) -> None:
-        """Take all events that there are. requests: all that ever arrived."""
+        """Consume `events`, which must be all that there are. requests: all that have ever arrived."""
         prefixes = {
             hashed: (request, place)
             for request in requests
@@ -70,7 +71,7 @@ class Router:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def _blocks_of(self, key: bytes, request: SmallRequest, place: int) -> list[bytes]:
-        """The blocks of a chunk. Where nobody can say what they hold, only the last one has a name."""
+        """The names of a chunk's blocks. Without known tokens, as with embeddings, only the last has one."""
         if request.prompt_embeds is not None:
             return [key]
         hashes = request.block_hashes[place - self.blocks_per_chunk : place]

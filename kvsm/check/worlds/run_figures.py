@@ -1,12 +1,11 @@
-"""Notes of what an engine did in a run, to compare with the figures of its log.
+"""An engine's own record of a run, to compare with the figures that are computed from its log.
 
-The engine of a world notes who reads the cache, what each request had when it was admitted, and what was
-copied where: from what it did itself, and not from events. After each action of a world the admissions are
-compared with the events of that action. At rest, if the world keeps its log, everything that counts is
-compared: the metrics (`kvsm.explain.metrics`), the tables, and the figures that `kvsm report` reads from
-them.
+The engine of a world records which requests read the cache, what each had when it was admitted, and the
+copies: from its own actions, not from events. After each action of a world the admissions are compared with
+the events of that action. At rest, if the world keeps its log, all counts are compared: the metrics
+(`kvsm.explain.metrics`), the tables, and the figures that `kvsm report` computes from the tables.
 
-Not compared: times, and why a prefix stops.
+Not compared: times, and the reasons why a match ended where it did.
 """
 
 from __future__ import annotations
@@ -37,8 +36,10 @@ STORED, LOADED, COPIED_OUT, IMPORTED = "stored", "loaded", "copied out", "import
 
 
 class AdmittedRequest(NamedTuple):
-    """A request that reads the cache gets its blocks. Counts are device blocks of its tokens.
+    """The admission of a request that reads the cache.
 
+    asked: blocks of its tokens.
+    on_device, on_host: how many of these blocks the device had, and how many are loaded from the host.
     resumed: it had blocks before, and has lost them.
     """
 
@@ -50,10 +51,10 @@ class AdmittedRequest(NamedTuple):
 
 
 class CopiedSlots(NamedTuple):
-    """All ranks have ended a copy well, and it was not given up before, nor overtaken by a reset.
+    """A copy that all ranks have ended well, and that was neither given up nor followed by a reset before.
 
-    way: `STORED` or another of them. What is imported is stored, too. A copy out counts whether or not the
-        disk has it then: only the log of the disk knows that.
+    way: `STORED`, `LOADED`, `COPIED_OUT` or `IMPORTED`. An import is recorded as `STORED`, too. `COPIED_OUT`
+        does not mean that the disk has the blocks: only the log of the disk says so.
     """
 
     way: str
@@ -61,14 +62,14 @@ class CopiedSlots(NamedTuple):
 
 
 class _Noted(NamedTuple):
-    """event: if a crash loses this event from the log, the note is forgotten too."""
+    """An entry of the record. event: if a crash loses this event, the entry is dropped."""
 
     event: int
     what: AdmittedRequest | CopiedSlots
 
 
 class _UnderWay(msgspec.Struct):
-    """A copy under way. left: ranks that have not reported. good: whether all reports so far are good."""
+    """A copy in flight. left: ranks that have not reported. good: whether all reports so far are good."""
 
     job: TransferJob
     left: set[int]
@@ -76,39 +77,39 @@ class _UnderWay(msgspec.Struct):
 
 
 class RunNotes:
-    """What an engine did. A world that is loaded without events begins with none.
+    """An engine's record of a run; empty in a world that is loaded without events.
 
-    admissions: those of the last action.
+    admissions: the admissions of the last action.
     """
 
     def __init__(self) -> None:
         self.admissions: list[AdmittedRequest] = []
         self._noted: list[_Noted] = []
         self._under_way: dict[int, _UnderWay] = {}
-        self._ended: dict[int, CopiedSlots] = {}  # all ranks have reported them; no event says so yet
-        self._checked: OffloadingEvent | None = None  # the last event of the log that was checked last
+        self._ended: dict[int, CopiedSlots] = {}  # reported by all ranks; the event of the end is to come
+        self._checked: OffloadingEvent | None = None  # the last event at the previous `check`
 
     def begin_action(self) -> None:
-        """The next action begins."""
+        """Forget the admissions of the last action."""
         self.admissions.clear()
 
     def admit(self, event: int, *admitted: Any) -> None:
-        """A request gets its blocks. event: the last one. admitted: the fields of an `AdmittedRequest`."""
+        """Record an admission. event: the last event. admitted: the fields of an `AdmittedRequest`."""
         self.admissions.append(AdmittedRequest(*admitted))
         self._noted.append(_Noted(event, self.admissions[-1]))
 
     def copy(self, event: int, way: str, slots: int) -> None:
-        """A copy has ended well. event: the last one."""
+        """Record a copy that has ended well. event: the last event."""
         self._noted.append(_Noted(event, CopiedSlots(way, slots)))
 
-    # For an engine that hands on reports one by one.
+    # For an engine that passes reports on one by one.
 
     def leave(self, job: TransferJob, workers: int) -> None:
-        """The workers get a job."""
+        """Record that a job is sent to the workers."""
         self._under_way[job.transfer] = _UnderWay(job, set(range(workers)))
 
     def report(self, ledger: Ledger, reports: Sequence[WorkerReport]) -> None:
-        """Note the reports that the engine now passes on. A copy that it has given up does not count."""
+        """Record the reports that the engine passes on now. Reports on given-up copies do not count."""
         for report in reports:
             copy = self._under_way.get(report.transfer)
             if copy is None:
@@ -124,7 +125,7 @@ class RunNotes:
                     self._ended[report.transfer] = CopiedSlots(way, len(slots))
 
     def reported(self, ledger: Ledger, news: Sequence[OffloadingEvent]) -> None:
-        """Note the copies that have ended with these events, if all ranks have reported them well."""
+        """Record the copies that end with these events, if all ranks have reported success."""
         for event in reversed(news):  # the last report of a copy ends it
             if isinstance(event, ev.WorkerReported) and event.transfer not in ledger.transfers:
                 copied = self._ended.pop(event.transfer, None)
@@ -132,32 +133,32 @@ class RunNotes:
                     self._noted.append(_Noted(event.seq, copied))
 
     def reset(self) -> None:
-        """The cache is reset: no copy under way counts."""
+        """The cache is reset: copies in flight do not count."""
         self._under_way.clear()
         self._ended.clear()
 
     def crash(self, notes: RunNotes, last: int) -> None:
-        """Another process goes on after event `last` of the one that made these notes."""
+        """Take over the record `notes` of a killed process, up to the last event that was written."""
         self._noted = [one for one in notes._noted if one.event <= last]
 
     # What must hold.
 
     def check_action(self, news: Sequence[OffloadingEvent]) -> None:
-        """The events of an action say of each admission what the engine knows. Raises `PropertyBroken`."""
-        told = [
+        """Check that the events of an action describe its admissions. Raises `PropertyBroken`."""
+        logged = [
             (event.request, event.asked, event.on_device, event.on_host, event.resumed)
             for event in news
             if isinstance(event, ev.RequestAdmitted)
         ]
-        for ours, theirs in zip([*self.admissions, None], [*told, None]):
+        for ours, theirs in zip([*self.admissions, None], [*logged, None]):
             if ours != theirs:
                 message = f"the engine admits {ours or 'no request'}, and the log says {theirs or 'nothing'}"
                 raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
 
     def check(self, config: OffloadConfig, log: Sequence[OffloadingEvent]) -> None:
-        """Check that each figure of a log is what the engine did. Raises `PropertyBroken`.
+        """Compare each figure of a log with the engine's record. Raises `PropertyBroken`.
 
-        A log that does not begin with its first event says nothing of what was before: it is left out.
+        A log without its first event is not checked, because it lacks a part of the run.
         """
         if not log or not isinstance(log[0], ev.LogOpened) or log[-1] is self._checked:
             return
@@ -188,7 +189,7 @@ def _truth(noted: Sequence[AdmittedRequest | CopiedSlots]) -> dict[str, Any]:
 
 @cache
 def _empty_tables() -> sqlite3.Connection:
-    """Return empty tables to copy: copying is faster than creating them."""
+    """Empty tables, to be copied: copying is faster than creating."""
     connection = sqlite3.connect(":memory:", check_same_thread=False)
     make_tables(connection)
     connection.commit()
@@ -196,7 +197,7 @@ def _empty_tables() -> sqlite3.Connection:
 
 
 def _figures(config: OffloadConfig, log: Sequence[OffloadingEvent]) -> dict[str, dict[str, Any]]:
-    """Who counts -> figure -> its value."""
+    """Source of the figures ("metrics", "tables", "report") -> figure -> value."""
     connection, ledger = sqlite3.connect(":memory:"), Ledger(config)
     _empty_tables().backup(connection)
     tables, metrics = TableWriter(connection), Metrics(ledger)
@@ -245,7 +246,7 @@ def _of_tables(connection: sqlite3.Connection) -> dict[str, Any]:
 
 
 class _InMemory:
-    """What `Tables` reads of an `OpenedLog`."""
+    """A stand-in for an `OpenedLog`, with the attributes that `Tables` reads."""
 
     def __init__(
         self, connection: sqlite3.Connection, config: OffloadConfig, log: Sequence[OffloadingEvent]

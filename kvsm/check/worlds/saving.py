@@ -1,11 +1,11 @@
-"""A world of declared parts as bytes, and back.
+"""Save a world of declared parts as bytes, and load it.
 
     saver = Saver(ServingWorld(options, keep_events=False))
     again = saver.load(saver.save(world))
 
-What is saved is what the fields of the world's parts declare (`kvsm.core.ledger.canonical`), and each field
-that a part has got since it was made: a change of the code that is being checked may keep a memory of its
-own. The log is not saved: a world that was loaded knows the events since then.
+Saved are the fields that the world's parts declare (`kvsm.core.ledger.canonical`), and any attribute that a
+part has got since it was created: modified code that is being checked may keep state of its own there. The
+log is not saved: a loaded world has only the events since it was loaded.
 """
 
 from __future__ import annotations
@@ -57,27 +57,33 @@ from kvsm.tiers.disk_tier import TierCopy, TierCounts
 
 
 class Saved(Protocol):
-    """A world whose parts have declared their fields. The first part is the world itself."""
+    """A world that can be saved. Its parts have declared their fields; the first part is the world itself."""
 
     def parts(self) -> Sequence[object]:
-        """All objects that it is made of, in a fixed order."""
+        """All objects of the world, in a fixed order."""
 
 
 AnySaved = TypeVar("AnySaved", bound=Saved)
 
 
 class _Plan(NamedTuple):
-    """How a part is saved and restored. original: a part of another world, which lends what never changes."""
+    """How a part is saved and restored.
+
+    place: its position among the parts.
+    original: the same part of another world. Restored parts share its constant fields.
+    saved: the names of the saved fields.
+    """
 
     place: int
     original: Any
     saved: tuple[str, ...]
     links: tuple[tuple[str, int], ...]
-    """(field, place of the part that it is)."""
+    """(field that refers to another part, place of that part)."""
     remade: tuple[tuple[str, Callable[[Any], Any]], ...]
+    """(field that is computed on load, the function of the restored part that computes it)."""
 
     def saved_of(self, part: object) -> list[Any]:
-        """The saved fields of such a part. Behind them, if there are any, the fields that it got later."""
+        """The values of the saved fields, followed by a dict of undeclared attributes if the part has any."""
         fields = vars(part)
         values = [fields[name] for name in self.saved]
         if len(fields) > len(vars(self.original)):
@@ -85,15 +91,15 @@ class _Plan(NamedTuple):
         return values
 
     def packed(self) -> tuple[type, dict[str, Any], tuple[str, ...]]:
-        """The same for the native body."""
+        """This plan in the form that the native body takes."""
         return type(self.original), vars(self.original), (*self.saved, *(name for name, _ in self.links))
 
 
 class Saver(Generic[AnySaved]):
-    """Saves and loads worlds of the same options. blank: one of them; it is not changed.
+    """Saves and loads worlds with the same options. blank: such a world; it is not changed.
 
-    What is one object in a world is one object in its copy. The native body knows the classes that are listed
-    below. A world of changed code may have other objects in it: then `pickle` saves it.
+    An object that several fields share is still one object after loading. The native body handles the classes
+    that are listed below. If a world contains other objects, as modified code may add, `pickle` saves it.
 
     Raises `ConfigError` if a part has a field that it has not declared.
     """
@@ -108,7 +114,7 @@ class Saver(Generic[AnySaved]):
             self._packer = native.PackerBody(tuple(plan.packed() for plan in self._plans), _KINDS, _CONSTANTS)
 
     def save(self, world: AnySaved) -> bytes:
-        """All saved fields."""
+        """The saved fields of a world as bytes."""
         parts = world.parts()
         if self._packer is not None:
             packed = self._packer.pack(tuple([parts[plan.place] for plan in self._plans]))
@@ -121,9 +127,9 @@ class Saver(Generic[AnySaved]):
         return buffer.getvalue()
 
     def load(self, saved: bytes) -> AnySaved:
-        """A world of its own, equal to the one that was saved.
+        """A new world, equal to the saved one.
 
-        Raises `ConfigError` if another process has saved it with the native body, and this one has none.
+        Raises `ConfigError` if the native body of another process has saved it, and this process has none.
         """
         copies: list[Any] = [None] * self._num_parts
         if saved.startswith(_PICKLED):
@@ -173,11 +179,11 @@ def _plan(place: int, part: object, parts: Sequence[object]) -> _Plan:
 
 _PICKLED = pickle.PROTO
 
-# How to save what shares its memory with numpy, and what is more than its fields.
+# How to save objects that share memory with numpy, and objects whose fields alone do not restore them.
 
 
 def _words(machine: str, words: bytes, totals: bytes) -> StateWords:
-    # Not by its constructor, which fills what is filled here. The marks mean nothing between two calls.
+    # Skip the constructor, which would fill the arrays first. The marks are scratch memory of a single call.
     made = StateWords.__new__(StateWords)
     made.codec, made.size, made.words = _CODECS[machine], len(words) // 4, array("i", words)
     made.view, made._mark = np.frombuffer(made.words, np.int32), np.empty(made.size, np.int64)
@@ -204,7 +210,7 @@ def _keys(capacity: int, *keys: bytes) -> KeyQueue:
 
 
 def _uses(most: int, counts: bytes) -> UseCounts:
-    # What `restore` saves and restores of the slots of a queue, here of all slots.
+    # `restore` takes the counts of the slots of a queue; this queue has all slots.
     made, every_slot = UseCounts(len(counts), most), SlotQueue(len(counts))
     every_slot.append(tuple(range(len(counts))))
     made.restore(counts, every_slot)
@@ -227,7 +233,7 @@ def _reduced(take: Callable[[Any], tuple[Any, ...]], make: Callable[..., Any], o
 
 _CODECS = {codec.machine.name: codec for codec in (BLOCK_WORDS, LEASE_WORDS)}
 _Kind = tuple[Callable[[Any], tuple[Any, ...]], Callable[..., Any]]
-"""What of an object is saved, and what makes one of it."""
+"""(the values to save of an object, the function that makes an object from these values)."""
 _OWN_KINDS: dict[type, _Kind] = {
     StateWords: (lambda one: (one.codec.machine.name, one.words.tobytes(), one.totals.tobytes()), _words),
     SlotQueue: (lambda one: (one.capacity, *one), _queue),
@@ -250,10 +256,11 @@ _STRUCTS = (
     *(RetryStamp, BlockStored, Left, KeyLayout, HandOverParams),
     *(CopyInFlight, PendingHit, TierCopy, TierCounts, DiskSlot, SlotGeneration, DiskEra),
 )
-"""They are made of their fields, which they name in order."""
+"""Classes that are constructed from their fields, in order."""
 _SLOTTED = Provenance, OfferHistory, TrackedRequest
+"""Classes with `__slots__`."""
 _PLAIN = SmallRequest, LRUPolicy, RankMemory
-"""They have a dict of fields."""
+"""Classes with a `__dict__`."""
 
 
 def _fields(cls: Any) -> tuple[str, ...]:
@@ -274,11 +281,11 @@ _KINDS: tuple[tuple[type, Any, Any], ...] = (
 )
 _CONSTANTS = (*Direction, *_CODECS, *rules_of(SmallRequest("", ())), "_queue")
 
-# A pickle names classes and functions by numbers: to import them by name takes a third of the time of `load`.
+# A pickle names classes and functions by number: importing them by name takes a third of the time of `load`.
 _FIRST_NUMBER = 0x4B560000
 _MAKERS: tuple[Any, ...] = _words, _queue, _native_queue, _keys, _uses, _numbers, _index, OrderedDict
 for _number, _one in enumerate((*_MAKERS, Direction, *_STRUCTS, *_SLOTTED, *_PLAIN), _FIRST_NUMBER):
     copyreg.add_extension(_one.__module__, _one.__qualname__, _number)
 
-# Importing this file fails if a part of some world has a field that is not declared.
+# Importing this file fails if a part of a serving world has a field that is not declared.
 Saver(ServingWorld(ServingOptions(store=StoreMode.LAZY, router=True, budgets=Budgets(crashes=1))))

@@ -1,4 +1,4 @@
-"""What must hold in the serving world, and what its explorations can be asked to meet."""
+"""The requirements on the serving world, and cases that its explorations can be required to meet."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvsm.properties import Property
 from kvsm.states.transfer import TransferState
 
 _NOTED = (ev.StepEnded, ev.ReportRejected, ev.StoreSkipped)
-"""Events that change nothing."""
+"""Events that change no state that `check_ledger` checks."""
 
 
 def _is_sound(world: ServingWorld) -> bool:
-    """Raises what is wrong. The ledger is checked only if the last action changed it."""
+    """Return True or raise. The ledger is checked only if the last action changed it."""
     if any(type(event) not in _NOTED for event in world.news):
         world.check_ledger()
     world.check_bytes()
@@ -32,7 +32,7 @@ SERVING_ALWAYS: tuple[Requirement[ServingWorld], ...] = (
     Requirement(Kind.EVENTUALLY, Property.PROGRESS, "nothing is left to happen", _has_wound_down),
 )
 
-# What the last action met.
+# Cases that the last action has reached.
 
 
 def _has_news(kind: type[ev.OffloadingEvent], world: ServingWorld) -> bool:
@@ -44,7 +44,7 @@ def _load_ended(good: bool, world: ServingWorld) -> bool:
 
 
 def _is_offered_again(world: ServingWorld) -> bool:
-    """A report moves a cursor if it ends a load, or a store that failed."""
+    """Whether a failed store has moved a cursor back. Reports that end a load move cursors, too."""
     kinds = {type(event) for event in world.news}
     ends_load = any(results.loads for results in world.engine.results)
     return ev.WorkerReported in kinds and ev.BlocksOffered in kinds and not ends_load
@@ -56,24 +56,23 @@ def _key_waits(world: ServingWorld) -> bool:
 
 
 def _waits(direction: Direction, world: ServingWorld) -> bool:
-    """Whether a request is deferred for such a copy. A load must be another request's."""
+    """Whether a request is deferred for a copy in this direction, but not for its own load."""
     ledger = world.engine.core.ledger
-    waiting = [ledger.requests[name] for name in ledger.deferred]
+    deferred = [ledger.requests[name] for name in ledger.deferred]
     return any(
-        one.direction is direction and any(other.awaits == one.id != other.load for other in waiting)
-        for one in ledger.transfers.values()
+        copy.direction is direction and any(request.awaits == copy.id != request.load for request in deferred)
+        for copy in ledger.transfers.values()
     )
 
 
 def _ends_under_its_load(world: ServingWorld) -> bool:
-    return any(
-        one.load and one.state.name == "FINISHED" for one in world.engine.core.ledger.requests.values()
-    )
+    requests = world.engine.core.ledger.requests.values()
+    return any(request.load and request.state.name == "FINISHED" for request in requests)
 
 
 def _abandons(direction: Direction, world: ServingWorld) -> bool:
     live = world.engine.core.ledger.transfers.values()
-    return any(one.direction is direction and one.state is TransferState.ABANDONED for one in live)
+    return any(copy.direction is direction and copy.state is TransferState.ABANDONED for copy in live)
 
 
 def _restarts_warm(world: ServingWorld) -> bool:
@@ -96,11 +95,11 @@ WAITS_FOR_LOAD = sometimes(
     partial(_waits, Direction.LOAD),
 )
 OVER_UNDER_LOAD = sometimes(
-    "over under its load", "a request ends, and its load goes on", _ends_under_its_load
+    "over under its load", "a request finishes while its load is in flight", _ends_under_its_load
 )
 PREEMPTED = sometimes("preempted", "a request loses its blocks", partial(_has_news, ev.RequestPreempted))
 REPORT_REFUSED = sometimes(
-    "a report is refused", "a report comes twice, or too late", partial(_has_news, ev.ReportRejected)
+    "a report is refused", "a report is repeated or too late", partial(_has_news, ev.ReportRejected)
 )
 RESET_UNDER_STORE = sometimes(
     "a reset under a store",
@@ -112,6 +111,6 @@ RESET_UNDER_LOAD = sometimes(
     "the cache is reset while a load is under way",
     partial(_abandons, Direction.LOAD),
 )
-TRANSFER_LOST = sometimes("a transfer is lost", "a worker is given up", partial(_has_news, ev.TransferLost))
-RESTARTED = sometimes("a restart", "another process goes on, and finds what was stored", _restarts_warm)
-FLUSHED = sometimes("a flush", "the workers are told to wait", partial(_has_news, ev.FlushRequested))
+TRANSFER_LOST = sometimes("a transfer is lost", "a copy is given up", partial(_has_news, ev.TransferLost))
+RESTARTED = sometimes("a restart", "another process takes over, and finds stored blocks", _restarts_warm)
+FLUSHED = sometimes("a flush", "the workers must wait for copies", partial(_has_news, ev.FlushRequested))

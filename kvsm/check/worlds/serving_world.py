@@ -1,19 +1,20 @@
 """The serving world: the real `Offloader` and `OffloadScheduler`, driven by the small engine.
 
-Nothing happens by itself. A request arrives, the engine steps, one worker carries out its part of one copy,
-one report is handed on: each of these is an action. So is each disturbance, as often as the options say: a
-worker fails, a report comes twice or late, a request is aborted or preempted, the cache is reset, the engine
-accepts less than it was offered.
+Each of these is an action: a request arrives, the engine steps, one worker carries out its part of one copy,
+one report is passed to the scheduler. So is each disturbance, as often as the options allow: a worker fails,
+a report is repeated or late, a request is aborted or preempted, the cache is reset, the engine accepts fewer
+tokens than it was offered.
 
 The small engine checks some properties itself (`kvsm.check.worlds.small_engine`). The world adds:
 
-- after each action, flush at last step (S17): an engine that steps no more leaves no copy behind;
-- in `check`, the ledger's own properties, and that host bytes that can be read are right on every worker
+- after each action, flush at last step (S17): when the engine stops stepping, no copy is planned or in
+  flight;
+- in `check`, the ledger's own properties, and that readable host blocks hold the right bytes on every worker
   (publish after commit, S2; correct bytes, S15);
-- at rest, that nothing is held or on its way (one release per hold, S4; progress, S9), that a lazy store has
-  stored what is next to go (no doubled or lost store, S13), and, if events are kept, that they fold to the
-  present state (events are state, S10);
-- with a router, that it is told exactly what can be read (events are state, S10).
+- at rest, that nothing is held or in flight (one release per hold, S4; progress, S9), that lazy stores have
+  stored the device blocks that are reused next (no doubled or lost store, S13), and, if events are kept, that
+  they fold to the present state (events are state, S10);
+- with a router, that the published KV events name exactly the readable blocks (events are state, S10).
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from kvsm.states.words import STATE_MASK
 
 
 class RequestSpec(msgspec.Struct, frozen=True):
-    """A request to come, as `SmallRequest` takes it."""
+    """The arguments of a `SmallRequest` that will arrive."""
 
     prompt: tuple[int, ...]
     outputs: int = 1
@@ -61,26 +62,26 @@ class RequestSpec(msgspec.Struct, frozen=True):
 
 
 class Budgets(msgspec.Struct, frozen=True, kw_only=True):
-    """How often each disturbance may happen."""
+    """How often each disturbance may happen in a run."""
 
     failures: int = 0
     aborts: int = 0
     preemptions: int = 0
     resets: int = 0
     repeats: int = 0
-    """A report comes again, for a copy that is under way or over."""
+    """A report is repeated, on a copy that is in flight or has ended."""
     partial: int = 0
-    """The engine accepts less than it was offered."""
+    """The engine accepts fewer tokens than it was offered."""
     waits: int = 0
-    """The engine steps, and admits nobody."""
+    """The engine steps without admitting a request."""
     crashes: int = 0
-    """The process is killed, and another one goes on."""
+    """The process is killed, and another one takes over."""
     losses: int = 0
     """A copy is given up between two steps. Its workers may still carry it out."""
     mistakes: int = 0
-    """The engine gives a load a device block that a copy touches (`kvsm.check.worlds.mistakes`)."""
+    """The engine loads into a device block that a copy touches (`kvsm.check.worlds.mistakes`)."""
     most: int = 0
-    """Disturbances in all. 0: as many as the others add up to."""
+    """The limit for all disturbances together. 0: the sum of the other budgets."""
 
 
 class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +118,7 @@ class ServingOptions(msgspec.Struct, frozen=True, kw_only=True):
     budgets: Budgets = Budgets()
 
     def __post_init__(self) -> None:
-        """Raises `ConfigError` for a world in which a request could never end."""
+        """Raises `ConfigError` for a size out of range, or for a request that could never finish."""
         for name, least, most in (
             ("slots", 1, 1 << 10),
             ("device_blocks", 1, 1 << 12),
@@ -154,18 +155,18 @@ _BUDGET_OF = {
     "lose": "losses",
     "mistake": "mistakes",
 }
-"""Action -> the budget that it is taken from."""
+"""Action -> the budget that it spends."""
 _CORE = "policy", "blocks_per_chunk", "store_threshold", "max_live_transfers", "defer_ticks", "transfer_ticks"
 
 
 def _over(world: ServingWorld, _: Names) -> bool:
-    """The report can be repeated as long as the budget allows. It is refused, whichever it is."""
+    """Whether the last report can still be repeated. Its content is irrelevant: it is rejected anyway."""
     return world.left["repeats"] > 0 and world.over is not None
 
 
 @declared
 class ServingWorld:
-    """A `World`. keep_events: keep all events; if false, only the last action's."""
+    """A `World` of one engine. keep_events: keep all events; if False, only those of the last action."""
 
     engine_class = SmallEngine
     options: Annotated[ServingOptions, FIXED]
@@ -173,18 +174,18 @@ class ServingWorld:
     engine: Annotated[SmallEngine, PART]
     router: Annotated[Router | None, PART]
     left: Annotated[dict[str, int], KEPT]
-    """What is left of the budgets."""
+    """The budgets that are left."""
     arrived: Annotated[int, KEPT]
     """How many requests have arrived."""
     owes_step: Annotated[bool, KEPT]
-    """The engine makes one more step: a request has ended since the last one, or a copy has ended and a lazy
-    store may have waited for it."""
+    """Whether the engine must make one more step, because since the last step a request has finished, or a
+    copy has ended for which a lazy store may have waited."""
     over: Annotated[WorkerReport | None, Seen(_over)]
-    """The report with which the last copy ended."""
+    """The report that ended a copy most recently."""
     first_news: Annotated[int, Remade(lambda _: 0, "a world is loaded without events")]
-    """How many events there were before the last action."""
+    """The number of events before the last action."""
     contents: Annotated[dict[bytes, list[list[bytes]]], Fixed("it follows from the requests of the options")]
-    """Key -> what its blocks must hold, as far as it was asked."""
+    """Key -> the bytes that its blocks must hold. Computed on demand."""
 
     def __init__(self, options: ServingOptions, *, keep_events: bool = True) -> None:
         self.options, self.keep_events = options, keep_events
@@ -227,7 +228,7 @@ class ServingWorld:
             log.flush()
 
     def parts(self) -> tuple[object, ...]:
-        """The objects that the world is made of, in a fixed order; None for one that it does not have."""
+        """The objects of the world, in a fixed order; None for an object that this world lacks."""
         engine, scheduler, ledger = self.engine, self.engine.scheduler, self.engine.core.ledger
         return (
             *(self, engine, engine.pool, engine.core, engine.log, ledger, ledger.listener),
@@ -282,18 +283,15 @@ class ServingWorld:
         return actions
 
     def may_step(self) -> bool:
-        """Whether the engine steps again.
-
-        It does while a request is unfinished, once after the last one has ended, and, if it keeps stepping,
-        while work is pending.
-        """
+        """Whether the engine steps again: while a request is unfinished, once after the last one has
+        finished, and, with `LastStep.KEEP_STEPPING`, while work is pending."""
         if self.engine.unfinished() or self.owes_step:
             return True
         keeps_stepping = self.options.last_step is LastStep.KEEP_STEPPING
         return keeps_stepping and self.engine.scheduler.has_pending_work()
 
     def _has_lost_memory(self) -> bool:
-        """Whether a lost copy may still write to device blocks. The blocks left may be too few for a request,
+        """Whether lost copies occupy device blocks for ever. The other blocks may be too few for a request,
         which must be ended then."""
         leases = self.engine.core.ledger.leases.words
         return self._may_lose() and any(word & STATE_MASK == _RETIRED for word in leases)
@@ -305,15 +303,15 @@ class ServingWorld:
         return self.router is not None and self.router.has_news()
 
     def _most_matched(self) -> int:
-        """How many blocks of a request can be matched at most."""
+        """The largest number of blocks that a waiting request could match."""
         return max(one.num_tokens - 1 for one in self.engine.waiting) // self.engine.config.alignment
 
     def _unfinished(self) -> list[SmallRequest]:
         return [one for one in self.engine.requests.values() if not one.finished]
 
     def _repeatable(self) -> list[WorkerReport]:
-        """Reports that were handed on: for copies that other workers have yet to report, and for the last
-        copy that ended."""
+        """Reports that were passed on already: on copies that wait for other workers, and the one that ended
+        a copy most recently."""
         reports = [
             WorkerReport(one.id, worker, True)
             for one in self.engine.core.ledger.transfers.values()
@@ -323,9 +321,9 @@ class ServingWorld:
         return reports if self.over is None else [*reports, self.over]
 
     def draw(self, random: Random) -> Action:
-        """Mostly the engine, its copies and their reports; now and then a disturbance."""
+        """Draw an action: mostly of the engine, its copies and reports, sometimes a disturbance."""
         actions = self.actions()
-        usual = [one for one in actions if one[0] not in _BUDGET_OF]
+        usual = [action for action in actions if action[0] not in _BUDGET_OF]
         if usual and random.random() < 0.85:
             actions = usual
         return random.choice(actions) if actions else ("step",)
@@ -380,7 +378,7 @@ class ServingWorld:
     def _do_step(self, accept: int | None = None, admit: bool = True) -> bool:
         self.owes_step = False
         self.engine.step(accept=accept, admit=admit, hand_on=False)
-        # An engine asks in each step, even if no report has come.
+        # An engine calls the scheduler in each step, even without a report.
         self.engine.hand_on(0)
         return True
 
@@ -388,7 +386,7 @@ class ServingWorld:
         return bool(self.engine.waiting) and self._do_step(admit=False)
 
     def _do_accept(self, blocks: int) -> bool:
-        """The engine accepts at most this number of blocks of each match."""
+        """Step, and accept at most this number of blocks of each match."""
         return bool(self.engine.waiting) and self._do_step(accept=blocks * self.engine.config.alignment)
 
     def _do_copy(self, place: int, worker: int, good: bool = True) -> bool:
@@ -415,7 +413,7 @@ class ServingWorld:
         return True
 
     def _do_repeat(self, place: int) -> bool:
-        """Hand on a report again. Stale reports change nothing (S5)."""
+        """Pass on a report a second time. A stale report must change nothing (S5)."""
         repeatable = self._repeatable()
         if place >= len(repeatable):
             return False
@@ -434,7 +432,7 @@ class ServingWorld:
         if place >= len(unfinished):
             return False
         self.engine.finish(unfinished[place], aborted=aborted)
-        # To finish is idempotent (every call is legal, S8), for the scheduler and for the core below it.
+        # Finishing twice must change nothing (every call is legal, S8), in the scheduler and in the core.
         self.engine.finish(unfinished[place], aborted=aborted)
         self.engine.core.finish(unfinished[place].request_id, aborted=aborted)
         return True
@@ -455,7 +453,7 @@ class ServingWorld:
         return True
 
     def _do_lose(self, place: int) -> bool:
-        """The engine gives a copy up."""
+        """The engine gives up a copy."""
         copies = list(self.engine.copies)
         return place < len(copies) and self.engine.scheduler.lose(copies[place]) is not None
 
@@ -463,12 +461,12 @@ class ServingWorld:
         return load_over_a_copy(self.engine.core)
 
     def _do_crash(self) -> bool:
-        """The process is killed with its workers. Another one goes on with the log and the host pool, and the
-        clients of unfinished requests ask again. A router forgets an engine that is gone."""
+        """The process and its workers are killed. Another process takes over the log and the host pool,
+        clients send unfinished requests again, and a router starts empty."""
         old, log = self.engine, self.engine.log
         assert isinstance(log, FlushedLog)
         assert log.left is not None
-        # Requests begin again, and decode later what is kept of them.
+        # Restarted requests have no decoded tokens yet, but the host may hold blocks with such tokens.
         self.contents.update(self._expected())
         log.keep_written()
         self.first_news, left = len(log), log.left
@@ -491,7 +489,7 @@ class ServingWorld:
         return True
 
     def _do_take(self) -> bool:
-        """The router takes the KV events."""
+        """Let the router take the KV events."""
         if self.router is None or not self.router.has_news():
             return False
         engine = self.engine
@@ -504,7 +502,7 @@ class ServingWorld:
         scheduler = self.engine.scheduler
         for name, request in self.engine.running.items():
             if request.loading and not scheduler.has_pending_work():
-                message = f"request {name} waits to be told of its load, and no work is pending"
+                message = f"request {name} waits for the end of its load, and no work is pending"
                 raise PropertyBroken(Property.PROGRESS, message)
         if self.may_step():
             return
@@ -525,7 +523,7 @@ class ServingWorld:
             raise PropertyBroken(violation.property, violation.message)
 
     def check_bytes(self) -> None:
-        """Every block that can be read on the host holds the right bytes on every worker."""
+        """Check that every readable block on the host holds the right bytes on every worker."""
         ledger, chunk = self.engine.core.ledger, self.options.blocks_per_chunk
         for key, slot in ledger.index.items():
             if not ledger.readable(slot):
@@ -547,7 +545,7 @@ class ServingWorld:
             log.check_bytes(self.engine.core.config, self.engine.host, self.contents)
 
     def _expected(self) -> dict[bytes, list[list[bytes]]]:
-        """Key -> what its blocks must hold, for all requests so far."""
+        """Key -> the bytes that its blocks must hold, for all requests so far."""
         contents = {}
         for request in self.engine.requests.values():
             for index, group in enumerate(self.options.groups):
@@ -574,7 +572,7 @@ class ServingWorld:
         return ("take",) if self._has_news() else None
 
     def is_at_rest(self) -> bool:
-        """Whether nothing is left to happen. Raises `PropertyBroken` if something is still held then."""
+        """Whether the world is at rest. Raises `PropertyBroken` if something is still held then."""
         if self.wind_down() is not None:
             return False
         engine = self.engine
@@ -582,7 +580,7 @@ class ServingWorld:
             raise PropertyBroken(violation.property, violation.message)
         engine.check_nothing_is_held()
         if not (self.options.budgets.failures or self._may_lose()):
-            # A store that failed is not repeated without end.
+            # After failed or lost stores some blocks may stay unstored: stores are not retried without limit.
             check_next_to_go(engine, rests=True)
         if self.keep_events:
             self._check_fold()
@@ -594,7 +592,7 @@ class ServingWorld:
         for event in self.engine.log:
             replayed.apply(event)
         if digest(replayed) != digest(self.engine.core.ledger):
-            raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log folds to another state than there is")
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, "the log does not fold to the present state")
 
     def fingerprint(self, *, renamed: bool = True) -> bytes:
         return fingerprint(self, renamed=renamed)

@@ -1,21 +1,21 @@
-"""The small engine: token by token, around the real `OffloadScheduler` and `Offloader`.
+"""The small engine: a token-by-token model of an engine around the real `OffloadScheduler` and `Offloader`.
 
-It has what decides whether offload is right, and nothing that makes it fast: block tables by group, a pool
-with or without references, prefill in chunks, decoding with placeholders and drafts, steps that are decided
-before the last one was computed, copies that end when they are told to. It shares no code with the ledger. It
-raises `PropertyBroken` as soon as it sees one of these:
+It models everything that the correctness of offload depends on, and no performance: block tables by group, a
+pool with or without references, chunked prefill, decoding with placeholders and drafts, asynchronous
+scheduling, and copies that end when the caller says so. It shares no code with the ledger. It raises
+`PropertyBroken` as soon as it observes one of these:
 
-- no reuse in flight (S3): a device block is taken while a copy touches it;
-- one release per hold (S4): a device block is released that nobody holds;
-- no stale data (S14): a device block is stored whose content a load of an older epoch brought;
+- no reuse in flight (S3): a device block is allocated while a copy touches it;
+- one release per hold (S4): a device block is freed that has no reference;
+- no stale data (S14): a device block is stored whose content was loaded before a reset;
 - correct bytes (S15): a step reads wrong bytes, because a copy was wrong or was not awaited;
-- full offload (S16): a request with `do_remote_decode` is over, and a full chunk is neither on the host nor
-  on its way there;
+- full offload (S16): a request with `do_remote_decode` finishes while one of its full chunks is neither on
+  the host nor being stored;
 - one token left (S18): a match covers a whole prompt;
 - a match that is shorter or longer than the longest hit, reported as S7 (`kvsm.check.worlds.longest_hit`);
-- progress (S9): `run` never comes to rest.
+- progress (S9): `run` does not come to rest.
 
-It sees nothing if the bytes are right by accident: bytes of one key are equal, whichever copy wrote them.
+A wrong copy of the right content is not detected: the bytes of a key are equal, whichever copy wrote them.
 """
 
 from __future__ import annotations
@@ -69,13 +69,15 @@ from kvsm.tiers.warm_restart import KILLED
 
 
 def no_clock() -> int:
-    """A clock that stands still."""
+    """A clock that always reads 0."""
     return 0
 
 
 def _device(engine: SmallEngine, names: Names) -> list[Any]:
-    """Left out: the bytes of a block that nobody holds, caches or copies. `SmallWorkers.start` clears them
-    before the block is used again."""
+    """The bytes of each device block; None for a block with no references, no cached content and no lease.
+
+    `SmallWorkers.start` clears such a block before it is used again.
+    """
     device, references, caches = engine.device, engine.pool.references, engine.pool.caches
     leases = names.ledger.leases.words
     return [
@@ -92,18 +94,18 @@ def _sending(engine: SmallEngine, names: Names) -> list[Any]:
 class SmallEngine(SmallWorkers):
     """One engine, its workers and its offload core.
 
-    This engine is a value that an explorer saves, renames and compares. The other one, in `kvsm.serving`,
-    carries real bytes fast under virtual time. What both find in a cache is found by
-    `kvsm.core.scheduler.hits.HitSearch`; here each hit is compared with `kvsm.check.worlds.longest_hit`.
+    This engine is a value that an explorer saves, renames and compares. The engine of `kvsm.serving` copies
+    real bytes fast in virtual time instead. Both find hits with `kvsm.core.scheduler.hits.HitSearch`; here
+    each hit is compared with `kvsm.check.worlds.longest_hit`.
 
-    references: whether the offload core may hold device blocks.
-    prefix_cache: whether blocks are found again on the device.
-    asynchronous: whether a step is decided before the one before it was computed.
+    references: whether the offload core may hold references on device blocks.
+    prefix_cache: whether the device has a prefix cache.
+    asynchronous: whether a step is scheduled before the previous one is computed.
     drafts: how many tokens each decode step drafts; all are rejected.
-    chunk_tokens: how many tokens one step prefills at most.
-    checks_stores: whether it is checked that no store is lost (`kvsm.check.worlds.lost_stores`).
-    log: where its events go; None: to a list.
-    ledger: what the process before this one has left, taken over; None: nothing.
+    chunk_tokens: the most tokens that one step computes for a request.
+    checks_stores: whether to check that no store is lost (`kvsm.check.worlds.lost_stores`).
+    log: the log of its events; None for a new one in memory.
+    ledger: the ledger of an earlier process, to restart from; None for an empty start.
     core: more fields of `OffloadConfig`.
     scheduler: more fields of `SchedulerConfig`.
     """
@@ -122,7 +124,7 @@ class SmallEngine(SmallWorkers):
     device: Annotated[list[list[list[Cell]]], Seen(_device)]
     waiting: Annotated[
         list[SmallRequest],
-        filled(lambda engine, names: [names.requests[one.request_id] for one in engine.waiting]),
+        filled(lambda engine, names: [names.requests[request.request_id] for request in engine.waiting]),
     ]
     running: Annotated[
         dict[str, SmallRequest],
@@ -130,35 +132,35 @@ class SmallEngine(SmallWorkers):
     ]
     requests: Annotated[
         dict[str, SmallRequest],
-        # Nothing of a request that is over is looked at.
+        # Of a finished request nothing is read any more.
         filled(lambda engine, names: [r.finished or compared(r, names) for r in engine.requests.values()]),
     ]
-    """All requests that ever arrived. Their places are their names in a comparison."""
+    """All requests that have ever arrived. In comparisons they are named by their position."""
     sending: Annotated[dict[str, list[int]], filled(_sending)]
-    """Finished requests whose blocks must not go yet."""
+    """Finished request -> its device blocks, which must not be freed yet."""
     preempted: Annotated[
         set[str],
         filled(lambda engine, names: sorted([names.requests[name] for name in engine.preempted])),
     ]
-    """Preempted since the last step."""
+    """Requests that were preempted since the last step."""
     states: Annotated[
         dict[str, list[tuple[int, int, int]]],
-        Dropped("only tests hand states over"),
+        Dropped("only tests set it"),
     ]
-    """The mamba states that the next step hands over, as in `StepOutput`."""
+    """`StepOutput.boundary_states` of the next step (mamba)."""
     computing: Annotated[
         list[ComputedRange],
         filled(lambda engine, names: each_compared(engine.computing, names)),
     ]
-    """The step that the device computes now."""
-    results: Annotated[list[StepResults], Remade(lambda _: [], "what the last action led to")]
-    """What the scheduler answered to the workers' reports, so far."""
-    plan: Annotated[TransferPlan, Remade(lambda _: TransferPlan(), "what the last action led to")]
+    """The step that is scheduled and not computed yet."""
+    results: Annotated[list[StepResults], Remade(lambda _: [], "an outcome of the last action")]
+    """The scheduler's answers to the workers' reports so far."""
+    plan: Annotated[TransferPlan, Remade(lambda _: TransferPlan(), "an outcome of the last action")]
     """The plan of the last step."""
     fresh: Annotated[list[int], Dropped("empty between two actions")]
-    """Device blocks that were taken since the last step."""
+    """Device blocks that were allocated since the last step."""
     notes: Annotated[RunNotes, Remade(lambda _: RunNotes(), "a world is loaded without events")]
-    """What the figures of its log must say."""
+    """The engine's own record of the run, to compare with the figures of its log."""
 
     def __init__(
         self,
@@ -211,7 +213,7 @@ class SmallEngine(SmallWorkers):
     # Requests.
 
     def arrive(self, request: SmallRequest) -> SmallRequest:
-        """Let a request arrive. Returns it."""
+        """Let a request arrive, and return it."""
         if request.request_id in self.requests:
             raise ValueError(f"request {request.request_id} has arrived before")
         self.requests[request.request_id] = request
@@ -220,7 +222,7 @@ class SmallEngine(SmallWorkers):
         return request
 
     def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
-        """End a request. Idempotent; legal at any time."""
+        """Finish a request. Idempotent; legal at any time."""
         blocks, decided = request.tables, len(self.log)
         had = frozenset(self.core.ledger.index) if self.checks_stores else frozenset()
         keep, _ = self.scheduler.request_finished(request, blocks, aborted=aborted)
@@ -246,7 +248,8 @@ class SmallEngine(SmallWorkers):
         request.tables = []
 
     def preempt(self, request: SmallRequest) -> None:
-        """Take the request's blocks at once. Without references, this step waits for the copies."""
+        """Preempt a running request: free its blocks at once. Without references, the next step waits for
+        copies that touch them."""
         if request.request_id not in self.running:
             return
         del self.running[request.request_id]
@@ -257,17 +260,17 @@ class SmallEngine(SmallWorkers):
         self.waiting.insert(0, request)
 
     def unfinished(self) -> bool:
-        """Whether a request is waiting or running: then the engine steps."""
+        """Whether a request is waiting or running. If so, the engine steps."""
         return bool(self.waiting or self.running)
 
     # One step.
 
     def step(self, *, accept: int | None = None, admit: bool = True, hand_on: bool = True) -> TransferPlan:
-        """Decide a step, start its copies, compute, and hand on the reports.
+        """Schedule a step, start its copies, compute, and pass on reports.
 
-        accept: how many of the matched tokens are accepted at most.
+        accept: the most matched tokens that are accepted; None for no limit.
         admit: whether waiting requests may be admitted.
-        hand_on: whether the reports that are there are handed on.
+        hand_on: whether the present reports are passed on to the scheduler.
         """
         new_blocks: dict[str, list[list[int]]] = {}
         scheduled: dict[str, int] = {}
@@ -326,7 +329,7 @@ class SmallEngine(SmallWorkers):
         if added is None:
             return
         if request.resumed:
-            # As in vLLM, which allocates for the next part of a session as for a request that waits.
+            # As in vLLM, which allocates for the next part of a session as for a waiting request.
             request.resumed = False
             self.scheduler.update_state_after_alloc(request, [list(table) for table in request.tables], 0)
         elif any(added):
@@ -339,7 +342,7 @@ class SmallEngine(SmallWorkers):
             for group, table in zip(self.groups, request.tables)
         ]
         while sum(lacking) > len(self.pool.queue):
-            victims = [one for one in self.running.values() if not one.loading]
+            victims = [running for running in self.running.values() if not running.loading]
             if not victims or victims[-1] is request:
                 return None
             self.preempt(victims[-1])
@@ -349,13 +352,14 @@ class SmallEngine(SmallWorkers):
         return added
 
     def take(self, count: int) -> list[int]:
-        """Take free blocks, to compute or load into."""
+        """Allocate free device blocks."""
         blocks = self.pool.take(count)
         leases = self.core.ledger.leases.words
         under_copy = [block for block in blocks if self.references and leases[block]]
         if under_copy:
             raise PropertyBroken(
-                Property.NO_REUSE_IN_FLIGHT, f"device blocks {under_copy} are taken, and a copy touches them"
+                Property.NO_REUSE_IN_FLIGHT,
+                f"device blocks {under_copy} are allocated while a copy touches them",
             )
         self.fresh += blocks
         return blocks
@@ -394,7 +398,7 @@ class SmallEngine(SmallWorkers):
                 scheduled[request.request_id] = tokens
 
     def _ask(self, request: SmallRequest, local: int) -> int | None:
-        """How many tokens the host has behind `local`. A scheduler that is not kvsm's may offer less."""
+        """The tokens to load after `local`; None: wait. Only kvsm's scheduler must offer the longest hit."""
         is_own = type(self.scheduler) in (OffloadScheduler, CheckedScheduler)
         expected = expected_answer(self.scheduler, request, request.cells, local) if is_own else None
         found, loads = self.scheduler.get_num_new_matched_tokens(request, local)
@@ -405,7 +409,7 @@ class SmallEngine(SmallWorkers):
         return found
 
     def _note_admission(self, request: SmallRequest, on_device: int, on_host: int) -> None:
-        """A request has got its blocks: what it had of them, if it reads the cache."""
+        """Record the admission of a request, with its hits, if it reads the cache."""
         if not request.skip_reading_prefix_cache:
             asked = request.num_tokens // self.config.alignment
             had = request.request_id, asked, on_device, on_host, request.admitted
@@ -421,17 +425,17 @@ class SmallEngine(SmallWorkers):
             raise PropertyBroken(Property.ONE_TOKEN_LEFT, message)
 
     def _check_match_is_over(self, request: SmallRequest) -> None:
-        """A match that got blocks holds no slots any more: its load does, or nobody."""
+        """Check that a request with device blocks pins no slots: its match is now a load, or released."""
         if self.core.ledger.requests[request.request_id].state is RequestState.MATCHED:
             message = f"request {request.request_id} has its blocks, and its match still holds slots"
             raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
 
     def _local(self, request: SmallRequest) -> tuple[int, list[list[int]]]:
-        """How many tokens of it the device has in all groups, and their blocks."""
+        """The request's device hit: its length in tokens, and the block table of each group."""
         if not self.prefix_cache or request.skip_reading_prefix_cache:
             return 0, [[] for _ in self.groups]
         keys = [
-            [one + group_suffix(index) for one in self._group_hashes(request, index)]
+            [hashed + group_suffix(index) for hashed in self._group_hashes(request, index)]
             for index in range(len(self.groups))
         ]
         lookup = HitSearch(self.config, 1, keys, 0)
@@ -446,7 +450,11 @@ class SmallEngine(SmallWorkers):
         return request.block_hashes[stride - 1 :: stride]
 
     def _allocate(self, hits: list[list[int]], end: int, total: int) -> list[list[int]] | None:
-        """As in vLLM: nothing is touched before there is enough room. None without room."""
+        """Block tables for tokens up to `total`; None without room, with nothing changed, as in vLLM.
+
+        hits: the tables of the device hit.
+        end: the end of the tokens that the device has or the load brings.
+        """
         tables = []
         for group, table in zip(self.groups, hits):
             first = first_read(group, end) // group.block_tokens
@@ -461,7 +469,7 @@ class SmallEngine(SmallWorkers):
         self.pool.touch(held)
         return [table + self.take(count) for table, count in tables]
 
-    # ComputedRange.
+    # Computing.
 
     def _ranges(self, scheduled: Mapping[str, int]) -> list[ComputedRange]:
         ranges = []
@@ -474,8 +482,8 @@ class SmallEngine(SmallWorkers):
         return ranges
 
     def _advance(self, scheduled: Mapping[str, int]) -> None:
-        """As in vLLM: tokens count as computed once their step is decided. A step that will sample has a
-        placeholder for the sampled token."""
+        """Count the scheduled tokens as computed, as vLLM does. A step that will sample adds a placeholder
+        for the sampled token."""
         for name, tokens in scheduled.items():
             request = self.requests[name]
             request.num_computed_tokens += tokens
@@ -483,18 +491,18 @@ class SmallEngine(SmallWorkers):
                 request.num_output_placeholders += 1
 
     def compute(self) -> None:
-        """Compute the step that was decided: read what is before, write, sample. Requests that are over or
-        preempted by now are computed too."""
+        """Compute the scheduled step: check the KV that it reads, write KV, sample. As on a device, it also
+        computes for requests that were finished or preempted after it was scheduled."""
         computing, self.computing = self.computing, []
-        for one in computing:
-            request, known = one.request, min(one.last, one.request.num_tokens)
-            self.read(one)
-            for token in range(one.first, known):
-                self.write(one, token, request.cells[token])
-            over = request.finished or request.tables is not one.owned
-            samples = one.last >= request.num_tokens and (over or request.num_output_placeholders > 0)
+        for step in computing:
+            request, known = step.request, min(step.last, step.request.num_tokens)
+            self.read(step)
+            for token in range(step.first, known):
+                self.write(step, token, request.cells[token])
+            over = request.finished or request.tables is not step.owned
+            samples = step.last >= request.num_tokens and (over or request.num_output_placeholders > 0)
             for draft in range(self.drafts if samples else 0):
-                self.write(one, one.last + draft, b"rejected")
+                self.write(step, step.last + draft, b"rejected")
             if over:
                 continue
             if samples:
@@ -505,12 +513,12 @@ class SmallEngine(SmallWorkers):
                 self.end_part(request)
 
     def end_part(self, request: SmallRequest) -> None:
-        """It has decoded all that was asked for. A session goes on with the next part of its prompt."""
-        if not request.go_on():
+        """All requested tokens are decoded: continue with the next part of a session, or finish."""
+        if not request.begin_next_part():
             self.finish(request)
 
     def _cache(self, request: SmallRequest, computed: int) -> None:
-        """Let its full blocks be found by their content."""
+        """Enter the request's full blocks, up to token `computed`, in the device's prefix cache."""
         for index, (group, table) in enumerate(zip(self.groups, request.tables)):
             for place, hashed in enumerate(self._group_hashes(request, index)):
                 end = (place + 1) * group.block_tokens
@@ -522,7 +530,7 @@ class SmallEngine(SmallWorkers):
     # Reports, resets, rest.
 
     def hand_on(self, count: int | None = None) -> StepResults:
-        """Give the workers' reports to the scheduler, and do what it says. count: only the first ones."""
+        """Pass reports to the scheduler, and apply its answer. count: the first ones only; None for all."""
         count = len(self.reports) if count is None else count
         reports, self.reports = self.reports[:count], self.reports[count:]
         self.notes.report(self.core.ledger, reports)
@@ -533,7 +541,7 @@ class SmallEngine(SmallWorkers):
         return results
 
     def take_results(self, results: StepResults) -> None:
-        """Do what the scheduler answered to reports. It says each thing once, so no answer may be dropped."""
+        """Apply the scheduler's answer. It contains each result only once, so none may be dropped."""
         self.results.append(results)
         for load in results.loads:
             request = self.requests[load.request]
@@ -545,7 +553,7 @@ class SmallEngine(SmallWorkers):
                 request.num_computed_tokens = load.num_computed_tokens
                 if load.good:
                     self._cache(request, load.num_computed_tokens)
-                    # vLLM allocates again for a request that goes on after its load.
+                    # vLLM calls this again for a request that continues after its load.
                     tables = [list(table) for table in request.tables]
                     self.scheduler.update_state_after_alloc(request, tables, 0)
                 elif load.lost or not self.config.resumable:
@@ -555,7 +563,7 @@ class SmallEngine(SmallWorkers):
             self.pool.free_blocks(self.sending.pop(name)[::-1])
 
     def _keep_lost(self, request: SmallRequest) -> None:
-        """Give nobody the blocks that a lost load may still write. With references the offload core does."""
+        """Never free blocks that a lost load may still write. With references the offload core holds them."""
         leases = self.core.ledger.leases.words
         held = [block for table in request.tables for block in table if block != NULL]
         lost = [block for block in held if leases[block] & STATE_MASK == LeaseState.RETIRED]
@@ -563,28 +571,28 @@ class SmallEngine(SmallWorkers):
             self.pool.touch(lost)
 
     def check_nothing_is_held(self) -> None:
-        """At rest device blocks are held only for lost copies, which may still write them."""
+        """Check at rest that device blocks are held only for lost copies, which may still write them."""
         retired = sum(word & STATE_MASK == LeaseState.RETIRED for word in self.core.ledger.leases.words)
         if sum(self.pool.references) > retired or len(self.sending) > retired:
             held = [block for block, count in enumerate(self.pool.references) if count]
-            message = f"device blocks {held} are held, and nobody has them"
+            message = f"device blocks {held} are held at rest, but no request has them"
             raise PropertyBroken(Property.ONE_RELEASE_PER_HOLD, message)
 
     def reset(self) -> bool:
-        """Empty the cache, on the device too as far as it is not in use."""
+        """Reset the cache, and forget the device's prefix cache."""
         self.pool.forget()
         self.notes.reset()
         return self.scheduler.reset_cache()
 
     def run(self, steps: int = 200) -> None:
-        """Step until nothing is left to do. Every copy ends in the step after it began."""
+        """Step until rest. Every copy ends in the step after it began. steps: the most steps."""
         for _ in range(steps):
             self.carry_out_all()
             self.hand_on()
             if not (self.unfinished() or self.scheduler.has_pending_work()):
                 return
             self.step()
-        waiting, running = [one.request_id for one in self.waiting], list(self.running)
+        waiting, running = [request.request_id for request in self.waiting], list(self.running)
         raise PropertyBroken(
             Property.PROGRESS, f"after {steps} steps requests {waiting} wait, and {running} run"
         )

@@ -1,4 +1,4 @@
-"""The device blocks of the small engine: references, the free queue, and what each block caches."""
+"""The device block pool of the small engine: references, the free queue, and the cached content of blocks."""
 
 from __future__ import annotations
 
@@ -11,21 +11,23 @@ from kvsm.properties import Property
 
 
 def _found(pool: SmallPool, names: Names) -> list[bool]:
-    """Whether each block is the one that is found by the key of its content."""
+    """For each block whether it is the block that the key of its content leads to."""
     found = set(pool.cached.values())
     return [block in found for block in names.blocks]
 
 
 @declared
 class SmallPool:
-    """A `DevicePool`. A block without references is in the queue, and keeps its content until it is taken."""
+    """A `DevicePool`. A block without references is in the queue, and stays cached until it is allocated."""
 
-    references: Annotated[list[int], Seen(lambda pool, names: [pool.references[one] for one in names.blocks])]
-    queue: Annotated[list[int], filled(lambda pool, names: [names.blocks[one] for one in pool.queue])]
+    references: Annotated[
+        list[int], Seen(lambda pool, names: [pool.references[block] for block in names.blocks])
+    ]
+    queue: Annotated[list[int], filled(lambda pool, names: [names.blocks[block] for block in pool.queue])]
     caches: Annotated[dict[int, bytes], filled(lambda pool, names: [*map(pool.caches.get, names.blocks)])]
     """Block -> the key of its content."""
     cached: Annotated[dict[bytes, int], filled(_found)]
-    """Key -> a block of that content."""
+    """Key -> the block that a lookup finds."""
 
     def __init__(self, size: int) -> None:
         self.references, self.queue = [0] * size, list(range(size))
@@ -57,7 +59,7 @@ class SmallPool:
         return iter(self.queue)
 
     def take(self, count: int) -> list[int]:
-        """Take blocks from the head of the queue, for new content."""
+        """Allocate blocks from the head of the queue. Their cached content is lost."""
         taken, self.queue = self.queue[:count], self.queue[count:]
         for block in taken:
             self.references[block] = 1
@@ -67,11 +69,11 @@ class SmallPool:
         return taken
 
     def cache(self, block: int, key: bytes) -> None:
-        """Let a full block be found by the key of its content."""
+        """Enter a full block in the prefix cache, unless it or its key is there already."""
         if block not in self.caches and key not in self.cached:
             self.caches[block], self.cached[key] = key, block
 
     def forget(self) -> None:
-        """Let no block be found any more."""
+        """Empty the prefix cache."""
         self.caches.clear()
         self.cached.clear()

@@ -1,6 +1,6 @@
-"""A request of the small engine: its tokens, their hashes, and what the KV of each token must be.
+"""A request of the small engine: its tokens, their hashes, and the expected KV of each token.
 
-The KV of a token is one cell, which names the token and all tokens before it. So a wrong copy shows when a
+The KV of a token is modelled by one cell: the hash of all tokens up to it. So a wrong copy is detected when a
 request reads it (correct bytes, S15).
 """
 
@@ -16,10 +16,10 @@ from kvsm.core.ledger.canonical import KEPT, Dropped, Seen, declared
 from kvsm.core.scheduler import GroupKind, KVCacheGroup
 
 Cell = bytes | None
-"""The KV of one token. None if nothing was ever written there."""
+"""The KV of one token; None if it was never written."""
 
 NULL = -1
-"""The null block: what a block table holds where there is no block."""
+"""The null block, which fills a block table where a group needs no block."""
 
 HASH_TOKENS = 4
 """Tokens that one block hash covers."""
@@ -27,17 +27,17 @@ HASH_TOKENS = 4
 
 @lru_cache(maxsize=1 << 12)
 def chain(previous: bytes, *parts: bytes) -> bytes:
-    """The hash of these parts behind `previous`."""
+    """The hash of `previous` followed by these parts."""
     return blake2b(previous + b"".join(parts), digest_size=32).digest()
 
 
 def decoded_token(request_id: str, place: int) -> int:
-    """The token that a request decodes at this place."""
+    """The token that a request decodes at this position."""
     return crc32(f"{request_id} {place}".encode())
 
 
 def first_read(group: KVCacheGroup, end: int) -> int:
-    """The first token that the layers of a group look at to compute the token at `end`."""
+    """The first token whose KV the layers of a group read to compute the token at `end`."""
     if group.kind is GroupKind.FULL:
         return 0
     if group.kind is GroupKind.CHUNKED_LOCAL:
@@ -46,7 +46,7 @@ def first_read(group: KVCacheGroup, end: int) -> int:
     return max(0, end + 1 - seen)
 
 
-_WISH = "a wish of the request, which never changes; the place of the request says which wish"
+_WISH = "constant for a request, which is named by its place among all requests"
 _FOLLOWS = "it follows from the tokens"
 
 
@@ -56,18 +56,18 @@ class SmallRequest:
 
     outputs: how many tokens it decodes.
     parameters: its `kv_transfer_params`.
-    skip_reading: whether it reads no cache (`skip_reading_prefix_cache`).
-    extras: what else decides its content, such as a LoRA adapter or a salt. It is in the hashes, as in vLLM.
-    parts: of a session, the tokens of the later parts of its prompt.
-    embeds: its prompt is given as embeddings, so its tokens do not say what its blocks hold.
+    skip_reading: whether it must not read the caches (`skip_reading_prefix_cache`).
+    extras: what its KV depends on besides tokens, such as a LoRA adapter or a salt; hashed as in vLLM.
+    parts: for a session, the tokens of the later parts of its prompt.
+    embeds: whether its prompt consists of embeddings, so that token ids do not identify its blocks' content.
     """
 
     cache_salt = lora_request = None
     mm_features = ()
 
     request_id: Annotated[str, Dropped("it is the place of the request among all requests")]
-    all_token_ids: Annotated[list[int], Seen(lambda one, _: one.num_tokens)]
-    """Which tokens these are follows from the request and their number."""
+    all_token_ids: Annotated[list[int], Seen(lambda request, _: request.num_tokens)]
+    """Compared by their number alone: the request and this number determine the ids."""
     num_prompt_tokens: Annotated[int, Dropped(_WISH)]
     outputs: Annotated[int, Dropped(_WISH)]
     num_computed_tokens: Annotated[int, KEPT]
@@ -76,19 +76,19 @@ class SmallRequest:
     skip_reading_prefix_cache: Annotated[bool, Dropped(_WISH)]
     extras: Annotated[bytes, Dropped(_WISH)]
     prompt_embeds: Annotated[bytes | None, Dropped(_WISH)]
-    parts: Annotated[list[tuple[int, ...]], Seen(lambda one, _: len(one.parts))]
+    parts: Annotated[list[tuple[int, ...]], Seen(lambda request, _: len(request.parts))]
     resumed: Annotated[bool, KEPT]
-    """Its next part has come, and it got no blocks for it yet."""
+    """Whether its next part has begun, but has no blocks yet."""
     block_hashes: Annotated[list[bytes], Dropped(_FOLLOWS)]
     cells: Annotated[list[bytes], Dropped(_FOLLOWS)]
-    """What the KV of each token must be."""
-    tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
-    """Its device blocks, by group."""
+    """The expected KV of each token."""
+    tables: Annotated[list[list[int]], Seen(lambda request, names: names.tables(request.tables))]
+    """Its block table for each group."""
     loading: Annotated[bool, KEPT]
-    admitted: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
+    admitted: Annotated[bool, Dropped("figures of a run; no decision reads it")]
     """Whether it has had blocks before."""
-    aborted: Annotated[bool, Dropped("it is there for tests")]
-    finished: Annotated[bool, Dropped("a request that is finished is compared as finished, and no further")]
+    aborted: Annotated[bool, Dropped("only tests read it")]
+    finished: Annotated[bool, Dropped("`SmallEngine.requests` compares it, and nothing else of the request")]
 
     def __init__(
         self,
@@ -124,13 +124,15 @@ class SmallRequest:
         return self.num_tokens - self.num_prompt_tokens >= self.outputs
 
     def sample(self) -> None:
-        """Decode one token. The request and the place decide which one."""
+        """Decode one token, which is determined by the request and the position."""
         self.all_token_ids.append(decoded_token(self.request_id, self.num_tokens))
         self.hash_tokens()
 
-    def go_on(self) -> bool:
-        """Take the next part of a session. Returns whether there is one. As in vLLM, what was sampled last
-        and not computed goes: the part takes its place."""
+    def begin_next_part(self) -> bool:
+        """Append the next part of a session's prompt. Returns False if there is none.
+
+        As in vLLM, the last sampled token, which was not computed, is replaced by the part.
+        """
         if not self.parts:
             return False
         computed = self.num_computed_tokens
@@ -147,7 +149,7 @@ class SmallRequest:
         self.hash_tokens()
 
     def hash_tokens(self) -> None:
-        """Hash the tokens that came since the last call."""
+        """Hash the tokens that were added since the last call."""
         for token in self.all_token_ids[len(self.cells) :]:
             previous = self.cells[-1] if self.cells else chain(b"", self.extras)
             self.cells.append(chain(previous, token.to_bytes(4, "big")))
@@ -155,5 +157,5 @@ class SmallRequest:
                 self.block_hashes.append(self.cells[-1])
 
     def cells_of(self, block: int, block_tokens: int) -> list[bytes]:
-        """What the block of this number must hold."""
+        """The expected KV of the block with this number."""
         return self.cells[block * block_tokens : (block + 1) * block_tokens]

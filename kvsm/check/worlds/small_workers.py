@@ -1,7 +1,7 @@
 """The workers of the small engine: the bytes in device and host memory, and the copies between them.
 
-Each worker carries out its part of a copy when it is told to, well or badly. Its report waits until it is
-handed on.
+A worker carries out its part of a copy when the world says so, well or badly. Its report is kept until the
+engine passes it on.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from kvsm.states.block import BlockState
 from kvsm.states.words import STATE_MASK
 
 TORN = b"torn"
-"""What memory holds while a copy is to write it, and after a copy that failed."""
+"""The content of memory that a copy in flight will write, or that a failed copy may have written."""
 
-COPY_ERROR = "it was told to fail"
-"""What a worker says of a copy that failed."""
+COPY_ERROR = "the world made it fail"
+"""The error that a worker reports of a failed copy."""
 
 
 class SmallCopy(msgspec.Struct):
@@ -38,32 +38,35 @@ class SmallCopy(msgspec.Struct):
 
 @declared
 class ComputedRange(msgspec.Struct):
-    """Tokens of a request that a step computes, into the blocks that it had when the step was decided."""
+    """The tokens `first` to `last` (exclusive) of a request, which a scheduled step computes."""
 
     request: Annotated[
         SmallRequest,
-        # A finished request is compared no further elsewhere; here its tokens are still looked at.
-        Seen(lambda one, names: (names.requests[one.request.request_id], one.request.num_tokens)),
+        # Of a finished request only this is compared: `compute` still reads its tokens.
+        Seen(lambda step, names: (names.requests[step.request.request_id], step.request.num_tokens)),
     ]
     first: Annotated[int, KEPT]
     last: Annotated[int, KEPT]
-    owned: Annotated[list[list[int]], Seen(lambda one, _: one.request.tables is one.owned)]
-    """The request's tables then. It has others now if it was preempted since: no more is asked."""
-    tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
-    """What they held then."""
+    owned: Annotated[list[list[int]], Seen(lambda step, _: step.request.tables is step.owned)]
+    """The request's `tables` when the step was scheduled. The request has another object if it was preempted
+    or finished since; only that is ever checked."""
+    tables: Annotated[list[list[int]], Seen(lambda step, names: names.tables(step.tables))]
+    """A copy of these tables from when the step was scheduled."""
 
 
 _UNREAD = frozenset(map(int, (BlockState.FREE, BlockState.EVICTED, BlockState.ALLOCATED, BlockState.RETIRED)))
 
 
 def of_each(cells: Sequence[list[Cell]], names: Names) -> Sequence[list[Cell]]:
-    """What the workers hold of one block, in the order of their names."""
+    """The cells of one block, for each worker in the order of their names."""
     return cells if names.keep_workers else [cells[worker] for worker in names.workers]
 
 
 def _host(workers: SmallWorkers, names: Names) -> list[Any]:
-    """Left out: free slots, planned ones and retired ones. They are written before they are read, or never
-    read."""
+    """The cells of each slot; None for a free, planned or retired slot.
+
+    Free and planned slots are written before they are read. Retired ones are never read.
+    """
     words, chunk = names.ledger.blocks.words, names.ledger.config.blocks_per_chunk
     return [
         None
@@ -74,7 +77,10 @@ def _host(workers: SmallWorkers, names: Names) -> list[Any]:
 
 
 def _copies(workers: SmallWorkers, names: Names) -> list[Any]:
-    """The ledger says what a live transfer copies. It does not know a copy that was given up."""
+    """Each copy, and the workers that have not carried it out.
+
+    The ledger has the blocks of a live transfer. For a copy that was given up they are added here.
+    """
     live = names.ledger.transfers
     return [
         (
@@ -97,23 +103,28 @@ def _given_up(job: TransferJob, names: Names) -> Any:
 
 
 def _reports(workers: SmallWorkers, names: Names) -> list[Any]:
-    """They may be handed on in any order. Reports of transfers that are over are refused, all alike."""
+    """The reports, sorted, because they may be passed on in any order.
+
+    Reports on ended transfers are equal to each other: each is rejected.
+    """
     live, transfers = names.ledger.transfers, names.transfers
     place = {worker: place for place, worker in enumerate(names.workers)}
     return sorted(
-        (transfers[one.transfer], place[one.worker], one.good) if one.transfer in live else (NOBODY, 0, False)
-        for one in workers.reports
+        (transfers[report.transfer], place[report.worker], report.good)
+        if report.transfer in live
+        else (NOBODY, 0, False)
+        for report in workers.reports
     )
 
 
 def _brought(workers: SmallWorkers, names: Names) -> list[int]:
-    """Only whether the epoch is an older one is asked."""
+    """The blocks that were loaded in an older epoch. No code reads more of `brought`."""
     epoch, brought = names.ledger.epoch, workers.brought
     return [place for block, place in names.blocks.items() if brought.get(block, epoch) < epoch]
 
 
 def copy_times(transfer: int, worker: int) -> tuple[int | None, int | None]:
-    """How long the copy of a worker was queued, and took (us). Some workers do not know."""
+    """(queued, copying) times of a worker's copy (us). Some reports have no times: (None, None)."""
     return (None, None) if transfer % 5 == 0 else (transfer % 7, 1 + worker)
 
 
@@ -126,9 +137,9 @@ class SmallWorkers:
     host: Annotated[list[list[list[Cell]]], Seen(_host)]
     copies: Annotated[dict[int, SmallCopy], filled(_copies)]
     reports: Annotated[list[WorkerReport], filled(_reports)]
-    """Not handed on yet."""
+    """Reports that the engine has not passed on yet."""
     brought: Annotated[dict[int, int], filled(_brought)]
-    """Device block -> epoch of the load that brought its content, until it is recomputed."""
+    """Device block -> epoch of the load into it, until it is recomputed."""
 
     def __init__(
         self, groups: Sequence[KVCacheGroup], device_blocks: int, host_places: int, workers: int
@@ -139,9 +150,11 @@ class SmallWorkers:
         self.copies, self.reports, self.brought = {}, [], {}
 
     def start(self, plan: TransferPlan, epoch: int, fresh: Iterable[int] = ()) -> None:
-        """Take a step's jobs. The transfers of `plan.flush` end here, before the step computes.
+        """Start the jobs of a step. The transfers of `plan.flush` are carried out before the step computes.
 
-        fresh: device blocks that have a new owner. Their bytes go, and so do the bytes that a job will write.
+        The targets of the jobs are marked as torn.
+
+        fresh: device blocks that have a new owner; their bytes are cleared.
         """
         for transfer in plan.flush:
             self.carry_out(transfer)
@@ -166,7 +179,7 @@ class SmallWorkers:
             self.carry_out(transfer)
 
     def carry_out(self, transfer: int, worker: int | None = None, *, good: bool = True) -> None:
-        """Let this worker do its part of a copy now, and report it. None: all workers that have not."""
+        """Let this worker carry out its part of a copy, and report it. None: all workers that have yet to."""
         copy = self.copies.get(transfer)
         if copy is None:
             return
@@ -179,7 +192,7 @@ class SmallWorkers:
             del self.copies[transfer]
 
     def _copy(self, job: TransferJob, worker: int, good: bool) -> None:
-        """Copy one worker's part. If it fails, half is copied and the next block is torn."""
+        """Copy one worker's part. A failed copy copies half of the blocks, and tears the next one."""
         pairs = list(zip(to_list(job.device_blocks), to_list(job.host_blocks), strict=True))
         whole = len(pairs) if good else len(pairs) // 2
         for number, (block, place) in enumerate(pairs[: whole + 1]):
@@ -190,14 +203,14 @@ class SmallWorkers:
             target[worker] = list(source[worker]) if number < whole else [TORN]
 
     def carry_out_all(self) -> None:
-        """Let all workers do their parts of all copies."""
+        """Let all workers carry out their parts of all copies."""
         for transfer in list(self.copies):
             self.carry_out(transfer)
 
-    def read(self, one: ComputedRange) -> None:
-        """Check that everything is there that its first token looks at."""
-        request, end = one.request, one.first
-        for index, (group, table) in enumerate(zip(self.groups, one.tables)):
+    def read(self, step: ComputedRange) -> None:
+        """Check all KV that the computation of the range's first token reads."""
+        request, end = step.request, step.first
+        for index, (group, table) in enumerate(zip(self.groups, step.tables)):
             if group.kind is GroupKind.MAMBA:
                 continue
             for token in range(first_read(group, end), end):
@@ -211,9 +224,9 @@ class SmallWorkers:
                         )
                         raise PropertyBroken(Property.CORRECT_BYTES, message)
 
-    def write(self, one: ComputedRange, token: int, cell: bytes) -> None:
-        """Write this token's cell in the blocks of every group. Cells behind it in a block go."""
-        for group, table in zip(self.groups, one.tables):
+    def write(self, step: ComputedRange, token: int, cell: bytes) -> None:
+        """Write a token's cell to its block in every group. Later cells of the block are dropped."""
+        for group, table in zip(self.groups, step.tables):
             place, offset = divmod(token, group.block_tokens)
             if group.kind is GroupKind.MAMBA or place >= len(table) or table[place] == NULL:
                 continue

@@ -1,4 +1,4 @@
-"""What must hold in the world of two tiers, and what its explorations can be asked to meet."""
+"""The requirements on the world of two tiers, and cases that its explorations can be required to meet."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from kvsm.properties import Property
 
 
 def _is_sound(world: TwoTierWorld) -> bool:
-    """Raises what is wrong."""
+    """Return True, or raise `PropertyBroken`."""
     world.check()
     return True
 
@@ -27,7 +27,7 @@ def _fetches(world: TwoTierWorld) -> bool:
     return world.tier.counts.from_disk > 0
 
 
-def _holds_what_came(world: TwoTierWorld) -> bool:
+def _holds_fetched_blocks(world: TwoTierWorld) -> bool:
     return bool(world.tier._fetches._matched)
 
 
@@ -60,16 +60,16 @@ def _retires(world: TwoTierWorld) -> bool:
     return world._retired_places > 0
 
 
-FROM_DISK = sometimes("from disk", "a block that the host has lost comes back from the disk", _fetches)
-HELD = sometimes("held", "a request holds what has come from the disk", _holds_what_came)
-ITS_TURN = sometimes("its turn", "a request waits for its turn to fetch", _waits_its_turn)
-NOT_STORED = sometimes("not stored", "a copy to the disk comes to nothing", _store_fails)
+FROM_DISK = sometimes("from disk", "a block that the host has evicted is fetched from the disk", _fetches)
+HELD = sometimes("held", "a request holds blocks that were fetched from the disk", _holds_fetched_blocks)
+ITS_TURN = sometimes("its turn", "a request must wait before its fetch can begin", _waits_its_turn)
+NOT_STORED = sometimes("not stored", "a copy to the disk fails or is given up", _store_fails)
 OVERTAKEN = sometimes(
-    "an overtaken copy", "a reset comes while a copy between host and disk is under way", _drains
+    "an overtaken copy", "a reset happens while a copy between host and disk is in flight", _drains
 )
-RESTARTED = sometimes("a restart", "another process finds what was stored on disk", _restarts_warm)
+RESTARTED = sometimes("a restart", "another process finds blocks on the disk", _restarts_warm)
 NOTHING_LEFT = sometimes(
-    "nothing is left", "another process believes none of the slots that were sealed", _restarts_cold
+    "nothing is left", "another process trusts none of the sealed slots on the disk", _restarts_cold
 )
 RETIRED = sometimes(
     "a retired place", "a copy to the disk is given up, and may still be carried out", _retires

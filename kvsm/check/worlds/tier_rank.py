@@ -1,9 +1,9 @@
-"""The memory of one rank in a world of two tiers: device blocks, host slots, and slots on disk that may lose
-what was not flushed.
+"""The memory of one rank in a world of two tiers: device blocks, host slots, and a disk that loses unflushed
+data.
 
-The disk is modelled as `kvsm.tiers.disk` writes it: a store first drops the slot, and seals it when all is
-written. A load proves what it finds before a byte of it counts. What recovery sees of a slot are the columns
-that `kvsm.tiers.disk.recovery` asks for, and the real `decide` judges them.
+The disk is modelled as `kvsm.tiers.disk` writes it: a store first marks the slot as not sealed, and seals it
+after its payload is written. A load checks header and payload before it counts as good. Recovery gets the
+slot headers as the columns of `kvsm.tiers.disk.recovery`, and the real `decide` judges them.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from kvsm.tiers.disk.formats import ERA_ID_BYTES, NO_ERA, SlotGeneration
 from kvsm.tiers.disk.recovery import CONDITIONS, RankScan
 
 Value = tuple[int, bytes] | None
-"""What a block holds: (epoch of the world, key). None: damaged bytes."""
+"""The content of a block: (epoch of the world, key); None for damaged or unknown bytes."""
 
 
 class DiskSlot(NamedTuple):
     """A slot on disk.
 
-    is_sealed: whether its header says that the payload is whole.
-    meaning: stands for its identity.
-    era: of its store.
+    is_sealed: whether its header says that the payload is complete.
+    meaning: models the identity in its header, which says how bytes are to be interpreted.
+    era: the era in which it was stored.
     """
 
     is_sealed: bool = False
@@ -44,7 +44,7 @@ EMPTY = DiskSlot()
 
 
 class CopyInFlight(msgspec.Struct):
-    """A copy that has left, and not ended. waits: ranks that have not ended it."""
+    """A submitted copy that has not ended. waits: ranks that have not ended it. failed: on some rank."""
 
     job: TransferJob
     waits: list[int]
@@ -52,11 +52,13 @@ class CopyInFlight(msgspec.Struct):
 
 
 class RankMemory:
-    """All memory of one rank. meaning: what its bytes mean in this process.
+    """All memory of one rank.
 
-    disk: as the system holds it; a killed process leaves this.
-    flushed: as the disk holds it; a power loss leaves this, or parts of what was written since.
-    expected: what each slot of the disk must be to be loaded, as this process knows it.
+    disk: the disk as the operating system sees it; it survives the end of the process.
+    flushed: the content that survives a power loss; any later write may be lost or torn.
+    expected: disk slot -> the generation that this process has stored or recovered there. A load of another
+        generation fails.
+    meaning: the identity of this process, to compare with `DiskSlot.meaning`.
     """
 
     def __init__(self, device: int, host: int, disk: Sequence[DiskSlot], meaning: int) -> None:
@@ -69,7 +71,7 @@ class RankMemory:
     # Copies between device and host.
 
     def copy(self, job: TransferJob, good: bool) -> None:
-        """Carry out a copy between device and host. A bad one leaves bytes that mean nothing."""
+        """Carry out a copy between device and host. A bad one leaves unknown bytes."""
         blocks, slots = map(listed, job.pairs())
         for block, slot in zip(blocks, slots):
             if job.direction is Direction.STORE:
@@ -80,14 +82,14 @@ class RankMemory:
     # Copies between host and disk.
 
     def begin(self, job: TransferJob) -> None:
-        """A copy has been submitted. A store drops its slots first."""
+        """A copy between host and disk is submitted. A store first marks its slots as not sealed."""
         if job.direction is Direction.STORE:
             for slot in listed(job.pairs()[1]):
                 self.disk[slot] = self.disk[slot]._replace(is_sealed=False)
                 self.expected.pop(slot, None)
 
     def end(self, job: TransferJob, life: int, good: bool) -> bool:
-        """A copy between host and disk ends. Returns whether it is good: a load proves all that it finds."""
+        """End a copy between host and disk. Returns whether it is good. A load checks each slot."""
         blocks, slots = map(listed, job.pairs())
         if job.direction is Direction.STORE:
             generation = SlotGeneration(life, job.transfer)
@@ -102,7 +104,7 @@ class RankMemory:
 
     def _is_proved(self, slot: int, key: bytes, era: bytes) -> bool:
         found = self.disk[slot]
-        # Bytes that mean nothing have another checksum than the header says.
+        # Damaged bytes (None) do not match the checksum in the header.
         return (
             found.is_sealed
             and found.value is not None
@@ -112,18 +114,21 @@ class RankMemory:
         )
 
     def flush(self) -> None:
-        """All that was written is on disk."""
+        """Flush all writes to the disk."""
         self.flushed = list(self.disk)
 
     def unflushed(self) -> int:
-        """How many slots a power loss may leave in another state."""
+        """The number of slots that a power loss may change."""
         return sum(now != before for now, before in zip(self.disk, self.flushed))
 
     # What a crash leaves.
 
     def after_power_loss(self, chosen: int) -> list[DiskSlot]:
-        """What a power loss leaves. Each slot that was written since the flush has its old state, its new
-        one, or the new header over bytes that mean nothing; digit n of `chosen` to the base 3 says which."""
+        """The disk after a power loss.
+
+        A slot that was written since the flush has its old state, its new state, or the new header with a
+        damaged payload. Digit n of `chosen` in base 3 chooses for the n-th such slot.
+        """
         left = []
         for now, before in zip(self.disk, self.flushed):
             if now != before:
@@ -134,7 +139,7 @@ class RankMemory:
         return left
 
     def scan(self, life: int) -> RankScan:
-        """What the headers of the slots say to the next process."""
+        """The headers of all slots, as the next process (number `life`) scans them."""
         columns = {
             "readable": [True] * len(self.disk),
             "used": [slot != EMPTY for slot in self.disk],

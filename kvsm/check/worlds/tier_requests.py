@@ -1,7 +1,7 @@
-"""The requests of the world of two tiers: they come, wait for blocks, hold them, load them, or leave.
+"""The requests of the world of two tiers: they arrive, wait for blocks, hold them, load them, or leave.
 
-An `OffloadScheduler` answers an engine in the same order: what a request waits for, what the disk can bring,
-what the host serves.
+Each call of `ask` proceeds in the order of `OffloadScheduler`: does the request wait for a transfer, which
+blocks can be fetched from the disk, which blocks does the host serve.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from kvsm.tiers import DiskTier
 
 
 class TierRequests:
-    """The requests of one process, for each prompt at most one.
+    """The requests of one process, at most one for each prompt.
 
-    host, tier: what they ask.
-    most: how many may wait at once. Others leave.
+    host, tier: the host's core and the disk tier.
+    most: how many requests may wait at once; others leave.
     """
 
     def __init__(self, host: Offloader, tier: DiskTier, most: int) -> None:
         self.host, self.tier, self._most = host, tier, most
         self.hits: dict[int, PendingHit] = {}
-        """The unfinished requests, by the number of their prompt: what each of them wanted last."""
+        """Prompt of an unfinished request -> its last hit."""
         self._number = 0
         self.notes = RunNotes()
-        """What the figures of the host's log must say."""
+        """The world's own record of the run, to compare with the figures of the host's log."""
 
     def ask(self, prompt: int, keys: Sequence[bytes], blocks: Sequence[int]) -> TransferJob | None:
-        """A request comes, or the one for this prompt asks again. Returns its load, with which it is over.
+        """Let the request for this prompt arrive or ask again. Returns its load, or None; a load finishes it.
 
-        keys: of the prompt.
-        blocks: the device blocks that are free. Without enough of them the request asks again later.
+        keys: the keys of the prompt.
+        blocks: the free device blocks. Without enough of them the request asks again later.
         """
         host, index = self.host, self.host.ledger.index
         if prompt in self.hits:
@@ -71,19 +71,19 @@ class TierRequests:
         return job
 
     def leave(self, prompt: int) -> bool:
-        """The request for this prompt is over. Returns whether there was one."""
+        """Finish the request for this prompt. Returns whether there was one."""
         hit = self.hits.pop(prompt, None)
         if hit is not None:
             self.host.finish(hit.request)
         return hit is not None
 
     def next_to_ask(self) -> int | None:
-        """The prompt of a request that waits for no transfer."""
+        """The prompt of a request that does not wait for a transfer; None if there is none."""
         waits = self.host.ledger.deferred
         return next((prompt for prompt, hit in self.hits.items() if hit.request not in waits), None)
 
     def served_by(self, transfer: int) -> list[PendingHit]:
-        """The hits that wait for this copy from the disk, because it brings some of their blocks."""
+        """The hits whose requests wait for this copy from the disk, which brings some of their blocks."""
         ledger = self.host.ledger
         brought = set(ledger.transfers[transfer].keys)
         return [
@@ -95,7 +95,7 @@ class TierRequests:
         ]
 
     def check_held(self, hits: Sequence[PendingHit]) -> None:
-        """What has come for these hits is held, so that it is still there when the requests load it."""
+        """Check that requests whose blocks are all on the host now pin them, so that they can load them."""
         ledger = self.host.ledger
         for hit in hits:
             slots = [ledger.index.get(key, -1) for key in hit.keys]

@@ -1,10 +1,10 @@
-"""What must hold in a world of two tiers at rest: nothing is in flight, and no action is left.
+"""Properties of a world of two tiers at rest, when no copy is in flight and no action is left.
 
-- No transfer is in flight, and no request waits: progress (S9).
-- An idle block of the host is on the disk, if the disk has as many slots as the host and takes stores: full
-  offload (S16). A block whose last copy to the disk has failed or was given up may lack until it is used
-  again. With write-back only those must be there that were used since they were stored, or that the host
-  evicts next. What a smaller disk holds is up to its policy.
+- No ledger has a transfer in flight, and no request waits: progress (S9).
+- Each idle block of the host is on the disk, if the disk has at least as many usable slots as the host and
+  accepts stores: full offload (S16). Excepted is a block whose last copy to the disk failed or was given up,
+  until it is used again. With write-back only blocks are required that were used since they were stored, or
+  that the host evicts next. Which blocks a smaller disk holds depends on its policy.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from kvsm.tiers import DiskTier, WritePolicy
 
 
 class TierRest:
-    """Notes what one process has used, and which copies have come to nothing.
+    """Checks these properties for one process, and records the keys that they depend on.
 
-    host, disk, tier: what it looks at.
+    host, disk: the cores of both tiers.
+    tier: the `DiskTier` between them.
     """
 
     def __init__(self, host: Offloader, disk: Offloader, tier: DiskTier) -> None:
@@ -32,10 +33,10 @@ class TierRest:
         self.used: set[bytes] = set()
         """Keys that were loaded since they were stored on the host."""
         self.failed: set[bytes] = set()
-        """Keys whose last copy to the disk came to nothing, and that were not used since then."""
+        """Keys whose last copy to the disk failed or was given up, and that were not used since then."""
 
     def stored(self, keys: Iterable[bytes]) -> None:
-        """The host has stored these keys, from the device."""
+        """The host has stored these keys from the device."""
         self.used.difference_update(keys)
         self.failed.difference_update(keys)
 
@@ -49,13 +50,13 @@ class TierRest:
         self.failed.update(keys)
 
     def state(self) -> tuple[list[bytes], ...]:
-        """What is compared: a key that the host lacks counts as new when it is stored again."""
+        """The state to compare. Keys that the host lacks are left out: storing them again resets them."""
         index, is_back = self.host.ledger.index, self.tier._writes is WritePolicy.BACK
         used = self.used.intersection(index) if is_back else ()
         return sorted(used), sorted(self.failed.intersection(index))
 
     def reset(self) -> None:
-        """Nothing of before counts."""
+        """Forget all keys, because the caches were reset."""
         self.used.clear()
         self.failed.clear()
 
@@ -65,7 +66,7 @@ class TierRest:
         if ledger.transfers or self.disk.ledger.transfers:
             raise PropertyBroken(Property.PROGRESS, "a transfer is in flight that no copy will ever end")
         for left in ledger.requests:
-            raise PropertyBroken(Property.PROGRESS, f"request {left} is left, and nobody will end it")
+            raise PropertyBroken(Property.PROGRESS, f"request {left} is left, and no action will end it")
         lacking = [key for key in self._due() if key not in self.failed and not tier.has(key)]
         if not lacking or not tier._places or not tier._health.read().takes_stores:
             return

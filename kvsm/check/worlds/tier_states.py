@@ -1,15 +1,16 @@
-"""The state of a world of two tiers: for people, each thing by its name; and to compare, as bytes.
+"""The state of a world of two tiers: described for people, and in a canonical form to compare.
 
-Worlds with one canonical form have one future. Both ledgers come to what their fields declare
+Worlds with equal canonical forms have equal futures. Both ledgers are compared as their fields declare
 (`kvsm.check.worlds.parts`). Beyond that:
 
-- Host slots are named as in a serving world (`kvsm.check.worlds.fingerprint`), and the places that stand for
-  the disk by their order. Disk slots keep their numbers, because recovery takes them in this order.
-- A block holds bytes of this epoch under some key, bytes of an older epoch, or bytes that mean nothing. No
-  epoch comes back, so the older ones are alike.
-- A slot on disk that is not sealed has no content: nothing makes it count again. The same holds for one of
-  another meaning.
-- Generations are compared with each other alone. So each comes to its place in their order.
+- Host slots are named as in a serving world (`kvsm.check.worlds.fingerprint`). The staging blocks for copies
+  to the disk, which the code calls places, are named by their order. Disk slots keep their numbers, because
+  recovery assigns them in this order.
+- A block holds bytes of a key from this epoch, bytes from an older epoch, or unknown bytes. No epoch comes
+  back, so all older ones are equal.
+- A disk slot that is not sealed counts as empty: no action makes it valid again. The same holds for a slot
+  with another meaning.
+- Generations are only compared with each other. So each is replaced by its position in their order.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 COMPARED = Dropped("`canonical_tiers` compares it")
 TOLD = Dropped("data for people")
-BOUND = Fixed("a world that is loaded puts in its own")
+BOUND = Fixed("a callback: a world that is loaded sets its own")
 
 declare(
     DiskTier,
@@ -77,11 +78,11 @@ declare(
 
 
 def describe_tiers(tier: DiskTier, era: DiskEra, ranks: Sequence[RankMemory]) -> dict[str, str]:
-    """Both ledgers, the copies between them, and the memory of each rank as far as it was written."""
+    """Describe both ledgers, the copies between them, and the written memory of each rank."""
     after = era.after
     seen = {"era": f"weights {era.weights}, after generation {after.number} of life {after.life}"}
     for name, core in (("host", tier.host), ("disk", tier.disk)):
-        seen |= {f"{name}: {thing}": told for thing, told in describe_ledger(core.ledger).items()}
+        seen |= {f"{name}: {thing}": text for thing, text in describe_ledger(core.ledger).items()}
     if tier._waiting:
         seen["keys that wait for the disk"] = ", ".join(map(render_key, tier._waiting))
     for copy in tier.copies.values():
@@ -93,8 +94,8 @@ def describe_tiers(tier: DiskTier, era: DiskEra, ranks: Sequence[RankMemory]) ->
             seen |= {f"{kind} {place} of rank {number}": _value(value) for place, value in written}
         for place, (slot, flushed) in enumerate(zip(rank.disk, rank.flushed)):
             if slot != EMPTY:
-                told = _slot(slot) + ("" if slot == flushed else ", not flushed")
-                seen[f"disk slot {place} of rank {number}"] = told
+                text = _slot(slot) + ("" if slot == flushed else ", not flushed")
+                seen[f"disk slot {place} of rank {number}"] = text
     return seen
 
 
@@ -105,14 +106,12 @@ def _slot(slot: DiskSlot) -> str:
 
 
 def _value(value: Value) -> str:
-    return (
-        "bytes that mean nothing" if value is None else f"bytes of {render_key(value[1])}, epoch {value[0]}"
-    )
+    return "unknown bytes" if value is None else f"bytes of {render_key(value[1])}, epoch {value[0]}"
 
 
 def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[Any]:
-    """What all that decides the future of this world comes to. renamed: False leaves host slots their
-    numbers."""
+    """The canonical form of all state that decides the world's future. renamed: False keeps the numbers of
+    host slots."""
     tier = world.tier
     host = _host_names(world, renamed)
     disk = _names(tier.disk, range(world.options.disk_slots), host.slots)
@@ -139,7 +138,7 @@ def canonical_tiers(world: TwoTierWorld, *, renamed: bool = True) -> Sequence[An
         len(tier._places),
         _health(tier._health, world._ticks),
         [min(left, world._left["most"]) for left in world._left.values()],
-        # A copy that a reset has overtaken still writes under its keys.
+        # A copy from before a reset still writes its keys to the disk.
         [_copy(one, host) for one in world._host_copies],
         [(*_copy(one, disk), one.job.keys) for one in world._disk_copies],
         [
@@ -160,7 +159,7 @@ def _copy(copy: CopyInFlight, names: Names) -> tuple[Any, ...]:
 
 
 def _fetches(fetches: Fetches, names: Names) -> Sequence[Any]:
-    """Who waits for what comes, and who holds what has come. A request that is over counts as none."""
+    """The requests that wait for fetches, and those that hold fetched blocks. Finished ones are left out."""
     known, requests = names.requests, names.ledger.requests
     return (
         [
@@ -180,7 +179,7 @@ def _hit(hit: PendingHit, names: Names) -> tuple[Any, ...]:
 
 
 def _host_names(world: TwoTierWorld, renamed: bool) -> Names:
-    """The names in the host's ledger: places of the disk come after the device blocks, in their order."""
+    """The names in the host's ledger. Places follow the device blocks, in their present order."""
     tier, ledger = world.tier, world.tier.host.ledger
     idle = lru_order(ledger)
     assert idle is not None, "a world of two tiers has the policy LRU"
@@ -209,14 +208,14 @@ def _names(core: Offloader, slots: Iterable[int], blocks: Mapping[int, int]) -> 
 
 
 def _health(health: HealthWatch, now: int) -> tuple[float, ...]:
-    """How many failures there were, and after too many of them when stores are tried again."""
+    """The number of failures; after too many of them, also when the disk is probed again."""
     if health._failures < FAILURES:
         return (health._failures,)
     return FAILURES, max(0.0, health._probe_at - now), health._pause_s, health._probes
 
 
 def _order_of_generations(world: TwoTierWorld, may_crash: bool) -> dict[SlotGeneration, int]:
-    """The place of each generation among those that may be compared."""
+    """Generation -> its position among all generations that may still be compared."""
     found = {world.era.after}
     for rank in world.ranks:
         slots = [*rank.disk, *(rank.flushed if may_crash else ())]
@@ -247,7 +246,7 @@ def _rank(
 
     reading: list[TransferJob] = [copy.job for copy in world._host_copies]
     return (
-        # What is in other device blocks is never read before it is written.
+        # Other device blocks are written before they are read.
         [
             value(rank.device[block])
             for job in reading

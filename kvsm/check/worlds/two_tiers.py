@@ -1,24 +1,24 @@
 """The world of two tiers: the cores of host and disk with the real `DiskTier` between them, and crashes.
 
 The world plays the engine, which stores and asks for prompts; the copies, which end in any order, well or
-badly; the disk, which loses what was not flushed; and the next process, which finds what is left. Recovery
-decides with the real `decide`, and the disk's core adopts what it finds.
+badly; the disk, which loses unflushed writes; and the next process, which recovers the disk with the real
+`decide`. The disk's core adopts the recovered blocks.
 
-Watched, besides all that a ledger shows:
+Checked, besides the ledgers' own properties:
 
-- both ledgers agree about each copy between them, and no place that stands for the disk is lost: conservation
-  (S1);
-- what can be read on a tier holds the bytes of its key, on every rank: correct bytes (S15);
+- both ledgers agree about each copy between them, and no place (a staging block for the disk) is leaked:
+  conservation (S1);
+- each readable block of a tier holds the bytes of its key on every rank: correct bytes (S15);
 - no slot that a copy touches is given to another block: no reuse in flight (S3);
-- what comes back after a crash was stored on every rank: publish after commit (S2);
-- what came from the disk for a request that waits is held until the request loads it: a match holds what it
+- each recovered block was stored on every rank: publish after commit (S2);
+- blocks that were fetched for a waiting request are held until the request loads them: a match holds what it
   counts (S7);
-- a copy that failed leaves its key on no tier to which it went: failure is not success (S6);
-- after a reset, with other weights or another meaning of the bytes, nothing of before comes back, from disk
-  either: no stale data (S14);
-- what was sealed and flushed is there after a crash, and the ledger holds what the scan has found: full
+- after a failed copy its target tier lacks the key: failure is not success (S6);
+- after a reset, or with other weights or another meaning of the bytes, no older block is readable, not even
+  from the disk: no stale data (S14);
+- each sealed and flushed block is recovered after a crash, and the ledger contains the recovered blocks: full
   offload (S16) and conservation (S1);
-- at rest nothing is in flight, nobody waits, and idle blocks of the host are on the disk (`TierRest`).
+- at rest nothing is in flight, no request waits, and the host's idle blocks are on the disk (`TierRest`).
 """
 
 from __future__ import annotations
@@ -51,28 +51,28 @@ from kvsm.tiers.disk.formats import SlotGeneration
 from kvsm.tiers.disk.recovery import decide
 
 PROMPTS = ((b"a", b"b"), (b"c", b"d"), (b"a", b"e"), (b"f",))
-"""What is asked for, as keys in prefix order."""
+"""The prompts, each as keys in prefix order."""
 
 _LIKELY = ("store", "store", "ask", "ask", "plan", "plan", "host", "host", "disk", "disk", "disk")
 
 
 class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a world of two tiers is, and how often something may go wrong in it. Raises `ConfigError`.
+    """The sizes and budgets of a world of two tiers. Raises `ConfigError`.
 
     host_slots, disk_slots: sizes of the tiers.
-    device_blocks: of the engine.
-    places: how many blocks may be on their way to the disk.
-    writes: when blocks go to the disk, a `WritePolicy`.
+    device_blocks: size of the engine's device pool.
+    places: how many blocks may be in flight to the disk.
+    writes: when blocks are copied to the disk, a `WritePolicy`.
     waiting: how many requests may wait at once, for a copy or for device blocks; others leave.
     defer_ticks: how long a request waits for a copy.
     ranks: 1 or 2.
-    prompts: how many different ones there are.
+    prompts: the number of different prompts.
     length: the most keys of a prompt.
-    failures: copies that fail.
-    losses: copies that are given up, and may be carried out later.
-    resets, crashes: how often.
-    damages: payloads that change on disk.
-    most: how many of all these things may happen; 0: no other limit than theirs.
+    failures: how many copies may fail.
+    losses: how many copies may be given up; they may still be carried out later.
+    resets, crashes: how often each may happen.
+    damages: how many payloads on disk may be damaged.
+    most: the limit for all these disturbances together; 0 for none.
     """
 
     host_slots: int = 3
@@ -103,10 +103,11 @@ class TwoTierOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TwoTierWorld:
-    """A `World`."""
+    """A `World` of two tiers."""
 
     check_every = 20
-    """Its own checks after each action say little about the ledgers."""
+    """Actions between two calls of `check`: few, because the checks after each action cover little of the
+    ledgers."""
 
     def __init__(self, options: TwoTierOptions) -> None:
         self.options = options
@@ -123,7 +124,7 @@ class TwoTierWorld:
         return RankMemory(self.options.device_blocks, self.options.host_slots, disk, self._meaning)
 
     def _start(self, kept: dict[bytes, int]) -> None:
-        """A process begins. kept: what recovery has found on disk."""
+        """Start a process. kept: key -> disk slot, the recovered blocks."""
         options = self.options
         config = host_config(
             OffloadConfig(
@@ -146,19 +147,19 @@ class TwoTierWorld:
         self._host_copies: list[CopyInFlight] = []
         self._disk_copies: list[CopyInFlight] = []
         self._late: list[tuple[str, list[int]]] = []
-        """What lost copies may still write: a part of the memory, and places in it."""
+        """("host" or "disk", slots) that a lost copy may still write."""
         self._retired_places = 0
         self._loads: dict[int, list[bytes]] = {}
 
     def parts(self) -> Sequence[object]:
-        """All objects that it is made of, in a fixed order."""
+        """All objects of the world, in a fixed order."""
         host, disk, tier = self.host, self.disk, self.tier
         below = [disk, disk.ledger, tier, tier._health, tier._fetches]
         return [self, self.requests, self.rest, host, host.ledger, self.log, *below]
 
     def bind(self) -> None:
-        """Let the tier ask this world, and no other. To be called after it was loaded."""
-        world = proxy(self)  # so that a world that is dropped is gone at once
+        """Point the tier's callbacks to this world. Call it after the world was loaded."""
+        world = proxy(self)  # no reference cycle: a dropped world is freed at once
         self.tier._void = lambda weights: world._begin_era(weights)
         self.tier._health._clock = lambda: float(world._ticks)
         self.tier.listen()
@@ -180,7 +181,7 @@ class TwoTierWorld:
         yield ("plan",)
         yield from (("leave", number) for number in self.requests.hits)
         if self.host.ledger.deferred or not self.tier._health.read().takes_stores:
-            yield ("tick",)  # nothing else waits
+            yield ("tick",)  # in other states a tick has no effect
         if self.may("crashes") and any(rank.unflushed() for rank in self.ranks):
             yield ("flush",)
         for name, copies in (("host", self._host_copies), ("disk", self._disk_copies)):
@@ -208,7 +209,7 @@ class TwoTierWorld:
         options = self.options
         kind = random.choice(_LIKELY) if random.random() < 0.85 else random.choice(tuple(_DO))
         if random.random() < 0.1 and any(len(one.waits) < options.ranks for one in self._disk_copies):
-            kind = "crash"  # when one rank has a block and another one has not
+            kind = "crash"  # while only one of two ranks has ended a copy
         if kind in ("store", "ask", "leave"):
             return kind, random.randrange(options.prompts)
         if kind in ("host", "disk"):
@@ -244,13 +245,13 @@ class TwoTierWorld:
         return True
 
     def may(self, name: str) -> bool:
-        """Whether a budget is left: "crashes"."""
+        """Whether something is left of a budget, as "crashes"."""
         return bool(self._left[name] and self._left["most"])
 
     # The engine.
 
     def _store(self, number: int) -> bool:
-        """The engine computes what the host lacks of a prompt, and the host stores it."""
+        """The engine computes the blocks of a prompt that the host lacks, and offers them."""
         if number >= self.options.prompts:
             return False
         keys = [key for key in PROMPTS[number][: self.options.length] if key not in self.host.ledger.index]
@@ -268,8 +269,8 @@ class TwoTierWorld:
         return self.host.ledger.seq != before
 
     def _ask(self, number: int) -> bool:
-        """A request for a prompt comes, or asks again. What only the disk has is fetched, and what the host
-        serves is loaded."""
+        """A request for a prompt arrives or asks again. Blocks that only the disk has are fetched, and blocks
+        on the host are loaded."""
         if number >= self.options.prompts:
             return False
         before = self.host.ledger.seq
@@ -325,9 +326,9 @@ class TwoTierWorld:
         return True
 
     def _begin_era(self, weights: str | None) -> None:
-        """What `DiskTier` calls: it is durable when this returns."""
+        """Begin an era, as a callback of `DiskTier`. The era is durable when this returns."""
         after = SlotGeneration(self.life, self.disk.ledger.seq)
-        name = b"%08d%08d" % after  # Not random: worlds that saw the same are equal.
+        name = b"%08d%08d" % after  # not random, so that worlds with the same actions are equal
         self.era = DiskEra(self.era.weights if weights is None else weights, after, name)
 
     # Copies.
@@ -378,7 +379,7 @@ class TwoTierWorld:
         self.requests.notes.copy(self.host.ledger.seq, way, count(job.device_blocks))
 
     def _check_failed(self, job: TransferJob) -> None:
-        """A failed copy leaves its keys nowhere: the disk has not got them, or is not trusted any more."""
+        """Check that after a failed copy no tier serves its keys. A failed load voids the disk's blocks."""
         is_load = job.direction is Direction.LOAD
         if not is_load:
             self.rest.not_stored(job.keys)
@@ -388,7 +389,7 @@ class TwoTierWorld:
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
     def _ending(self, copies: list[CopyInFlight], number: int, rank: int, good: int) -> CopyInFlight | None:
-        """The copy that ends now on this rank, with its failure counted; None if it cannot."""
+        """The copy that ends now on this rank, with a failure booked; None if it cannot end so."""
         if number >= len(copies) or rank not in copies[number].waits:
             return None
         copy = copies[number]
@@ -402,7 +403,7 @@ class TwoTierWorld:
         return copy
 
     def _lose(self, number: int) -> bool:
-        """The engine gives a copy up that may still be carried out."""
+        """The engine gives up a copy, which may still be carried out."""
         if number >= len(self._disk_copies) or not self._spend("losses"):
             return False
         job = self._disk_copies.pop(number).job
@@ -416,7 +417,7 @@ class TwoTierWorld:
         return True
 
     def _carry_out_late(self) -> bool:
-        """A lost copy writes now, bytes that mean nothing."""
+        """A lost copy writes now. Its bytes are modelled as unknown."""
         if not self._late:
             return False
         where, places = self._late.pop(0)
@@ -449,7 +450,7 @@ class TwoTierWorld:
         return True
 
     def _crash(self, kind: int, chosen: int) -> bool:
-        """The process is killed (0), the power is lost (1), or the next process means something else (2)."""
+        """End the process: it is killed (0), power is lost (1), or its successor has another identity (2)."""
         if kind > 2 or not self._spend("crashes"):
             return False
         promised = self._promised(power_loss=kind == 1)
@@ -479,7 +480,7 @@ class TwoTierWorld:
         return True
 
     def _promised(self, *, power_loss: bool) -> set[bytes]:
-        """What the disk's core can read, as far as this crash must leave it."""
+        """The readable keys of the disk that must survive this crash."""
         ledger = self.disk.ledger
         return {
             key
@@ -489,8 +490,8 @@ class TwoTierWorld:
         }
 
     def _check_stored(self, key: bytes, slot: int) -> None:
-        """What the disk serves is sealed on every rank. Its bytes are of this epoch, or they are damaged, and
-        then no load takes them."""
+        """Check a block of the disk: it is sealed on every rank, and holds bytes of this epoch or damaged
+        ones, which a load detects."""
         for number, rank in enumerate(self.ranks):
             if not rank.disk[slot].is_sealed or rank.disk[slot].key != key:
                 message = f"the disk serves {key!r}, and slot {slot} of rank {number} was not sealed with it"
@@ -500,7 +501,7 @@ class TwoTierWorld:
                 message = f"disk slot {slot} of rank {number} serves {key!r} and holds {value}"
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
 
-    # What holds.
+    # What must hold.
 
     def _watch(self) -> None:
         differing = disagreements(self.tier)
@@ -509,7 +510,7 @@ class TwoTierWorld:
         used = sum(len(copy.places) for copy in self.tier.copies.values())
         places = len(self.tier._places) + used + self._retired_places
         if places != self.options.places:
-            message = f"{places} places stand for the disk, of {self.options.places}"
+            message = f"{places} staging places for the disk exist, of {self.options.places}"
             raise PropertyBroken(Property.CONSERVATION, message)
         for key, slot in self.host.ledger.index.items():
             if self.host.ledger.readable(slot):
@@ -546,11 +547,11 @@ class TwoTierWorld:
         return None if asks is None else ("ask", asks)
 
     def describe(self) -> dict[str, str]:
-        """What can be seen of both tiers."""
+        """Describe both tiers for people."""
         return describe_tiers(self.tier, self.era, self.ranks)
 
     def fingerprint(self, *, renamed: bool = True) -> bytes:
-        """16 bytes: equal for worlds that behave alike from now on. renamed: see `canonical_tiers`."""
+        """16 bytes: equal for worlds with the same future behaviour. renamed: see `canonical_tiers`."""
         encoded = msgspec.msgpack.encode(canonical_tiers(self, renamed=renamed))
         return blake2b(encoded, digest_size=16).digest()
 

@@ -1,13 +1,14 @@
-"""The small engine, with more of what engines do.
+"""The small engine with more behaviour of real engines.
 
-- While a request decodes, drafts that are rejected rewrite its last tokens in the layers of a drafter. The
-  next step writes them again, and a request that ends has none (`KVCacheGroup.drafter`).
-- A session pauses until the next part of its prompt comes. Meanwhile it keeps its blocks.
-- A request may have the name of one that is over, whose blocks may not go yet.
+- While a request decodes, rejected drafts overwrite the KV of its last tokens in the layers of a drafter. The
+  next step writes the right KV again, and a finished request has no overwritten tokens
+  (`KVCacheGroup.drafter`).
+- A session pauses until the next part of its prompt arrives. Meanwhile it keeps its blocks.
+- A request may reuse the name of a finished one whose blocks may not be freed yet.
 - A step may preempt a request that it has just admitted, and give its blocks to others.
 
-It checks more, too: what each step stores (`kvsm.check.worlds.offered_chunks`), and, for no reuse in flight
-(S3), that no copy touches the blocks of a finished request when they may go.
+It also checks what each step stores (`kvsm.check.worlds.offered_chunks`), and that no copy touches the blocks
+of a finished request when they may be freed (no reuse in flight, S3).
 """
 
 from __future__ import annotations
@@ -27,12 +28,13 @@ from kvsm.properties import Property
 from kvsm.states.request import RequestState
 
 REJECTED = b"rejected"
-"""What a draft that was rejected has written."""
+"""The KV that a rejected draft has written."""
 
 
 @declared
 class WiderEngine(SmallEngine):
-    """A `SmallEngine` that drafts, pauses, and thinks again. Names are as there."""
+    """A `SmallEngine` with drafters, pausing sessions, reused names and reconsidered admissions. It takes the
+    same arguments."""
 
     paused: Annotated[
         dict[str, SmallRequest],
@@ -45,7 +47,7 @@ class WiderEngine(SmallEngine):
             lambda engine, names: [(names.requests[name], it.first) for name, it in engine.unverified.items()]
         ),
     ]
-    """Requests whose last tokens a draft has rewritten, with these tokens."""
+    """Request -> its last tokens, whose KV a draft has overwritten."""
     reconsiders: Annotated[bool, KEPT]
     """Whether this step preempts a request that it admits."""
     offered: Annotated[OfferedChunksBook, PART]
@@ -55,10 +57,10 @@ class WiderEngine(SmallEngine):
         self.paused, self.unverified = {}, {}
         self.reconsiders, self.offered = False, OfferedChunksBook()
 
-    # Names that are used again.
+    # Reused names.
 
     def arrive(self, request: SmallRequest) -> SmallRequest:
-        """Let a request arrive. Its name is new, or that of a request that is over."""
+        """Let a request arrive. Its name is new, or the name of a finished request."""
         earlier = self.requests.get(request.request_id)
         if earlier is not None and earlier.finished:
             del self.requests[request.request_id]
@@ -66,7 +68,7 @@ class WiderEngine(SmallEngine):
         return super().arrive(request)
 
     def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
-        """End a request. Its blocks may not go before those of earlier requests of its name."""
+        """Finish a request. Its blocks may not be freed before those of earlier requests of its name."""
         name = request.request_id
         self.verify(request)
         if request.finished:
@@ -82,12 +84,12 @@ class WiderEngine(SmallEngine):
             self.sending[name] = earlier + self.sending.get(name, [])
 
     def is_shadowed(self, request: SmallRequest) -> bool:
-        """Whether an earlier request of its name still loads. Until that ends nothing of it is stored."""
+        """Whether a load of an earlier request of its name is in flight. Until its end nothing is stored."""
         entry = self.core.ledger.requests.get(request.request_id)
         return entry is not None and entry.state is RequestState.FINISHED
 
     def take_results(self, results: StepResults) -> None:
-        """Do what the scheduler answered to reports."""
+        """Apply the scheduler's answer, after checking which blocks it frees."""
         live = self.core.ledger.transfers
         under_copy = {
             block
@@ -98,10 +100,10 @@ class WiderEngine(SmallEngine):
         for name in results.finished_sending:
             touched = under_copy.intersection(self.sending[name])
             if touched:
-                message = f"blocks of request {name} may go, and copies touch {sorted(touched)}"
+                message = f"blocks of request {name} may be freed, but copies touch {sorted(touched)}"
                 raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
-        # The end of a load may be told when its request waits for it no more.
-        brought = [one for one in results.loads if one.good and self.requests[one.request].loading]
+        # A load may end after its request has stopped waiting for it.
+        brought = [load for load in results.loads if load.good and self.requests[load.request].loading]
         super().take_results(results)
         for load in brought:
             if not self.requests[load.request].finished:
@@ -121,13 +123,13 @@ class WiderEngine(SmallEngine):
             self.finish(request)
 
     def next_part(self, request: SmallRequest) -> None:
-        """The next part of a session's prompt comes."""
+        """The next part of a paused session's prompt arrives."""
         self.verify(request)
         del self.paused[request.request_id]
-        request.go_on()
+        request.begin_next_part()
         self.running[request.request_id] = request
 
-    # A step that thinks again.
+    # A step that reconsiders an admission.
 
     def preempt(self, request: SmallRequest) -> None:
         self.verify(request)
@@ -137,60 +139,60 @@ class WiderEngine(SmallEngine):
     def _admit(self, scheduled: dict[str, int], accept: int | None) -> None:
         before = dict(self.running)
         super()._admit(scheduled, accept)
-        admitted = [one for name, one in self.running.items() if name not in before]
+        admitted = [request for name, request in self.running.items() if name not in before]
         if not self.reconsiders or not admitted:
             return
         given_up = admitted[-1]
         self.preempt(given_up)
         scheduled.pop(given_up.request_id, None)
-        # Others come first, so that they get its blocks.
+        # Move it to the end of the queue, so that other requests get its blocks.
         self.waiting.append(self.waiting.pop(0))
         super()._admit(scheduled, accept)
 
     # Drafts.
 
     def _cache(self, request: SmallRequest, computed: int) -> None:
-        """Let its full blocks be found by their content, except what drafts may still rewrite."""
+        """Enter full blocks in the prefix cache, except those that drafts may still overwrite."""
         if any(group.drafter for group in self.groups):
             computed = max(computed - self.drafts, min(computed, request.num_prompt_tokens))
         super()._cache(request, computed)
 
     def compute(self) -> None:
         computing = list(self.computing)
-        for one in computing:
-            self.verify(one.request)
+        for step in computing:
+            self.verify(step.request)
         super().compute()
-        for one in computing:
-            self._draft(one)
+        for step in computing:
+            self._draft(step)
 
-    def _draft(self, one: ComputedRange) -> None:
-        """Let drafts that are rejected rewrite the last tokens of the request, in the layers of a drafter."""
-        request = one.request
-        if request.finished or request.tables is not one.owned or one.last >= request.num_tokens:
+    def _draft(self, step: ComputedRange) -> None:
+        """Let rejected drafts overwrite the last tokens of the request, in the layers of a drafter."""
+        request = step.request
+        if request.finished or request.tables is not step.owned or step.last >= request.num_tokens:
             return
-        first = max(request.num_prompt_tokens, one.last - self.drafts)
-        if first >= one.last:
+        first = max(request.num_prompt_tokens, step.last - self.drafts)
+        if first >= step.last:
             return
         self.unverified[request.request_id] = ComputedRange(
-            request, first, one.last, one.owned, self._drafted_tables(request)
+            request, first, step.last, step.owned, self._drafted_tables(request)
         )
-        for token in range(first, one.last):
+        for token in range(first, step.last):
             self.write(self.unverified[request.request_id], token, REJECTED)
 
     def _drafted_tables(self, request: SmallRequest) -> list[list[int]]:
-        """The blocks that drafts may rewrite. What other requests may have found is not among them."""
+        """The block tables that drafts may overwrite, without cached blocks, which others may share."""
         return [
             [NULL if block in self.pool.caches else block for block in table] if group.drafter else []
             for group, table in zip(self.groups, request.tables)
         ]
 
     def verify(self, request: SmallRequest) -> None:
-        """Write again what drafts have rewritten."""
-        one = self.unverified.get(request.request_id)
-        if one is not None and one.request is request:
+        """Write the right KV of the request's tokens that drafts have overwritten."""
+        drafted = self.unverified.get(request.request_id)
+        if drafted is not None and drafted.request is request:
             del self.unverified[request.request_id]
-            for token in range(one.first, one.last):
-                self.write(one, token, request.cells[token])
+            for token in range(drafted.first, drafted.last):
+                self.write(drafted, token, request.cells[token])
 
     # What is stored.
 
@@ -203,12 +205,12 @@ class WiderEngine(SmallEngine):
         epoch = self.core.ledger.epoch
         done = super().reset()
         if self.core.ledger.epoch > epoch:
-            # A reset of an empty host is none. What the host has lost before is offered at the end.
+            # A reset of an empty host changes nothing: evicted chunks are still offered at the end.
             self.offered.forget()
         return done
 
     def _advance(self, scheduled: Mapping[str, int]) -> None:
-        """The plan of the step is there, and its tokens do not count yet."""
+        """Check the plan of the step before its tokens count as computed."""
         if self.checks_stores:
             check_head_of_queue(self)
             self.offered.check(self, scheduled)

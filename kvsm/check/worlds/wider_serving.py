@@ -1,8 +1,8 @@
 """The serving world around the wider engine (`kvsm.check.worlds.wider_engine`).
 
-Two more things happen: the next part of a session's prompt comes ("next"), and the engine steps, and preempts
-a request that this step admits ("reconsider", as often as `Budgets.preemptions` says). A request comes when
-no unfinished one has its name.
+It has two more actions: the next part of a session's prompt arrives ("next"), and the engine makes a step
+that preempts a request which it has just admitted ("reconsider", from the budget `Budgets.preemptions`). A
+request can arrive only while no unfinished request has its name.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from kvsm.core.ledger.canonical import FIXED, PART, declared
 
 
 class WiderOptions(ServingOptions, frozen=True, kw_only=True):
-    """As `ServingOptions`.
+    """`ServingOptions` with reused names.
 
-    names: how many names there are; requests take them in turn. 0: each request has its own.
+    names: the number of request names, which are used in turn; 0 gives each request its own name.
     """
 
     names: int = 0
@@ -28,7 +28,7 @@ class WiderOptions(ServingOptions, frozen=True, kw_only=True):
 
 @declared
 class WiderServing(ServingWorld):
-    """A `World`. It is checked often, because its own checks say less about the ledger."""
+    """A `World`. `check` is called often, because the checks after each action cover less of the ledger."""
 
     check_every = 20
     engine_class = WiderEngine
@@ -53,7 +53,7 @@ class WiderServing(ServingWorld):
     def actions(self) -> list[Action]:
         actions = super().actions()
         if not self._may_arrive():
-            actions = [one for one in actions if one != ("arrive",)]
+            actions = [action for action in actions if action != ("arrive",)]
         actions += [("next", place) for place in range(len(self.engine.paused))]
         if self.engine.waiting and self.left["preemptions"]:
             actions.append(("reconsider",))
@@ -66,7 +66,7 @@ class WiderServing(ServingWorld):
         return earlier is None or earlier.finished
 
     def draw(self, random: Random) -> Action:
-        """As there. Ends a run when the engine has nothing more to do."""
+        """Draw as `ServingWorld` does. Raises `IndexError`, which ends a run, when nothing is left to do."""
         action = super().draw(random)
         if action == ("step",) and not self.may_step():
             raise IndexError("nothing is left to do")
@@ -80,7 +80,7 @@ class WiderServing(ServingWorld):
     # What happens.
 
     def _do_arrive(self) -> bool:
-        # The earlier request of this name goes, and the host may still hold its blocks.
+        # The earlier request of this name is dropped, but the host may still hold its blocks.
         self.contents.update(self._expected())
         return self._may_arrive() and super()._do_arrive()
 

@@ -1,14 +1,14 @@
-"""The world of workers: real `Worker`s over real copy engines, on simulated devices that refuse some jobs.
+"""The world of workers: real `Worker`s with real copy engines, on simulated devices that refuse some jobs.
 
-The world plays the scheduler side. It starts plans on all ranks, with the transfers that each plan awaits:
-like an engine that counts no references it awaits what touches the blocks of the plan. It says which step of
-which device comes next, polls, changes copy engines and closes. Ranks may share a host pool as replicas.
+The world plays the scheduler side. It starts each plan on all ranks. Each plan awaits the live transfers that
+touch its blocks, as for an engine without block references. The world chooses which device makes the next
+step, polls, replaces copy engines and closes. Ranks may share a host pool as replicas. Checked:
 
 - each transfer is reported once by each rank, and at rest none is left: progress (S9);
-- a refused job is bad, and all others are good: failure is not success (S6);
-- a plan begins behind the end of what it awaits, and nothing unordered touches the same bytes: order of
+- a refused job is reported as bad, all others as good: failure is not success (S6);
+- a plan begins after the end of its awaited transfers, and accesses to the same bytes are ordered: order of
   copies (S12);
-- at rest all memory holds what the copies must have brought: correct bytes (S15).
+- at rest all memory holds the expected bytes: correct bytes (S15).
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ from kvsm.events import Direction, OffloadingEvent
 from kvsm.properties import Property
 
 UNKNOWN = -1
-"""The value of a block that a bad copy may have written."""
+"""The expected value of a block that a bad copy may have written."""
 
 
 class WorkerRanksOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a world is, and how much may happen in it.
+    """The sizes and budgets of a world of workers.
 
     replicas: whether the ranks share one host pool.
-    transfer_blocks: most blocks of one copy.
-    plans, refusals: how many.
+    transfer_blocks: the most blocks of one copy.
+    plans: how many plans are started at most.
+    refusals: how many of their jobs are refused at most.
     """
 
     ranks: int = 1
@@ -53,9 +54,10 @@ class WorkerRanksOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RefusingStreamEngine(StreamCopyEngine):
-    """Refuses the jobs that it is told to refuse, as an engine whose device is gone."""
+    """A `StreamCopyEngine` that can refuse jobs, as if its device were gone."""
 
     refuses = False
+    """Whether `submit` refuses now."""
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         if self.refuses:
@@ -64,7 +66,10 @@ class RefusingStreamEngine(StreamCopyEngine):
 
 
 class _Rank:
-    """One rank: its device, its worker, and what its memory must hold at rest."""
+    """One rank: its device, its worker, and the expected content of its device memory.
+
+    below: the copy engine of the device. `engine`, which the worker uses, may wrap it.
+    """
 
     def __init__(self, number: int, options: WorkerRanksOptions, host: np.ndarray[Any, Any]) -> None:
         count = options.device_blocks
@@ -77,17 +82,17 @@ class _Rank:
             self.engine = ReplicaCopyEngine(self.below, options.ranks, number)
         self.worker = Worker(number, self.engine)
         self.live: dict[int, bool] = {}
-        """Transfer that is not reported yet -> whether it must be good."""
+        """Unreported transfer -> whether its report must be good."""
         self.expected = self.memory[:, 0].astype(int).tolist()
 
     @property
     def sources(self) -> list[Any]:
-        """What may make a step."""
+        """The submitters and streams of the device, each of which can make a step."""
         return [*self.device.submitters, *self.device._streams]
 
 
 class WorkerRanksWorld:
-    """A `World`."""
+    """A `World` of the workers of all ranks."""
 
     events: tuple[OffloadingEvent, ...] = ()
     """Empty: there is no offload core here."""
@@ -106,13 +111,13 @@ class WorkerRanksWorld:
             _Rank(number, options, shared if options.replicas else host()) for number in range(options.ranks)
         ]
         self._hosts = [list(range(options.host_blocks)) for _ in self.ranks]
-        """What the host pool of each rank must hold at rest."""
+        """The expected content of each rank's host pool."""
         self._plans, self._refusals = options.plans, options.refusals
         self._transfers = 0
         self._jobs: dict[int, TransferJob] = {}
         self._closed = False
         self._silent: set[int] = set()
-        """Ranks that had nothing to report when they were asked last. Nothing has happened since."""
+        """Ranks whose last poll returned no report, with no step or new plan since."""
 
     # What may happen.
 
@@ -145,14 +150,14 @@ class WorkerRanksWorld:
                                 yield "start", store, block, slot, count, 1
 
     def draw(self, random: Random) -> Action:
-        """Half of the actions are steps of the devices."""
+        """Draw an action: mostly a step of a device."""
         steps = list(self._steps()) if random.random() < 0.6 else []
         if steps:
             return random.choice(steps)
         starts = list(self._starts()) if random.random() < 0.4 else []
         if starts:
             return random.choice(starts)
-        calls = [one for one in self._calls() if one[0] != "close" or random.random() < 0.02]
+        calls = [call for call in self._calls() if call[0] != "close" or random.random() < 0.02]
         return random.choice(calls)
 
     def do(self, action: Action) -> bool:
@@ -171,7 +176,7 @@ class WorkerRanksWorld:
         rank.device.run(SimulatedStep(rank.sources[source], place))
 
     def _do_start(self, store: int, block: int, slot: int, count: int, refused: int) -> None:
-        """A step of the engine: one job, which all ranks get. On the last rank it may be refused."""
+        """Start a plan of one job on all ranks. The last rank refuses the job if `refused` is 1."""
         self._silent.clear()
         self._plans -= 1
         self._refusals -= refused
@@ -179,7 +184,7 @@ class WorkerRanksWorld:
         direction = Direction.STORE if store else Direction.LOAD
         devices, hosts = tuple(range(block, block + count)), tuple(range(slot, slot + count))
         job = TransferJob(self._transfers, direction, devices, hosts)
-        awaited = tuple(id for id, one in self._jobs.items() if self._live(id) and _meet(one, job))
+        awaited = tuple(id for id, other in self._jobs.items() if self._live(id) and _overlap(other, job))
         self._jobs[job.transfer] = job
         plan = TransferPlan((), (job,), awaited) if store else TransferPlan((job,), (), awaited)
         for number, rank in enumerate(self.ranks):
@@ -202,11 +207,11 @@ class WorkerRanksWorld:
             elif not self.options.replicas:
                 host[slot] = UNKNOWN if is_bad else rank.expected[block]
             elif number == 0:
-                # One of the replicas writes a row. They hold the same, unless a load was refused on one.
-                values = {one.expected[block] for one in self.ranks}
+                # Only one replica writes a row. All hold the same bytes, unless one has refused a load.
+                values = {replica.expected[block] for replica in self.ranks}
                 value = values.pop() if len(values) == 1 and not refused else UNKNOWN
-                for one in self._hosts:
-                    one[slot] = value
+                for pool in self._hosts:
+                    pool[slot] = value
 
     def _do_poll(self, number: int) -> None:
         rank = self.ranks[number]
@@ -221,7 +226,7 @@ class WorkerRanksWorld:
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
     def _do_use(self, number: int) -> None:
-        """The worker changes its copy engine: exactly if all of its transfers are reported."""
+        """Replace a worker's copy engine, which must succeed exactly if all its transfers are reported."""
         rank = self.ranks[number]
         try:
             rank.worker.use(rank.engine)
@@ -235,7 +240,7 @@ class WorkerRanksWorld:
                 raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
 
     def _do_close(self) -> None:
-        """All transfers end, and then nothing touches memory any more."""
+        """Close all workers: all transfers must have ended then."""
         self._closed = True
         for number, rank in enumerate(self.ranks):
             rank.worker.close()
@@ -256,7 +261,7 @@ class WorkerRanksWorld:
                 raise PropertyBroken(Property.PROGRESS, message)
 
     def check(self) -> None:
-        """Compare memory at rest. Everything else is watched after each action."""
+        """Compare memory at rest. All other checks run after each action."""
         if any(rank.live or rank.device.backlog for rank in self.ranks):
             if self.wind_down() is None:
                 left = [sorted(rank.live) for rank in self.ranks]
@@ -273,7 +278,7 @@ class WorkerRanksWorld:
         step = next(self._steps(), None)
         if step is not None:
             return step
-        # A poll behind the last step of the device tells all that there is to tell.
+        # After the last step of a device one poll returns all of its reports.
         for number, rank in enumerate(self.ranks):
             if rank.live and number not in self._silent:
                 return "poll", number
@@ -287,19 +292,19 @@ class WorkerRanksWorld:
         }
 
     def fingerprint(self) -> bytes:
-        told = [(self.describe(), sorted(rank.live.items()), rank.device.backlog) for rank in self.ranks]
-        return blake2b(repr((told, self._plans, self._closed)).encode(), digest_size=16).digest()
+        state = [(self.describe(), sorted(rank.live.items()), rank.device.backlog) for rank in self.ranks]
+        return blake2b(repr((state, self._plans, self._closed)).encode(), digest_size=16).digest()
 
 
-def _meet(one: TransferJob, other: TransferJob) -> bool:
-    """Whether two jobs touch a device block or a host block in common."""
+def _overlap(one: TransferJob, other: TransferJob) -> bool:
+    """Whether two jobs have a device block or a host block in common."""
     return any(
         set(map(int, ours)) & set(map(int, theirs)) for ours, theirs in zip(one.pairs(), other.pairs())
     )
 
 
 def draw_worker_ranks(random: Random) -> WorkerRanksOptions:
-    """One or two ranks, which may share their host pool."""
+    """Draw options with one or two ranks, which may share their host pool."""
     ranks = random.choice((1, 1, 2))
     return WorkerRanksOptions(
         ranks=ranks, replicas=ranks > 1 and random.random() < 0.7, refusals=random.choice((0, 2))

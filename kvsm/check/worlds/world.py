@@ -1,12 +1,12 @@
-"""A world: real code among things that do nothing by themselves.
+"""A world: real code in surroundings that act only when a driver says so.
 
-Each move of an engine, a worker, a device or a client is an action, and a driver chooses it. So one world is
-explored (`kvsm.check.explore.explorer` takes every action in every state), walked at random
-(`kvsm.check.walks.walk`), driven by Hypothesis (`kvsm.testing`), and repeated action by action after a
-failure. A world checks itself, against reference books that share no code with the ledger.
+Each move of an engine, a worker, a device or a client is an action, and a driver chooses it. So the same
+world can be explored (`kvsm.check.explore.explorer` takes every action in every state), walked at random
+(`kvsm.check.walks.walk`), driven by Hypothesis (`kvsm.testing`), and replayed action by action after a
+failure. A world checks itself against reference books that share no code with the ledger.
 
-An action is a tuple of a name and small numbers. It names a request, a copy or a report by its place among
-those that exist now, never by an id. So a run stays a run when actions are left out.
+An action is a tuple of a name and small numbers. It names a request, a copy or a report by its position among
+the existing ones, never by an id. So a run is still valid after some of its actions are removed.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from kvsm.events import OffloadingEvent
 from kvsm.properties import Property
 
 Action = tuple[str | int, ...]
-"""What happens next: ("preempt", 0)."""
+"""A name and its numbers, as ("preempt", 0)."""
 
 
 class World(Protocol):
-    """What the checkers need. Two worlds in which the same actions happened are equal."""
+    """What the checkers need of a world. Worlds with the same options and the same actions are equal."""
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
-        """The events of its offload core so far; none if it keeps none."""
+        """The events of its offload core so far; empty if the world has no log."""
 
     def actions(self) -> list[Action]:
-        """All that may happen now, in an order that only earlier actions decide."""
+        """All actions that may happen now, in an order that depends on earlier actions alone."""
 
     def draw(self, random: Random) -> Action:
-        """One action that may happen now; likely ones are drawn more often. Cheaper than `actions`."""
+        """Draw one action that may happen now, common ones more often. Cheaper than `actions`."""
 
     def do(self, action: Action) -> bool:
-        """Let it happen. False, with nothing changed, if it cannot happen now.
+        """Carry out the action. Returns False, with nothing changed, if it cannot happen now.
 
-        Raises `PropertyBroken` if a property does not hold afterwards, as far as that is cheap to see. Any
-        other error is a finding too, for every call is legal (S8) here.
+        Raises `PropertyBroken` if a cheap check finds a broken property afterwards. Any other error is a
+        finding too, because all calls of a world are legal (S8).
         """
 
     def check(self) -> None:
@@ -53,18 +53,18 @@ class World(Protocol):
         None at rest."""
 
     def describe(self) -> dict[str, str]:
-        """What can be seen of it, for people: each thing by its name."""
+        """Describe the state for people: name of a thing -> what it holds or does."""
 
     def fingerprint(self) -> bytes:
-        """What matters for the future, with ids renamed. Worlds with one fingerprint have one future."""
+        """A hash of all state that decides the future, with ids renamed. Equal hash: equal future."""
 
 
 class Finding(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
-    """What went wrong.
+    """A broken property.
 
-    property: what is broken; a word of its own if the model is not about kvsm's properties.
-    message: what was seen.
-    place: the line that raised an error, "FILE:LINE"; empty if none did, or if it does not matter.
+    property: the property; a name of the model's own if the model is not about kvsm's properties.
+    message: what was observed.
+    place: the line that raised an error, "FILE:LINE"; empty without an error, or if its line is irrelevant.
     """
 
     property: Property | str
@@ -80,7 +80,7 @@ class Finding(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
 
 
 def finding_of(error: Exception) -> Finding:
-    """An error that a world raised, as a finding."""
+    """Convert an error that a world raised to a finding."""
     if isinstance(error, PropertyBroken):
         return Finding(error.property, error.message, error.place)
     if isinstance(error, IllegalTransition | InvalidEvent):

@@ -1,4 +1,4 @@
-"""What a world around another one takes from it as it is."""
+"""A base class for worlds around another world."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from kvsm.events import OffloadingEvent
 
 
 class WrappedWorld:
-    """Base of a `World` around another one. A subclass adds actions, in `actions`, `draw` and `do`.
+    """Base of a `World` around another one. A subclass adds actions in `actions`, `draw` and `do`.
 
-    world: the other one.
+    world: the inner world.
     """
 
     def __init__(self, world: World) -> None:
@@ -19,7 +19,7 @@ class WrappedWorld:
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
-        """The events of the world."""
+        """The events of the inner world."""
         return self.world.events
 
     def check(self) -> None:

@@ -1,9 +1,9 @@
-"""Messages between two engines as a broken or hostile peer sends them: wrong by type, by size, or by frame.
+"""Messages between two engines as a broken or hostile peer would send them: of wrong types, sizes or frames.
 
-Every field of a right message is left out, and is replaced by values of every type and of every size at which
-a number, a text or a list may break a reader. Then the message is cut, doubled, nested too deep, and framed
-with every wrong length. Some of these messages can be read all the same, but what is in them is not true:
-they come first, for they reach furthest.
+Each field of a valid message is left out, or replaced by values of every type and of sizes at the limits of
+numbers, texts and lists. The message is also truncated, doubled, nested too deep, and framed with wrong
+lengths. Some of these messages can be decoded all the same, with false content. They come first, because they
+reach more code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from kvsm.tiers.hand_over.peer_messages import (
 )
 
 WRONG = {"lie": (25, 260), "stray": (20, 400)}
-"""Kind of action -> a walk draws one of this many of its wrong messages: of the readable ones, or of all."""
+"""Kind of action -> (about how many wrong messages can be decoded, about how many there are). A walk draws
+from the first of these, or from all."""
 
 _NUMBERS = (-1, 0, 1, 1 << 31, IDS_END - 1, IDS_END, 1 << 33, TOKENS_END, (1 << 63) - 1, (1 << 64) - 1)
 _VALUES: tuple[Any, ...] = (
@@ -41,18 +42,18 @@ _VALUES: tuple[Any, ...] = (
     *([], [1], [[]], {}, {"m": "1"}, {"first": 0, "slots": []}),
 )
 _DEPTH = 20_000
-"""Of a list that is nested deeper than any reader goes."""
+"""The depth of a nested list that no reader follows to its end."""
 
 
 def wrong_messages(right: Question | Answer) -> list[bytes]:
-    """What may come in place of this message, as bytes on the wire. None of it equals the message."""
+    """Wrong messages in place of this one, as bytes on the wire. None equals the message."""
     content = msgspec.to_builtins(right, builtin_types=(bytes,))
     whole = _encoded(right)
-    contents = [one for one in map(_encoded, _changed(content)) if one != whole]
-    contents.sort(key=lambda one: not _can_be_read(one))
-    # The nested list stands in place of the last value, which takes one byte.
+    contents = [changed for changed in map(_encoded, _changed(content)) if changed != whole]
+    contents.sort(key=lambda changed: not _can_be_read(changed))
+    # The nested list replaces the last value, which takes one byte.
     deep = _encoded({**content, "more": 0})[:-1] + b"\x91" * _DEPTH + b"\0"
-    framed = [_framed(one) for one in (*contents, deep, whole[:-1], whole + b"\0", b"", b"\xc1")]
+    framed = [_framed(changed) for changed in (*contents, deep, whole[:-1], whole + b"\0", b"", b"\xc1")]
     lengths = (0, 1, len(whole) + 1, MOST_ANSWER_BYTES, MOST_ANSWER_BYTES + 1, IDS_END - 1)
     return [
         *framed,
@@ -63,7 +64,7 @@ def wrong_messages(right: Question | Answer) -> list[bytes]:
 
 
 def _changed(value: Any) -> Iterator[Any]:
-    """Values in place of this one: all others, and this one with one of its parts changed."""
+    """Values to replace this one: all of `_VALUES`, and the value itself with one of its parts changed."""
     yield from _VALUES
     if isinstance(value, dict):
         for name, part in value.items():
@@ -83,7 +84,7 @@ STRANGER = 1 << 30
 
 @cache
 def lies_about(num_tokens: int, spans: tuple[Span, ...]) -> tuple[bytes, ...]:
-    """Wrong answers to a claim. Most name slots that no pool has."""
+    """Wrong answers to a claim. Most offer slots that no pool has."""
     no_slot = 1 << 20
     groups = [
         OfferedGroup(span.first, tuple(range(no_slot, no_slot + span.last - span.first))) for span in spans
@@ -94,14 +95,15 @@ def lies_about(num_tokens: int, spans: tuple[Span, ...]) -> tuple[bytes, ...]:
 
 @cache
 def lies_at_the_end() -> tuple[bytes, ...]:
-    """Return wrong answers to `GiveBack`. Without `held=True`: a decode engine would believe that."""
-    wrong = [one for one in wrong_messages(GivenBack(held=False)) if one != packed(GivenBack(held=True))]
+    """Wrong answers to `GiveBack`, except `held=True`, which a decode engine cannot recognize as wrong."""
+    undetectable = packed(GivenBack(held=True))
+    wrong = [message for message in wrong_messages(GivenBack(held=False)) if message != undetectable]
     return (packed(Offered(16, ())), *wrong)
 
 
 @cache
 def strays_for(lease: str) -> tuple[bytes, ...]:
-    """Return questions of a peer that knows the name of a hand-over and not its prompt."""
+    """Questions of a peer that has the name of a hand-over but not its prompt."""
     claim, back = HandOverClaim(lease, b"a guess", HASH_TOKENS, {}), GiveBack(lease, read=True)
     return (packed(claim), packed(back), *wrong_messages(claim), *wrong_messages(back))
 

@@ -194,4 +194,4 @@ def test_blocks_that_may_go_too_early_are_seen(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(DeviceBlocks, "take_sent", lambda self: tuple(self.state.kept))
     property, message = broken(lambda: engine.hand_on(0))
     assert property is Property.NO_REUSE_IN_FLIGHT
-    assert message.startswith("blocks of request r may go")
+    assert message.startswith("blocks of request r may be freed")
