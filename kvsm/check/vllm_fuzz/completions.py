@@ -1,10 +1,10 @@
-"""Each end of an asynchronous transfer is told once, and only of a transfer that began.
+"""Check that each end of an asynchronous transfer is reported once, and only for a transfer that has begun.
 
 vLLM's `KVConnectorBase_V1` says: a connector that answers True to `request_finished` keeps the blocks of the
-request "until the request_id is returned from get_finished()". Each rank returns it once, after it was told
-that the request is finished. A load that vLLM has allotted blocks to is over when each rank has told it,
-once. vLLM counts the ranks by the name of the request. If one rank tells an end twice, vLLM believes the
-request's next transfer before all ranks have done it.
+request "until the request_id is returned from get_finished()". Each rank must return it once, after the rank
+was informed that the request is finished. A load for which vLLM has allocated blocks ends when each rank has
+reported it, once. vLLM counts reports by the name of the request. So if a rank reports an end twice, vLLM
+takes the request's next transfer as ended before all ranks have carried it out.
 """
 
 from __future__ import annotations
@@ -19,37 +19,39 @@ from kvsm.properties import Property
 
 
 class Completions:
-    """Hears of what began from the scheduler's side of a connector, and of what ended from each rank.
+    """Tracks transfers: their begin from calls of a connector's scheduler side, their ends from each rank.
 
-    connector: the scheduler's side. Its calls go through this object from now on.
+    connector: the scheduler side. Its methods are wrapped from now on.
     """
 
     def __init__(self, connector: Any, ranks: int) -> None:
         self._kept: dict[str, set[int]] = {}
-        """A request whose blocks the connector keeps -> the ranks that have told that it was sent."""
+        """Request whose blocks the connector keeps -> the ranks that have reported it as sent."""
         self._finished: list[set[str]] = [set() for _ in range(ranks)]
-        """The requests that each rank was told are finished."""
+        """[rank]: the requests that the rank was informed are finished."""
         self._loads: Counter[str] = Counter()
-        """Request -> how many asynchronous loads of it began."""
+        """Request -> the number of its asynchronous loads that have begun."""
         self._ends: list[Counter[str]] = [Counter() for _ in range(ranks)]
-        self._believed: Counter[str] = Counter()
-        """Request -> how many loads vLLM believes to have ended."""
+        """[rank]: request -> the number of its loads that the rank has reported as ended."""
+        self._vllm_ends: Counter[str] = Counter()
+        """Request -> the number of its loads that vLLM has reported as ended on all ranks."""
         self._answers_later: set[str] = set()
         """Requests whose last match is loaded asynchronously."""
-        for name, heard in (
+        for name, observe in (
             ("get_num_new_matched_tokens", self._matched),
-            ("update_state_after_alloc", self._allotted),
+            ("update_state_after_alloc", self._allocated),
             ("request_finished", self._request_finished),
             ("request_finished_all_groups", self._request_finished),
-            ("update_connector_output", self._believes),
+            ("update_connector_output", self._ended_for_vllm),
         ):
             if hasattr(connector, name):
-                setattr(connector, name, _heard(getattr(connector, name), heard))
+                setattr(connector, name, _observed(getattr(connector, name), observe))
 
-    def told(self, rank: int, finished: Iterable[str], output: Any) -> None:
-        """A rank ended a step with this `KVConnectorOutput`, or with None. Raises `PropertyBroken`.
+    def rank_reported(self, rank: int, finished: Iterable[str], output: Any) -> None:
+        """Check what a rank reports with a step. Raises `PropertyBroken`.
 
-        finished: the requests that it was told are finished, in this step.
+        finished: the requests that the rank was informed are finished, with this step.
+        output: the `KVConnectorOutput` of the rank, or None.
         """
         self._finished[rank].update(finished)
         if output is None:
@@ -57,38 +59,38 @@ class Completions:
         for name in output.finished_sending or ():
             if name not in self._kept:
                 raise _broken(
-                    f"rank {rank} tells that {name} was sent, and the connector does not keep its blocks"
+                    f"rank {rank} reports that {name} was sent, and the connector does not keep its blocks"
                 )
             if name not in self._finished[rank]:
                 raise _broken(
-                    f"rank {rank} tells that {name} was sent before it heard that {name} is finished"
+                    f"rank {rank} reports that {name} was sent before it was informed of the end of {name}"
                 )
             if rank in self._kept[name]:
-                raise _broken(f"rank {rank} tells twice that {name} was sent")
+                raise _broken(f"rank {rank} reports twice that {name} was sent")
             self._kept[name].add(rank)
         for name in output.finished_recving or ():
             self._ends[rank][name] += 1
             if self._ends[rank][name] > self._loads[name]:
                 raise _broken(
-                    f"rank {rank} tells the end of {self._ends[rank][name]} loads of request {name}, and "
+                    f"rank {rank} reports the end of {self._ends[rank][name]} loads of request {name}, and "
                     f"{self._loads[name]} began"
                 )
 
     def check_at_rest(self) -> None:
-        """Nothing that was promised is left to be told. Raises `PropertyBroken`."""
+        """Check at rest that no promised report is missing. Raises `PropertyBroken`."""
         ranks = len(self._ends)
-        for name, told in self._kept.items():
-            if len(told) < ranks:
+        for name, reported in self._kept.items():
+            if len(reported) < ranks:
                 raise _broken(
-                    f"the connector keeps the blocks of request {name}, and {len(told)} of {ranks} ranks "
-                    "have told that it was sent",
+                    f"the connector keeps the blocks of request {name}, and {len(reported)} of {ranks} ranks "
+                    "have reported that it was sent",
                 )
 
     def _matched(self, answer: Any, request: Any, *_: Any) -> None:
         tokens, later = answer
         (self._answers_later.add if tokens and later else self._answers_later.discard)(request.request_id)
 
-    def _allotted(self, _: Any, request: Any, _blocks: Any, num_external_tokens: int) -> None:
+    def _allocated(self, _: Any, request: Any, _blocks: Any, num_external_tokens: int) -> None:
         name = request.request_id
         if num_external_tokens and name in self._answers_later:
             self._answers_later.remove(name)
@@ -98,24 +100,26 @@ class Completions:
         if answer[0]:
             self._kept[request.request_id] = set()
 
-    def _believes(self, _: Any, output: Any) -> None:
+    def _ended_for_vllm(self, _: Any, output: Any) -> None:
         for name in output.finished_recving or ():
-            self._believed[name] += 1
-            if self._believed[name] > self._loads[name]:
+            self._vllm_ends[name] += 1
+            if self._vllm_ends[name] > self._loads[name]:
                 raise _broken(
-                    f"vLLM is told the end of {self._believed[name]} loads of request {name}, and "
+                    f"vLLM takes {self._vllm_ends[name]} loads of request {name} as ended, and "
                     f"{self._loads[name]} began"
                 )
 
 
-def _heard(call: Callable[..., Any], heard: Callable[..., None]) -> Callable[..., Any]:
+def _observed(call: Callable[..., Any], observe: Callable[..., None]) -> Callable[..., Any]:
+    """Wrap `call`: `observe` gets its answer and its arguments."""
+
     @wraps(call)
-    def through(*arguments: Any, **named: Any) -> Any:
+    def observed_call(*arguments: Any, **named: Any) -> Any:
         answer = call(*arguments, **named)
-        heard(answer, *arguments, **named)
+        observe(answer, *arguments, **named)
         return answer
 
-    return through
+    return observed_call
 
 
 def _broken(message: str) -> PropertyBroken:

@@ -1,4 +1,4 @@
-"""vLLM's configurations for a small engine without a model, and vLLM's scheduler made from them."""
+"""vLLM's configurations for a small engine without a model, and vLLM's scheduler for them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from kvsm.check.vllm_fuzz.shape import BLOCK_BYTES, BLOCK_TOKENS, MOST_TOKENS, S
 
 
 def changed(config: Any, **changes: Any) -> Any:
-    """A changed copy. (vLLM's configurations recompute their fields when they are constructed.)"""
+    """A copy with changed fields. (Constructing a new one would let vLLM recompute the fields.)"""
     changed = copy.copy(config)
     for name, value in changes.items():
         setattr(changed, name, value)
@@ -42,7 +42,7 @@ def changed(config: Any, **changes: Any) -> Any:
 
 @cache
 def hasher() -> Any:
-    """vLLM's hasher of blocks."""
+    """vLLM's block hasher."""
     init_none_hash(sha256)
     return get_request_block_hasher(BLOCK_TOKENS, sha256)
 
@@ -62,9 +62,9 @@ def make_config(
     kv_events: bool = False,
     mamba: bool = False,
 ) -> Any:
-    """vLLM's configuration.
+    """vLLM's configuration of an engine.
 
-    transfer: a `KVTransferConfig`. stages: pipeline stages. The others are as in `EngineShape`.
+    transfer: a `KVTransferConfig`. The other parameters are fields of `EngineShape`.
     """
     base = _base_config(stages, shards)
     return changed(
@@ -92,13 +92,15 @@ def make_config(
 
 
 def has_groups(transfer: Any) -> bool:
-    """Whether vLLM makes several KV cache groups with this connector, or all layers have full attention."""
+    """Whether vLLM allows several KV cache groups with this connector; else all layers use full attention."""
     return bool(KVConnectorFactory.supports_hma_config(transfer))
 
 
 def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:
-    """The configuration of the KV cache. windows: the sliding window of each group (tokens); 0: full
-    attention; `STATES`: mamba states."""
+    """The configuration of the KV cache.
+
+    windows: the sliding window of each group (tokens); 0 for full attention, `STATES` for mamba states.
+    """
     size = device_blocks * BLOCK_BYTES
     common = {"block_size": BLOCK_TOKENS, "num_kv_heads": 1, "head_size": 1, "dtype": torch.float32}
     kinds: dict[int, Any] = {
@@ -110,9 +112,9 @@ def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:
             mamba_cache_mode="align",
         ),
     }
-    specs = [kinds.get(one) or SlidingWindowSpec(**common, sliding_window=one) for one in windows]
+    specs = [kinds.get(window) or SlidingWindowSpec(**common, sliding_window=window) for window in windows]
     assert all(spec.page_size_bytes == BLOCK_BYTES for spec in specs)
-    # Groups overlap, as in vLLM: a block belongs to one group at a time.
+    # The groups share the memory, as in vLLM: a block belongs to one group at a time.
     names = [f"layer.{group}" for group in range(len(specs))]
     tensors = [KVCacheTensor(size, [name], layer_stride=size, block_stride=BLOCK_BYTES) for name in names]
     specs_of_groups = [KVCacheGroupSpec([name], spec) for name, spec in zip(names, specs)]
@@ -120,10 +122,10 @@ def make_kv_cache_config(device_blocks: int, windows: Sequence[int]) -> Any:
 
 
 def make_scheduler(config: Any, kv_cache: Any, most_steps: int, runner: int = 1) -> Any:
-    """vLLM's scheduler.
+    """Create vLLM's scheduler.
 
-    most_steps: how many steps may be in flight at once; vLLM must think so too.
-    runner: the version of vLLM's model runner that it serves, 1 or 2.
+    most_steps: how many steps may be in flight at once; checked against vLLM's own number.
+    runner: the version of vLLM's model runner, 1 or 2.
     """
     with patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=str(runner - 1)):
         if config.max_concurrent_batches != most_steps:
@@ -142,7 +144,7 @@ def make_scheduler(config: Any, kv_cache: Any, most_steps: int, runner: int = 1)
 
 @cache
 def _base_config(stages: int, shards: int) -> Any:
-    """vLLM's configuration of a small model; there is no model."""
+    """vLLM's configuration of a small model that does not exist."""
     size = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "vocab_size": VOCABULARY}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "max_position_embeddings": MOST_TOKENS}
     kind = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float32"}

@@ -1,4 +1,4 @@
-"""The connectors that a shape names, as vLLM's configuration."""
+"""vLLM's configuration of the connectors that a shape names."""
 
 from __future__ import annotations
 
@@ -15,46 +15,47 @@ from kvsm.check.vllm_fuzz.stand_ins import host_bytes
 from kvsm.errors import ConfigError, described
 
 _CHILDREN = "connectors"
-"""The option of vLLM's MultiConnector that lists the configurations of its children."""
+"""The option of vLLM's MultiConnector with the configurations of its children."""
 
 
 def transfer_config(shape: EngineShape) -> Any:
     """vLLM's configuration of the connector, and of its children if it is a MultiConnector.
 
-    Each has host memory for `host_blocks`, unless its options say how much. Raises `ConfigError` for a name
-    that vLLM does not know.
+    Each gets host memory for `host_blocks`, unless its options set the size. Raises `ConfigError` for an
+    unknown connector.
     """
     given = {"kv_connector": shape.connector, "kv_connector_extra_config": shape.extra}
     return KVTransferConfig(**_completed(given, shape), kv_load_failure_policy="recompute")
 
 
 def classes_of(transfer: Any) -> list[type]:
-    """The classes of the connectors: of the children if it is a MultiConnector."""
+    """The class of the connector, or the classes of its children if it is a MultiConnector."""
     children = transfer.kv_connector_extra_config.get(_CHILDREN)
     if not children:
         return [KVConnectorFactory.get_connector_class(transfer)]
-    return [KVConnectorFactory.get_connector_class(KVTransferConfig(**one)) for one in children]
+    return [KVConnectorFactory.get_connector_class(KVTransferConfig(**child)) for child in children]
 
 
 def faults_of(connector: str, extra: Mapping[str, Any]) -> tuple[str, ...]:
-    """The faults that this connector must survive. Raises `ConfigError` for a connector that is not there."""
+    """The faults that this connector must survive. Raises `ConfigError` for an unknown connector."""
     transfer = transfer_config(EngineShape(connector=connector, extra=dict(extra)))
     options = transfer.kv_connector_extra_config
-    children = [one.get("kv_connector_extra_config") or {} for one in options.get(_CHILDREN) or ()]
+    children = [child.get("kv_connector_extra_config") or {} for child in options.get(_CHILDREN) or ()]
     return survived_by(classes_of(transfer), children or [options])
 
 
 def serves_mamba(connector: str, extra: Mapping[str, Any]) -> bool:
-    """Whether vLLM starts a model with mamba layers and this connector: it must take several KV cache groups.
+    """Whether vLLM runs models with mamba layers with this connector: it must support several KV cache
+    groups.
 
-    Raises `ConfigError` for a connector that is not there.
+    Raises `ConfigError` for an unknown connector.
     """
     transfer = transfer_config(EngineShape(connector=connector, extra=dict(extra)))
-    return all(issubclass(one, SupportsHMA) for one in classes_of(transfer))
+    return all(issubclass(cls, SupportsHMA) for cls in classes_of(transfer))
 
 
 def _completed(given: Mapping[str, Any], shape: EngineShape) -> dict[str, Any]:
-    """A connector's configuration, with all that may be left out."""
+    """A connector's configuration, with defaults for absent fields."""
     name, extra = str(given.get("kv_connector")), dict(given.get("kv_connector_extra_config") or {})
     module = given.get("kv_connector_module_path")
     if name == "KvsmConnector":
@@ -76,7 +77,7 @@ def _completed(given: Mapping[str, Any], shape: EngineShape) -> dict[str, Any]:
             "package.module:Class"
         ) from error
     if isinstance(extra.get(_CHILDREN), list):
-        extra[_CHILDREN] = [_completed(one, shape) for one in extra[_CHILDREN]]
+        extra[_CHILDREN] = [_completed(child, shape) for child in extra[_CHILDREN]]
     else:
         extra.setdefault("cpu_bytes_to_use", host_bytes(connector, shape, extra))
     return configuration

@@ -1,4 +1,4 @@
-"""Which action happens next in a run, and the few actions of which all short schedules are made."""
+"""Draw the next action of a run, and define the small alphabet of the search of all short schedules."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ ALPHABET: dict[Action, str] = {
     ("reset", 1, 0): "operator",
     ("reset", 0, 1): "operator",
 }
-"""The actions of short schedules, and who takes each. Two prompts share nothing with each other, and each of
-them all but its last token with the next prompt of its family."""
+"""The actions of short schedules, each with its actor. The prompts of the two families share no tokens. Later
+prompts of a family share all tokens but the last one."""
 
 FAULT_ALPHABET: dict[Action, str] = {
     ("fail", 0, 0): "fault",
@@ -33,11 +33,11 @@ FAULT_ALPHABET: dict[Action, str] = {
     ("lose", 0, 1): "fault",
     ("slow",): "fault",
 }
-"""The faults of short schedules, as far as the connector must survive them."""
+"""The faults of short schedules, each with its actor. Used are those that the connector must survive."""
 
 
 def draw_action(shape: EngineShape, random: Random) -> Action:
-    """An action that may happen in an engine of this shape."""
+    """Draw an action for an engine of this shape."""
     kinds = [
         kind for kind in KINDS if kind not in shape.without and (kind not in FAULTS or kind in shape.faults)
     ]
@@ -62,8 +62,11 @@ def draw_action(shape: EngineShape, random: Random) -> Action:
 
 
 def _prompt(random: Random) -> tuple[int, int]:
-    """(how many tokens of its family a prompt has, how many of its own). A third of the prompts end at the
-    end of a block, or a token beside it; so does the shared part of as many."""
+    """(tokens shared with its family, tokens of its own) of a prompt.
+
+    A third of the prompts end at a block boundary, or one token before or after it. The same holds for the
+    shared parts.
+    """
     shared, own = random.randrange(_LONGEST_SHARED + 1), random.randint(1, _LONGEST_OWN)
     if random.random() < 1 / 3:
         shared = max(0, _near_block_end(shared, random))

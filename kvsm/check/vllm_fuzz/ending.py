@@ -1,16 +1,16 @@
-"""The end of a run: what is asked of an engine at rest, and how it is shut down.
+"""The end of a run: the checks of an engine at rest, and its shutdown.
 
 Three actions on the way to rest, in this order:
 
 =========  ====================================================================================
-probe      the published KV events are compared with what the device and the host have (S10)
-fill       new requests replace all that the host has. A fresh engine serves as many of their
-           blocks, or the host has lost slots (S4)
-shutdown   both sides are shut down: no error (S8), and their threads end (S9)
+probe      compare the published KV events with the content of device and host (S10)
+fill       replace all blocks of the host by those of new requests. If the host of a fresh
+           engine then has more of their blocks, host slots were lost (S4)
+shutdown   shut down both sides of the connector: no error (S8), and all threads end (S9)
 =========  ====================================================================================
 
-`probe` and `fill` change what a connector does next, as requests do. So they are actions: what happens after
-them in a run is told, and repeated, with them.
+Like any request, `probe` and `fill` change the state of a connector. So they are actions, and belong to the
+recorded run.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 FIRST_FILLER = VOCABULARY * 16
-"""A token that no request has."""
+"""A token that no other request contains."""
 
 THREAD_END_S = 1.0
-"""How long a thread may take to end after the shutdown."""
+"""The time within which a thread must end after the shutdown (s)."""
 
 
 class EndedEngine(Protocol):
-    """What the end needs of a world."""
+    """The parts of a world that its end uses."""
 
     shape: EngineShape
     scheduler: Any
@@ -61,9 +61,9 @@ class EndedEngine(Protocol):
 
 
 class Ending:
-    """The end of one engine.
+    """The end of one engine's run.
 
-    threads: those that ran before the engine was made.
+    threads: the threads that ran before the engine was created.
     """
 
     def __init__(self, engine: EndedEngine, threads: set[threading.Thread]) -> None:
@@ -78,11 +78,11 @@ class Ending:
         self.is_over = False
 
     def next(self) -> Action | None:
-        """What happens next at rest; None: nothing more."""
+        """The next action at rest; None after the shutdown."""
         return self._left[0] if self._left else None
 
     def probe(self) -> bool:
-        """Compare the published events with what is there. False if none are published."""
+        """Compare the published events with the content of device and host. False if none are published."""
         if self._events is None:
             return False
         self._done("probe")
@@ -97,7 +97,7 @@ class Ending:
         return True
 
     def _asked_of_all(self) -> list[AskedBlock]:
-        """What the connector matches of each request that there was, but of equal ones once."""
+        """The blocks of all requests of the run, with what the connector matches; equal requests once."""
         asked, known = list[AskedBlock](), set[bytes]()
         for name, request in list(self._engine.asked.items()):
             hashes = request.block_hashes[: (request.num_tokens - 1) // BLOCK_TOKENS]
@@ -107,15 +107,15 @@ class Ending:
         return asked
 
     def fill(self) -> bool:
-        """Replace all that the host has, and compare what it serves with a fresh engine."""
+        """Replace all blocks of the host, and compare how many of them it has with a fresh engine."""
         if not may_be_filled(self._engine.shape):
             return False
         self._done("fill")
         served, fresh = filled(self._engine), self._engine.filled_by_fresh()
         given_up = self._engine.lost_host_blocks
-        # In what is left of the host, a request must have room.
+        # The rest of the host may be too small for a single request.
         is_small = self._engine.shape.host_blocks - given_up < FILLED_BLOCKS
-        # With a sliding window, one block on the host may serve a whole prompt.
+        # With a sliding window, a match of a whole prompt may depend on a single block of the host.
         missing = given_up * (FILLED_BLOCKS if self._engine.shape.windows else 1)
         if served + missing < fresh and not is_small:
             lost = f" (up to {given_up} of them by copies that were given up)" if given_up else ""
@@ -127,7 +127,7 @@ class Ending:
         return True
 
     def shutdown(self) -> bool:
-        """Shut down both sides. Nothing can happen afterwards."""
+        """Shut down both sides of the connector. No action can follow."""
         self._left.clear()
         self.is_over = True
         with self._engine.calling("Scheduler.shutdown"):
@@ -135,7 +135,7 @@ class Ending:
         with self._engine.calling("a worker's shutdown"):
             for rank in self._engine.ranks:
                 rank.shutdown()
-        new = [one for one in threading.enumerate() if one not in self._threads]
+        new = [thread for thread in threading.enumerate() if thread not in self._threads]
         for thread in new:
             thread.join(THREAD_END_S)
             if thread.is_alive():
@@ -146,9 +146,9 @@ class Ending:
         self._left = [action for action in self._left if action[0] != kind]
 
     def _asked(self, name: str, like: Request) -> list[AskedBlock]:
-        """What the connector matches of a request like this one, with an answer as its prompt."""
+        """The blocks of a new request, whose prompt is this one's prompt and answer, and their matches."""
         engine = self._engine
-        # A match leaves a token to compute.
+        # Append a token, because a match always leaves one to compute.
         prompt = [*like.all_token_ids[: MOST_TOKENS - 1], 0]
         request = _request(f"probe{self._probes}", prompt, like.cache_salt, like.lora_request)
         self._probes += 1
@@ -160,9 +160,9 @@ class Ending:
 
 
 def filled(engine: EndedEngine) -> int:
-    """Serve new requests, one after the other; then ask how many blocks of them the host has."""
+    """Serve new requests, one after the other. Returns how many of their blocks the host has then."""
     with engine.calling("Scheduler.reset_prefix_cache"):
-        # Lazy stores take what the device is about to forget, and that would be older blocks for long.
+        # Otherwise lazy stores would go on storing older blocks, which the device reuses first.
         engine.scheduler.reset_prefix_cache()
     prompts = [[FIRST_FILLER + n] * (FILLED_BLOCKS * BLOCK_TOKENS + 1) for n in range(fillers(engine.shape))]
     for number, prompt in enumerate(prompts):
@@ -181,9 +181,10 @@ def filled(engine: EndedEngine) -> int:
 
 
 def _is_matched_alone(shape: EngineShape) -> bool:
-    """Whether the connector matches each block of a request's prefix that the host has.
+    """Whether the connector must match each block that the host has, regardless of other blocks.
 
-    A window needs other blocks besides. A block of a chunk may be there in the chunk of another prompt alone.
+    With a sliding window a match depends on several blocks. With chunks of several blocks, a block may be on
+    the host only as a part of another prompt's chunk.
     """
     return shape.windows_of_groups == (0,) and shape.extra.get("blocks_per_chunk", 1) == 1
 

@@ -1,19 +1,19 @@
-"""Published KV events beside what is true: folded, they must give what the device and the host have (S10).
+"""Check that the published KV events, folded, give the content of device and host (events are state, S10).
 
-vLLM does not say what a reader of its events may conclude. So the check reads them in every way that a router
-may, and complains only if all readings are wrong about a block:
+vLLM does not define how its events are to be folded. So the check folds them in every way that a router may
+choose, and fails only if all ways are wrong about a block:
 
-- A block that is stored twice and removed once is gone (the events are a set), or is there (they are counted:
-  vLLM's offloading events ask for this).
-- `AllBlocksCleared` names no medium. One from the device's pool clears the device alone, or the host as well.
-  One that the connector publishes clears what the connector has.
+- A block that was stored twice and removed once is gone (events of a set) or present (counted events, as
+  vLLM's offloading events require).
+- `AllBlocksCleared` names no medium. If the device's pool publishes it, it clears the device alone, or the
+  host as well. If the connector publishes it, it clears the connector's blocks.
 
-Events become true with a delay: vLLM publishes them at the end of a step. The check is made at rest, after
-what the next step would publish. What is true is asked of vLLM's block pool, and of the connector by requests
-that are never served (`host_probe.py`). That folded events give this state is kvsm's requirement, not vLLM's.
-Routers of requests have no other source.
+Events are delayed: vLLM publishes them at the end of a step. So the check is made at rest, and includes the
+events that the next step would publish. The real content comes from vLLM's block pool, and from the connector
+by requests that are never served (`host_probe.py`). That folded events equal the content is a requirement of
+kvsm, not of vLLM: a router has no other source.
 
-A connector that has published nothing in a run is not blamed: it need not publish.
+A connector that has published no event in a run is not checked, because publishing is optional.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 EventName = tuple[int, "bytes | int"]
-"""A block as events name it: its KV cache group, and its hash as vLLM publishes it."""
+"""A block as events name it: (KV cache group, block hash as vLLM publishes it)."""
 
 
 class EventReading:
-    """What a router believes that one place has.
+    """One way to fold the events of the device or the host: the set of blocks that a router would assume
+    there.
 
     counts: whether it counts how often a block was stored and removed.
-    is_cleared_by_device: whether the device's `AllBlocksCleared` clears this place.
+    is_cleared_by_device: whether the device's `AllBlocksCleared` applies.
     """
 
     def __init__(self, counts: bool, is_cleared_by_device: bool) -> None:
@@ -45,7 +46,7 @@ class EventReading:
         self._stored: Counter[EventName] = Counter()
 
     def take(self, event: Any) -> None:
-        """Fold an event of this place."""
+        """Fold an event."""
         if isinstance(event, AllBlocksCleared):
             self._stored.clear()
         elif isinstance(event, BlockStored):
@@ -58,12 +59,12 @@ class EventReading:
                     del self._stored[name]
 
     def names(self) -> set[EventName]:
-        """All blocks that are there."""
+        """The blocks that are present."""
         return set(self._stored)
 
 
 class PublishedEvents:
-    """The events that a scheduler publishes, by what they are about. Takes them where the scheduler does."""
+    """All readings of the events that a scheduler publishes. It wraps the methods that return the events."""
 
     def __init__(self, scheduler: Any) -> None:
         self._pool = scheduler.kv_cache_manager.block_pool
@@ -71,45 +72,47 @@ class PublishedEvents:
         self._take_of_device, self._take_of_host = self._manager.take_events, self._connector.take_events
         self._device = [EventReading(counts, True) for counts in (False, True)]
         self._host = [EventReading(counts, both) for counts in (False, True) for both in (False, True)]
-        self._spoke = False
+        self._host_has_published = False
         self._manager.take_events = self._device_events
         self._connector.take_events = self._host_events
 
     def check_device(self) -> None:
-        """The device's events give what vLLM's block pool has cached. Raises `PropertyBroken`."""
+        """Compare the device's events with the cached blocks of vLLM's pool. Raises `PropertyBroken`."""
         self._device_events()
         cached = {
             (get_group_id(key), maybe_convert_block_hash(get_block_hash(key)))
             for key in self._pool.cached_block_hash_to_block._cache
         }
         for name in _in_all(self._device) - cached:
-            raise _broken(f"the events say that the device has {_told(name)}, and vLLM's block pool lacks it")
+            raise _broken(f"the events say that the device has {_text(name)}, and vLLM's block pool lacks it")
         for name in cached - _in_any(self._device):
-            raise _broken(f"vLLM's block pool has {_told(name)}, and the events do not say so")
+            raise _broken(f"vLLM's block pool has {_text(name)}, and the events do not say so")
 
     def check_host(self, asked: Sequence[AskedBlock], is_whole: bool) -> None:
-        """The connector's events give what it matches. Raises `PropertyBroken`.
+        """Compare the connector's events with its matches. Raises `PropertyBroken`.
 
-        asked: what it matched, for each block that a request of this run has.
-        is_whole: whether a block that the host has is always matched: it alone decides.
+        asked: the blocks of the requests of this run, with what the connector matches.
+        is_whole: whether the connector must match each block that the host has.
         """
         self._host_events()
-        if not self._spoke:
+        if not self._host_has_published:
             return
-        said, maybe_said = _in_all(self._host), _in_any(self._host)
-        known: dict[EventName, AskedBlock] = {(0, maybe_convert_block_hash(one.hash)): one for one in asked}
-        for name, one in known.items():
-            if one.ends_a_match and name not in maybe_said:
+        surely_there, maybe_there = _in_all(self._host), _in_any(self._host)
+        known: dict[EventName, AskedBlock] = {
+            (0, maybe_convert_block_hash(block.hash)): block for block in asked
+        }
+        for name, block in known.items():
+            if block.ends_a_match and name not in maybe_there:
                 raise _broken(
-                    f"the connector matches {one.told} ({_told(name)}), and no event says that it has it"
+                    f"the connector matches {block.text} ({_text(name)}), and no event says that it has it"
                 )
         if not is_whole:
             return
-        for name in sorted(said, key=str):
+        for name in sorted(surely_there, key=str):
             found = known.get(name)
             if found is not None and found.is_matched is False:
                 raise _broken(
-                    f"the events say that the host has {found.told} ({_told(name)}), and the connector does "
+                    f"the events say that the host has {found.text} ({_text(name)}), and the connector does "
                     "not match it"
                 )
 
@@ -127,7 +130,7 @@ class PublishedEvents:
     def _host_events(self) -> list[Any]:
         events = list(self._take_of_host() or ())
         for event in events:
-            self._spoke = True
+            self._host_has_published = True
             for reading in self._host:
                 reading.take(event)
         return events
@@ -145,7 +148,7 @@ def _in_any(readings: Sequence[EventReading]) -> set[EventName]:
     return set.union(*[reading.names() for reading in readings])
 
 
-def _told(name: EventName) -> str:
+def _text(name: EventName) -> str:
     group, block_hash = name
     shown = block_hash.hex() if isinstance(block_hash, bytes) else f"{block_hash:016x}"
     return f"block {shown[-16:]} of group {group}"

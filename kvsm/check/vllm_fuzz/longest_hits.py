@@ -9,11 +9,11 @@ from kvsm.vllm.scheduler_side import SchedulerSide
 
 
 def watch_hits(connector: Any) -> None:
-    """Check each answer to `get_num_new_matched_tokens` from now on.
+    """Check each future answer of kvsm's connector to `get_num_new_matched_tokens`.
 
     Other connectors are not checked, nor engines with a disk tier, where a longer hit may exist.
 
-    connector: vLLM's connector on the scheduler's side.
+    connector: the scheduler side of a connector of vLLM.
     """
     side = getattr(connector, "_side", None)
     if isinstance(side, SchedulerSide) and side._disk is None:

@@ -1,10 +1,9 @@
-"""Copies that an engine may give up, the time that passes until then, and the memory that it loses by them.
+"""Copies that an engine may give up: the clock for their deadlines, and the memory that they cost.
 
-Time stands still in an engine, unless a copy was lost or the action `slow` comes. Then all of kvsm's
-deadlines read one clock. A copy may be given up if its report never comes, or if it was not reported in
-time. What it touches may be retired: host slots, and the device blocks that a load writes. All else
-must be there at the end of a run. Steps may overwrite the device blocks that a store reads after it was given
-up, because nobody reads what it stores.
+The clock stands still, unless a copy was lost or the action `slow` happens. All of kvsm's deadlines read it.
+A copy may be given up if it is never reported, or not in time. Then its host slots may be retired, and the
+device blocks that a load writes. All other blocks must be available at the end of a run. Steps may overwrite
+the device blocks that a given-up store still reads, because no request will read the stored bytes.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from kvsm.ids import listed
 from kvsm.vllm.deadlines import TransferDeadlines
 
 STEPS_UNTIL_TIMEOUT = 16
-"""How many actions `settle` it takes until a lost copy is overdue. A copy that is not lost is reported in
-fewer, even if `late` holds the report back."""
+"""The number of `settle` actions after which a lost copy is overdue. A copy that is not lost is reported
+earlier, even if `late` holds its report back."""
 
 SETTLING_A_LOSS = STEPS_UNTIL_TIMEOUT + 8
-"""How many more times an engine may settle for each lost copy."""
+"""How many more `settle` actions an engine may need for each lost copy."""
 
 _NULL_BLOCK = 0
 
@@ -33,23 +32,24 @@ class JobsOfRank(Protocol):
     """The jobs of one rank."""
 
     def at_risk(self) -> Iterator[tuple[int, TransferJob]]:
-        """Those that may be given up, each with the number of its copy engine."""
+        """(number of the copy engine, job) for each job that may be given up."""
 
-    def on_the_way(self) -> Iterator[TransferJob]:
-        """Those whose end the scheduler has not been told."""
+    def in_flight(self) -> Iterator[TransferJob]:
+        """The jobs whose end was not reported to the scheduler yet."""
 
     def time_passed(self) -> None:
-        """What is on the way may be overdue from now on."""
+        """Record which jobs in flight may be overdue now."""
 
 
 class LostCopies:
-    """The copies that one engine may have given up.
+    """The copies that one engine may have given up, and its clock.
 
-    timeout_s: how long a copy waits for its reports (s); 0: without a bound.
-    lost: how many copies are never reported.
-    began: since when the scheduler may wait for what is submitted now. That is when the step before was
-        scheduled: a worker of vLLM's OffloadingConnector begins stores one step later.
-    while_waiting: what happens elsewhere while a rank waits for a lost copy.
+    timeout_s: how long the engine waits for the reports on a copy (s); 0 for no limit.
+    lost: the number of copies that are never reported.
+    began: the earliest time from which the scheduler may be waiting for a job that is submitted now. This is
+        the time at which the previous step was scheduled: a worker of vLLM's OffloadingConnector begins
+        stores one step late.
+    while_waiting: called while a rank waits for a lost copy, to let other ranks proceed.
     """
 
     def __init__(self, shape: EngineShape) -> None:
@@ -59,70 +59,71 @@ class LostCopies:
         self._now = self.timeout_s = 0.0
         self.lost = 0
         self._scheduled: deque[float] = deque()
-        """When each step was scheduled that no rank has taken yet."""
+        """The times at which the steps were scheduled that the ranks have not executed yet."""
         self._latest = self.began = 0.0
         self.while_waiting: Callable[[], None] = lambda: None
 
     def watch(self, rank: JobsOfRank) -> None:
-        """A rank of this engine."""
+        """Add a rank of the engine."""
         self._ranks.append(rank)
 
     def clock(self) -> float:
-        """The time (s)."""
+        """The present time (s)."""
         return self._now
 
     def give_clock_to(self, connector: Any) -> None:
-        """Let the scheduler's side of a connector, or of its children, read this clock."""
+        """Let the deadlines of a connector's scheduler side, and of its children, read this clock."""
         for deadlines in _deadlines_of(connector):
             deadlines.clock = self.clock
             self.timeout_s = max(self.timeout_s, deadlines.timeout_s)
 
     def scheduled(self) -> None:
-        """A step is scheduled."""
+        """Record that a step is scheduled."""
         self._scheduled.append(self._now)
 
     def executing(self) -> None:
-        """The ranks take the oldest step."""
+        """Record that the ranks execute the oldest scheduled step."""
         self.began, self._latest = self._latest, self._scheduled.popleft()
 
     def is_overdue(self, began: float) -> bool:
-        """Whether a copy that began at this time may be given up."""
+        """Whether a copy that began at this time may be given up by now."""
         return 0 < self.timeout_s <= self._now - began
 
     def settle(self) -> None:
-        """A step is taken. If a copy was lost, some time passes in it."""
+        """Let some time pass in a step, if a copy was lost."""
         if self.lost:
             self._pass_time(self.timeout_s / STEPS_UNTIL_TIMEOUT)
 
     def wait(self) -> None:
-        """A rank waits for a copy, and nothing else happens on it."""
+        """Let time pass while a rank waits for a copy. Other ranks proceed."""
         self.while_waiting()
         self._pass_time(self.timeout_s / STEPS_UNTIL_TIMEOUT)
 
     def time_out(self) -> bool:
         """Let `transfer_timeout_s` pass.
 
-        False if nobody has such a bound, if too much would be lost, or if there are steps that no rank has
-        taken: what they copy is not known yet.
+        Returns False if no connector has such a limit, if no job is in flight, if too many blocks would be
+        lost, or if the ranks have not executed a scheduled step, whose copies are not known yet.
         """
-        on_the_way = [job for rank in self._ranks for job in rank.on_the_way()]
-        if not self.timeout_s or self._scheduled or not on_the_way or not self._may_lose(on_the_way):
+        in_flight = [job for rank in self._ranks for job in rank.in_flight()]
+        if not self.timeout_s or self._scheduled or not in_flight or not self._may_lose(in_flight):
             return False
         self._pass_time(self.timeout_s)
         return True
 
     def lose(self, job: TransferJob) -> bool:
-        """Whether this copy is lost. Not if the rest of the device were too small for the largest request."""
+        """Lose this copy, unless the other device blocks were too few for the largest request then. Returns
+        whether it is lost."""
         is_lost = self._may_lose([job])
         self.lost += is_lost
         return is_lost
 
     def device_blocks(self) -> set[int]:
-        """Device blocks that a load may still write although it was given up."""
+        """The device blocks that given-up loads may still write."""
         return _written(job for rank in self._ranks for _, job in rank.at_risk())
 
     def num_host_blocks(self) -> int:
-        """How many host blocks may be retired."""
+        """The number of host blocks that may be retired."""
         slots = {
             (engine, host // self._chunk)
             for rank in self._ranks
@@ -146,7 +147,7 @@ def _written(jobs: Collection[TransferJob] | Iterator[TransferJob]) -> set[int]:
 
 
 def _deadlines_of(connector: Any) -> Iterator[TransferDeadlines]:
-    """Those of kvsm's connectors."""
+    """The deadlines of kvsm's connectors."""
     for one in getattr(connector, "_connectors", None) or [connector]:
         deadlines = getattr(getattr(one, "_side", None), "deadlines", None)
         if isinstance(deadlines, TransferDeadlines):

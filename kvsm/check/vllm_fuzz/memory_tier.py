@@ -1,8 +1,8 @@
-"""A second tier for vLLM's TieringOffloadingSpec that needs no disk, no threads and no time.
+"""A second tier for vLLM's TieringOffloadingSpec, in memory, without threads and clocks.
 
 Name it in `secondary_tiers` as {"type": "MemoryTier", "module_path": "kvsm.check.vllm_fuzz.memory_tier"}.
 Copies end in order, each `steps` steps after it began. With `fails_every` 3, each third copy fails after half
-of its blocks, and the tier forgets what it could not read, as vLLM's own tiers do.
+of its blocks, and the tier drops the chunks that it could not read, as vLLM's own tiers do.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from vllm.v1.kv_offload.tiering.base import JobResult, SecondaryTierManager, Tra
 class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
     """Keeps the bytes of chunks by key.
 
-    steps: how many polls a copy takes. fails_every: which copies fail; 0: none.
-    loaded: how many chunks it has given back.
+    steps: the number of polls until a copy ends.
+    fails_every: each copy whose number is a multiple of this fails; 0 for none.
+    loaded: the number of chunks that it has loaded to the host.
     """
 
     medium: ClassVar[Medium] = Medium.STORAGE
@@ -30,13 +31,13 @@ class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
         self._size = self.block_size_bytes
         self._kept: dict[bytes, bytes] = {}
         self._asked: set[tuple[str, bytes]] = set()
-        """Each request hears the answer about a key in the second step in which it asks."""
+        """(request, key) that was looked up before. The first lookup is always answered with RETRY."""
         self._jobs: list[tuple[int, TransferJob]] = []
-        """(polls left, job), the oldest first."""
+        """(polls left, job), oldest first."""
         self._ended = self.loaded = 0
 
     def lookup(self, key: Any, req_context: Any) -> LookupResult:
-        """Whether the key is here."""
+        """Whether the tier has the key; RETRY at the first lookup by a request."""
         question = (req_context.req_id, key)
         if question not in self._asked:
             self._asked.add(question)
@@ -44,15 +45,15 @@ class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
         return LookupResult.HIT if key in self._kept else LookupResult.MISS
 
     def submit_store(self, job_metadata: TransferJob) -> None:
-        """Begin to keep chunks."""
+        """Begin to store chunks."""
         self._jobs.append((self._steps, job_metadata))
 
     def submit_load(self, job_metadata: TransferJob) -> None:
-        """Begin to give chunks back."""
+        """Begin to load chunks to the host."""
         self._jobs.append((self._steps, job_metadata))
 
     def get_finished_jobs(self) -> Iterable[JobResult]:
-        """The copies that have ended in this step."""
+        """Count a step. Returns the results of the copies that end with it."""
         self._jobs = [(left - 1, job) for left, job in self._jobs]
         ended = []
         while self._jobs and self._jobs[0][0] <= 0:
@@ -81,13 +82,13 @@ class MemoryTier(SecondaryTierManager):  # type: ignore[misc]
         return JobResult(job_id=job.job_id, success=is_good, successful_keys=loaded, transfer_time=0.0)
 
     def on_new_request(self, req_context: Any) -> RequestOffloadingContext:  # noqa: ARG002
-        """Each chunk is kept by itself."""
+        """Return an empty context: chunks are kept independently of requests."""
         return RequestOffloadingContext()
 
     def on_request_finished(self, req_context: Any) -> None:
-        """Forget what it has asked."""
+        """Forget the lookups of the request."""
         self._asked = {(name, key) for name, key in self._asked if name != req_context.req_id}
 
     def drain_jobs(self) -> None:
-        """Let all copies end."""
+        """Let all copies end with the next poll."""
         self._jobs = [(0, job) for _, job in self._jobs]

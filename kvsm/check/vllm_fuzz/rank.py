@@ -1,4 +1,4 @@
-"""A worker of the engine: the worker's side of a connector, and a device on which compute is queued."""
+"""A worker of the engine: the worker side of a connector, and a simulated device that computes."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ from kvsm.vllm.rank_copies import LONGEST_PAUSE_S, RankCopies
 
 
 class ModelRank:
-    """One rank of a small engine. What its device is and who copies, a subclass says.
+    """One rank of a small engine. A subclass defines its device and its copy engine.
 
     connector: the class of the connector.
-    device_blocks: how many there are.
+    device_blocks: the number of device blocks.
     """
 
     def __init__(self, config: Any, kv_cache: Any, connector: type, device_blocks: int, number: int) -> None:
@@ -51,34 +51,34 @@ class ModelRank:
         with self._acting(), patch("kvsm.vllm.worker_side.make_copies", self._make_copies):
             self.connector: Any = connector(config, KVConnectorRole.WORKER, kv_cache)
             self.connector.register_kv_caches(dict.fromkeys(names, self._memory))
-        # A connector that copies by itself looks at the memory, and does not wait for a device.
+        # A connector that is not simulated copies memory at once, without waiting for the device.
         self._is_simulated = is_simulated(self.connector)
 
     def _prepare(self) -> None:
-        """What must be there before the connector is made."""
+        """Prepare what the constructor of the connector needs."""
 
     def _acting(self) -> AbstractContextManager[object]:
-        """A `with` block in which the connector is called."""
+        """The context in which methods of the connector are called."""
         return nullcontext()
 
     def _make_copies(
         self, tensors: Sequence[Any], host_blocks: int, _verify: bool, path: Path | None = None, *_: Any
     ) -> RankCopies:
-        """Stands for `kvsm.vllm.rank_copies.make_copies`."""
+        """Replaces `kvsm.vllm.rank_copies.make_copies`."""
         raise NotImplementedError
 
     def _device(self) -> SimulatedDevice:
         """The device that computes."""
         raise NotImplementedError
 
-    def _told(self, told: KVConnectorOutput, _may_hold: bool) -> KVConnectorOutput:
-        """What the scheduler hears of this output."""
-        return told
+    def _told(self, output: KVConnectorOutput, _may_hold: bool) -> KVConnectorOutput:
+        """The output that the scheduler gets instead of this one. A subclass may add faults."""
+        return output
 
     def execute(self, step: EngineStep, may_hold: bool = False) -> ModelRunnerOutput:
-        """Queue a step's compute, as a worker of vLLM does, without waiting for it.
+        """Call the connector and queue a step's compute, as a worker of vLLM does, without waiting for it.
 
-        may_hold: whether its reports may come later.
+        may_hold: whether the reports of the step may be held back.
         """
         connector, metadata = self.connector, pickle.loads(step.metadata)
         with self._acting():
@@ -96,7 +96,7 @@ class ModelRank:
                 connector.start_load_kv(None)
             connector.wait_for_save()
             results = connector.get_transfer_results(step.finished)
-            told = KVConnectorOutput(
+            output = KVConnectorOutput(
                 finished_sending=results.finished_sending or None,
                 finished_recving=results.finished_recving or None,
                 failed_recving=results.failed_recving,
@@ -106,22 +106,22 @@ class ModelRank:
                 kv_connector_worker_meta=connector.build_connector_worker_meta(),
             )
             connector.clear_connector_metadata()
-        told = self._told(told, may_hold)
+        output = self._told(output, may_hold)
         names = list(step.sampled)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=list(map(list, step.sampled.values())),
-            # vLLM returns nothing of a step that computed nothing and has nothing to report.
-            kv_connector_output=None if told.is_empty() and not names else told,
+            # vLLM returns None for a step that has computed nothing and has nothing to report.
+            kv_connector_output=None if output.is_empty() and not names else output,
         )
 
     def await_compute(self) -> None:
-        """Let the oldest step that was not waited for compute."""
+        """Run the device until the oldest step that was not awaited has computed."""
         self._ends.pop(0).synchronize()
 
     def check(self) -> None:
-        """Raises `PropertyBroken` if a wrong word was read, or two accesses are unordered."""
+        """Raises `PropertyBroken` if a step has read a wrong word, or two accesses are unordered."""
         if self._wrong:
             raise PropertyBroken(Property.CORRECT_BYTES, "; ".join(self._wrong[:3]))
         races = self._device().races
@@ -129,17 +129,17 @@ class ModelRank:
             raise PropertyBroken(Property.COPY_ORDER, f"rank {self._number}: {race}")
 
     def _is_harmless(self, _race: Race) -> bool:
-        """Whether nobody looks at what this race spoils."""
+        """Whether the bytes that this race may corrupt are never read."""
         return False
 
     def mixed(self, words: Words) -> Words:
-        """These words as this rank writes them."""
+        """These words as this rank stores them: each rank has different words."""
         return words * np.uint64(2 * self._number + 1)
 
     def _compute(self, step: EngineStep) -> None:
         before, reads, writes = step.before, step.reads, step.writes
 
-        def look(places: Places) -> None:
+        def verify(places: Places) -> None:
             right = self._words[places.blocks, places.offsets] == self.mixed(places.words)
             for place in np.flatnonzero(~right):
                 self._wrong.append(
@@ -148,19 +148,19 @@ class ModelRank:
                 )
 
         def action() -> None:
-            # In each layer, all tokens of a step are written before any token looks back.
-            look(before)
+            # In each layer, attention reads only after all tokens of the step are written.
+            verify(before)
             self._words[writes.blocks, writes.offsets] = self.mixed(writes.words)
-            look(reads)
+            verify(reads)
 
         read = {*before.blocks.tolist(), *reads.blocks.tolist()}
         self._device().launch("step", sorted(read), sorted({*writes.blocks.tolist()}), action)
 
 
 class SimulatedRank(ModelRank):
-    """A rank of the fuzz: its device runs when an action says so, and its workers have faults.
+    """A rank of `VllmWorld`: its device runs when an action says so, and its copies can have faults.
 
-    lost: what the engine may have given up.
+    lost: the copies that the engine may have given up.
     """
 
     def __init__(
@@ -183,42 +183,44 @@ class SimulatedRank(ModelRank):
     def _device(self) -> SimulatedDevice:
         return self.runtime.device
 
-    def _told(self, told: KVConnectorOutput, may_hold: bool) -> KVConnectorOutput:
-        return self.faults.reported(told, may_hold, self._groups)
+    def _told(self, output: KVConnectorOutput, may_hold: bool) -> KVConnectorOutput:
+        return self.faults.reported(output, may_hold, self._groups)
 
-    def go_on(self, steps: int) -> bool:
-        """Let at most this number of steps of the device happen. False if none can."""
+    def run_steps(self, steps: int) -> bool:
+        """Run at most this number of steps of the device. Returns False if none is possible."""
         happened = 0
         while happened < steps and self.runtime.device.step():
             happened += 1
         return bool(happened)
 
     def run_all(self) -> bool:
-        """Let all that is queued happen. False if nothing is."""
+        """Run all queued work of the device. Returns False if there is none."""
         happened = False
         while self.runtime.device.step():
             happened = True
         return happened
 
     def shutdown(self) -> None:
-        """Shut down the worker's side of the connector, and let the device do what is queued."""
+        """Shut down the worker side of the connector, then run all queued work of the device."""
         with self.runtime.acting():
             self.connector.shutdown()
         self.run_all()
 
     def _pause(self, pause_s: float) -> None:
-        """A worker pauses: its device goes on. Time passes only if it waits for what never ends."""
+        """A worker pauses while it waits: its device makes a step. Without one, and after long pauses, the
+        worker waits for a lost copy, and time passes."""
         if not self.runtime.device.step() and pause_s >= LONGEST_PAUSE_S:
             self._lost.wait()
 
     def _is_harmless(self, race: Race) -> bool:
-        """Whether one side is a store that was given up: what it reads ends where nobody looks."""
+        """Whether one access is the read of a given-up store, whose bytes no request will read."""
         stores = tuple(
             f"kernel 'store {job.transfer}' on "
             for _, job in self.faults.at_risk()
             if job.direction is Direction.STORE
         )
-        return any(one.startswith(stores) and one.endswith(" reads") for one in (race.first, race.second))
+        accesses = (race.first, race.second)
+        return any(access.startswith(stores) and access.endswith(" reads") for access in accesses)
 
     def host_words(self, block: int) -> Words | None:
         """The words of a block of kvsm's host pool; None if this rank has no such pool."""
@@ -236,6 +238,6 @@ class SimulatedRank(ModelRank):
 
 
 def sides_of_kvsm(connector: Any) -> list[Any]:
-    """The sides of kvsm's connectors in this process, which pause."""
+    """The worker sides of kvsm's connectors: of this connector or of its children."""
     parts = getattr(connector, "_connectors", None) or [connector]
-    return [side for one in parts if hasattr(side := getattr(one, "_side", None), "pause")]
+    return [side for part in parts if hasattr(side := getattr(part, "_side", None), "pause")]

@@ -1,10 +1,10 @@
-"""The events of a walked connector, so that `kvsm show` and `kvsm replay` read a failure.
+"""Keep the events of a walked connector, so that `kvsm show` and `kvsm replay` can read a failure.
 
-A connector with a core of kvsm's has events of its own; they are kept in memory. Of vLLM's
-OffloadingConnector with vLLM's own manager a `ManagerRecorder` hears each call, as under `RecordingSpec`. Of
-any other connector nothing is known that would be an event, and there is no log.
+A connector with a core of kvsm's emits events; they are kept in memory. For vLLM's OffloadingConnector with
+vLLM's own manager, a `ManagerRecorder` turns the calls of the manager into events, as under `RecordingSpec`.
+Other connectors produce no events, so no log is written.
 
-Times in these events count events, so that a failure has the same log each time.
+The times in these events are their numbers, so that a failure always has the same log.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvsm.vllm.recording_manager import RecordingManager
 
 @contextmanager
 def recording(events: MemoryLog) -> Iterator[None]:
-    """In a `with` block, the first core that a connector of kvsm's makes keeps its events here."""
+    """A `with` block in which the first core that a connector of kvsm's creates appends its events here."""
 
     def make(
         config: OffloadConfig, event_log: Any, *, publisher: Publisher | None, **options: Any
@@ -43,7 +43,7 @@ def recording(events: MemoryLog) -> Iterator[None]:
 
 
 def record_manager(connector: Any, events: MemoryLog) -> None:
-    """Keep events of vLLM's own manager here, if the scheduler's side of this connector has one."""
+    """Append events for vLLM's own manager here, if the scheduler side of this connector has one."""
     side: Any = getattr(connector, "connector_scheduler", None)
     manager: Any = getattr(side, "manager", None)
     if not isinstance(connector, OffloadingConnector) or type(manager) is not CPUOffloadingManager:
@@ -62,14 +62,14 @@ def record_manager(connector: Any, events: MemoryLog) -> None:
 
 
 class _QuietRecorder(ManagerRecorder):
-    """It tells its findings to nobody: the walk has checks of its own, which need no ledger."""
+    """A recorder that only counts its findings. The walk reports errors by its own checks."""
 
     def _find(self, property: Property, message: str) -> None:  # noqa: ARG002 (the recorder's signature)
         self.found[property] += 1
 
 
 def _opening(recorder: ManagerRecorder) -> MemoryLog:
-    """The event with which a log of this recorder begins."""
+    """The first events of a log of this recorder."""
     opened = MemoryLog()
     Offloader(recorder.config, opened, clock_ns=lambda: 0)
     return opened

@@ -1,10 +1,9 @@
-"""Streams, events and copies as a worker of vLLM sees them, over a simulated device.
+"""Streams, events and copies as a worker of vLLM uses them, on a simulated device.
 
-A worker of vLLM makes streams, lets them wait for events, and queues copies between addresses. Each rank of
+A worker of vLLM creates streams, lets them wait for events, and queues copies between addresses. Each rank of
 the engine has a `Runtime`. While a rank acts, the classes `Stream` and `Event` belong to its runtime, as
-CUDA's belong to the current device of a thread. Nothing moves by itself: a copy is up to `PIECES` steps of
-the device, which run when an action says so, or when somebody waits for them. The race detector hears of
-every access.
+CUDA's belong to the current device of a thread. A copy is up to `PIECES` steps of the device, which run only
+when an action says so, or when a call waits for them. The race detector records every access.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from kvsm.copies.simulated import PIECES, SimulatedDevice, SimulatedEvent, Simul
 from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
 
-_SECOND = 1e-3
-"""How long each copy takes, for those who measure it."""
+_ELAPSED_S = 1e-3
+"""The time between any two events (s)."""
 
 
 class Runtime:
@@ -38,7 +37,7 @@ class Runtime:
         rows = memory.numpy()
         self._first, self._row_bytes = int(rows.ctypes.data), rows.shape[1]
         self._end = self._first + rows.nbytes
-        # A chooser of 0 lets compute go on, and copies only if nothing else can.
+        # A chooser of 0 runs compute first, and copies only if no compute can run.
         self.device = SimulatedDevice(rows, np.zeros((1, rows.shape[1]), rows.dtype), lambda _count: 0)
         self._current = self.device.compute
 
@@ -49,7 +48,7 @@ class Runtime:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """In a `with` block, this device makes new streams and events, and runs their copies."""
+        """A `with` block in which new streams, events and copies belong to this runtime."""
         global _acting
         before, _acting = _acting, self
         try:
@@ -59,7 +58,7 @@ class Runtime:
 
     @contextmanager
     def using(self, stream: SimulatedStream) -> Iterator[None]:
-        """In a `with` block, this is the current stream."""
+        """A `with` block in which this is the current stream."""
         before, self._current = self._current, stream
         try:
             yield
@@ -67,7 +66,7 @@ class Runtime:
             self._current = before
 
     def copy(self, stream: SimulatedStream, name: str, copies: Sequence[tuple[int, int, int]]) -> None:
-        """Queue copies: (source address, destination address, bytes) each."""
+        """Queue copies, each (source address, destination address, bytes)."""
         cuts = [len(copies) * piece // PIECES for piece in range(PIECES + 1)]
         for first, last in pairwise(cuts):
             if first < last:
@@ -83,12 +82,12 @@ class Runtime:
 
         stream.launch(
             name,
-            [self._block(one) for one in reads if self._is_device(one)],
-            [self._block(one) for one in writes if self._is_device(one)],
+            [self._block(address) for address in reads if self._is_device(address)],
+            [self._block(address) for address in writes if self._is_device(address)],
             move,
             (
-                [one for one in reads if not self._is_device(one)],
-                [one for one in writes if not self._is_device(one)],
+                [address for address in reads if not self._is_device(address)],
+                [address for address in writes if not self._is_device(address)],
             ),
         )
 
@@ -104,41 +103,41 @@ _acting: Runtime | None = None
 
 def acting() -> Runtime:
     """The runtime of the rank that acts now."""
-    assert _acting is not None, "a stream or an event was asked for, and no rank acts"
+    assert _acting is not None, "a stream or an event was created while no rank acts"
     return _acting
 
 
 class Event:
-    """Stands for `torch.Event`."""
+    """Replaces `torch.Event`."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         self.recorded: SimulatedEvent | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Record it behind what is queued."""
+        """Record the event after the queued work."""
         self.recorded = _simulated(stream).record()
 
     def query(self) -> bool:
-        """Whether it is done. One that was never recorded is."""
+        """Whether the event is done, or was never recorded."""
         return self.recorded is None or self.recorded.done()
 
     def synchronize(self) -> None:
-        """Run the device until it is done."""
+        """Run the device until the event is done."""
         if self.recorded is not None:
             self.recorded.synchronize()
 
     def wait(self, stream: Stream | None = None) -> None:
-        """Let a stream wait for it."""
+        """Let a stream wait for the event."""
         if self.recorded is not None:
             _simulated(stream).wait(self.recorded)
 
     def elapsed_time(self, _end: Event) -> float:
-        """Milliseconds; the same for all."""
-        return _SECOND * 1e3
+        """The time to another event (ms); the same for all events."""
+        return _ELAPSED_S * 1e3
 
 
 class Stream:
-    """Stands for `torch.cuda.Stream`, and for a platform's."""
+    """Replaces `torch.cuda.Stream`, and the `Stream` of vLLM's platforms."""
 
     def __init__(self, *_args: object, simulated: SimulatedStream | None = None, **_options: object) -> None:
         device = acting().device
@@ -150,32 +149,32 @@ class Stream:
         return 0, -1
 
     def wait_stream(self, other: Stream) -> None:
-        """Let what is queued from now on start after all that is queued there."""
+        """Let work that is queued from now on wait for all work that is queued in the other stream."""
         self.simulated.wait(other.simulated.record())
 
     def wait_event(self, event: Event) -> None:
-        """Let what is queued from now on start after this event."""
+        """Let work that is queued from now on wait for this event."""
         event.wait(self)
 
     def record_event(self, event: Event | None = None) -> Event:
-        """Record an event here."""
+        """Record an event after the queued work, and return it."""
         event = Event() if event is None else event
         event.record(self)
         return event
 
     def synchronize(self) -> None:
-        """Run the device until all that is queued here is over."""
+        """Run the device until all queued work of the stream is done."""
         self.simulated.record().synchronize()
 
 
 def current_stream(*_device: object) -> Stream:
-    """Stands for `torch.cuda.current_stream`."""
+    """Replaces `torch.cuda.current_stream`."""
     return Stream(simulated=acting().current_stream)
 
 
 @contextmanager
 def stream(one: Stream) -> Iterator[None]:
-    """Stands for `torch.cuda.stream`."""
+    """Replaces `torch.cuda.stream`."""
     with acting().using(one.simulated):
         yield
 
@@ -185,9 +184,9 @@ def _simulated(stream: Stream | None) -> SimulatedStream:
 
 
 class PoolDevice:
-    """A `StreamDevice` for kvsm's own copy engine: the device of a rank, with a host pool of its own.
+    """A `StreamDevice` for kvsm's own copy engine: the device of a rank, with its own host pool.
 
-    number: the number of the pool on this rank. No two pools share a host block.
+    number: the number of the pool on this rank. It keeps the host blocks of different pools apart.
     """
 
     def __init__(self, runtime: Runtime, tensors: Any, host: Any, number: int) -> None:
@@ -222,8 +221,8 @@ class PoolDevice:
     def _launch(
         self, stream: SimulatedStream, transfer: int, direction: Direction, pairs: list[tuple[int, int]]
     ) -> None:
-        device, host = [one for one, _ in pairs], [self._first + one for _, one in pairs]
-        slots = [one for _, one in pairs]
+        device, slots = [block for block, _ in pairs], [slot for _, slot in pairs]
+        host = [self._first + slot for slot in slots]
         is_load = direction is Direction.LOAD
         stream.launch(
             f"{direction.name.lower()} {transfer}",
@@ -234,4 +233,4 @@ class PoolDevice:
         )
 
     def close(self) -> None:
-        """The device lives on."""
+        """Do nothing: the rank still uses the device."""

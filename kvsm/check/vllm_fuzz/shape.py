@@ -1,4 +1,4 @@
-"""How large the engine of one run is, which connector it has, and how both are drawn."""
+"""The shape of the engine of one run: its sizes, its connector, and how it is drawn."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ WORD_BYTES = 8
 """Bytes of one token in each rank's part of the KV cache: one word."""
 BLOCK_BYTES = BLOCK_TOKENS * WORD_BYTES
 MOST_TOKENS = 48
-"""Most tokens of a request, output included."""
+"""The most tokens of a request, output included."""
 MOST_BLOCKS = 26
-"""As many device blocks as the largest request needs in two groups, and the null block."""
+"""The device blocks that the largest request needs in two groups, plus the null block."""
 WINDOW = 6
-"""Tokens of the sliding window: it spans two or three blocks."""
+"""Tokens of the sliding window, which spans two or three blocks."""
 STATES = -1
-"""In place of a window: the group has mamba states. A block holds one state, in all of its words."""
+"""In place of a window: the group has mamba states. All words of a block hold one state."""
 VOCABULARY = 1024
 
 KINDS = {
@@ -38,33 +38,34 @@ KINDS = {
     "lose": 2,
     "slow": 2,
 }
-"""The kinds of actions, and how often each is drawn. `vllm_world.py` says what they do."""
+"""The kinds of actions, with their weights in the draw. `vllm_world.py` says what they do."""
 
 FAULTS = ("fail", "late", "double", "lose", "slow")
-"""The kinds of actions that are faults. `faults.py` says who must survive them."""
+"""The kinds of actions that are faults. `faults.py` says which connectors must survive them."""
 
 
 class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
-    """The engine of one run. It decides, together with the actions, all that happens.
+    """The engine of one run. Together with the actions it determines the run.
 
     connector: vLLM's name of a connector, or `package.module:Class`.
     extra: its `kv_connector_extra_config`.
-    is_async: asynchronous scheduling: a step is scheduled while the one before is in flight.
+    is_async: whether vLLM schedules asynchronously: a step is scheduled while the previous one is in flight.
     shards: tensor-parallel ranks of each stage.
     stages: pipeline stages.
-    full: a KV cache group with full attention.
-    windows: one with a sliding window.
-    mamba: one with mamba states at the ends of blocks (cache mode `align`). vLLM then has no drafts here.
+    full: whether there is a KV cache group with full attention.
+    windows: whether there is a group with a sliding window.
+    mamba: whether there is a group with mamba states at the ends of blocks (cache mode `align`). Shapes with
+        it have no drafts.
     drafts: speculative tokens of each step.
     device_blocks, host_blocks: blocks of each rank. host_blocks is used unless `extra` gives a size.
-    step_tokens: most tokens of a step.
-    most_running: most requests of a step.
-    priorities: requests have priorities, and a request of a better one may preempt another.
-    adapters: LoRA adapters; a request has one of them or none.
-    faults: kinds of actions that are faults, and are drawn.
-    kv_events: KV events are published.
-    fills: at the end the host is filled, to see that no slot was lost. It costs as much as the run.
-    without: kinds of actions that are not drawn.
+    step_tokens: the most tokens of a step.
+    most_running: the most requests of a step.
+    priorities: whether requests have priorities, so that a request may preempt others.
+    adapters: the number of LoRA adapters; a request has one of them or none.
+    faults: the kinds of faults that are drawn.
+    kv_events: whether KV events are published.
+    fills: whether the host is filled at the end, to detect lost slots. It takes as long as the run.
+    without: the kinds of actions that are not drawn.
     """
 
     connector: str = "KvsmConnector"
@@ -89,23 +90,23 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def ranks(self) -> int:
-        """How many workers it has."""
+        """The number of workers."""
         return self.shards * self.stages
 
     @property
     def windows_of_groups(self) -> tuple[int, ...]:
-        """The window of each KV cache group (tokens); 0: full attention; `STATES`: mamba states."""
+        """The window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba states."""
         groups = (self.full, 0), (self.windows, WINDOW), (self.mamba, STATES)
         return tuple(window for is_there, window in groups if is_there)
 
     @property
     def groups(self) -> int:
-        """How many KV cache groups it has."""
+        """The number of KV cache groups."""
         return len(self.windows_of_groups)
 
     @property
     def spare_blocks(self) -> int:
-        """How many device blocks it can lose, and still serve its largest request."""
+        """How many device blocks may be lost before the largest request can no longer be served."""
         return self.device_blocks - self.groups * (MOST_TOKENS // BLOCK_TOKENS + 1)
 
     @property
@@ -115,25 +116,25 @@ class EngineShape(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def runner(self) -> int:
-        """The version of vLLM's model runner. Only the second one overlaps the steps of pipeline stages."""
+        """The version of vLLM's model runner. Only version 2 overlaps the steps of pipeline stages."""
         return 2 if self.is_async and self.stages > 1 else 1
 
 
 def small_shapes() -> tuple[EngineShape, ...]:
-    """The engines of all short schedules: one after the other, and with steps that overlap. There is no room
-    for more than two requests at once."""
+    """The engines for all short schedules: with synchronous and with asynchronous scheduling, and room for at
+    most two running requests."""
     small = EngineShape(device_blocks=MOST_BLOCKS, host_blocks=12, most_running=2)
     return small, msgspec.structs.replace(small, is_async=True)
 
 
 def draw_shape(random: Random, faults: tuple[str, ...] = (), mamba: bool = False) -> EngineShape:
-    """A small engine. The connector is the caller's choice.
+    """Draw a small engine. The caller sets the connector.
 
-    faults: what its connector must survive; half of the engines have them.
-    mamba: whether it serves models with mamba layers; a fifth of the engines has such a model.
+    faults: the faults that the connector must survive; half of the engines have them.
+    mamba: whether the connector supports models with mamba layers; a fifth of the engines have such a model.
     """
     shape = _drawn(random, faults)
-    # Drawn aside, so that a seed gives the same actions with and without mamba layers.
+    # Drawn from other random numbers, so that a seed gives the same actions with and without mamba layers.
     if not mamba or Random(repr(random.getstate())).random() >= 0.2:
         return shape
     # Three groups need more blocks than two.

@@ -1,21 +1,21 @@
-"""Where vLLM's workers meet a device, and what they meet here instead.
+"""Replace the device accesses of vLLM's workers by a simulated device.
 
 ==========================================  ===================================================
-vLLM's                                      here
+in vLLM                                     here
 ==========================================  ===================================================
-CPUOffloadingSpec.get_worker                its own worker, over a KV cache in host memory
+CPUOffloadingSpec.get_worker                its own worker, with a KV cache in host memory
 streams and events of that worker           `runtime.Stream`, `runtime.Event`
 its swap_blocks_batch                       `Runtime.copy`
-streams and events of SimpleCPUOffload      the same
+streams and events of SimpleCPUOffload      `runtime.Stream`, `runtime.Event`
 its cuMemcpyBatchAsync                      `Runtime.copy`
 its copying thread                          a submitter of the simulated device: each item is a step
 ==========================================  ===================================================
 
-kvsm's own workers make their copy engine over the same device (`rank.py`). All else of a connector runs as
-it is. A connector that none of these knows copies in host memory, with whatever it has; then a step
-computes before the connector's next call returns (`is_simulated`).
+kvsm's own workers create their copy engine on the same device (`rank.py`). The other code of a connector is
+unchanged. A connector that is not in this table copies within host memory at once. So with such a connector
+each step computes before the next call of the connector (`is_simulated`).
 
-The stand-ins stay for the rest of the process, which should serve no real engine then.
+The replacements stay for the rest of the process, so it must not run a real engine afterwards.
 """
 
 from __future__ import annotations
@@ -51,16 +51,18 @@ _OVER_THE_RUNTIME = (OffloadingConnector, SimpleCPUOffloadConnector, KvsmConnect
 
 
 def is_simulated(connector: Any) -> bool:
-    """Whether all copies of this connector (the worker's side) are steps of the simulated device."""
+    """Whether all copies of this connector (a worker side) are steps of the simulated device."""
     if isinstance(connector, MultiConnector):
-        return all(is_simulated(one) for one in connector._connectors)
+        return all(is_simulated(child) for child in connector._connectors)
     return isinstance(connector, _OVER_THE_RUNTIME)
 
 
 def host_bytes(connector: type, shape: EngineShape, extra: Mapping[str, Any]) -> int:
-    """`cpu_bytes_to_use` of all ranks, so that each rank has `host_blocks` in host memory.
+    """`cpu_bytes_to_use` for all ranks, so that each rank has `host_blocks` in host memory.
 
-    vLLM's CPUOffloadingSpec takes whole pages of memory for a block of all ranks. extra: its options.
+    vLLM's CPUOffloadingSpec rounds a block of all ranks up to whole pages.
+
+    extra: the options of the connector.
     """
     blocks, ranks = shape.host_blocks, shape.ranks
     if issubclass(connector, OffloadingConnector) and issubclass(
@@ -74,9 +76,9 @@ def host_bytes(connector: type, shape: EngineShape, extra: Mapping[str, Any]) ->
 
 @cache
 def install() -> None:
-    """Put the stand-ins in place. A second call does nothing."""
+    """Install the replacements. A second call does nothing."""
     if not (log := logging.getLogger("vllm")).handlers:
-        log.setLevel(logging.CRITICAL)  # vLLM has not set up its log, and would print each warning
+        log.setLevel(logging.CRITICAL)  # vLLM has not set up logging, so each warning would be printed
     events = _With(torch, Event=Event, cuda=_With(torch.cuda, Stream=Stream, current_stream=current_stream))
     platform = {"Stream": Stream, "current_stream": current_stream, "stream": stream}
     stand_ins: dict[Any, dict[str, Any]] = {
@@ -100,8 +102,8 @@ def install() -> None:
 
 @contextmanager
 def shared_memory_of(engine: str) -> Iterator[None]:
-    """Behind a `with` block in which an engine starts, the memory that its processes share has no name any
-    more, and goes with the engine."""
+    """A `with` block in which an engine starts. At its end the file of the engine's shared memory is
+    unlinked, so that the memory is freed with the engine."""
     try:
         yield
     finally:
@@ -120,7 +122,7 @@ class _With:
 
 
 class _DeviceTensor(torch.Tensor):
-    """A tensor in host memory that says that it is on a GPU: vLLM's worker asserts it."""
+    """A tensor in host memory whose `is_cuda` is True, as vLLM's worker asserts."""
 
     @property
     def is_cuda(self) -> bool:  # type: ignore[override]
@@ -133,7 +135,9 @@ def _nothing(*_args: object) -> None:
 
 def _get_worker(self: Any, kv_caches: Any) -> Any:
     if self._worker is None:
-        tensors = [replace(one, tensor=one.tensor.as_subclass(_DeviceTensor)) for one in kv_caches.tensors]
+        tensors = [
+            replace(cache, tensor=cache.tensor.as_subclass(_DeviceTensor)) for cache in kv_caches.tensors
+        ]
         self._worker = self.create_worker(replace(kv_caches, tensors=tensors))
     return self._worker
 
@@ -145,7 +149,7 @@ def _swap_blocks(sources: Any, destinations: Any, sizes: Any, **_options: object
 
 
 class _CopyParams(NamedTuple):
-    """Pairs of regions: (first source address, first destination address, bytes of a block); and a stream."""
+    """A stream, and pairs of regions: (first source address, first destination address, bytes of a block)."""
 
     regions: list[tuple[int, int, int]]
     stream: Stream
@@ -171,7 +175,7 @@ def _copy_blocks(sources: Sequence[int], destinations: Sequence[int], params: _C
 
 
 class _SubmitterThread:
-    """Stands for the thread of vLLM's `DmaCopyBackend`. Each item of its queue is a step of the device."""
+    """Replaces the thread of vLLM's `DmaCopyBackend`. Each item of its queue is a step of the device."""
 
     def __init__(self, target: Callable[..., None], args: tuple[Any, ...], daemon: bool) -> None:
         assert daemon
@@ -203,7 +207,7 @@ class _SubmitterQueue:
 
 
 class _Items:
-    """A queue with these items and no others."""
+    """A queue with a fixed list of items."""
 
     def __init__(self, items: list[Any]) -> None:
         self._items = items

@@ -1,10 +1,10 @@
-"""What the host holds is what its keys mean, on every rank, also if nobody reads it (correct bytes, S15).
+"""Check that each readable block on the host holds the words of its key on every rank (correct bytes, S15).
 
-A wrong block on the host shows in a run only if a later request reads it before it is evicted. So each check
-of the world compares all blocks that kvsm's core calls readable with what requests have computed for their
-keys. A key of a request that was forgotten is not compared.
+Without this check a wrong block on the host would be detected only if a later request reads it before it is
+evicted. So each check of the world compares all readable blocks of kvsm's core with the words that requests
+compute for their keys. Keys that belong to no remembered request are not compared.
 
-Only for engines with one core of kvsm's, whose keys name one block each.
+Only engines with a single core of kvsm's are checked, and only if a key stands for one block.
 """
 
 from __future__ import annotations
@@ -21,21 +21,25 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
 _GROUP_BYTES = 4
-"""A key is a hash of vLLM's, and the number of its KV cache group (big endian)."""
+"""A key is vLLM's block hash followed by the number of the KV cache group (big endian, this many bytes)."""
 
 
 class _Meaning(NamedTuple):
-    """What a key stands for. words: before a rank is mixed in."""
+    """The block that a key stands for.
 
-    told: str
+    text: a description for people.
+    words: the words of the block, before a rank mixes them.
+    """
+
+    text: str
     words: Words
 
 
 class StoredBytes:
-    """The host pools of one engine.
+    """Checks the host pools of one engine.
 
-    connector: its scheduler's side.
-    ranks: each has the `host_words` of its pool.
+    connector: the scheduler side of its connector.
+    ranks: the ranks, whose `host_words` returns the words of a block of their pool.
     """
 
     def __init__(self, connector: Any, ranks: Sequence[Any], groups: int) -> None:
@@ -44,9 +48,11 @@ class StoredBytes:
         self._ranks, self._groups = ranks, groups
 
     def check(self, asked: Mapping[str, Any], truths: Mapping[str, KnownTokens], runner: Any) -> None:
-        """Raises `PropertyBroken` for a readable block with another content.
+        """Raises `PropertyBroken` for a readable block with wrong words.
 
-        asked: the requests by name. truths: what each of them must compute. runner: the model.
+        asked: name -> request.
+        truths: name -> the tokens of the request.
+        runner: the `ModelRunner`.
         """
         if self._core is None:
             return
@@ -63,16 +69,16 @@ class StoredBytes:
             if words is not None and not np.array_equal(words, rank.mixed(meaning.words)):
                 raise PropertyBroken(
                     Property.CORRECT_BYTES,
-                    f"rank {number}, host block {slot} can be read, and does not hold {meaning.told}",
+                    f"rank {number}, host block {slot} can be read, and does not hold {meaning.text}",
                 )
 
 
 def cores_of(connector: Any) -> Iterator[Offloader]:
-    """Kvsm's cores behind the scheduler's side of a connector, or of its children."""
-    for one in getattr(connector, "_connectors", None) or [connector]:
-        core = getattr(getattr(one, "_side", None), "_core", None)
+    """The cores of kvsm behind the scheduler side of a connector, or of its children."""
+    for part in getattr(connector, "_connectors", None) or [connector]:
+        core = getattr(getattr(part, "_side", None), "_core", None)
         if core is None:
-            manager = getattr(getattr(one, "connector_scheduler", None), "manager", None)
+            manager = getattr(getattr(part, "connector_scheduler", None), "manager", None)
             core = getattr(manager, "_engine_core", None)
         offloader = getattr(core, "offloader", None)
         if isinstance(offloader, Offloader):

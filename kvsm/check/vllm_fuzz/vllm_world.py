@@ -1,34 +1,31 @@
-"""An engine of vLLM's real scheduler and any connector, as a world: what may happen, and what must hold.
+"""A world of an engine with vLLM's real scheduler and any connector.
 
-=========================================  ======================================================
-action                                     what happens
-=========================================  ======================================================
-arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same
-PRIORITY ADAPTER                           tokens; an odd family continues an earlier request
-schedule                                   vLLM schedules a step
-execute                                    every rank takes the oldest scheduled step, and queues its compute
-deliver                                    the oldest step has computed; its output goes to the scheduler
-copy RANK STEPS                            this number of device steps of a rank; only they end copies
-copies                                     all that is queued on all devices happens
-abort N                                    the Nth unfinished request is aborted
-reset RUNNING CONNECTOR                    `reset_prefix_cache` with these arguments (0 or 1)
-settle                                     copies, then a step from schedule to deliver
-fail RANK WHAT                             the next copy of a kind fails on this rank
-late RANK STEPS                            its next reports are held back for this number of its steps
-double RANK                                the report of its next step is repeated in the step after it
-lose RANK WHAT                             the next copy of a kind hangs on this rank, and is never reported
-slow                                       `transfer_timeout_s` passes, and copies on the way have not ended
-probe, fill, shutdown                      the end of a run: `ending.py` says what they check
-=========================================  ======================================================
+=========================================  ====================================================== action
+what happens =========================================  ======================================================
+arrive FAMILY LENGTH OWN OUTPUTS SALT      a request arrives. Prompts of a family begin with the same PRIORITY
+ADAPTER                           tokens; an odd family continues an earlier request schedule
+vLLM schedules a step execute                                    every rank executes the oldest scheduled
+step: its compute is queued deliver                                    the oldest executed step has computed;
+the scheduler gets its output copy RANK STEPS                            this number of steps of a rank's
+device; copies end by such steps copies                                     all queued work of all devices
+runs abort N                                    the Nth unfinished request is aborted reset RUNNING CONNECTOR
+`reset_prefix_cache` with these arguments (0 or 1) settle                                     copies, then a
+step from schedule to deliver fail RANK WHAT                             the next copy of a kind fails on this
+rank late RANK STEPS                            the reports of the next STEPS steps of this rank are held back
+double RANK                                the report of its next step is repeated in the step after it lose
+RANK WHAT                             the next copy of a kind hangs on this rank, and is never reported slow
+`transfer_timeout_s` passes before the copies in flight have ended probe, fill, shutdown
+the end of a run: `ending.py` says what they check =========================================
+======================================================
 
-Checked: what each step reads is what was computed for these tokens (correct bytes, S15). So is what kvsm has
-on the host (`stored_bytes.py`). No two accesses of a device are unordered (S12). No call raises (S8). At rest
-every client has its tokens, and no device block is held (S4). The way to rest ends (S9). After a reset of all
-caches the weights are others, so what was stored before is wrong wherever it is read (S14 is seen as S15).
-Each end of a transfer is told once (`completions.py`). At the end of a run: KV events, lost host blocks, and
-the shutdown (`ending.py`).
+Checked: each step reads the KV that was computed for its tokens (correct bytes, S15). Readable blocks of
+kvsm's host pool hold it, too (`stored_bytes.py`). No two accesses on a device are unordered (S12). No call
+raises (S8). At rest every client has its tokens, and no device block is held (S4). Winding down ends (S9). A
+reset of all caches changes the weights, so reading a block from before the reset is a wrong read (S14 is
+reported as S15). Each end of a transfer is reported once (`completions.py`). At the end of a run: KV events,
+lost host blocks, and the shutdown (`ending.py`).
 
-Time stands still but for lost and slow copies (`lost_copies.py`). Not drawn: pictures.
+Time stands still except for lost and slow copies (`lost_copies.py`). Requests have no multimodal inputs.
 `faults.py` says which connectors must survive which faults.
 """
 
@@ -69,19 +66,19 @@ from kvsm.errors import KvsmError, PropertyBroken, described, raised_at
 from kvsm.properties import Property
 
 MOST_SETTLING, MOST_SETTLING_A_REQUEST = 100, 30
-"""More steps than any of these engines needs to finish all its work once its copies end. A request alone has
-at most 6 steps of prompt and 9 of output, and may be preempted."""
+"""Limits of the number of `settle` actions: in total, and for each request. No engine here needs so many to
+finish. A single request has at most 6 steps of prompt and 9 of output, and may be preempted."""
 
 LONGEST_RUN = 120
-"""The most actions of a run. Longer runs rarely fail otherwise, and take longer to reduce."""
+"""The most actions of a run. Longer runs rarely find other failures, and take longer to reduce."""
 
 
 class VllmWorld:
-    """One engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
+    """A `World` of one engine. Raises `ConfigError` if vLLM or the connector refuses its shape."""
 
     check_every = 25
     rank_class: type[SimulatedRank] = SimulatedRank
-    """What a subclass may replace."""
+    """The class of the ranks, which a subclass may replace."""
 
     def __init__(self, shape: EngineShape) -> None:
         install()
@@ -91,11 +88,12 @@ class VllmWorld:
             shape = msgspec.structs.replace(shape, full=True, windows=False)
         self.shape = shape
         self.events: MemoryLog = MemoryLog()
-        """Of the connector, as far as `recorded.py` knows them."""
+        """The events of the connector, as `recorded.py` keeps them."""
         self._runner = ModelRunner(shape.drafts, Random(0), shape.windows_of_groups)
         self._truths: dict[str, KnownTokens] = {}
         self.asked: dict[str, Request] = {}
-        self._told: dict[str, list[int]] = {}
+        self._answers: dict[str, list[int]] = {}
+        """Request -> the tokens that its client has got."""
         self._scheduled: list[EngineStep] = []
         self._executed: list[tuple[EngineStep, list[ModelRunnerOutput]]] = []
         self._settled = self._happened = 0
@@ -108,11 +106,11 @@ class VllmWorld:
     # The protocol of a world.
 
     def actions(self) -> list[Action]:
-        """Those without choices of their own; a walk draws the others."""
+        """The actions without numbers. A walk draws the others, too."""
         return [("schedule",), ("execute",), ("deliver",), ("copies",), ("settle",)]
 
     def draw(self, random: Random) -> Action:
-        """Raises `IndexError` at the end of a run."""
+        """Draw an action. Raises `IndexError` after `LONGEST_RUN` actions."""
         if self._happened >= LONGEST_RUN:
             raise IndexError("the run is over")
         return draw_action(self.shape, random)
@@ -145,35 +143,35 @@ class VllmWorld:
             return self._ending.next() if self._ending is not None else None
         most = MOST_SETTLING + MOST_SETTLING_A_REQUEST * len(self.asked) + SETTLING_A_LOSS * self._lost.lost
         if self._settled > most:
-            left = [f"{name} is {one.status.name}" for name, one in self.scheduler.requests.items()]
+            left = [f"{name} is {request.status.name}" for name, request in self.scheduler.requests.items()]
             what = "; ".join(left) or "no request, but the connector wants more steps"
             raise PropertyBroken(Property.PROGRESS, f"all copies have ended, and after {most} steps: {what}")
         return ("settle",)
 
     def describe(self) -> dict[str, str]:
-        """Requests, the device's blocks, and what each device has still to do."""
+        """Describe requests, the pool of device blocks, and the queued work of each device."""
         if self.scheduler is None:
             return {}
         pool = self.scheduler.kv_cache_manager.block_pool
-        told = {
-            f"request {name}": f"{one.status.name.lower()}, {one.num_computed_tokens} of "
-            f"{one.num_tokens} tokens computed"
-            for name, one in self.asked.items()
+        texts = {
+            f"request {name}": f"{request.status.name.lower()}, {request.num_computed_tokens} of "
+            f"{request.num_tokens} tokens computed"
+            for name, request in self.asked.items()
         }
-        told["device"] = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} blocks free"
-        told["steps"] = f"{len(self._scheduled)} scheduled, {len(self._executed)} executed"
+        texts["device"] = f"{pool.get_num_free_blocks()} of {pool.num_gpu_blocks - 1} blocks free"
+        texts["steps"] = f"{len(self._scheduled)} scheduled, {len(self._executed)} executed"
         for number, rank in enumerate(self.ranks):
-            told[f"rank {number}"] = f"{rank.runtime.device.backlog} things queued"
-        return told
+            texts[f"rank {number}"] = f"{rank.runtime.device.backlog} things queued"
+        return texts
 
     def fingerprint(self) -> bytes:
-        """Each moment is another: the state of a connector of others is not known."""
+        """Different after each action: the state of a foreign connector cannot be compared."""
         return b"%d" % self._happened
 
     # Actions.
 
     def _start(self) -> None:
-        """Make the engine. A connector that refuses it is a finding of the first action."""
+        """Start the engine. If the connector raises, that is a finding of the first action."""
         shape, transfer, threads = self.shape, self._transfer, set(threading.enumerate())
         connector = KVConnectorFactory.get_connector_class(transfer)
         config = make_config(
@@ -205,7 +203,7 @@ class VllmWorld:
             self._ending = Ending(self, threads)
             self._aggregator = KVOutputAggregator.from_connector(self.scheduler.connector, shape.ranks)
         self._lost.give_clock_to(self.scheduler.connector)
-        self._lost.while_waiting = self._others_go_on
+        self._lost.while_waiting = self._run_all_ranks
         for rank in self.ranks:
             rank.faults.blocks_of = self._loading
 
@@ -230,8 +228,8 @@ class VllmWorld:
     def add_request(
         self, name: str, prompt: list[int], outputs: int, salt: int, priority: int = 0, adapter: int = 0
     ) -> None:
-        """Let a request arrive. outputs: how many tokens it asks for. adapter: 0 for none."""
-        self._truths[name], self._told[name] = KnownTokens(prompt, 2 * adapter + salt), []
+        """Let a request arrive. outputs: the number of output tokens. salt, adapter: 0 for none."""
+        self._truths[name], self._answers[name] = KnownTokens(prompt, 2 * adapter + salt), []
         sampling = SamplingParams(max_tokens=outputs, ignore_eos=True, temperature=0)
         request = Request(
             name,
@@ -250,7 +248,7 @@ class VllmWorld:
     def forget_request(self, name: str) -> None:
         """Check the answer of a request that has finished, and forget it."""
         self._check_answer(name)
-        for known in (self.asked, self._told, self._truths):
+        for known in (self.asked, self._answers, self._truths):
             known.pop(name, None)
 
     def _schedule(self) -> bool:
@@ -269,11 +267,11 @@ class VllmWorld:
         step = self._scheduled.pop(0)
         self._lost.executing()
         with self.calling("a worker's step"):
-            # After a step without unfinished requests there may be no other one.
+            # After a step without unfinished requests there may be no further step to report with.
             may_hold = self.scheduler.has_unfinished_requests()
             outputs = [rank.execute(step, may_hold) for rank in self.ranks]
         for number, output in enumerate(outputs):
-            self._completions.told(number, step.finished, output.kv_connector_output)
+            self._completions.rank_reported(number, step.finished, output.kv_connector_output)
         self._executed.append((step, outputs))
         return True
 
@@ -288,8 +286,8 @@ class VllmWorld:
             if self.shape.ranks > 1:
                 output = self._aggregator.aggregate(outputs, self.shape.ranks - 1)
             answers = self.scheduler.update_from_output(step.output, output)
-        for answer in [one for outputs_of in answers.values() for one in outputs_of.outputs]:
-            self._told[answer.request_id] += answer.new_token_ids
+        for answer in [answer for client in answers.values() for answer in client.outputs]:
+            self._answers[answer.request_id] += answer.new_token_ids
         if step.drafted and not self.shape.is_async:
             # With asynchronous scheduling the workers keep their drafts.
             drafts = [[VOCABULARY - 1] * self.shape.drafts for _ in step.drafted]
@@ -300,7 +298,7 @@ class VllmWorld:
         if not self._has(rank):
             return False
         with self.calling("a copy"):
-            return self.ranks[rank].go_on(steps)
+            return self.ranks[rank].run_steps(steps)
 
     def _copies(self) -> bool:
         with self.calling("a copy"):
@@ -308,11 +306,12 @@ class VllmWorld:
         return any(happened)
 
     def _abort(self, number: int) -> bool:
-        waiting = [name for name, one in self.asked.items() if not one.is_finished()]
-        if not waiting:
+        unfinished = [name for name, request in self.asked.items() if not request.is_finished()]
+        if not unfinished:
             return False
+        name = unfinished[number % len(unfinished)]
         with self.calling("Scheduler.finish_requests"):
-            self.scheduler.finish_requests(waiting[number % len(waiting)], RequestStatus.FINISHED_ABORTED)
+            self.scheduler.finish_requests(name, RequestStatus.FINISHED_ABORTED)
         return True
 
     def _reset(self, running: int, connector: int) -> bool:
@@ -320,7 +319,7 @@ class VllmWorld:
             try:
                 done = self.scheduler.reset_prefix_cache(bool(running), bool(connector))
             except RuntimeError as error:
-                # If a copy holds a block, vLLM refuses after it has preempted all requests, and goes on.
+                # If a copy holds a block, vLLM raises after it has preempted all requests, and continues.
                 if "remote KV transfer" not in str(error):
                     raise
                 done = False
@@ -343,27 +342,32 @@ class VllmWorld:
     def _slow(self) -> bool:
         return self._lost.time_out()
 
-    def _others_go_on(self) -> None:
-        """While a rank waits for a lost copy, all that is queued happens, and reports arrive."""
+    def _run_all_ranks(self) -> None:
+        """Run all queued work, and stop holding reports back, while a rank waits for a lost copy."""
         for rank in self.ranks:
             rank.run_all()
             rank.faults.hold(0)
 
     @property
     def lost_host_blocks(self) -> int:
-        """How many host blocks may be missing, because copies were given up."""
+        """The number of host blocks that may be missing because copies were given up."""
         return self._lost.num_host_blocks()
 
     def _has(self, rank: int) -> bool:
         return rank < len(self.ranks)
 
     def _loading(self, name: str) -> list[int]:
-        """The device blocks of a load under way. They get their hashes when it has ended."""
+        """The device blocks that a load in flight writes: vLLM sets their hashes when the load has ended."""
         request, manager = self.scheduler.requests.get(name), self.scheduler.kv_cache_manager
         if request is None or request.status is not RequestStatus.WAITING_FOR_REMOTE_KVS:
             return []
         tables = manager.get_blocks(name).blocks
-        return [one.block_id for table in tables for one in table if one.block_hash is None and one.block_id]
+        return [
+            block.block_id
+            for table in tables
+            for block in table
+            if block.block_hash is None and block.block_id
+        ]
 
     def _settle(self) -> bool:
         self._settled += 1
@@ -386,7 +390,7 @@ class VllmWorld:
         return self._is_at_rest() and self._ending is not None and self._ending.shutdown()
 
     def to_rest(self) -> None:
-        """Settle until the engine is at rest. Raises `PropertyBroken` if it never is (progress, S9)."""
+        """Settle until the engine is at rest. Raises `PropertyBroken` if it does not rest (progress, S9)."""
         most = MOST_SETTLING + SETTLING_A_LOSS * self._lost.lost
         for _ in range(most):
             if self._is_at_rest():
@@ -397,7 +401,7 @@ class VllmWorld:
         )
 
     def filled_by_fresh(self) -> int:
-        """How many blocks of `fill` the host of a fresh engine of this shape has."""
+        """How many blocks of the requests of `fill` the host of a fresh engine of this shape has."""
         return _filled_by_fresh(msgspec.json.encode(self.shape))
 
     # Checks.
@@ -409,9 +413,11 @@ class VllmWorld:
 
     def _check_device_blocks(self) -> None:
         pool = self.scheduler.kv_cache_manager.block_pool
-        # A lost load may still write its blocks, so they are held for ever, and the pool counts without them.
+        # The blocks of a lost load stay held, because it may still write them. The pool does not count them.
         retired = self._lost.device_blocks()
-        held = [one.block_id for one in pool.blocks[1:] if one.ref_cnt and one.block_id not in retired]
+        held = [
+            block.block_id for block in pool.blocks[1:] if block.ref_cnt and block.block_id not in retired
+        ]
         if held or pool.get_num_free_blocks() != pool.num_gpu_blocks - 1:
             raise PropertyBroken(
                 Property.ONE_RELEASE_PER_HOLD,
@@ -420,22 +426,22 @@ class VllmWorld:
             )
 
     def _check_answer(self, name: str) -> None:
-        request, told, truth = self.asked[name], self._told[name], self._truths[name]
+        request, answer, truth = self.asked[name], self._answers[name], self._truths[name]
         begin = request.num_prompt_tokens
-        right = [truth.token(begin + place) for place in range(len(told))]
-        if told != right:
-            raise PropertyBroken(Property.CORRECT_BYTES, f"{name} was told tokens {told}, right is {right}")
+        right = [truth.token(begin + place) for place in range(len(answer))]
+        if answer != right:
+            raise PropertyBroken(Property.CORRECT_BYTES, f"{name} got tokens {answer}; right are {right}")
         aborted = request.status is RequestStatus.FINISHED_ABORTED
-        if not request.is_finished() or (not aborted and len(told) != request.max_tokens):
+        if not request.is_finished() or (not aborted and len(answer) != request.max_tokens):
             raise PropertyBroken(
                 Property.PROGRESS,
-                f"request {name} is {request.status.name} at the end, with {len(told)} of "
+                f"request {name} is {request.status.name} at the end, with {len(answer)} of "
                 f"{request.max_tokens} tokens",
             )
 
     @contextmanager
     def calling(self, what: str) -> Iterator[None]:
-        """What a call of the connector or of vLLM raises is a finding that names the line of theirs."""
+        """A `with` block around a call of the connector or vLLM: errors are findings that name their line."""
         try:
             yield
         except KvsmError:
@@ -448,7 +454,7 @@ class VllmWorld:
 
 
 def _place(error: BaseException) -> tuple[str, str]:
-    """("FILE:LINE", what stands there): the innermost line that is not kvsm's checking code."""
+    """("FILE:LINE", its source text) of the innermost line outside of kvsm's checking code."""
     theirs = raised_at(error, lambda file: "vllm_fuzz" in file)
     return theirs if theirs[0] else raised_at(error, lambda _: False)
 

@@ -1,13 +1,13 @@
-"""A model that computes only known words, so that a wrong byte is seen where it is read.
+"""A model whose KV cache consists of predictable words, so that a wrong byte is detected where it is read.
 
-The word of a token follows from all tokens up to it, the salt of its request, the KV cache group, the epoch
-of the weights, and the rank (which the rank mixes in). The output of a request follows from its prompt
-alone, so its tokens can be checked.
+The word of a token depends on all tokens up to it, the salt of its request, the KV cache group, the epoch of
+the weights, and the rank (which mixes the words). The output of a request depends on its prompt alone, so its
+tokens can be checked.
 
-A mamba layer has a state instead of a word for each token. The state follows from all tokens before it. A
-step reads the state behind the last token that was computed, and writes the one behind its own last token,
-into the same block or into the next one of the request's table. vLLM lets prefill steps end at the ends of
-blocks, so that a block that is kept holds the state at its end.
+A mamba layer has a state instead of a word for each token. The state depends on all tokens before it. A step
+reads the state after the last computed token, and writes the state after its own last token, into the same
+block or into the next one of the request's table. vLLM lets prefill steps end at block boundaries, so that a
+cached block holds the state at its end.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Words = NDArray[np.uint64]
 
 
 class KnownTokens:
-    """What a request must compute: its endless tokens, and the hash of the prefix up to each token.
+    """The tokens of a request, with its endless output, and the hash of the prefix up to each token.
 
-    salt: requests with different salts share nothing.
+    salt: requests with different salts have different hashes.
     """
 
     def __init__(self, prompt: Sequence[int], salt: int = 0) -> None:
@@ -41,13 +41,13 @@ class KnownTokens:
             self._append(token)
 
     def token(self, place: int) -> int:
-        """A token of the prompt, or of the answer, which follows from all tokens before it."""
+        """The token at this position of the prompt or the output."""
         while place >= len(self.tokens):
             self._append((self._hashes[-1] >> 33) % VOCABULARY)
         return self.tokens[place]
 
     def hashes(self, first: int, last: int) -> list[int]:
-        """The hashes up to the tokens from `first` to `last`, without the last one."""
+        """The hashes of the prefixes up to each token from `first` to before `last`."""
         self.token(last)
         return self._hashes[first:last]
 
@@ -58,7 +58,7 @@ class KnownTokens:
 
 
 class Places(NamedTuple):
-    """Tokens in the KV cache: where each is, and its word before the rank is mixed in."""
+    """Tokens in the KV cache: the block and offset of each, its word before a rank mixes it, and its name."""
 
     blocks: NDArray[np.int64]
     offsets: NDArray[np.int64]
@@ -69,8 +69,13 @@ class Places(NamedTuple):
 class EngineStep(NamedTuple):
     """A step in flight.
 
-    before: what it reads before it writes. reads: what it reads afterwards.
-    finished: requests that ended since the step before.
+    output, metadata: vLLM's scheduler output, and the pickled metadata of the connector.
+    before: words that it reads before it writes.
+    reads: words that it reads after it has written.
+    writes: words that it writes.
+    sampled: request -> tokens that it samples.
+    finished: requests that have finished since the previous step.
+    drafted: requests for which it drafts tokens.
     """
 
     output: Any
@@ -84,28 +89,29 @@ class EngineStep(NamedTuple):
 
 
 class RunnerRow:
-    """A request in a model runner: the block table of each group, and how many tokens have KV cache."""
+    """A request in a model runner: the block table of each group, and the number of tokens with KV cache."""
 
     def __init__(self, tables: Sequence[Sequence[int]], computed: int) -> None:
         self.tables, self.computed = [list(table) for table in tables], computed
 
 
 class ModelRunner:
-    """Turns each scheduler output into what the ranks read and write. It is the same on all ranks.
+    """Turns each scheduler output into the words that ranks read and write; the same for all ranks.
 
     drafts: speculative tokens of each step.
     random: decides how many of them are accepted.
-    windows: the sliding window of each KV cache group (tokens); 0: full attention; `STATES`: mamba states.
+    windows: the sliding window of each KV cache group (tokens); 0 for full attention, `STATES` for mamba
+        states.
     """
 
     def __init__(self, drafts: int, random: Random, windows: Sequence[int] = (0, WINDOW)) -> None:
         self._drafts, self._random, self._windows = drafts, random, windows
         self._rows: dict[str, RunnerRow] = {}
         self.epoch = 0
-        """The epoch of the weights. Other weights compute other content."""
+        """The epoch of the weights. Different weights compute different words."""
 
     def step(self, output: Any, requests: Mapping[str, Any], truths: Mapping[str, KnownTokens]) -> EngineStep:
-        """The step of an output that was just scheduled."""
+        """The step of a new scheduler output."""
         if output.kv_cache_block_copies:
             raise AssertionError("blocks are copied on write; that is not simulated")
         self._take_rows(output)
@@ -162,11 +168,11 @@ class ModelRunner:
                 )
 
     def block_words(self, group: int, block: int, truth: KnownTokens) -> Words:
-        """What this group holds in a full block of these tokens, before a rank is mixed in."""
+        """The words of a full block of these tokens in this group, before a rank mixes them."""
         first, end, salt = block * BLOCK_TOKENS, (block + 1) * BLOCK_TOKENS, self._salt(group)
         if self._windows[group] == STATES:
             return np.array(_state_words(truth, end, salt), np.uint64)
-        return np.array([_word(one, salt) for one in truth.hashes(first, end)], np.uint64)
+        return np.array([_word(hash, salt) for hash in truth.hashes(first, end)], np.uint64)
 
     def _salt(self, group: int) -> int:
         return (self.epoch << 8) + group
@@ -177,7 +183,7 @@ def _word(hash: int, salt: int) -> int:
 
 
 def _state_words(truth: KnownTokens, tokens: int, salt: int) -> list[int]:
-    """The state after this number of tokens: it fills its block."""
+    """The state after this number of tokens, as the words of its whole block."""
     (word,) = truth.hashes(tokens - 1, tokens)
     return [(_word(word, salt) + offset) % 2**64 for offset in range(BLOCK_TOKENS)]
 
@@ -198,7 +204,7 @@ class _PlaceList:
             self._names.append(f"token {place} of request {name}")
 
     def add_state(self, name: str, table: Sequence[int], tokens: int, truth: KnownTokens, salt: int) -> None:
-        """The state after this number of tokens, if any."""
+        """Add the state after this number of tokens; nothing for 0 tokens."""
         if not tokens:
             return
         for offset, word in enumerate(_state_words(truth, tokens, salt)):

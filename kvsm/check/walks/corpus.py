@@ -1,12 +1,13 @@
-"""A corpus: schedules that reached something that no other one reached, kept in a directory between walks.
+"""A corpus: schedules that each reach a feature which no other one reaches, kept in a directory between
+walks.
 
-Each schedule is a file of its own, named by its content. So corpora of several machines are merged by copying
-their files into one directory. Files do not say what their schedules reach: that is seen by doing them again,
-with the code as it is now. A schedule that fails by then is a failure like any other.
+Each schedule is a file, named by its content. So the corpora of several machines are merged by copying their
+files into one directory. A file does not record which features its schedule reaches: to find out, the
+schedule is run with the present code. If it fails then, that is a failure like any other.
 
-Of the schedules that reach a feature (`kvsm.check.walks.watch`) the smallest one stays, and a schedule that
-is the smallest for none goes. What stays depends only on the schedules, and not on their order. So it does
-not matter in which order corpora are merged.
+Among the schedules that reach a feature (`kvsm.check.walks.watch`) the smallest is kept. A schedule that is
+the smallest for no feature is deleted. Which schedules are kept depends on the set of schedules alone. So
+corpora may be merged in any order.
 """
 
 from __future__ import annotations
@@ -23,18 +24,19 @@ from kvsm.errors import ConfigError
 from kvsm.system.private_files import write_whole
 
 MOST_BYTES = 1 << 20
-"""A larger file is no schedule: the longest run of a walk has a tenth of that."""
+"""The largest file that is read: ten times the longest run of a walk."""
 
 
 class CorpusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, forbid_unknown_fields=True):
-    """A schedule, from which a run can begin.
+    """A schedule from which a run can begin.
 
-    target: what it is a schedule of.
-    seed, run: of the run that reached it.
-    options: of the world, as builtins.
-    actions: in the world.
-    choices: in place of both, for a machine of Hypothesis: the bytes that it draws from, in hexadecimal.
-    reduced: whether all that is not needed was left out.
+    target: the name of the target to which the schedule belongs.
+    seed, run: the seed of the walk and the number of the run that found it.
+    options: the options of the world, as builtins.
+    actions: the actions in the world.
+    choices: for a Hypothesis machine, in place of options and actions: the bytes that it draws from, in
+        hexadecimal.
+    reduced: whether unnecessary actions were removed.
     """
 
     target: str
@@ -47,24 +49,24 @@ class CorpusEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True,
 
     @property
     def name(self) -> str:
-        """The name of its content. Equal schedules have equal names, also on other machines."""
+        """The hash of its content. Equal schedules have equal names, also on different machines."""
         content = (self.target, self.options, self.actions, self.choices)
         return blake2b(msgspec.json.encode(content), digest_size=10).hexdigest()
 
     @property
     def size(self) -> tuple[int, int, str]:
-        """Orders entries from small to large. No two are equal."""
+        """The sort key by size. Different entries have different keys."""
         return len(self.actions), len(self.choices), self.name
 
     def with_actions(self, actions: Iterable[Action], *, reduced: bool) -> CorpusEntry:
-        """The same with other actions."""
+        """A copy of the entry with other actions."""
         return msgspec.structs.replace(self, actions=tuple(actions), reduced=reduced)
 
 
 def smallest(reach: Mapping[str, tuple[CorpusEntry, frozenset[str]]]) -> dict[str, frozenset[str]]:
-    """Which entries stay, by name, and for which features: each the smallest entry that reaches them.
+    """The entries to keep: name -> the features for which this entry is the smallest.
 
-    reach: by the names of the entries, all that they reach.
+    reach: name of an entry -> (entry, all features that it reaches).
     """
     wins: dict[str, set[str]] = {}
     taken: set[str] = set()
@@ -77,7 +79,7 @@ def smallest(reach: Mapping[str, tuple[CorpusEntry, frozenset[str]]]) -> dict[st
 
 
 class CorpusDirectory:
-    """The files of a corpus. Files of other targets in it are left alone."""
+    """The files of a corpus. Files of other targets in the directory are not touched."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -87,7 +89,7 @@ class CorpusDirectory:
             raise ConfigError(f"{directory}: cannot be a corpus: {error.strerror}") from error
 
     def read(self) -> tuple[list[CorpusEntry], list[str]]:
-        """All entries in the order of their names, and what is wrong with the files that hold none."""
+        """(all entries in the order of their names, an error message for each file that is not an entry)."""
         entries: dict[str, CorpusEntry] = {}
         wrong = []
         for path in sorted(self.directory.glob("*.json")):
@@ -99,7 +101,7 @@ class CorpusDirectory:
         return [entries[name] for name in sorted(entries)], wrong
 
     def write(self, entries: Iterable[CorpusEntry], gone: Iterable[CorpusEntry]) -> None:
-        """Write the entries that are not there yet, then remove those that are gone. Raises `ConfigError`."""
+        """Write the entries that have no file yet, then delete the files of `gone`. Raises `ConfigError`."""
         try:
             for entry in entries:
                 path = self._path(entry)
@@ -115,7 +117,7 @@ class CorpusDirectory:
 
 
 def _read(path: Path) -> CorpusEntry | str:
-    """The entry, or why there is none."""
+    """The entry in this file, or the reason why there is none."""
     if not path.is_file():
         return "it is no regular file"
     try:

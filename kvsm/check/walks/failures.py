@@ -1,8 +1,8 @@
-"""A failure that the walk found: told for people, and saved so that it can be repeated.
+"""A failure that a walk found: rendered for people, and saved so that it can be repeated.
 
-A directory of a failure holds
+The directory of a failure contains
 
-    actions.json    the world, its actions, what broke, and the seed that led there
+    actions.json    the world, its actions, the broken property, and the seed of the walk
     steps.txt       the same for people: what each action changed, and why the end is wrong
     log/            the events of the core, for `kvsm show`, `kvsm verify`, `kvsm replay`
     test_*.py       a test that fails until the bug is fixed
@@ -36,10 +36,11 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     """The content of `actions.json`.
 
     options: the world's options, as builtins.
-    actions: after reduction.
-    found: how many actions there were before it.
+    actions: the actions, after reduction.
+    found: the number of actions before reduction.
     reruns: how many reruns the reduction took.
-    systematic: the length up to which all schedules were run, or 0; then `run` is the schedule's number.
+    systematic: 0 for a random walk. For a search of all short schedules, the greatest length of a schedule;
+        then `run` is the number of the schedule.
     """
 
     def found_by(self) -> str:
@@ -58,31 +59,33 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     systematic: int = 0
 
     def finding(self) -> Finding:
-        """What went wrong."""
+        """The broken property and its message."""
         return Finding(self.property, self.message)
 
     def after(self, actions: tuple[Action, ...], finding: Finding) -> SavedFailure:
-        """The same failure, as these actions show it."""
+        """A copy of this failure with other actions and their finding."""
         return msgspec.structs.replace(self, actions=actions, **_fields(finding))
 
     def case(self) -> WalkCase:
-        """The world. Raises `ConfigError` if this version of kvsm does not have it."""
+        """The case of its world. Raises `ConfigError` if this version of kvsm does not have this world."""
         return case_of(self.target, self.options)
 
 
 def slug_of(failure: SavedFailure) -> str:
-    """The target in names of files and functions."""
+    """The target's name, fit for names of files and functions."""
     return re.sub(r"\W+", "_", failure.target)
 
 
 def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
-    """Reduce a failure of a walk through this target."""
+    """Reduce a failure that a walk of this target has found."""
     return reduced_case(draw_case(target, random_of(seed, failure.run)), seed, failure)
 
 
 def reduced_case(case: WalkCase, seed: int, failure: WalkFailure) -> SavedFailure:
-    """Reduce a failure in this case. One that its actions do not repeat is kept unreduced, as broken
-    determinism."""
+    """Reduce a failure in this case.
+
+    If its actions do not repeat it, it is kept unreduced, as a broken determinism.
+    """
     try:
         case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
     except NotRepeated as error:
@@ -101,16 +104,16 @@ def reduced_case(case: WalkCase, seed: int, failure: WalkFailure) -> SavedFailur
 
 
 def _fields(finding: Finding) -> dict[str, Any]:
-    """A finding as fields of a `SavedFailure`. Worlds name only kvsm's properties."""
+    """A finding as fields of a `SavedFailure`. Worlds report only properties of kvsm."""
     assert isinstance(finding.property, Property)
     return {"property": finding.property, "message": finding.message}
 
 
 def _reduced_with_requests(case: WalkCase, reduction: Reduction) -> tuple[WalkCase, Reduction]:
-    """Leave out requests together with their arrivals, then reduce further.
+    """Remove requests from the options together with their arrivals, then reduce further.
 
-    If requests arrive in the order of the options, leaving out an arrival alone would only let another
-    request take its place. Requests that never arrived are left out, too.
+    Requests arrive in the order of the options, so without an arrival alone another request would take its
+    place. Requests that never arrived are removed, too.
     """
     if not isinstance(getattr(case.options, "requests", None), tuple):
         return case, reduction
@@ -138,13 +141,13 @@ def _without_arrival(actions: tuple[Action, ...], number: int) -> tuple[Action, 
 
 
 def told(failure: SavedFailure) -> str:
-    """The failure for people: numbered steps, the broken property, and where to look first."""
+    """The failure as text: numbered steps, the broken property, and where to look first."""
     case = failure.case()
     found_by = f"systematic {failure.systematic}" if failure.systematic else f"seed {failure.seed}"
     bounds = f"{found_by}, run {failure.run}: {_options_text(case.options)}"
     model = RerunModel(f"{failure.target} world", bounds, case.make)
     lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
-    # The first line of `render` gives the length of a shortest path, which only a search can know.
+    # Replace the first line of `render`, which gives the length of a shortest path: only a search finds that.
     steps = "step" if len(failure.actions) == 1 else "steps"
     size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.reruns} reruns"
     return "\n".join([f"{failure.target}: {failure.property} is broken: {size}", *lines[1:]])
@@ -173,7 +176,7 @@ def write_files(directory: Path, texts: Mapping[str, bytes]) -> list[Path]:
     """Write new files into a claimed directory. Raises `LogError`."""
     try:
         for name, text in texts.items():
-            # "x": a link that another user put here after the directory was claimed is not followed.
+            # "x" does not follow a link that another user has put here after the directory was claimed.
             with (directory / name).open("xb") as file:
                 file.write(text)
     except OSError as error:
@@ -182,7 +185,7 @@ def write_files(directory: Path, texts: Mapping[str, bytes]) -> list[Path]:
 
 
 def claim(directory: Path) -> None:
-    """Make the directory if it is absent. Raises `LogError` unless it is empty."""
+    """Create the directory if it is absent. Raises `LogError` unless it is empty."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if any(directory.iterdir()):
@@ -205,9 +208,10 @@ def read(directory: Path) -> SavedFailure:
 
 
 def load(directory: Path, given: Mapping[str, Collection[Any]] | None = None) -> SavedFailure:
-    """Read a saved failure of a world of kvsm. Raises `ConfigError`, also if it names code or a path.
+    """Read a saved failure of a world of kvsm. Raises `ConfigError`, also if it names untrusted code or
+    paths.
 
-    given: values that the user allows, by the name of an option: {"policy": ["package.module:Class"]}.
+    given: the values that the user trusts, by option: {"policy": ["package.module:Class"]}.
     """
     failure = read(directory)
     try:
@@ -238,7 +242,7 @@ def test_{name}_keeps_{property}() -> None:
 
 
 def regression_test(failure: SavedFailure) -> str:
-    """The text of a test for pytest that needs only kvsm."""
+    """The source of a pytest test that needs only kvsm."""
     return _TEST.format(
         finding=str(failure.finding()).replace("\\", "\\\\").replace('"""', "'''"),
         target=failure.target,
@@ -254,7 +258,7 @@ def regression_test(failure: SavedFailure) -> str:
 
 
 def _command(failure: SavedFailure) -> str:
-    """The command whose walk found it, without its seed."""
+    """The command whose walk found the failure, without the seed."""
     connector = failure.options.get("connector")
     if connector is not None:
         return f"kvsm vllm-fuzz --connector {connector}"

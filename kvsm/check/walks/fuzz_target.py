@@ -1,7 +1,7 @@
-"""What `kvsm fuzz` walks through: one interface for worlds and for Hypothesis' machines.
+"""The targets of `kvsm fuzz`: one interface for worlds and for Hypothesis machines.
 
-A target makes runs, and each run depends on its number alone. So shards, processes, limits, resumed walks and
-the corpus are the same for all targets. `WorldTarget` is for worlds; `kvsm.testing.machine_target` is for
+A target makes runs, and each run is determined by its number. So shards, processes, limits, resumed walks and
+the corpus work alike for all targets. `WorldTarget` is for worlds, `kvsm.testing.machine_target` for
 machines.
 """
 
@@ -29,25 +29,25 @@ from kvsm.check.worlds.world import Action, World
 from kvsm.errors import ConfigError
 
 MOST_REDUCING = 30
-"""How often the reduction of a schedule of a corpus may do its actions again, all of them."""
+"""The limit of a corpus entry's reduction, in reruns of all of its actions."""
 
 
 class Shortened(NamedTuple):
-    """A reduced entry. done: the actions that the reduction did."""
+    """A reduced entry. done: how many actions the reduction has run."""
 
     entry: CorpusEntry
     done: int
 
 
 class Redone(NamedTuple):
-    """What a schedule reaches now. failure: if it fails by now."""
+    """The features that a schedule reaches with the present code. failure: None unless it fails."""
 
     features: frozenset[str]
     failure: WalkFailure | None
 
 
 class FuzzTarget(ABC):
-    """Something to walk through. name: as the user gives it."""
+    """A target of walks. name: as the user gives it."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -61,62 +61,62 @@ class FuzzTarget(ABC):
 
     @abstractmethod
     def runs(self, seed: int) -> RunMaker:
-        """The runs of a walk."""
+        """Return the maker of the runs of a walk."""
 
     @abstractmethod
     def guided_runs(self, seed: int, entries: Sequence[CorpusEntry], known: Collection[str]) -> RunMaker:
-        """Watched runs. Some of them begin with an entry.
+        """Return the maker of watched runs, some of which begin with an entry.
 
-        known: features that are not new.
+        known: the features that count as reached already.
         """
 
     # The corpus.
 
     @abstractmethod
     def check_entry(self, entry: CorpusEntry) -> None:
-        """Raises `ConfigError` if this entry of the target cannot be done here."""
+        """Raises `ConfigError` if this entry of the target cannot be run here."""
 
     def owns(self, entry: CorpusEntry) -> bool:
-        """Whether this is an entry of the target."""
+        """Whether the entry belongs to this target."""
         return entry.target == self.name
 
     @abstractmethod
     def entry(self, seed: int, reached: NewlyReached, entries: Sequence[CorpusEntry]) -> CorpusEntry:
-        """The schedule of a run that reached something. entries: as `guided_runs` had them."""
+        """The entry for a run that reached new features. entries: those passed to `guided_runs`."""
 
     @abstractmethod
     def redo(self, entry: CorpusEntry) -> Redone:
-        """Do a schedule again."""
+        """Run a schedule again."""
 
     @abstractmethod
     def shortened(self, entry: CorpusEntry, wanted: Collection[str]) -> Shortened:
-        """The entry without what is not needed to reach these features."""
+        """Reduce the entry to the actions that are needed to reach these features."""
 
     # Failures.
 
     @abstractmethod
     def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
-        """A failure of a run, reduced. entries: as `guided_runs` had them."""
+        """Reduce the failure of a run. entries: those passed to `guided_runs`."""
 
     @abstractmethod
     def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
-        """A failure of an entry, reduced."""
+        """Reduce the failure of an entry."""
 
     @abstractmethod
     def again(self, failure: SavedFailure) -> SavedFailure | None:
-        """The failure as it is now; None if it no longer fails."""
+        """Run a failure with the present code. Returns it with its present finding; None if it passes."""
 
     @abstractmethod
     def told(self, failure: SavedFailure) -> str:
-        """The failure for people."""
+        """The failure as text for people."""
 
     @abstractmethod
     def save(self, failure: SavedFailure, directory: Path) -> None:
-        """Write what is told, the log, and a test, into an empty directory."""
+        """Write the text of the failure, its log and a test to an empty directory."""
 
 
 class WorldTarget(FuzzTarget):
-    """A world of kvsm, all of them in turn, or one of the user's."""
+    """A world of kvsm, all of these worlds in turn, or a world of the user."""
 
     def owns(self, entry: CorpusEntry) -> bool:
         return entry.target in TARGETS if self.name == "all" else super().owns(entry)
@@ -191,7 +191,7 @@ def _case(entry: CorpusEntry) -> WalkCase:
 def _redo(
     entry: CorpusEntry, actions: Sequence[Action]
 ) -> tuple[frozenset[str], tuple[Action, ...], WalkFailure | None]:
-    """What these actions reach in the entry's world, which of them happen, and how they fail if they do."""
+    """Run actions in the entry's world. Returns (features reached, actions that happened, failure if any)."""
     with watching() as watch:
         outcome = rerun(_case(entry).make, actions)
         watch.say(reached_by(outcome.world))

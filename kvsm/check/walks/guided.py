@@ -1,11 +1,11 @@
-"""Runs of a world that begin in places which earlier runs have reached.
+"""Guided runs of a world: they begin in states that earlier runs have reached.
 
-Half of the runs begin with a schedule of the corpus, or with a part of one, and go on at random. So a walk
-spends its time where something new was found, and a state that takes a dozen lucky draws is drawn once.
+Half of the runs begin with a schedule of the corpus, or with a part of one, and continue at random. So a walk
+spends more time near newly found states, and needs the luck to reach a rare state only once.
 
-Which schedule a run begins with depends on the seed, the number of the run, and the corpus as it was when the
-round began (`kvsm.check.walks.rounds`). So equal seeds with equal corpora make equal runs, in any number of
-processes.
+The schedule with which a run begins depends on the seed, the number of the run, and the corpus at the
+beginning of the round (`kvsm.check.walks.rounds`). So equal seeds with equal corpora make equal runs, with
+any number of processes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ GUIDED = 0.5
 
 
 class Schedule(NamedTuple):
-    """Actions, and what makes the world in which they happened."""
+    """Actions, and the function that creates their world."""
 
     make: Callable[[], World]
     actions: tuple[Action, ...]
 
 
 class GuidedRuns(WorldRuns):
-    """Runs that are watched. Some of them begin with one of the schedules.
+    """Makes watched runs, some of which begin with one of the schedules.
 
-    known: features that are not new.
+    known: the features that count as reached already.
     """
 
     def __init__(
@@ -65,23 +65,23 @@ class GuidedRuns(WorldRuns):
 
 
 def reached_by(world: World) -> Sequence[str]:
-    """What a world says itself that it has reached."""
-    say: Callable[[], Sequence[str]] | None = getattr(world, "reached", None)
-    return () if say is None else say()
+    """The events of its own that a world reports by its method `reached`, if it has one."""
+    reached: Callable[[], Sequence[str]] | None = getattr(world, "reached", None)
+    return () if reached is None else reached()
 
 
 def chance_of(seed: int, number: int) -> Random:
-    """The random numbers that decide how a run begins. Its actions have others."""
+    """The random numbers that choose a run's schedule; its actions are drawn from other ones."""
     return Random(f"{seed}/{number}/corpus")
 
 
 def picked(chance: Random, many: int) -> int | None:
-    """Which of the schedules a run begins with; None if with none of them."""
+    """The index of the schedule, of `many`, with which a run begins; None if it begins with none."""
     return int(chance.random() * many) if many and chance.random() < GUIDED else None
 
 
 def changed(actions: tuple[Action, ...], chance: Random) -> tuple[Action, ...]:
-    """A schedule as it is, the beginning of it, or all but a piece of it."""
+    """The schedule as it is, only its beginning, or the schedule without a piece of it."""
     way, first, last = chance.randrange(4), *sorted(chance.choices(range(len(actions) + 1), k=2))
     if way == 0:
         return actions[:last]

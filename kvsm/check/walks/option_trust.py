@@ -1,9 +1,9 @@
-"""Which code and paths a file of options may name.
+"""Refuse options from a file that name untrusted code or paths.
 
 A saved failure, or a schedule of a corpus, contains the options of its world, and its author may be unknown.
 So a field that names code or a path is refused, unless its value is harmless or the user has given the same
-value on the command line. `TEXTS` lists what each field with text may name; numbers, booleans and choices
-name nothing. A field that is missing there is treated as naming code.
+value on the command line. `TEXTS` lists what each text field may name; numbers, booleans and choices name
+nothing. A text field that is missing there is treated as naming code.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ _LONGEST_SHOWN = 200
 
 
 class Named(NamedTuple):
-    """What a field names.
+    """The kind of thing that a field names.
 
-    what: for people.
-    option: of the command line, by which a user allows a value.
-    harmless: values that need no leave.
+    what: its description for people.
+    option: the command line option by which a user allows a value.
+    harmless: the values that are always allowed.
     """
 
     what: str
@@ -46,9 +46,9 @@ _POLICY = Named("code of an eviction policy", "--allow-policy", tuple(POLICIES))
 TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     CoreOptions: {"policy": _POLICY},
     ServingOptions: {"policy": _POLICY},
-    # What a client sends with a request. It is read as data, and in this world no other engine exists.
+    # The `kv_transfer_params` of a client. They are read as data, and no other engine exists in this world.
     RequestSpec: {"parameters": None},
-    # A word in KV events.
+    # Only copied into KV events.
     KVCacheGroup: {"event_kind": None},
     HandOverWorldOptions: {"policy": _POLICY},
     TwoTierOptions: {"writes": None},
@@ -62,15 +62,15 @@ TEXTS: Mapping[type[msgspec.Struct], Mapping[str, Named | None]] = {
     # It seeds random numbers. The code is named by the target, which the user gives with --target.
     OwnWorldOptions: {"seed": None},
 }
-"""Struct -> field -> what it names; None: nothing, whatever it holds."""
+"""Struct -> text field -> the kind of thing that it names; None if no value names anything."""
 
 _UNKNOWN = Named("something that kvsm has not judged", "a newer kvsm")
 
 
 def refuse_named(options: msgspec.Struct, given: Mapping[str, Collection[Any]]) -> None:
-    """Raises `ConfigError` if the options of a file name code or a path that the user has not given.
+    """Raises `ConfigError` if the options of a file name code or a path that the user has not allowed.
 
-    given: what the user has given, by field.
+    given: field -> the values that the user allows.
     """
     for name, value, named in _named_in(options):
         if value in named.harmless or value in given.get(name, ()):
@@ -87,7 +87,7 @@ def refuse_named(options: msgspec.Struct, given: Mapping[str, Collection[Any]]) 
 
 
 def allowing(options: msgspec.Struct) -> str:
-    """The options of the command line that allow what these options name, each after a blank."""
+    """The command line options that allow the code and paths of these options, each preceded by a space."""
     needed = [(named, value) for _, value, named in _named_in(options) if value not in named.harmless]
     return "".join([f" {_allowed(named, value)}" for named, value in needed])
 
@@ -98,7 +98,7 @@ def _allowed(named: Named, value: Any) -> str:
 
 
 def _named_in(options: msgspec.Struct) -> Iterator[tuple[str, Any, Named]]:
-    """Return (field, value, what it names) for each field that may name something, in nested structs, too."""
+    """(field, value, kind of thing named) for each field that may name something, also in nested structs."""
     texts = TEXTS.get(type(options), {})
     for field in fields_with_text(type(options)):
         named = texts.get(field, _UNKNOWN)
@@ -111,18 +111,18 @@ def _named_in(options: msgspec.Struct) -> Iterator[tuple[str, Any, Named]]:
 
 
 def fields_with_text(options: type[msgspec.Struct]) -> list[str]:
-    """Return the fields that can hold any text, directly or in a list or dict."""
+    """The fields that can contain arbitrary text, directly or in a list or dict."""
     found = inspect.type_info(options)
     assert isinstance(found, inspect.StructType)
     return [field.name for field in found.fields if _can_hold_text(field.type)]
 
 
 def structs_in(options: type[msgspec.Struct]) -> list[type[msgspec.Struct]]:
-    """Return this struct type and all struct types in its fields."""
+    """This struct type and all struct types in its fields."""
     found = inspect.type_info(options)
     assert isinstance(found, inspect.StructType)
-    inside = [one for field in found.fields for part in _parts(field.type) for one in _structs(part)]
-    return [options, *[one for struct in inside for one in structs_in(struct)]]
+    inside = [struct for field in found.fields for part in _parts(field.type) for struct in _structs(part)]
+    return [options, *[nested for struct in inside for nested in structs_in(struct)]]
 
 
 def _structs(found: inspect.Type) -> list[type[msgspec.Struct]]:
@@ -136,7 +136,7 @@ def _can_hold_text(found: inspect.Type) -> bool:
 
 
 def _parts(found: inspect.Type) -> list[inspect.Type]:
-    """Return the element types of a type: of lists, dicts and unions."""
+    """The member types of a union and the element types of a list or tuple; else the type itself."""
     if isinstance(found, inspect.UnionType):
         return [part for one in found.types for part in _parts(one)]
     if isinstance(found, inspect.TupleType):

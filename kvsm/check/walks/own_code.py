@@ -1,4 +1,4 @@
-"""Code of the user by its import path, `package.module:name`: a world or a machine to walk through."""
+"""Import the user's own world or machine by its path, `package.module:name`."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from kvsm.check.worlds.world import World
 from kvsm.errors import ConfigError, described
 
 KINDS = "a function that makes a World from a Random, a class of worlds, or a RuleBasedStateMachine"
-"""What a path may name."""
+"""The things that a path may name."""
 
 
 def is_path(target: str) -> bool:
-    """Whether this is an import path, and not the name of a target of kvsm."""
+    """Whether this is an import path rather than the name of a target of kvsm."""
     return ":" in target
 
 
 def find_own(path: str) -> Any:
-    """What `package.module:name` names. The current directory can be imported, as with `python -m`.
+    """Import `package.module:name`. Modules of the current directory are found, as with `python -m`.
 
-    Raises `ConfigError`: it says what is missing, and where it was looked for.
+    Raises `ConfigError`, which says what is missing and where it was searched for.
     """
     module_name, _, name = path.partition(":")
     if not (module_name and name):
@@ -43,7 +43,7 @@ def find_own(path: str) -> Any:
             f"target {path}: there is no module {error.name}; it was looked for in {here} and among the "
             f"installed packages of {sys.executable}. Call kvsm where the module is, or install its package"
         ) from error
-    except (Exception, SystemExit) as error:  # the code of somebody else may raise anything
+    except (Exception, SystemExit) as error:  # the user's code may raise anything
         raise ConfigError(f"target {path}: importing {module_name} raised {described(error)}") from error
     try:
         return getattr(module, name)
@@ -60,7 +60,10 @@ def _may_be(thing: Any, module: Any) -> bool:
 
 
 def where(thing: Any) -> tuple[str, int] | None:
-    """The file, relative to the current directory if it is below, and the line of a class or function."""
+    """(file, line) of a class or function; None if it has no source file.
+
+    The file is relative to the current directory if it is below it.
+    """
     try:
         file, (_, line) = inspect.getsourcefile(thing), inspect.getsourcelines(thing)
     except (OSError, TypeError):
@@ -72,13 +75,13 @@ def where(thing: Any) -> tuple[str, int] | None:
 
 
 def make_own_world(path: str, random: Random) -> World:
-    """The world that the user's code makes from the random numbers. Raises `ConfigError` if it makes none."""
+    """Create a world with the user's code. Raises `ConfigError` if the code fails or creates no world."""
     make = find_own(path)
     if not callable(make):
         raise ConfigError(f"target {path} is {type(make).__name__} {make!r:.60}, not {KINDS}")
     try:
         world = make(random)
-    except Exception as error:  # the code of somebody else may raise anything
+    except Exception as error:  # the user's code may raise anything
         raise ConfigError(
             f"target {path} cannot make a world: {path.partition(':')[2]}(random) raised {described(error)}. "
             f"It must be {KINDS}"

@@ -1,10 +1,10 @@
-"""Reduction: from all actions of a failed run to the few that it takes to fail.
+"""Reduce the actions of a failed run to the few that are needed to fail.
 
-Actions name things by their place, so a run without some of its actions is still a valid run. Each candidate
-runs in a fresh world, and counts if it breaks the same property. Reduction first leaves out whole kinds of
-action, then all actions on one thing, then ever smaller pieces down to single actions (delta debugging:
-Zeller and Hildebrandt, 2002). Last it makes the numbers small. The result is minimal, because no single
-action can be left out. A shorter failing run may exist.
+Actions name things by their position, so a run without some of its actions is still a valid run. Each
+candidate is run in a fresh world, and accepted if it breaks the same property. Reduction first removes whole
+kinds of action, then all actions on one thing, then ever smaller pieces down to single actions (delta
+debugging: Zeller and Hildebrandt, 2002). Last it makes numbers smaller. The result is minimal in that no
+single action can be removed. A shorter failing run may still exist.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from kvsm.errors import KvsmError
 Item = TypeVar("Item")
 
 MOST_RERUNS = 4000
+"""The limit of reruns in one reduction."""
 
 
 class Rerun(msgspec.Struct, frozen=True):
-    """What happened when actions were done in a fresh world.
+    """The outcome of actions in a fresh world.
 
-    actions: those that happened, up to the failing one.
-    finding: None if nothing failed.
+    actions: the actions that happened, up to the failing one.
+    finding: the failure; None if nothing failed.
     """
 
     world: World
@@ -37,7 +38,7 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """The fewest failing actions that were found, their finding, and how many reruns it took."""
+    """The fewest failing actions that were found, their finding, and the number of reruns that it took."""
 
     actions: tuple[Action, ...]
     finding: Finding
@@ -45,13 +46,13 @@ class Reduction(msgspec.Struct, frozen=True):
 
 
 class NotRepeated(KvsmError):
-    """A failure that the same actions do not repeat, so something outside of them decides, too."""
+    """The same actions do not repeat a failure, so it depends on something else, too."""
 
 
 def rerun(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Rerun:
-    """Do these actions in a fresh world, then check everything. Actions that cannot happen are left out.
+    """Run these actions in a fresh world, then check everything. Actions that cannot happen are skipped.
 
-    to_rest: afterwards wind down and check again. The actions of winding down are not recorded.
+    to_rest: wind down afterwards and check again. The actions of winding down are not recorded.
     """
     world = make_world()
     done: list[Action] = []
@@ -75,13 +76,14 @@ def reduce(
     *,
     most_reruns: int = MOST_RERUNS,
 ) -> Reduction:
-    """Reduce to few actions that break the same property at the same place. Raises `NotRepeated` if all
-    together do not.
+    """Reduce actions to few ones that break the same property at the same place.
 
-    make_world: makes a fresh world with the configuration of the failed run.
+    Raises `NotRepeated` if all actions together do not break it again.
+
+    make_world: creates a fresh world with the configuration of the failed run.
     """
     reducer = _Reducer(make_world, finding, most_reruns)
-    # A fault on the way to rest shows only there. Any other fault is told more briefly without it.
+    # Wind down only if the failure does not show otherwise: without winding down the reduced run is shorter.
     if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
         raise NotRepeated(f"{len(actions)} actions broke {finding.property}, and done again they do not")
     reducer.leave_out_kinds()
@@ -94,10 +96,10 @@ def reduce(
 def reduce_pieces(
     items: Sequence[Item], tried: Callable[[Sequence[Item]], Sequence[Item] | None]
 ) -> Sequence[Item]:
-    """Delta debugging: leave out halves, quarters, and so on; then single items, until none can be left out.
+    """Delta debugging: remove halves, quarters, and so on; then single items, until none can be removed.
 
-    tried: what is left of these items if they still show what is wanted, else None. It may end the search by
-    `StopIteration`.
+    tried: tries a candidate. Returns the items to continue with if the candidate still fails, otherwise None.
+        It may raise `StopIteration` to end the search.
     """
     best, size = items, max(1, len(items) // 2)
     while True:
@@ -118,9 +120,9 @@ def reduce_pieces(
 
 
 class _Reducer:
-    """Keeps the shortest failing list so far as `best`.
+    """The state of a reduction. best: the shortest failing list so far.
 
-    A failing candidate replaces it, cut after the failure and without the actions that could not happen.
+    A failing candidate replaces `best`, cut after the failure and without actions that could not happen.
     """
 
     def __init__(self, make_world: Callable[[], World], finding: Finding, most_reruns: int) -> None:
@@ -140,22 +142,22 @@ class _Reducer:
         return True
 
     def fails_on_the_way_to_rest(self, candidate: list[Action]) -> bool:
-        """From now on each candidate is wound down as well."""
+        """Whether the candidate fails while it winds down. Later candidates are wound down as well."""
         self._to_rest = True
         return self.fails(candidate)
 
     def leave_out_kinds(self) -> None:
-        """The most frequent kind first, so that later reruns are quicker."""
+        """Try to remove each kind of action, the most frequent first, so that later reruns are faster."""
         for (name,), _ in Counter(action[:1] for action in self.best).most_common():
             self.fails([action for action in self.best if action[0] != name])
 
     def leave_out_things(self) -> None:
-        """All actions of one kind on one request, copy or place."""
+        """Try to remove all actions of one kind on one request, copy or place."""
         for thing, _ in Counter(action[:2] for action in self.best if len(action) > 1).most_common():
             self.fails([action for action in self.best if action[:2] != thing])
 
     def leave_out_pieces(self) -> None:
-        """Halves, quarters, and so on; then single actions until none can be left out."""
+        """Try to remove halves, quarters, and so on; then single actions."""
         reduce_pieces(self.best, self._tried)
 
     def _tried(self, candidate: Sequence[Action]) -> list[Action] | None:

@@ -1,7 +1,7 @@
-"""A walk with a corpus: rounds of runs, and after each one the corpus has what the round has found.
+"""A walk with a corpus: rounds of runs, with the new schedules added to the corpus after each round.
 
-The runs of a round begin with what the corpus held before it. So what a run does depends on the seed, its
-number, and the corpus at the beginning of its round, and never on how fast other processes are.
+The runs of a round use the corpus as it was before the round. So a run is determined by the seed, its number,
+and that corpus, and not by the speed of other processes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from kvsm.check.walks.walk import WalkFailure, WalkResult
 from kvsm.errors import ConfigError
 
 FIRST_ROUND, MOST_ROUND = 32, 512
-"""Runs of a shard in the first round of a walk, and in the longest one. Each is twice the one before."""
+"""The number of runs of a shard in the first round of a walk, and its limit. Each round doubles it."""
 
 WalkRound = Callable[..., WalkResult]
-"""`kvsm.check.walks.walk.walk`, or what shows it."""
+"""`kvsm.check.walks.walk.walk`, or a wrapper that shows its progress."""
 
 
 class CorpusTotals(msgspec.Struct, frozen=True):
-    """What a corpus holds after a walk.
+    """The size of a corpus after a walk.
 
-    schedules: how many it has. features: how many they reach together. new: how many this walk added.
+    schedules: the number of its schedules.
+    features: the number of features that they reach together.
+    new: how many of these features were not reached before the walk.
     """
 
     schedules: int
@@ -38,7 +40,7 @@ class CorpusTotals(msgspec.Struct, frozen=True):
 class Corpus:
     """The corpus of one target during a walk.
 
-    wrong: what is wrong with files that were skipped.
+    wrong: an error message for each skipped file.
     """
 
     def __init__(self, target: FuzzTarget, directory: Path) -> None:
@@ -47,13 +49,13 @@ class Corpus:
         self._reach: dict[str, tuple[CorpusEntry, frozenset[str]]] = {}
         self._read: list[CorpusEntry] = []
         self.broken: tuple[CorpusEntry, WalkFailure] | None = None
-        """The first entry that fails by now, if any. The entries behind it are not read."""
+        """The first entry that fails with the present code, and its failure. Later entries are not read."""
         for entry in entries:
             if target.owns(entry) and self.broken is None:
-                self._take(entry, directory)
+                self._load(entry, directory)
         self._before = self.features
 
-    def _take(self, entry: CorpusEntry, directory: Path) -> None:
+    def _load(self, entry: CorpusEntry, directory: Path) -> None:
         try:
             self._target.check_entry(entry)
         except ConfigError as error:
@@ -67,34 +69,34 @@ class Corpus:
 
     @property
     def entries(self) -> list[CorpusEntry]:
-        """In the order of their names."""
+        """The entries, in the order of their names."""
         return [self._reach[name][0] for name in sorted(self._reach)]
 
     @property
     def features(self) -> frozenset[str]:
-        """All that the entries reach."""
+        """All features that the entries reach."""
         return frozenset().union(*[features for _, features in self._reach.values()])
 
     @property
     def totals(self) -> CorpusTotals:
-        """For the report."""
+        """The size of the corpus, for the report."""
         features = self.features
         return CorpusTotals(len(self._reach), len(features), len(features - self._before))
 
     def add(self, seed: int, result: WalkResult, entries: Sequence[CorpusEntry]) -> None:
-        """Keep the schedules of a round that reach what no other one does. entries: those it began with."""
+        """Add the schedules of a round that reach new features. entries: the entries at its beginning."""
         for reached in result.reached:
             if reached.features <= self.features or (result.failure and reached.run == result.failure.run):
-                continue  # an earlier run of the round was first; or the schedule fails
+                continue  # an earlier run of the round has reached the same features; or this run failed
             entry = self._target.entry(seed, reached, entries)
             features = self._target.redo(entry).features
             if not features <= self.features:
                 self._reach[entry.name] = entry, features
 
     def reduce(self, most_actions: int) -> None:
-        """Reduce entries to what they alone are kept for, and drop those that nothing needs.
+        """Reduce each entry to the features for which it is the smallest; drop entries that are redundant.
 
-        most_actions: begin no further reduction after this number of actions. A later walk goes on there.
+        most_actions: begin no reduction after this number of actions was run. A later walk reduces the rest.
         """
         for name, wanted in smallest(self._reach).items():
             entry, _ = self._reach[name]
@@ -106,8 +108,8 @@ class Corpus:
         self._reach = {name: self._reach[name] for name in kept}
 
     def save(self) -> None:
-        """Write what is new, and remove what is no longer there. Raises `ConfigError`."""
-        self._directory.write(self.entries, [one for one in self._read if one.name not in self._reach])
+        """Write new entries, and delete the files of dropped ones. Raises `ConfigError`."""
+        self._directory.write(self.entries, [entry for entry in self._read if entry.name not in self._reach])
 
 
 def walk_in_rounds(
@@ -121,10 +123,10 @@ def walk_in_rounds(
     seconds: float | None,
     shards: int = 1,
 ) -> tuple[WalkResult, list[CorpusEntry]]:
-    """Walk as `walk` does, round by round. Returns the totals, and the entries that the last round had.
+    """Walk as `walk` does, round by round. Returns (totals, the entries at the beginning of the last round).
 
-    walk_round: makes one round; takes what `walk` takes.
-    shards: how many share the walk. A round has as many runs in each of them.
+    walk_round: makes the runs of one round; takes the arguments of `walk`.
+    shards: the number of shards of the walk. A round has equally many runs in each shard.
     """
     total, began, size = WalkResult(seed=seed, next_run=first_run), time.monotonic(), FIRST_ROUND * shards
     while True:

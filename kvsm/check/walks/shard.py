@@ -1,7 +1,7 @@
 """A shard of a walk: the runs that one of several machines makes.
 
-The runs of a walk are numbered, and run `n` belongs to shard `n % of + 1`. So the shards of one walk make
-each of its runs once, and a shard has its share of the first runs as well as of the last.
+The runs of a walk are numbered, and run `n` belongs to shard `n % of + 1`. So together the shards make each
+run once, and each shard has its share of the early runs as well as of the late ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from kvsm.errors import ConfigError
 
 
 class Shard(NamedTuple):
-    """One of `of` equal parts of a walk. number: from 1."""
+    """Part `number` (counted from 1) of the `of` equal parts of a walk."""
 
     number: int = 1
     of: int = 1
@@ -31,11 +31,11 @@ class Shard(NamedTuple):
         return shard
 
     def run(self, place: int) -> int:
-        """The number in the walk of the run that has this place, from 0, among the shard's own."""
+        """The number in the walk of the shard's run number `place` (counted from 0)."""
         return place * self.of + self.number - 1
 
     def place(self, run: int) -> int:
-        """How many runs before this number in the walk belong to the shard: the place of its next one."""
+        """How many runs before this number belong to the shard, which is the place of its next run."""
         return max(0, -(-(run - self.number + 1) // self.of))
 
     def __str__(self) -> str:
@@ -43,4 +43,4 @@ class Shard(NamedTuple):
 
 
 WHOLE = Shard()
-"""All runs."""
+"""The shard with all runs."""

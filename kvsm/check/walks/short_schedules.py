@@ -1,9 +1,10 @@
-"""Every short schedule of a world, in order of length: complete where a random walk is not.
+"""Run every short schedule of a world, in order of length: complete where a random walk is not.
 
-A schedule is a list of actions from a small alphabet. Each one runs in a fresh world, which is then brought
-to rest and checked. Among schedules of one length, those with few changes between actors come first: few
-changes show most bugs (Musuvathi and Qadeer, 2007). A schedule whose last action cannot happen is the same
-as a shorter one, so it is skipped with all that begin like it. So is what begins like a schedule that failed.
+A schedule is a list of actions from a small alphabet. Each schedule runs in a fresh world, which is then
+brought to rest and checked. Schedules of equal length are sorted by the number of switches between actors,
+because few switches are enough for most bugs (Musuvathi and Qadeer, 2007). If the last action of a schedule
+cannot happen, the schedule equals a shorter one. Then it is skipped, with all schedules that begin with it.
+Schedules that begin with a failed one are skipped, too.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from kvsm.system.executors.executor import Executor
 
 Schedule = tuple[Action, ...]
 _CHUNK = 16
-"""Schedules that a worker takes at a time."""
+"""Schedules in one task of a worker process."""
 
 
 class ScheduleCounts(msgspec.Struct, frozen=True, kw_only=True):
-    """How far a search is.
+    """The progress of a search.
 
-    length: of the longest schedules that were begun.
-    schedules: how many have run, with this number of actions.
-    skipped: how many were the same as a shorter one.
-    seconds: since it began.
+    length: the present length of schedules.
+    schedules, actions: how many schedules have run, and their number of actions.
+    skipped: how many schedules were equal to a shorter one.
+    seconds: time since the search began.
     complete: the length up to which all schedules have run.
     """
 
@@ -45,7 +46,7 @@ class ScheduleCounts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Outcome(msgspec.Struct, frozen=True):
-    """happened: whether the last action did."""
+    """The outcome of one schedule. happened: whether all of its actions could happen."""
 
     happened: bool
     finding: Finding | None
@@ -58,11 +59,12 @@ def search(
     most: int,
     executor: Executor | None = None,
 ) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
-    """Run every schedule of at most this many actions. Yields the counts after each, and its failure if any.
+    """Run every schedule of at most `most` actions. Yields (counts, failure or None) after each schedule.
 
     The order and the findings are the same for any executor. `WalkFailure.run` is the number of the schedule.
 
-    actor: who takes an action. executor: who runs the schedules; None for this process.
+    actor: returns the actor of an action.
+    executor: where the schedules run; None for this process.
     """
     counts, began = ScheduleCounts(), time.monotonic()
     prefixes: list[Schedule] = [()]

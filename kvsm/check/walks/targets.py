@@ -1,4 +1,4 @@
-"""The targets of `kvsm fuzz`: worlds over real code, each with random small configurations."""
+"""The worlds that `kvsm fuzz` and `kvsm vllm-fuzz` walk, each with random small configurations."""
 
 from __future__ import annotations
 
@@ -32,8 +32,11 @@ PATH_FORM = "package.module:name"
 class WalkTarget(msgspec.Struct, frozen=True):
     """A kind of world.
 
+    says: its description for people.
+    options: the type of its options.
+    world: creates a world from options.
     draw: draws the options of one run.
-    share: its share of the runs if all targets are walked; smaller for worlds with costly actions.
+    share: its weight among the runs if all targets are walked; smaller for worlds with costly actions.
     """
 
     says: str
@@ -44,7 +47,7 @@ class WalkTarget(msgspec.Struct, frozen=True):
 
 
 class WalkCase(msgspec.Struct, frozen=True):
-    """A kind of world with its options, from which the same world can be made any number of times."""
+    """A target with the options of its world. It can create the same world any number of times."""
 
     target: str
     options: msgspec.Struct
@@ -57,15 +60,15 @@ class WalkCase(msgspec.Struct, frozen=True):
 
 
 class OwnWorldOptions(msgspec.Struct, frozen=True):
-    """Of a world that the user's code makes. seed: of the random numbers that it gets."""
+    """The options of a world of the user's own. seed: seeds the random numbers that its code gets."""
 
     seed: str
 
 
 def draw_case(target: str, random: Random) -> WalkCase:
-    """Draw a case of a target, of `all`, or of the user's own. Raises `ConfigError` if it is unknown."""
+    """Draw a case of a target of kvsm, of `all`, or of an import path. Raises `ConfigError` if unknown."""
     if target == "all":
-        target = random.choice([name for name, one in TARGETS.items() for _ in range(one.share)])
+        target = random.choice([name for name, known in TARGETS.items() for _ in range(known.share)])
     if is_path(target):
         return WalkCase(target, OwnWorldOptions(f"{random.getrandbits(64):016x}"))
     if target not in TARGETS:
@@ -74,7 +77,7 @@ def draw_case(target: str, random: Random) -> WalkCase:
 
 
 def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
-    """A case from the options in a file. Raises `ConfigError`."""
+    """The case of a target with options from a file. Raises `ConfigError`."""
     if target not in _ALL and not is_path(target):
         raise ConfigError(f"target {target!r}: choose one of {', '.join(_ALL)}")
     kind = OwnWorldOptions if is_path(target) else _ALL[target].options
@@ -89,9 +92,10 @@ def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
 
 @declared
 class _WalkedServing(ServingWorld):
-    """Ends a run when its engine has nothing more to do, so that the walk goes on with another world.
+    """A serving world whose run ends when its engine has nothing more to do.
 
-    It is checked more often than the core's world, because its own checks say less about the ledger.
+    `check` is called more often than in the core's world, because the checks after each action cover less of
+    the ledger.
     """
 
     check_every = 20
@@ -111,7 +115,7 @@ _GROUPS = (
 
 
 def draw_serving(random: Random) -> ServingOptions:
-    """A few dozen requests with common prefixes, and an engine with room for a few of them."""
+    """Draw options: dozens of requests with common prefixes, and an engine with room for a few of them."""
     groups = random.choice(_GROUPS)
     store = random.choice((StoreMode.EAGER, StoreMode.EAGER, StoreMode.LAZY))
     # A lazy store needs chunks of one block and references to the pool, and counts no offers.
@@ -150,7 +154,7 @@ def draw_serving(random: Random) -> ServingOptions:
 
 
 def _draw_request(random: Random, longest: int) -> RequestSpec:
-    """A request that shares its first two blocks with many others."""
+    """Draw a request that may share up to two first blocks with others."""
     length = random.randint(1, longest)
     shared = min(length, random.choice((0, HASH_TOKENS, 2 * HASH_TOKENS)))
     prompt = [*range(shared), *[random.randint(100, 102) for _ in range(length - shared)]]
@@ -160,7 +164,7 @@ def _draw_request(random: Random, longest: int) -> RequestSpec:
 
 
 def draw_two_tier_options(random: Random) -> TwoTierOptions:
-    """A small world of two tiers, in which everything may go wrong a few times."""
+    """Draw options of a small world of two tiers, with a few disturbances of each kind."""
     return TwoTierOptions(
         host_slots=random.randint(2, 6),
         disk_slots=random.randint(2, 6),
@@ -226,7 +230,7 @@ TARGETS: dict[str, WalkTarget] = {
 }
 
 
-# vLLM's scheduler with any connector: `kvsm vllm-fuzz` walks it, not `kvsm fuzz`.
+# vLLM's scheduler with any connector, which only `kvsm vllm-fuzz` walks.
 
 
 def _vllm_world(shape: EngineShape) -> World:

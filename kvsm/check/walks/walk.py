@@ -1,13 +1,13 @@
-"""The random walk: many short runs of a world, each from a seed of its own.
+"""The random walk: many short runs of a world, each from its own seed.
 
 A run draws a small configuration. With `swarm` it also draws a profile: most kinds of action happen as often
-as the world draws them, some seldom, some never. Some bugs need a run in which something never happens (no
-report fails, nothing is cancelled), and no fixed mixture of actions gives such runs. The run then does
-actions, checks the world now and again, and winds down to rest.
+as the world draws them, some rarely, some never. Some bugs need a run without a kind of action (no failed
+report, no cancelled copy), and a fixed mix of actions gives no such runs. The run then does actions, checks
+the world at intervals, and winds down to rest.
 
-Only the seed and the number of the run decide what happens in it, so these two numbers and the list of
-actions describe a failure. Clocks and limits only decide how many runs there are. Several processes give the
-same result as one, because runs are counted in order.
+A run is determined by the seed and its number, so these two numbers and the list of actions describe a
+failure. Clocks and limits affect only the number of runs. Several processes give the same result as one,
+because runs are counted in order.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from kvsm.system.executors.executor import Executor
 from kvsm.system.executors.forked import ForkedProcesses
 
 MakeWorld = Callable[[Random], World]
-"""Makes a new world with a configuration drawn from the random numbers."""
+"""Creates a new world with a configuration drawn from the random numbers."""
 
 FEWEST_ACTIONS, MOST_ACTIONS = 300, 2000
+"""The range of the number of actions in a run."""
 CHECK_EVERY = 250
 """Actions between two checks of the whole world, unless it has its own `check_every`."""
 MOST_WINDING = 20_000
-"""After this many actions the way to rest counts as endless."""
+"""After this number of actions winding down counts as endless."""
 FEW_WINDING = 500
-"""After this many actions the way to rest is searched for a cycle, which costs time."""
+"""After this number of actions winding down also looks for a cycle, which costs time."""
 _BATCH = 8
-"""Runs that a process makes at a time. Garbage is collected between batches; a run makes little of it."""
+"""Runs in one task of a process. Garbage is collected between tasks only, because a run makes little."""
 _SHARES = (0.0, 0.05, 0.3, 1.0, 1.0, 1.0)
 _TRIES = 16
 
@@ -58,11 +59,11 @@ class WalkFailure(msgspec.Struct, frozen=True):
 class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result of a walk.
 
-    next_run: the run to continue with.
-    operations: as the world counts them, or else how many actions happened.
+    next_run: the number of the run to continue with.
+    operations: the world's own count of operations, or else the number of actions.
     most_in_flight: the most copies at once, if the world counts them.
     interrupted: whether Ctrl-C ended the walk.
-    reached: the runs that reached something new, if they are watched (`kvsm.check.walks.guided`).
+    reached: the runs that reached new features, if runs are watched (`kvsm.check.walks.guided`).
     """
 
     seed: int
@@ -82,11 +83,11 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NewlyReached(msgspec.Struct, frozen=True):
-    """A run that reached something new.
+    """A run that reached new features.
 
-    features: what it reached, by name.
-    actions: those up to the one that reached the last of them.
-    choices: in place of actions, for a machine of Hypothesis: the bytes that it drew from.
+    features: the names of the new features.
+    actions: the actions up to the one that reached the last new feature.
+    choices: for a Hypothesis machine, in place of actions: the bytes that it drew from.
     """
 
     run: int
@@ -96,7 +97,7 @@ class NewlyReached(msgspec.Struct, frozen=True):
 
 
 class WalkedRun(msgspec.Struct, frozen=True):
-    """What one run adds to a `WalkResult`."""
+    """The result of one run, to be added to a `WalkResult`."""
 
     operations: int
     most_in_flight: int
@@ -118,23 +119,22 @@ def walk(
     shard: Shard = WHOLE,
     progress: Callable[[WalkResult], None] | None = None,
 ) -> WalkResult:
-    """Make runs from `first_run` on until one fails, a limit is reached, or Ctrl-C. Without a limit,
-    endlessly.
+    """Make runs from number `first_run` on, until one fails, a limit is reached, or Ctrl-C.
 
     With `runs` or `operations` the result is the same every time, for any `jobs` and any executor.
 
-    make_world: or what makes the runs in another way.
-    runs: of the whole walk. A shard makes those of them that belong to it.
-    jobs: how many processes. They are forked, so `make_world` need not be picklable.
-    executor: who makes the runs, in place of processes of this machine.
+    make_world: creates the world of a run; or a `RunMaker`, which makes the runs itself.
+    runs: the number of runs of the whole walk. A shard makes only those that belong to it.
+    jobs: the number of processes. They are forked, so `make_world` need not be picklable.
+    executor: where the runs are made; None for processes on this machine.
     progress: called after every run.
 
-    Raises `ConfigError` if some runs lose one worker after the other.
+    Raises `ConfigError` if the same runs lose several workers, one after the other.
     """
     maker = make_world if isinstance(make_world, RunMaker) else WorldRuns(make_world, seed, swarm)
     result, start = WalkResult(seed=seed, next_run=first_run), time.monotonic()
     first, end = shard.place(first_run), None if runs is None else first_run + runs
-    if end is not None and shard.place(end) == first:  # none of them belongs to the shard
+    if end is not None and shard.place(end) == first:  # none of these runs belongs to the shard
         return msgspec.structs.replace(result, next_run=end)
     with _runs_of(maker if shard == WHOLE else _ShardRuns(maker, shard), first, jobs, executor) as made:
         try:
@@ -165,19 +165,19 @@ def walk(
 
 
 def random_of(seed: int, run: int) -> Random:
-    """The random numbers of a run. `make_world(random_of(seed, run))` makes its initial world."""
+    """The random numbers of a run. `make_world(random_of(seed, run))` creates its initial world."""
     return Random(f"{seed}/{run}")
 
 
 class RunMaker(ABC):
-    """Makes runs; holds all that decides what happens in them."""
+    """Makes runs. Its fields, with the number of a run, determine the run."""
 
     @abstractmethod
     def run(self, number: int) -> WalkedRun:
-        """Make the run with this number. What comes of it depends on the number alone."""
+        """Make the run with this number. Its outcome must depend on nothing else."""
 
     def batch(self, first: int) -> list[WalkedRun]:
-        """A batch of runs from `first` on. It ends early after a failed run."""
+        """Make a batch of runs from number `first` on. It ends early after a failed run."""
         made: list[WalkedRun] = []
         while len(made) < _BATCH and not (made and made[-1].failure):
             made.append(self.run(first + len(made)))
@@ -186,7 +186,7 @@ class RunMaker(ABC):
 
 
 class _ShardRuns(RunMaker):
-    """The runs that belong to a shard, by their places in it."""
+    """The runs of a shard. Their numbers here are their places in the shard."""
 
     def __init__(self, maker: RunMaker, shard: Shard) -> None:
         self._maker, self._shard = maker, shard
@@ -196,13 +196,13 @@ class _ShardRuns(RunMaker):
 
 
 class WorldRuns(RunMaker):
-    """Runs of a world. `kvsm.check.walks.guided` begins them in places that earlier runs have reached."""
+    """Makes runs of a world. `kvsm.check.walks.guided` lets them begin in states of earlier runs."""
 
     def __init__(self, make_world: MakeWorld, seed: int, swarm: bool = True) -> None:
         self.make_world, self.seed, self.swarm = make_world, seed, swarm
 
     def begin(self, number: int, random: Random) -> tuple[World, Sequence[Action]]:  # noqa: ARG002
-        """The world of a run, and the actions that happen in it before any is drawn."""
+        """The world of a run, and the actions to do before any is drawn."""
         return self.make_world(random), ()
 
     def run(self, number: int) -> WalkedRun:
@@ -210,7 +210,7 @@ class WorldRuns(RunMaker):
         return self.make(number, [])[1]
 
     def make(self, number: int, done: list[Action]) -> tuple[World, WalkedRun]:
-        """The same. `done` has at any time the actions that have happened."""
+        """Make the run with this number, and append its actions to `done` as they happen."""
         random = random_of(self.seed, number)
         world, planned = self.begin(number, random)
         draw = _swarm_of(world, f"{self.seed}/{number}") if self.swarm else _draw
@@ -221,7 +221,7 @@ class WorldRuns(RunMaker):
             for place in range(random.randint(FEWEST_ACTIONS, MOST_ACTIONS)):
                 try:
                     action = draw(world, random)
-                except IndexError:  # from `Random.choice`: there is nothing to choose from
+                except IndexError:  # from `Random.choice`: no action is left
                     break
                 _do(world, action, done)
                 if place % check_every == check_every - 1:
@@ -237,8 +237,8 @@ class WorldRuns(RunMaker):
 def rest(world: World, done: list[Action]) -> None:
     """Wind down, then check the world. Appends the actions to `done`.
 
-    Raises `PropertyBroken` (progress, S9) if the way to rest does not end. Then `done` is as it was before,
-    because the way is always the same.
+    Raises `PropertyBroken` (progress, S9) if winding down does not end. Then it removes its actions from
+    `done`, because they follow from the state before them.
     """
     began, seen = len(done), set[bytes]()
     for number in range(MOST_WINDING):
@@ -261,7 +261,7 @@ def rest(world: World, done: list[Action]) -> None:
 
 
 def _do(world: World, action: Action, done: list[Action]) -> None:
-    """Do an action and record it. An action that raises stays recorded, as the last one."""
+    """Do an action and record it in `done`. An action that raises is recorded as the last one."""
     done.append(action)
     if not world.do(action):
         done.pop()
@@ -278,16 +278,16 @@ def _run_of(world: World, done: list[Action], failure: WalkFailure | None) -> Wa
 
 @runtime_checkable
 class Favouring(Protocol):
-    """A world that applies a profile itself, which is faster than drawing and discarding actions."""
+    """A world that can apply a profile itself, which is faster than discarding drawn actions."""
 
     def favour(self, share: Callable[[str], float]) -> None:
-        """Draw only this share of each kind of action."""
+        """Scale the frequency of each kind of action by `share(name)`."""
 
 
 def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
-    """A function that draws actions by the profile of this run.
+    """A function that draws actions by the profile of a run.
 
-    The share of a kind depends on its name, not on when it is drawn first.
+    seed: seeds the profile. The share of a kind of action depends only on the seed and its name.
     """
 
     def share(name: str) -> float:
@@ -306,7 +306,7 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
                 shares[name] = share(name)
             if random.random() < shares[name]:
                 break
-        return action  # after too many tries any action will do: a run must go on
+        return action  # after too many tries accept any action: the run must continue
 
     return draw
 
@@ -315,7 +315,7 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
 def _runs_of(
     task: RunMaker, first_run: int, jobs: int, executor: Executor | None
 ) -> Iterator[Iterator[WalkedRun]]:
-    """An endless series of runs in order, made in this process or in others."""
+    """An endless iterator over the runs in order, made in this process or in others."""
     if executor is None and jobs > 1:
         executor = ForkedProcesses(jobs)
     if executor is not None:
@@ -340,7 +340,7 @@ def _one_by_one(task: RunMaker, first_run: int) -> Iterator[WalkedRun]:
 
 
 def _batch_of(task: RunMaker, first: int) -> list[WalkedRun]:
-    gc.disable()  # a batch collects when it ends
+    gc.disable()  # `batch` collects at its end
     try:
         return task.batch(first)
     finally:

@@ -1,15 +1,16 @@
-"""What a run reaches: the edges of the machine tables, pairs of them, and events of the target's own.
+"""Record the features that a run reaches: edges of the machine tables, pairs of edges, and the target's own
+events.
 
-`kvsm.check.explore.coverage` sees which edges were taken, and needs no hook for it. A guided walk also asks
-in which order, and after which action. So a `Watch` puts a memo of its own before each memo of
-`kvsm.states.words` while it watches. An unwatched run pays nothing. The native body has no memos: what is
-made while somebody watches has the Python body.
+`kvsm.check.explore.coverage` needs no hook to see which edges were taken. A guided walk also needs their
+order, and the action that took them. So while a `Watch` is active, a watched memo replaces each memo of
+`kvsm.states.words`; unwatched runs cost nothing. The native body has no memos, so ledgers that are created
+under a watch use the Python body.
 
 A *feature* is one of
 
     edge   block STORING --WORKER_DONE--> STORED (...)     an edge of a table was taken
     pair   EDGE > EDGE                       two edges of one table, one right after the other
-    event  NAME                              what the target itself says that it reached
+    event  NAME                              an event that the target itself reports
 """
 
 from __future__ import annotations
@@ -22,15 +23,17 @@ from kvsm.core import native
 from kvsm.states.words import Codec
 
 _NAMES: dict[tuple[str, int], dict[int, str]] = {}
-"""(machine, trigger) -> word -> the name of the edge. Kept, because the tables do not change."""
+"""(machine, trigger) -> word -> the name of the edge. A cache for all watches: tables do not change."""
 
 
 class Watch:
-    """Notes the features of one run. done: whatever grows with the run; its length tells when.
+    """Records the new features of one run.
 
-    known: features that are not new.
+    done: a list that grows with the run, as its actions.
+    known: the features that count as reached already.
 
-    Attributes: `new`, the new features by name; `length`, the length of `done` when the last of them came.
+    Attributes: `new`, the names of the new features; `length`, the length of `done` when the last was
+    reached.
     """
 
     def __init__(self, done: Sized, known: Collection[str]) -> None:
@@ -39,10 +42,10 @@ class Watch:
         self.new: set[str] = set()
         self.length = 0
         self._last = dict.fromkeys((codec.machine.name for codec in CODECS), "")
-        """For each machine its last edge; none at first."""
+        """Machine -> its last edge; empty at first."""
 
     def step(self, machine: str, edge: str) -> None:
-        """An edge was taken."""
+        """Record that an edge was taken."""
         pair = self._last[machine], edge
         self._last[machine] = edge
         if pair not in self._seen:
@@ -52,20 +55,20 @@ class Watch:
                 self.reach(f"pair {pair[0]} > {edge}")
 
     def reach(self, feature: str) -> None:
-        """A feature was reached."""
+        """Record that a feature was reached."""
         if feature not in self._known and feature not in self.new:
             self.new.add(feature)
             self.length = len(self._done)
 
     def say(self, events: Iterable[str]) -> None:
-        """The target itself says that it has reached these."""
+        """Record events that the target itself reports."""
         for event in events:
             self.reach(f"event {event}")
 
 
 @contextmanager
 def watching(done: Sequence[object] = (), known: Collection[str] = ()) -> Iterator[Watch]:
-    """A watch that notes what happens in this block."""
+    """A `with` block whose features are recorded by the returned watch."""
     watch = Watch(done, known)
     memos = [codec.next for codec in CODECS]
     for codec in CODECS:
@@ -82,7 +85,7 @@ def watching(done: Sequence[object] = (), known: Collection[str] = ()) -> Iterat
 
 
 class _WatchedMemo(dict[int, int]):
-    """Gives what the memo behind it gives, and tells the watch which edge that was."""
+    """A memo that looks up the original memo, and records the edge that was taken."""
 
     __slots__ = ("_codec", "_edges", "_machine", "_memo", "_step", "_trigger")
 
