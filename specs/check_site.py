@@ -1,9 +1,9 @@
-"""Is the site whole, and can it be read without a network?
+"""Check that the built site is complete and can be read without a network.
 
     python specs/check_site.py SITE
 
-Names each page that loads something from a network, and each link to a file or a place that is not there.
-Links that a reader follows by hand may lead anywhere.
+Prints each page that loads something from a network, and each link to a missing file or anchor. Links to
+other sites are not checked.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ _CSS_LOADS = re.compile(r"(?:@import\s*|url\(\s*)[\"']?((?:https?:)?//[^\"')\s]+
 
 
 _NOT_LOADED = ("canonical", "next", "prev", "search", "index")
-"""What a `<link>` may be that a browser does not load."""
+"""The `rel` values of a `<link>` that a browser does not load."""
 
 
 class Page(HTMLParser):
-    """What one page loads, where its links lead, and the places in it that a link can name."""
+    """The addresses that a page loads, its links, and its anchors (`places`)."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Page(HTMLParser):
         self.feed(text)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Note what a tag loads or names."""
+        """Record the addresses that a tag loads, its link and its anchors."""
         values = {name: value or "" for name, value in attrs}
         self.places |= {values[name] for name in ("id", "name") if name in values}
         if tag == "a":
@@ -45,12 +45,12 @@ class Page(HTMLParser):
         self.loads += _CSS_LOADS.findall(values.get("style", ""))
 
     def handle_data(self, data: str) -> None:
-        """Note what a style in the page loads."""
+        """Record the addresses that a style sheet in the page loads."""
         self.loads += _CSS_LOADS.findall(data)
 
 
 def problems(site: Path) -> Iterator[str]:
-    """A line for each problem of the site in this directory."""
+    """A message for each problem of the site in this directory."""
     pages = {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
     places = {path: page.places for path, page in pages.items()}
     for sheet in sorted(site.rglob("*.css")):

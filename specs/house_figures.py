@@ -1,8 +1,8 @@
-"""Counts the lines that somebody must carry: of the package, of an engine with kvsm, of a first reading.
+"""Count lines of code: of the package, of an engine with kvsm, and of a first reading of the product.
 
     python specs/house_figures.py
 
-Lines are counted with comments and docstrings. They show how large a task is, not how well it is done.
+Lines include comments and docstrings. They measure the size of the code, not its quality.
 """
 
 from __future__ import annotations
@@ -52,16 +52,16 @@ FIRST_READING = (
     "copies/worker.py",
     "copies/host_pools/host_pool.py",
 )
-"""What a newcomer reads to know the product: one block's life, from a request to its bytes on the host."""
+"""The files of a first reading: one block's life, from a request to its bytes on the host."""
 
 
 def lines(paths: Iterable[Path]) -> int:
-    """How many lines these files have."""
+    """The number of lines of these files."""
     return sum(len(path.read_text(encoding="utf-8").splitlines()) for path in set(paths))
 
 
 def module_at(name: str) -> Path | None:
-    """The file of a module of kvsm, if there is such a module."""
+    """The file of a module of kvsm; None if there is no such module."""
     place = ROOT.joinpath(*name.split("."))
     if (place / "__init__.py").is_file():
         return place / "__init__.py"
@@ -69,7 +69,7 @@ def module_at(name: str) -> Path | None:
 
 
 def imported(path: Path) -> Iterator[str]:
-    """The modules of kvsm that a file imports when it runs, and the packages that they are in."""
+    """The modules of kvsm that a file imports at runtime, with their packages. They may not exist."""
 
     def of(node: ast.AST) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
@@ -89,7 +89,7 @@ def imported(path: Path) -> Iterator[str]:
 
 
 def closure(start: str) -> set[Path]:
-    """The files of kvsm that run with this module, those that a function imports among them."""
+    """The files of kvsm that this module imports, directly or indirectly, also within functions."""
     seen: set[Path] = set()
     waiting = [start]
     while waiting:
@@ -101,7 +101,7 @@ def closure(start: str) -> set[Path]:
 
 
 def figures() -> dict[str, int]:
-    """Each count under its name."""
+    """Name of a count -> number of lines."""
     python = set(PACKAGE.rglob("*.py"))
     checks = {path for room in ("check", "testing") for path in (PACKAGE / room).rglob("*.py")}
     return {

@@ -1,6 +1,7 @@
-"""JSON Schemas of what `--json` prints, from the structs in `kvsm.cli.schemas`.
+"""JSON Schemas of the output of `--json`, from the structs in `kvsm.cli.schemas`.
 
-The lines "name: what it is" of a docstring, and indented lines after each, describe the fields of a struct.
+The lines "name: meaning" of a struct's docstring, and the indented lines after each, become the descriptions of
+its fields.
 """
 
 from __future__ import annotations
@@ -66,12 +67,12 @@ def file_name(name: str) -> str:
 
 
 def schema_texts() -> dict[str, str]:
-    """The text of each schema, by the name of its file."""
+    """File name -> the text of the schema."""
     return {file_name(name): json.dumps(json_schema(kind), indent=2) + "\n" for name, kind in SCHEMAS.items()}
 
 
 def scripts_page() -> str:
-    """The page for people who call kvsm from scripts."""
+    """The text of docs/scripts.md."""
     rows = []
     for name, kind in SCHEMAS.items():
         first = str(json_schema(kind)["description"]).split("\n")[0]
@@ -82,7 +83,7 @@ def scripts_page() -> str:
 
 
 def json_schema(kind: type) -> dict[str, Any]:
-    """The schema of a struct, with what docstrings say of its fields."""
+    """The schema of a struct, with descriptions from docstrings."""
     (whole,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     for part in parts.values():
         _describe(part)
@@ -92,7 +93,7 @@ def json_schema(kind: type) -> dict[str, Any]:
 
 
 def _put_null_last(part: Any) -> None:
-    """Order alternatives alike for every version of msgspec."""
+    """Move "null" to the end of alternatives, because versions of msgspec differ in their order."""
     if isinstance(part, dict):
         part.get("anyOf", []).sort(key=lambda one: one == {"type": "null"})
     for inner in part.values() if isinstance(part, dict) else part if isinstance(part, list) else ():
@@ -100,7 +101,7 @@ def _put_null_last(part: Any) -> None:
 
 
 def _describe(part: dict[str, Any]) -> None:
-    """Move the lines about fields from the description of an object to the fields."""
+    """Move the lines about fields from the description of an object to its fields."""
     fields = part.get("properties", {})
     left: list[str] = []
     named: list[str] = []

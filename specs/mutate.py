@@ -1,4 +1,4 @@
-"""Mechanical mutation, fast: how many small changes of the code that decides do the tests notice?
+"""Fast mutation testing: how many small changes of the decision code do the tests detect?
 
     pip install -e '.[test]' mutmut==3.8.1
     python specs/mutate.py                  # from the root of a checkout; results in mutants/
@@ -6,22 +6,21 @@
     python specs/mutate.py --again --examples 300 --seconds 30      # what survived the last run, or is new
     python specs/mutate.py --show           # survivors, and a table by file
 
-`mutmut` makes the mutants; `[tool.mutmut]` in pyproject.toml names the files and the tests. This program runs
-them faster than `mutmut run`: pytest collects the tests once, and each mutant runs in a forked copy of that
-process until its first failing test.
+`mutmut` generates the mutants; `[tool.mutmut]` in pyproject.toml names the files and the tests. This program
+runs them faster than `mutmut run`: pytest collects the tests once, and each mutant runs in a forked copy of
+that process until its first failing test.
 
-1. *Generate.* mutmut writes each file with each of its mutants as a function. mypy reads these files
+1. *Generate.* mutmut writes each file with each of its mutants as a function. mypy checks these files
    once. A mutant with a type error is refused, as in CI, and does not run.
-2. *Survey.* Every test runs once under a tracer. A test that never calls a function cannot notice its
-   mutants, and does not run on them.
+2. *Survey.* Every test runs once under a tracer. Only tests that call a function run on its mutants.
 3. *Run.* The child puts the mutant's code into the real function object, so code that imported the function
-   earlier runs the mutant too. First come the tests that killed mutants of the same function, then those that
-   call the fewest functions. A function that runs while kvsm is imported is different, since it makes the
+   earlier runs the mutant too. Tests that killed mutants of the same function come first, then those that
+   call the fewest functions. A function that runs while kvsm is imported needs more, because it creates the
    tables: if its mutant survives, a process imports kvsm with the mutant in the source.
 
-A mutant is killed by a failing test, or by a test that takes far more time than it does without the mutant. A
-property runs few examples (`--examples`), always the same ones. So the score is a floor: the suite runs
-more.
+A mutant is killed by a failing test, or by a test that takes far more time than without the mutant. A
+property test runs few examples (`--examples`), always the same ones. So the score is a lower bound: the suite
+runs more examples.
 """
 
 from __future__ import annotations
@@ -77,10 +76,10 @@ IMPORT_TESTS = (
     "tests/core/offloader/test_offloader.py",
     "tests/core/ledger/test_ledger.py",
 )
-"""What runs on a mutant of code that runs at import. The first tests know each table as a whole."""
+"""The tests for mutants of code that runs at import. The first ones compare each whole table."""
 
 MEMORY_LIMIT = 6 << 30
-"""Bytes of address space for a child: a mutant that fills memory without end is stopped."""
+"""The limit of a child's address space (bytes), which stops a mutant that allocates without end."""
 
 QUICK: dict[str, Any] = {
     "deadline": None,
@@ -90,24 +89,24 @@ QUICK: dict[str, Any] = {
     "report_multiple_bugs": False,
     "suppress_health_check": list(HealthCheck),
 }
-"""Hypothesis: always the same examples, and no time spent on making a failure small."""
+"""Settings of Hypothesis: always the same examples, and no shrinking of failures."""
 
 HOUR = 3600.0
 WALL = 600.0
-"""Seconds that a child may take, even if it uses no CPU time."""
+"""The limit of a child's wall time (s), for a child that hangs without using CPU time."""
 
 Function = tuple[str, str]
-"""A file under the root, and the function's qualified name in it."""
+"""(file relative to the root, qualified name of a function in it)."""
 
 
 @dataclass(frozen=True)
 class Mutant:
     """One change of one function.
 
-    function: what is changed.
-    number: as in mutmut's names, from 1, in the order of the source.
-    definition: the changed function, under its own name.
-    refused: whether mypy refuses it.
+    function: the changed function.
+    number: its number in mutmut's names, from 1, in the order of the source.
+    definition: the definition of the mutant, under the original name.
+    refused: whether mypy reports a type error in it.
     """
 
     function: Function
@@ -117,15 +116,15 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """For people, and for the file of results."""
+        """The name for people and in the results file."""
         return f"{self.function[0]}:{self.function[1]}:{self.number}"
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant.
+    """The outcome of a mutant.
 
     outcome: `refused`, `killed`, `timeout` or `survived`.
-    by: the test that killed it, or how many tests did not.
+    by: the test that killed it, or how many tests it survived.
     """
 
     outcome: str
@@ -136,7 +135,7 @@ class Verdict(NamedTuple):
 
 
 def generate(only: list[str]) -> list[Mutant]:
-    """Every mutant of the files that pyproject.toml and `only` name, with mypy's verdict."""
+    """Generate the mutants of the files that pyproject.toml and `only` select, with mypy's verdict."""
     shutil.rmtree(WORK / "kvsm", ignore_errors=True)
     shutil.copytree(ROOT / "kvsm", WORK / "kvsm", ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copytree(ROOT / "specs", WORK / "specs", dirs_exist_ok=True)
@@ -171,7 +170,7 @@ def _mutants(file: str, tree: ast.Module, refused: set[str]) -> Iterator[Mutant]
 
 
 def _refused_by_mypy(spans: dict[str, Mapping[str, LineSpan]]) -> dict[str, set[str]]:
-    """For each file the names of the mutants with a type error."""
+    """File -> the names of its mutants with a type error."""
     here = Path.cwd()
     os.chdir(WORK)
     errors = run_type_checker([sys.executable, "-m", *config().type_check_command])
@@ -219,7 +218,7 @@ def _module_name(file: str) -> str:
 
 
 class MutantFinder:
-    """Imports the mutant's module with the mutant in its source, and leaves all others to Python."""
+    """A finder that imports the mutant's module with the mutant in its source. It handles no other module."""
 
     def __init__(self, mutant: Mutant) -> None:
         file, qualname = mutant.function
@@ -237,7 +236,7 @@ class MutantFinder:
         self._code = compile(ast.fix_missing_locations(tree), self._path, "exec", dont_inherit=True)
 
     def find_spec(self, name: str, _path: object = None, _target: object = None) -> Any:
-        """What `sys.meta_path` asks of a finder."""
+        """The spec of the mutant's module; None for others, as `sys.meta_path` requires."""
         if name != self._module:
             return None
         code = self._code
@@ -255,10 +254,10 @@ class MutantFinder:
 
 
 class Session:
-    """A pytest plugin: it collects the tests, then does `work` with them instead of running them all.
+    """A pytest plugin that calls `work` after the collection, instead of running all tests.
 
-    examples: the most that a property runs.
-    work: what is done; None runs the tests as pytest does.
+    examples: the most examples of a property test.
+    work: called with the session; None runs the tests as pytest does.
     """
 
     def __init__(self, examples: int, work: Callable[[Session], None] | None) -> None:
@@ -267,7 +266,7 @@ class Session:
         self.failed = ""
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Few examples. A test that calls a property itself keeps its own number of them."""
+        """Limit the examples of property tests, and sort these last."""
         settings.load_profile("mutation")
         for item in items:
             test: Any = getattr(item, "function", None)
@@ -279,12 +278,12 @@ class Session:
         items.sort(key=lambda item: bool(getattr(item.obj, "is_hypothesis_test", False)))  # type: ignore[attr-defined]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Remember a failure."""
+        """Record a failed test."""
         if report.failed:
             self.failed = report.nodeid
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool | None:
-        """Take over from pytest, if there is work."""
+        """Call `work` instead of pytest's loop, if it is given."""
         if self.work is None:
             return None
         self.items = list(session.items)
@@ -292,7 +291,7 @@ class Session:
         return True
 
     def run(self, item: pytest.Item) -> str:
-        """Run one test: "" or its name if it failed."""
+        """Run one test. Returns its name if it failed, otherwise ""."""
         self.failed = ""
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
         return self.failed
@@ -305,17 +304,17 @@ def run_pytest(session: Session, arguments: list[str]) -> int:
 
 
 def silence() -> None:
-    """What pytest prints is of no interest."""
+    """Discard standard output, that is the output of pytest."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
 
 
 @dataclass
 class Survey:
-    """What each test costs, what it calls, and what runs at import.
+    """The cost and the called functions of each test.
 
-    seconds: CPU time by test.
-    calls: the functions that a test calls.
-    at_import: functions that run while their modules are imported.
+    seconds: test -> CPU time.
+    calls: test -> the functions that it calls.
+    at_import: the functions that run while their modules are imported.
     """
 
     seconds: dict[str, float]
@@ -324,7 +323,7 @@ class Survey:
 
 
 def survey(tests: list[str], examples: int) -> Survey:
-    """Run every test once, in a child; or what that brought earlier, if no file has changed since."""
+    """Survey the tests in a child, or return the saved survey if no file has changed since."""
     digest = hashlib.blake2b(repr((tests, examples)).encode(), digest_size=8)
     for room in ("kvsm", "tests", "specs"):
         for path in sorted((ROOT / room).rglob("*.py")):
@@ -359,7 +358,7 @@ def _survey(tests: list[str], examples: int) -> Survey:
             failed = session.run(item)
             sys.settrace(None)
             result.seconds[item.nodeid] = time.process_time() - began
-            # A test that fails without a mutant, or under the tracer, tells nothing.
+            # A test that fails without a mutant, or under the tracer, cannot detect mutants.
             result.calls[item.nodeid] = set() if failed else take()
             if failed:
                 print(f"{item.nodeid} fails without a mutant, and is left out", file=sys.stderr)
@@ -383,7 +382,7 @@ def _survey(tests: list[str], examples: int) -> Survey:
 
 
 def in_child(work: Callable[[], bytes], wall: float) -> bytes:
-    """What `work` returns in a forked copy of this process; b"" if the copy died, or took `wall` seconds."""
+    """Run `work` in a forked child. Returns its answer; b"" if the child died or took `wall` seconds."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -411,7 +410,7 @@ def in_child(work: Callable[[], bytes], wall: float) -> bytes:
 
 
 def judge(work: Callable[[], Verdict], wall: float) -> Verdict:
-    """The verdict that `work` reaches in a child; `timeout` if the child dies before."""
+    """Run `work` in a child. Returns its verdict; `timeout` if the child dies before."""
 
     def verdict() -> bytes:
         try:
@@ -424,7 +423,7 @@ def judge(work: Callable[[], Verdict], wall: float) -> Verdict:
 
 
 def limit(seconds: float) -> None:
-    """Die without a verdict after so much more CPU time, or with too much memory."""
+    """Let this process die without a verdict after this much more CPU time, or with too much memory."""
     signal.setitimer(signal.ITIMER_PROF, seconds)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_LIMIT, MEMORY_LIMIT))
 
@@ -461,9 +460,9 @@ def run_imported(mutant: Mutant, examples: int) -> Verdict:
 
 
 def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace, pipe: int) -> None:
-    """Write the verdicts of one process's share into `pipe`, a line each."""
+    """Judge the mutants of one process. Writes a line for each verdict to `pipe`."""
 
-    def tell(mutant: Mutant, verdict: Verdict) -> None:
+    def write_verdict(mutant: Mutant, verdict: Verdict) -> None:
         os.write(pipe, json.dumps([mutant.name, *verdict]).encode() + b"\n")
 
     def run_collected(session: Session) -> None:
@@ -483,7 +482,7 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
             if verdict.outcome == "survived" and function in known.at_import:
                 left.append(mutant.name)
             else:
-                tell(mutant, verdict)
+                write_verdict(mutant, verdict)
 
     def run_all_collected() -> bytes:
         code = run_pytest(Session(options.examples, run_collected), options.tests)
@@ -491,20 +490,23 @@ def run_share(mutants: list[Mutant], known: Survey, options: argparse.Namespace,
             raise SystemExit(f"a process of the run ended with pytest's exit code {code}")
         return pickle.dumps(left)
 
-    # pytest imports kvsm, and what follows must not have it yet.
+    # In a child, because pytest imports kvsm, and `run_imported` must import it first.
     left: list[str] = []
     left = pickle.loads(in_child(run_all_collected, HOUR))
     for mutant in mutants:
         if mutant.name in left:
-            tell(mutant, judge(partial(run_imported, mutant, options.examples), WALL))
+            write_verdict(mutant, judge(partial(run_imported, mutant, options.examples), WALL))
 
 
 def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> Iterator[tuple[str, Verdict]]:
-    """The verdicts by name, as they come. Each process gets every n-th function."""
+    """Judge mutants in several processes. Yields (name, verdict) as they end.
+
+    Each process gets the mutants of every n-th function.
+    """
     functions = sorted({mutant.function for mutant in mutants})
     reading, writing = os.pipe()
     for share in range(options.jobs):
-        mine = [one for one in mutants if functions.index(one.function) % options.jobs == share]
+        mine = [mutant for mutant in mutants if functions.index(mutant.function) % options.jobs == share]
         if os.fork() == 0:
             try:
                 silence()
@@ -526,12 +528,12 @@ def run(mutants: list[Mutant], known: Survey, options: argparse.Namespace) -> It
 
 @cache
 def parsed(file: str) -> ast.Module:
-    """The file as it is."""
+    """The syntax tree of the original file."""
     return ast.parse((ROOT / file).read_text())
 
 
 def change(mutant: Mutant) -> str:
-    """The lines that a mutant changes."""
+    """The lines that a mutant changes, as a diff."""
     file, qualname = mutant.function
     node: Any = parsed(file)
     for part in qualname.split("."):
@@ -542,7 +544,7 @@ def change(mutant: Mutant) -> str:
 
 
 def table(results: dict[str, dict[str, str]]) -> str:
-    """The results by file, as a table for a page."""
+    """The results by file, as a Markdown table."""
     rows = ["| file | mutants | refused by mypy | killed | survived | tests alone | with mypy |"]
     rows += ["| --- | --: | --: | --: | --: | --: | --: |"]
     for file in [*sorted({name.split(":")[0] for name in results}), "all"]:

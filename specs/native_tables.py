@@ -1,8 +1,8 @@
-"""Writes kvsm/core/native/tables.h: machines, words and kinds of events for the native body.
+"""Write kvsm/core/native/tables.h: machines, words and kinds of events for the native body.
 
     PYTHONPATH=.:specs python specs/native_tables.py
 
-A test compares the file with what this writes.
+A test checks that the file is up to date.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def _changes(kind: type[OffloadingEvent]) -> list[str]:
 
 
 def _machine(number: int, machine: Machine, codec: Codec) -> list[str]:
-    """One machine: its names as constants, and its table. Its arcs stand in the order of `all_edges`."""
+    """One machine: its names as constants, and its table. The arcs are in the order of `all_edges`."""
     name = machine.name
     upper = name.upper()
     arcs: list[str] = []

@@ -1,4 +1,4 @@
-"""Count what starts on restored copies of a log, a kept pool and its checksums come to: the table of
+"""Count the outcomes of starts with older copies of a log, a kept pool or its checksums: the table in
 docs/warm-restart.md.
 
     PYTHONPATH=specs:tests/support python specs/restored_files.py
@@ -12,11 +12,11 @@ from collections import Counter
 from museum.restored_world import LIVES, OUTCOMES, RestoredWorld
 
 SEEDS, MOMENTS = range(4), 14
-"""Of the random lives, and how long they are."""
+"""The seeds of the random lives, and their length."""
 
 
 def counts() -> Counter[tuple[str, str]]:
-    """For each set of older files, how many starts had which outcome. Raises `PropertyBroken`."""
+    """(set of older files, outcome) -> number of starts. Raises `PropertyBroken`."""
     total: Counter[tuple[str, str]] = Counter()
     for life in LIVES.values():
         world = RestoredWorld()
@@ -30,7 +30,7 @@ def counts() -> Counter[tuple[str, str]]:
 
 
 def table(found: Counter[tuple[str, str]]) -> str:
-    """The counts, as a table of a page."""
+    """The counts as a Markdown table."""
     rows = [
         (older, [found[older, outcome] for outcome in OUTCOMES])
         for older in dict.fromkeys(k for k, _ in found)

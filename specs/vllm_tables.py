@@ -1,4 +1,4 @@
-"""The tables of docs/vllm.md that come from kvsm/vllm: the methods that vLLM calls, and its own options."""
+"""The generated tables of docs/vllm.md: the methods that vLLM calls, and vLLM's own options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _BLOCK = re.compile(r"(<!-- written: (methods|options) -->\n).*?(<!-- end -->)",
 
 
 def with_vllm_tables(page: str) -> str:
-    """The page with its written tables as they must be."""
+    """The page with up-to-date generated tables."""
     tables = {"methods": _methods, "options": _options}
     return _BLOCK.sub(lambda found: found[1] + "".join(tables[found[2]]()) + found[3], page)
 

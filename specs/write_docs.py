@@ -1,12 +1,11 @@
-"""Writes the pages of docs/ that only list what the code declares: properties, bugs, troubles, JSON schemas,
-pictures.
+"""Write the generated pages of docs/: properties, bugs, troubles, JSON schemas, pictures.
 
-Also the parts of README.md, docs/verification.md, docs/vllm.md and specs/mutants/README.md between
+Also writes the parts of README.md, docs/verification.md, docs/vllm.md and specs/mutants/README.md between
 `<!-- written: ... -->` and `<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 
-A test compares the pages with what this would write.
+A test checks that the pages are up to date.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ REPOSITORIES = {
     "Rapid-MLX": "raullenchai/Rapid-MLX",
     "lmdeploy": "InternLM/lmdeploy",
 }
-"""On GitHub, by the names that exhibits give them."""
+"""Name of a project in the exhibits -> its repository on GitHub."""
 
 _PROPERTIES = """\
 # The properties
@@ -81,9 +80,9 @@ _TROUBLES = """\
 
 <!-- Written by `PYTHONPATH=specs python -m write_docs` from kvsm/explain/report/troubles.py. Do not edit. -->
 
-`kvsm report` tells what stands out in a log, by urgency, and within one urgency by impact: the part of the
-lookups, copies, requests or time that it costs. A trouble is told from its limit on. Below all limits,
-nothing stands out. [incidents.md](incidents.md) says how to go on from each.
+`kvsm report` lists what stands out in a log, by urgency, and within one urgency by impact: the part of the
+lookups, copies, requests or time that it costs. A trouble is reported from its limit on. Below all limits,
+nothing stands out. [incidents.md](incidents.md) says what to do about each.
 """
 
 
@@ -100,12 +99,12 @@ def main() -> None:
 
 
 def readme() -> str:
-    """README.md with its written parts as they must be."""
+    """README.md with up-to-date generated parts."""
     return with_written_blocks(README.read_text(encoding="utf-8"), source_link)
 
 
 def pages() -> dict[str, str]:
-    """The text of each page, by its path in docs/."""
+    """Path in docs/ -> the text of the page."""
     return {
         "properties.md": properties_page(),
         "bugs.md": bugs_page(),
@@ -138,10 +137,10 @@ def troubles_page() -> str:
 
 
 def bugs_page() -> str:
-    return _BUGS + "".join(map(_told, EXHIBITS.values()))
+    return _BUGS + "".join(map(_section, EXHIBITS.values()))
 
 
-def _told(exhibit: Exhibit) -> str:
+def _section(exhibit: Exhibit) -> str:
     found = FOUND[exhibit.id]
     steps = "1 step" if found.steps == 1 else f"{found.steps} steps"
     return (

@@ -1,8 +1,8 @@
-"""Writes the screenshots in docs/pictures/, from logs of incidents that the tests make.
+"""Write the screenshots in docs/pictures/, of logs of the tests' incidents.
 
 `PYTHONPATH=specs:tests/support python -m write_pictures` writes them. It needs Debian's packages chromium,
-chromium-driver and fonts-dejavu-core, and the Python packages of `kvsm[test]`. No test compares the pictures:
-another browser draws other pixels.
+chromium-driver and fonts-dejavu-core, and the Python packages of `kvsm[test]`. No test compares the pictures,
+because browsers differ in their pixels.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LARGEST_BYTES = 300_000
 
 
 def write_timeline() -> None:
-    """`timeline.png`: a batch job pushes out what conversations come back for; one eviction is selected."""
+    """Write `timeline.png`: a batch job evicts blocks of conversations, and one eviction is selected."""
     with TemporaryDirectory() as place, started_browser(1440, 960) as browser:
         os.chdir(place)  # the page shows the log's name as the command was given it
         eviction_burst(Path("kvsm-log"))

@@ -1,15 +1,13 @@
-"""The parts of README.md and docs/verification.md that a program writes.
-
-They show what the museum found, and what commands print:
+"""The generated parts of README.md and docs/verification.md: results of the museum, and output of commands.
 
 <!-- written: bugs -->              a few of the museum's exhibits
 <!-- end -->
 
-<!-- written: museum -->            which checkers found how many of them
+<!-- written: museum -->            how many exhibits each checker has found
 <!-- end -->
 
 <!-- written: kvsm why incident r50 -->
-<!-- end -->                        the command and its output, about a log that every machine makes alike
+<!-- end -->                        the command and its output, for a log that is the same on every machine
 """
 
 from __future__ import annotations
@@ -29,17 +27,18 @@ from museum.found import FOUND
 from kvsm.cli import main
 
 SHOWN = ("B17", "B13", "B27", "B05", "B28", "B31", "B36", "B39")
-"""Exhibits in the README: of several systems, and of several kinds."""
+"""The exhibits in the README, of several systems and several kinds."""
 
 INCIDENT = "run --requests 150 --device-blocks 64 --host-blocks 160 --copies simulated --log incident"
-"""A run under pressure. Its copies are simulated, so its log is always the same."""
+"""The command that writes the log `incident`: a run under memory pressure. Copies are simulated, so the log
+is always the same."""
 
 _HEAD = "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n"
 _BLOCK = re.compile(r"(<!-- written: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
-    """The page with each of its written blocks as it must be. link: makes a source of a bug a link."""
+    """The page with up-to-date generated blocks. link: turns the source of a bug into a Markdown link."""
 
     def block(found: re.Match[str]) -> str:
         what = found[2]
@@ -55,7 +54,7 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
 
 
 def bugs_table(link: Callable[[str], str]) -> str:
-    """A few exhibits, with their sources."""
+    """A table of a few exhibits, with their sources."""
     rows = []
     for id in SHOWN:
         exhibit, found = EXHIBITS[id], FOUND[id]
@@ -66,7 +65,7 @@ def bugs_table(link: Callable[[str], str]) -> str:
 
 
 def museum_table() -> str:
-    """How many exhibits each kind of checker found first, and in how many steps."""
+    """A table of how many exhibits each kind of checker has found first, and in how many steps."""
     steps: dict[str, list[int]] = {}
     for one in FOUND.values():
         steps.setdefault(re.split(",| with ", one.checker)[0], []).append(one.steps)
@@ -81,7 +80,7 @@ def museum_table() -> str:
 
 @contextmanager
 def working_in(place: str) -> Iterator[None]:
-    """Work in this directory, so that commands name their log without a path."""
+    """A `with` block in this directory, so that commands name their log without a path."""
     before = os.getcwd()
     os.chdir(place)
     try:
@@ -92,13 +91,13 @@ def working_in(place: str) -> Iterator[None]:
 
 @cache
 def output_of(command: str) -> str:
-    """What a command prints about the log `incident`. Raises `RuntimeError` if it fails."""
+    """The output of a command on the log `incident`. Raises `RuntimeError` if the command fails."""
     program, *arguments = shlex.split(command)
     assert program == "kvsm", command
     runner = CliRunner(env={"COLUMNS": "110", "NO_COLOR": "1"})
     with TemporaryDirectory() as place, working_in(place):
-        for one in (shlex.split(INCIDENT), arguments):
-            result = runner.invoke(main, one)
+        for call in (shlex.split(INCIDENT), arguments):
+            result = runner.invoke(main, call)
             if result.exit_code:
-                raise RuntimeError(f"{one}: {result.output}")
+                raise RuntimeError(f"{call}: {result.output}")
     return "".join(f"{line.rstrip()}\n" for line in result.stdout.splitlines())

@@ -1,18 +1,19 @@
-"""A manager as a black box: what vLLM's connector may call, as letters, and what is seen, as text.
+"""A manager as a black box: the calls of vLLM's connector are letters, and the observed answers are text.
 
-A letter is a call of the scheduler's side of OffloadingConnector, of vLLM 0.33:
+A letter is a call by the scheduler side of OffloadingConnector, of vLLM 0.33:
 
-- `look up K`: a waiting request asks for the key K.
-- `load K`: another request looks K up, and begins to load it if it hits.
+- `look up K`: a waiting request looks up the key K.
+- `load K`: another request looks up K, and begins to load it after a hit.
 - `store K`: a request offers K.
-- `end step`: `on_schedule_end`. It also comes by itself where vLLM has it: between stores and the next
+- `end step`: `on_schedule_end`. It is also called implicitly where vLLM calls it: between stores and the next
   lookups, and before a copy ends or the cache is reset.
 - `store K good`, `store K bad`, `load K done`: the oldest such copy has ended.
 - `reset`: all copies in flight are dropped. vLLM completes none of them.
 - `old copies end`: all copies that resets have dropped have ended (`on_reset_flushed`).
 
-A letter that vLLM would not call now is answered by `NOT_ALLOWED`, and the manager hears nothing of it. A
-load is not allowed, either, while `most_loads` of its key are in flight: else an automaton has no end.
+A letter that vLLM could not call in the present state is answered by `NOT_ALLOWED`, without a call of the
+manager. Neither is a load allowed while `most_loads` of its key are in flight: otherwise the automaton would
+be infinite.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ def letters(keys: Iterable[str]) -> list[str]:
 
 
 class Connector(SUL):
-    """The scheduler's side of a connector, for aalpy: `step(letter)` is what the manager shows.
+    """The scheduler side of a connector, for aalpy: `step(letter)` returns the manager's observable output.
 
-    make_manager: makes the manager of a word.
+    make_manager: creates a new manager, for each word.
     """
 
     def __init__(self, make_manager: Callable[[], Any], keys: Sequence[str], most_loads: int) -> None:
@@ -45,7 +46,7 @@ class Connector(SUL):
         self._names = {key: name for name, key in self._keys.items()}
 
     def pre(self) -> None:
-        """A word begins."""
+        """Begin a word with a new manager."""
         self.manager = self._make()
         self._requests = 0
         self._waiting = {name: self._arrive() for name in self._keys}
@@ -55,15 +56,15 @@ class Connector(SUL):
         self._stores_offered = False
 
     def post(self) -> None:
-        """A word has ended."""
+        """End a word."""
         self.manager.shutdown()
 
     def step(self, letter: str) -> str:
-        """Make the call that the letter stands for: its answer, and the KV events that it leads to."""
+        """Make the call of the letter. Returns its answer and the KV events that it has caused."""
         answer = self._call(letter)
         if answer == NOT_ALLOWED:
             return answer
-        return ", ".join([answer, *map(self._told, self.manager.take_events())])
+        return ", ".join([answer, *map(self._event_text, self.manager.take_events())])
 
     def _call(self, letter: str) -> str:
         match letter.split():
@@ -85,7 +86,7 @@ class Connector(SUL):
                 return self._reset()
         return self._old_copies_end()
 
-    def _told(self, event: Any) -> str:
+    def _event_text(self, event: Any) -> str:
         what = "forget" if event.metadata_only else "removed" if event.removed else "stored"
         return f"event: {what} {' '.join(self._names[key] for key in event.keys)}"
 

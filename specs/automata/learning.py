@@ -1,4 +1,4 @@
-"""Learns automata, and compares them."""
+"""Learn automata, and compare them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from automata.connector import Connector, letters
 
 
 class Difference(NamedTuple):
-    """After `word` all have given the same answers, and now they differ in an answer or in an event."""
+    """A first difference: all automata give the same answers to `word`, and different outputs to `letter`."""
 
     word: tuple[str, ...]
     letter: str
@@ -21,7 +21,7 @@ class Difference(NamedTuple):
 
 
 class _WMethod(WMethodEqOracle):
-    """Proves a hypothesis for all managers that have at most `extra` states more."""
+    """An oracle that proves a hypothesis for all managers with at most `extra` more states."""
 
     def __init__(self, alphabet: list[str], sul: Connector, extra: int) -> None:
         super().__init__(alphabet, sul, 0)
@@ -34,22 +34,23 @@ class _WMethod(WMethodEqOracle):
 
 
 def learn(make_manager: Callable[[], Any], keys: Sequence[str], most_loads: int, extra: int) -> Any:
-    """The smallest automaton that answers as this manager, if the manager has at most `extra` states more."""
+    """The smallest automaton that equals this manager, if the manager has at most `extra` more states."""
     alphabet, connector = letters(keys), Connector(make_manager, keys, most_loads)
     return run_KV(alphabet, connector, _WMethod(alphabet, connector, extra), "mealy", print_level=0)
 
 
 def answer(output: str) -> str:
-    """An output without its events."""
+    """The answer in an output, without its events."""
     return output.split(", ")[0]
 
 
 def alike(automata: Sequence[Any], alphabet: Sequence[str]) -> dict[tuple[Any, ...], tuple[str, ...]]:
-    """The combinations of states after words to which all give the same answers -> a shortest such word.
+    """Combination of states -> a shortest word that leads there and to which all automata give the same
+    answers.
 
-    Events may differ on the way: an event changes nothing in a manager.
+    Their events may differ, because an event does not change the state of a manager.
     """
-    start = tuple(one.initial_state for one in automata)
+    start = tuple(automaton.initial_state for automaton in automata)
     words: dict[tuple[Any, ...], tuple[str, ...]] = {start: ()}
     waiting = deque([start])
     while waiting:
@@ -65,7 +66,7 @@ def alike(automata: Sequence[Any], alphabet: Sequence[str]) -> dict[tuple[Any, .
 def differences(
     words: Mapping[tuple[Any, ...], tuple[str, ...]], alphabet: Sequence[str]
 ) -> Iterator[Difference]:
-    """Each first difference, those after shorter words first."""
+    """All first differences, sorted by the length of their words."""
     for states, word in words.items():
         for letter in alphabet:
             answers = tuple(state.output_fun[letter] for state in states)

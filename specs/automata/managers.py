@@ -1,4 +1,4 @@
-"""The managers that are learned, each with a pool of one block: vLLM's, and the block machine's."""
+"""The managers to learn, each with a pool of one block: vLLM's, and one made of the block machine."""
 
 from __future__ import annotations
 
@@ -31,17 +31,18 @@ class Event(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What it answers to an offer."""
+    """The answer to an offer."""
 
     keys_to_store: Sequence[bytes]
     evicted_keys: Sequence[bytes]
 
 
 class TableManager:
-    """A manager that knows nothing but the rows of the block machine, and which key is in its one block.
+    """A manager whose only state is a block of the block machine, and the block's key.
 
-    Every change of the block is a step of the machine. The steps make the KV events: `stored` when a block
-    becomes readable, `removed` when it no longer is, and `forget` when it is evicted and never was readable.
+    Every change of the block is a step of the machine. The steps cause the KV events: `stored` when the block
+    becomes readable, `removed` when it stops being readable, and `forget` when it is evicted without ever
+    having been readable.
     """
 
     # ruff: noqa: ARG002 (vLLM's signatures)
@@ -49,14 +50,14 @@ class TableManager:
     def __init__(self) -> None:
         self.state, self.counts = int(BLOCK.initial), (0, 0)
         self._key = b""
-        """Of the present life, or of the last one."""
+        """The key of the block, or the one that it had last."""
         self._was_readable = False
         self._pinning: set[str] = set()
         self._old_copies = 0
         self._events: list[Event] = []
 
     def _take(self, trigger: int) -> bool:
-        """Take a step; False if no row allows it."""
+        """Take a step. Returns False if no row allows it."""
         before = self.state
         try:
             self.state, self.counts = BLOCK.step(before, self.counts, trigger)
@@ -71,7 +72,7 @@ class TableManager:
         return True
 
     def lookup(self, key: bytes, request: Any) -> LookupResult:
-        """A hit is pinned until the step ends."""
+        """Look up a key. A hit is pinned until the step ends."""
         if key != self._key or self.state not in INDEXED:
             return LookupResult.MISS
         if request.req_id not in self._pinning:
@@ -141,4 +142,4 @@ class TableManager:
 
 
 MANAGERS: dict[str, Callable[[], Any]] = {"vLLM": vllms, "table": TableManager}
-"""By the names that the page gives them."""
+"""Name on the page -> the function that creates the manager."""

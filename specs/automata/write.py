@@ -1,8 +1,8 @@
-"""Writes README.md: what is learned of the managers, and in what they differ.
+"""Write README.md: the learned automata of the managers, and their differences.
 
     PYTHONPATH=specs python -m automata.write
 
-A difference that has no meaning here is an error: somebody must look at it.
+A difference that `MEANINGS` does not explain is an error, so that a developer looks at it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from automata.managers import MANAGERS, TableManager
 README = Path(__file__).with_name("README.md")
 
 EXTRA_STATES = 1
-"""An automaton is right for a manager with at most that many states more than it has."""
+"""An automaton is proved right for managers with at most this many more states than it has."""
 
 SCOPES = {"one key": (("a",), 2), "two keys": (("a", "b"), 1)}
-"""Name -> keys, and loads of one key in flight at most."""
+"""Name -> (keys, the most loads of one key in flight)."""
 
 Words = Mapping[tuple[Any, ...], tuple[str, ...]]
-"""What `alike` finds."""
+"""The result of `alike`."""
 
 
 class Meaning(NamedTuple):
-    """What some differences mean. kinds: (call, answers of vLLM and the table)."""
+    """The explanation of some differences. kinds: (call, output of vLLM's manager, output of the table's)."""
 
     title: str
     text: str
@@ -110,7 +110,7 @@ are the differences: to the next state if only an event differs, and to a red bo
 
 
 def page() -> str:
-    """The text of README.md. It learns all automata: 15 seconds of CPU time."""
+    """Learn all automata, and return the text of README.md. It takes 15 seconds of CPU time."""
     names = [f"states of {'the table' if name == 'table' else name}" for name in MANAGERS]
     parts = [_TOP.format(extra=EXTRA_STATES, names=" | ".join(names), columns=" ---: |" * len(names))]
     found: dict[tuple[str, ...], Difference] = {}
@@ -122,11 +122,11 @@ def page() -> str:
         for one in map(_renamed, differences(words, letters(keys))):
             found.setdefault((one.letter, *one.answers), one)
         drawn = drawn or picture(words)
-    return "".join([*parts, _STATES, _told(found), _PICTURE, f"\n```mermaid\n{drawn}```\n"])
+    return "".join([*parts, _STATES, _sections(found), _PICTURE, f"\n```mermaid\n{drawn}```\n"])
 
 
 def _renamed(one: Difference) -> Difference:
-    """The same with the key that comes first called `a`, and the other one `b`."""
+    """The same difference with keys renamed: the key that occurs first is `a`, the other one `b`."""
     keys = re.findall(r"\b[ab]\b", " ".join([*one.word, one.letter]))
     if keys[0] == "a":
         return one
@@ -137,11 +137,11 @@ def _renamed(one: Difference) -> Difference:
     return Difference(tuple(map(swapped, one.word)), swapped(one.letter), tuple(map(swapped, one.answers)))
 
 
-def _told(found: Mapping[tuple[str, ...], Difference]) -> str:
+def _sections(found: Mapping[tuple[str, ...], Difference]) -> str:
     kinds = [kind for meaning in MEANINGS for kind in meaning.kinds]
     if {*kinds} != {*found}:
-        told, new = {*kinds} - {*found}, {*found} - {*kinds}
-        raise ValueError(f"of the differences, {told} are told and not found, {new} are found and not told")
+        absent, new = {*kinds} - {*found}, {*found} - {*kinds}
+        raise ValueError(f"of the differences, {absent} are explained but not found, {new} are not explained")
     text = ""
     for meaning in MEANINGS:
         text += f"\n### {meaning.title}\n\n{meaning.text}\n\n"
@@ -155,7 +155,7 @@ def _told(found: Mapping[tuple[str, ...], Difference]) -> str:
 
 
 def picture(words: Words) -> str:
-    """What both do with one key, as Mermaid text."""
+    """The automata of both managers with one key, as Mermaid text."""
     numbers = {states: number for number, states in enumerate(words)}
     boxes: list[str] = []
     arrows: list[str] = []
@@ -168,11 +168,11 @@ def picture(words: Words) -> str:
             call = letter.replace(" a", "")
             if len({*outputs}) > 1:
                 red.append(len(arrows))
-                told = [f"{name}: {output}" for name, output in zip(MANAGERS, outputs)]
+                texts = [f"{name}: {output}" for name, output in zip(MANAGERS, outputs)]
                 if len({*map(answer, outputs)}) == 1:
-                    arrows.append(f"{box} ==>|{_label([call, *told])}| n{after}")
+                    arrows.append(f"{box} ==>|{_label([call, *texts])}| n{after}")
                 else:
-                    boxes.append(f"d{len(red)}[{_label(told)}]:::differs")
+                    boxes.append(f"d{len(red)}[{_label(texts)}]:::differs")
                     arrows.append(f"{box} ==>|{_label([call])}| d{len(red)}")
             elif after == numbers[states] and outputs[0] != NOT_ALLOWED:
                 stays.append(f"↻ {call}: {outputs[0]}")
@@ -190,7 +190,7 @@ def _label(lines: Iterable[str]) -> str:
 
 
 def _name(word: Iterable[str]) -> str:
-    """What the block machine calls the state after this word."""
+    """The block machine's name of the state after this word."""
     connector = Connector(TableManager, *SCOPES["one key"])
     connector.pre()
     for letter in word:

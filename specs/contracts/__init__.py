@@ -1,1 +1,1 @@
-"""Contracts that CrossHair proves about kvsm's code. `README.md` says which, and how to run them."""
+"""Contracts about kvsm's code that CrossHair proves. `README.md` lists them and says how to prove them."""

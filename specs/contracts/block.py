@@ -1,4 +1,4 @@
-"""The block: what one step can do to a host slot, for every state, trigger and count.
+"""Contracts of the block machine: the effect of one step on a host slot, for every state, trigger and count.
 
 `sound` is the invariant that every other contract starts from. `a_step_keeps_it_sound` proves that every step
 keeps it, and the initial state satisfies it (`tests/check/proof/test_contracts.py`).
@@ -23,11 +23,11 @@ HOLDS = {
     _S.QUARANTINED: (1, COPIES_LIMIT, 0),
     _S.RETIRED: (0, 0, 0),
 }
-"""For each state: the least copies, the most copies, the most pins."""
+"""State -> (fewest copies, most copies, most pins)."""
 
 
 def sound(state: int, copies: int, pins: int) -> bool:
-    """The state has as many copies and pins as it may have, within the limits."""
+    """Whether the state may have this number of copies and pins."""
     least, most, most_pins = HOLDS[BlockState(state)]
     return least <= copies <= most and 0 <= pins <= most_pins
 
@@ -51,8 +51,8 @@ def a_step_keeps_it_sound(state: BlockState, copies: int, pins: int, trigger: Bl
 
 
 def a_copy_ends_only_by_its_end(state: BlockState, copies: int, pins: int, trigger: BlockTrigger) -> Step:
-    """No reuse in flight (S3): a slot is without copies again only by the end of the last copy. A slot
-    that a lost copy may still touch is retired and never reused. A restart ends all copies.
+    """No reuse in flight (S3): only the end of a copy lowers the number of copies. A slot that a lost copy
+    may still touch is retired and never reused. A restart ends all copies.
 
     pre: sound(state, copies, pins)
     pre: copies > 0 and trigger != _T.RESTART
@@ -153,8 +153,8 @@ def retired_is_for_ever(copies: int, pins: int, trigger: BlockTrigger) -> Step:
 
 
 def a_restart_leaves_what_can_be_read(state: BlockState, copies: int, pins: int) -> Step:
-    """No stale data (S14), one release per hold (S4): after a restart nothing is held, and a block can be
-    read that could be read before. What a copy may have written in part cannot.
+    """No stale data (S14), one release per hold (S4): after a restart nothing is held, and exactly the blocks
+    are readable that were readable before. A block that a copy may have written in part is not.
 
     pre: sound(state, copies, pins)
     post: _ == (_S.STORED, 0, 0) if state in (_S.STORED, _S.LOADING) else _[0] in (_S.FREE, _S.EVICTED)

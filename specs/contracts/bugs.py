@@ -1,5 +1,5 @@
-"""A seeded bug for every contract. Planted in the code or the table of the contract, it must be refuted;
-otherwise the contract says nothing.
+"""A seeded bug for every contract. With the bug in its code or table, the contract must be refuted: otherwise
+it proves nothing.
 
 A bug in a table changes, removes or adds a row, which is named by its `why`. A bug in a function replaces one
 piece of the function's source.
@@ -31,10 +31,10 @@ from kvsm.states.machine import Arc, Counter, Row
 
 
 class Bug(NamedTuple):
-    """A mistake that a contract must refute.
+    """A bug with which a contract must be refuted.
 
-    what: the mistake, in words.
-    target: the dotted name of what is replaced.
+    what: the bug, in words.
+    target: the dotted name of the replaced object.
     """
 
     contract: str
@@ -51,7 +51,7 @@ def with_rows(machine: Machine, *rows: Row, counters: tuple[Counter, ...] = ()) 
 
 
 def changed(machine: Machine, why: str, **fields: Any) -> Machine:
-    """The machine with other fields in the row, or rows, of this `why`."""
+    """The machine with other fields in the rows that have this `why`."""
     assert any(row.why == why for row in machine.rows), f"{machine.name} has no row: {why}"
     return with_rows(machine, *[replace(row, **fields) if row.why == why else row for row in machine.rows])
 
@@ -63,7 +63,7 @@ def without(machine: Machine, why: str) -> Machine:
 
 
 def rewritten(function: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
-    """The function with `new` in its text where `old` stood, once."""
+    """The function with `old` replaced by `new` in its source, where `old` occurs once."""
     text = dedent(getsource(function))
     assert text.count(old) == 1, f"{function.__name__} says {text.count(old)} times: {old}"
     made: dict[str, Any] = {}

@@ -1,4 +1,4 @@
-"""The lease: one step of a copy's hold on a device block, for any number of readers."""
+"""Contracts of the lease machine: one step of copies' hold on a device block, for any number of readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ READERS_LIMIT = (1 << 12) - 1
 
 
 def sound(state: int, readers: int) -> bool:
-    """READING has readers; no other state has any."""
+    """Whether the state may have this number of readers: only READING has any."""
     if state == _S.READING:
         return 1 <= readers <= READERS_LIMIT
     return readers == 0
@@ -64,7 +64,7 @@ def ended(state: int, readers: int, trigger: int) -> bool:
 
 
 def every_hold_can_end(state: LeaseState, readers: int) -> tuple[Step, Step]:
-    """Every call is legal (S8): a reader's end is legal exactly while there are readers, and takes one. A
+    """Every call is legal (S8): a reader's end is legal exactly while there are readers, and removes one. A
     writer's end is legal exactly while there is a writer.
 
     pre: sound(state, readers)

@@ -1,4 +1,4 @@
-"""Matching: where the longest hit of several groups ends, for every set of present keys.
+"""Contracts of matching: the end of the longest hit of several groups, for every set of present keys.
 
 The methods of `HitSearch` are the real ones. The request is small: four tokens in two groups.
 """
@@ -24,7 +24,7 @@ class Groups(NamedTuple):
 HYBRID = Groups((Group(1, GroupKind.FULL, 0), Group(2, GroupKind.SLIDING_WINDOW, 2)), 2)
 MAMBA = Groups((Group(1, GroupKind.FULL, 0), Group(2, GroupKind.MAMBA, 0)), 2)
 KEYS = ((0, 1, 2, 3), (4, 5))
-"""A key is its place among the flags that say which keys are present: four in one group, two in the other."""
+"""The keys of both groups. A key is its index in `Flags`, which say which keys are present."""
 Flags = tuple[bool, bool, bool, bool, bool, bool]
 
 
@@ -40,7 +40,7 @@ def served(groups: Groups, local: int, end: int, there: Flags) -> bool:
 
 
 def longest(groups: Groups, local: int, limit: int, there: Flags) -> int:
-    """The plain search: the last end, of all that the groups share, that is served."""
+    """A plain search: the largest end that all groups share and that is served; `local` if there is none."""
     ends = [end for end in range(0, TOKENS + 1, groups.alignment) if local < end <= limit]
     return max([end for end in ends if served(groups, local, end, there)], default=local)
 
@@ -57,7 +57,7 @@ def a_hit_is_the_longest_that_is_served(local: int, limit: int, there: Flags) ->
 
 
 def also_with_states(local: int, limit: int, there: Flags) -> int:
-    """The same for a mamba group.
+    """The contract of `a_hit_is_the_longest_that_is_served` for a mamba group.
 
     pre: local in (0, 2) and local <= limit
     post: _ == longest(MAMBA, local, limit, there) and local <= _ <= limit

@@ -1,4 +1,4 @@
-"""Path choice: the cell of the measured table in which a copy is looked up, and what a cell cannot decide."""
+"""Contracts of the copy path: a copy's cell in the measured table, and the guard that overrides the table."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from kvsm.events import Direction
 CELLS = tuple(range(17))
 """The cells of the row of the smallest fragments: for 1, 2, 4, ... 65,536 fragments."""
 LARGEST = 1 << 48
-"""More bytes or fragments than any copy has. CrossHair needs a bound: it takes one path for each power."""
+"""More bytes or fragments than any copy has: a bound for CrossHair, which explores a path for each power."""
 PITCHED_FIRST = tuple(sorted(CopyPath, key=lambda path: path is not CopyPath.PITCHED))
 TABLE = PathTable(VERSION, "of contracts", ((PITCHED_FIRST,) * 2,) * 2, ((PITCHED_FIRST,) * 2,) * 2)
-"""Rectangles are the best path in every cell, so only the guard can keep a copy from them."""
+"""A table in which pitched copies are best in every cell, so that only the guard prevents them."""
 
 
 def an_amount_has_one_cell(amount: int) -> int:
@@ -48,8 +48,8 @@ def a_row_ends_with_the_measured_bytes(fragment_bytes: int) -> tuple[int, bool]:
 def only_high_rectangles_go_pitched(
     store: bool, fragment_bytes: int, count: int, rectangles: int
 ) -> tuple[bool, bool]:
-    """Where rectangles are best, a copy uses them exactly if they have as many rows as the measured ones.
-    Returns both.
+    """Where pitched copies are best, a copy is pitched exactly if its rectangles have as many rows as the
+    measured ones. Returns (whether it is pitched, whether it has so many rows).
 
     pre: 0 <= fragment_bytes < 1 << 16 and rectangles >= 1
     pre: 0 <= count < 1 << 12

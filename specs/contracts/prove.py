@@ -1,7 +1,8 @@
-"""Runs the proofs: contracts confirmed, compiled tables equal to their rows, seeded bugs refuted.
+"""Run the proofs: contracts are confirmed, compiled tables equal their rows, contracts with seeded bugs are
+refuted.
 
-CrossHair's command line exits 0 for "not confirmed" and for a precondition that nothing meets. Here only
-CONFIRMED over all paths counts as proved, and only a counterexample counts as a refutation, not a crash.
+CrossHair's command line exits 0 for "not confirmed" and for a precondition that no argument meets. Here only
+CONFIRMED over all paths counts as a proof, and only a counterexample as a refutation, not a crash.
 
     PYTHONPATH=specs python -m contracts.prove
 """
@@ -28,7 +29,7 @@ from contracts.tables import PAIRS
 Function = Callable[..., Any]
 MODULES = ("block", "transfer", "lease", "request", "tables", "words", "runs", "paths", "tokens", "matching")
 SECONDS = 120.0
-"""The time limit of one condition: many times what it takes, because running out of time proves nothing."""
+"""The time limit of one condition (s): many times what is needed, because a timeout proves nothing."""
 
 
 def contracts() -> dict[str, Function]:
@@ -85,25 +86,25 @@ def differences(first: Function, second: Function) -> list[str] | None:
 
 
 def main() -> int:
-    """Print a line for each proof. Returns 0 if all hold."""
+    """Print a line for each proof. Returns 0 if all succeed."""
     wrong = 0
 
-    def tell(name: str, holds: bool, word: str, since: float) -> None:
+    def report(name: str, holds: bool, word: str, since: float) -> None:
         nonlocal wrong
         wrong += not holds
         print(f"{word if holds else 'NOT ' + word:14} {perf_counter() - since:6.2f} s  {name}", flush=True)
 
     for name, contract in contracts().items():
         since = perf_counter()
-        tell(name, not doubts(contract), "confirmed", since)
+        report(name, not doubts(contract), "confirmed", since)
     for first, second in PAIRS:
         since = perf_counter()
-        tell(f"{first.__name__} and {second.__name__}", differences(first, second) == [], "equal", since)
+        report(f"{first.__name__} and {second.__name__}", differences(first, second) == [], "equal", since)
     for bug in BUGS:
         since = perf_counter()
         with bug.planted():
             found = counterexample(contracts()[bug.contract])
-        tell(f"{bug.contract}: {bug.what}", found is not None, "refuted", since)
+        report(f"{bug.contract}: {bug.what}", found is not None, "refuted", since)
     return 1 if wrong else 0
 
 

@@ -1,4 +1,4 @@
-"""The request: one step of its life as far as offload concerns it."""
+"""Contracts of the request machine: one step of a request's life in offload."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _S, _T = RequestState, RequestTrigger
 
 
 def sound(state: int, loads: int) -> bool:
-    """The state has as many loads as it may have: none, one, or either."""
+    """Whether the state may have this number of loads: 0, 1 or either."""
     if state == _S.LOADING or state == _S.FINISHED:
         return loads == 1
     if state == _S.MATCHED or state == _S.RELEASED:

@@ -1,4 +1,4 @@
-"""Run merging: the pairs of a job in as few copies as possible, and not a byte more.
+"""Contracts of run merging: the pairs of a job in as few copies as possible, without other bytes.
 
 `merge_runs` works on numpy arrays, which CrossHair cannot follow. These contracts are about `merged`, the
 plain reference. `tests/check/proof/test_contracts.py` compares the two on all small jobs.
@@ -21,7 +21,7 @@ def joins(run: Run, pair: Pair) -> bool:
 
 
 def merged(pairs: Sequence[Pair]) -> list[Run]:
-    """Runs of pairs that come in the order of their host blocks."""
+    """Merge pairs, sorted by host block, to runs."""
     runs: list[Run] = []
     for device, host in pairs:
         if runs and joins(runs[-1], (device, host)):
@@ -55,7 +55,7 @@ def a_run_copies_its_pairs(first: Pair, second: Pair, third: Pair) -> list[Run]:
 
 
 def runs_cannot_be_merged_further(first: Pair, second: Pair, third: Pair) -> list[Run]:
-    """No neighbour of a run continues it.
+    """No run continues the run before it.
 
     post: all(not joins(run, behind[:2]) for run, behind in zip(_, _[1:]))
     """
@@ -63,7 +63,7 @@ def runs_cannot_be_merged_further(first: Pair, second: Pair, third: Pair) -> lis
 
 
 def a_run_of_any_length_takes_its_next(device: int, host: int, count: int, pair: Pair) -> bool:
-    """The induction step: a pair joins a run exactly if it is the last pair of the run that is longer by one.
+    """The induction step: a pair joins a run exactly if it is the next pair of that run.
 
     pre: count >= 1
     post: _ == (pair == (device + count, host + count))

@@ -1,7 +1,7 @@
-"""One step of a machine, in two ways: as the code takes it, and as its rows read.
+"""One step of a machine in two ways: by the code, and by a plain reading of the machine's rows.
 
-`taken` calls `Machine.step`, from which the words of the hot path are filled. `by_rows` is the plain reading
-of the same rows. It shares no code with `taken`: no ranges resolved beforehand, no dense table.
+`taken` calls `Machine.step`, from which the tables of the hot path are computed. `by_rows` reads the same
+rows without any code of `taken`: without precomputed ranges and without a dense table.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def taken(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -
 
 
 def by_rows(machine: Machine, state: int, counts: tuple[int, ...], trigger: int) -> Step:
-    """The step by the rows: the first row that names the state and the trigger, whose guard holds, and whose
-    effect keeps every counter within its limit."""
+    """The step by the first matching row: it names the state and the trigger, its guard holds, and its effect
+    keeps every counter within its limit."""
     for row in machine.rows:
         if trigger == row.trigger and any(state == source for source in row.sources):
             after = _effect(machine, row, counts)

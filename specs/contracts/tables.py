@@ -1,7 +1,7 @@
-"""The compiled tables equal their rows: the two functions of each pair agree for every argument.
+"""Contracts of the compiled tables: the two functions of each pair return the same for all arguments.
 
-The first of a pair is the code's step (`Machine.step`, with ranges resolved when a machine is declared). The
-second is the plain reading of the rows. Counts are any ints, also negative or above the limits.
+The first of a pair is the code's step (`Machine.step`, with ranges that are computed when the machine is
+declared). The second reads the rows. Counts are any ints, also negative or above the limits.
 """
 
 from __future__ import annotations

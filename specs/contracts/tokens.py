@@ -1,7 +1,7 @@
-"""Token and block arithmetic: blocks that tokens need, windows, caps, and what counts as computed.
+"""Contracts of token and block arithmetic: blocks for tokens, windows, caps, and computed tokens.
 
-The methods are the real ones. They are called on plain stand-ins that have only the attributes that the
-method reads, because CrossHair can make ints and enums but no msgspec structs.
+The methods are the real ones. They are called on stand-ins with the attributes that the method reads, because
+CrossHair can create ints and enums but no msgspec structs.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class EngineRequest:
 
 
 class Tracked:
-    """The attributes of a `TrackedRequest` that are read here; hashes and blocks suffice for any chunk."""
+    """The attributes of a `TrackedRequest` that the arithmetic reads, with as many hashes as needed."""
 
     _layout = KeyLayout((b"",), (1,))
 
@@ -93,7 +93,7 @@ def a_window_is_what_its_layers_see(kind: GroupKind, window: int, end: int) -> i
 
 
 def a_window_never_moves_back(kind: GroupKind, window: int, end: int, later: int) -> tuple[int, int]:
-    """No reuse in flight (S3): a block that left the window and was given back is never needed again.
+    """No reuse in flight (S3): a block that has left the window and was freed is never needed again.
 
     pre: window >= 1 and 0 <= end <= later
     post: _[0] <= _[1]
@@ -105,9 +105,9 @@ def a_window_never_moves_back(kind: GroupKind, window: int, end: int, later: int
 def a_request_fits_its_peak(
     kind: GroupKind, size: int, window: int, tokens: int, step: int, before: int, computed: int, end: int
 ) -> tuple[int, int]:
-    """Every call is legal (S8): a request that was admitted with room for its peak never asks for more.
-    It holds the blocks from the first one needed (for mamba: needed before the last step, while states
-    are handed over) to the last one that this step computes. Returns the number it holds, and its peak.
+    """Every call is legal (S8): a request that was admitted with room for its peak never needs more blocks.
+    It holds the blocks from the first needed one (for mamba: needed before the last step, while states are
+    handed over) to the last one that this step computes. Returns (number of held blocks, peak).
 
     pre: size in (1, 16)
     pre: window >= 1 and step >= 1
@@ -120,7 +120,7 @@ def a_request_fits_its_peak(
 
 
 def held(group: Group, before: int, computed: int, end: int) -> int:
-    """The blocks in a table. A mamba group looks back from `before`, every other group from `computed`."""
+    """The number of blocks in a table. A mamba group needs them from `before` on, others from `computed`."""
     last = before if group.kind is GroupKind.MAMBA else computed
     first = group.first_needed_token(last) // group.block_tokens
     return max(0, started_blocks(end, group.block_tokens) - first)
@@ -140,8 +140,8 @@ def one_token_is_left(num_tokens: int, local: int, max_load_tokens: int) -> int:
 def only_what_is_certain_is_confirmed(
     prompt: int, tokens: int, computed: int, placeholders: int, trusted: int | None
 ) -> int:
-    """Publish after commit (S2), order of copies (S12): drafts, tokens of a step under way, samples whose
-    KV is not written and tokens that a load brings do not count as computed. The count is not negative.
+    """Publish after commit (S2), order of copies (S12): drafts, tokens of a step in progress, samples whose
+    KV is not written and tokens of a load in flight do not count as computed. The count is not negative.
     (trusted: the device's hit at the match, which left a token to compute.)
 
     pre: 1 <= prompt <= tokens and 0 <= placeholders <= computed
@@ -184,7 +184,7 @@ def no_full_chunk_is_forgotten(
 
 
 def only_the_prompt_is_stored_if_asked(prompt: int, computed: int, max_store_tokens: int) -> int:
-    """Under `prompt_only` a request stores no token that it generated. Its own cap still holds.
+    """With `prompt_only` a request stores no generated token. Its own cap still applies.
 
     pre: 1 <= prompt and 0 <= computed < 1 << 40 and 0 <= max_store_tokens
     post: _ == min(prompt, computed, max_store_tokens)
@@ -200,7 +200,7 @@ def chunks_and_next_offer(tracked: Tracked, size: int, drafter: bool, finished: 
 
 
 def storable(size: int, drafts: bool, prompt: int, computed: int, max_store_tokens: int) -> int:
-    """The tokens up to which chunks may be stored. Beyond the cap no draft is waited for."""
+    """The token up to which chunks may be stored. Drafts matter only below the cap."""
     if drafts and prompt < computed <= max_store_tokens:
         return max(0, computed - size)
     return min(computed, max_store_tokens)

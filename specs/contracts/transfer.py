@@ -1,4 +1,4 @@
-"""The transfer: one step of one asynchronous copy, for any number of workers that the counters hold."""
+"""Contracts of the transfer machine: one step of an asynchronous copy, for any number of workers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ WORKERS_LIMIT = (1 << 10) - 1
 
 
 def sound(state: int, pending: int, failed: int) -> bool:
-    """A plan has no reports, a live copy waits for at least one, an ended transfer waits for none."""
+    """Whether the state may have these counts: a plan has no reports, a live copy waits for at least one
+    report, an ended transfer waits for none."""
     if pending < 0 or failed < 0 or pending + failed > WORKERS_LIMIT:
         return False
     if state == _S.PLANNED or state == _S.CANCELLED:
@@ -55,9 +56,9 @@ def it_ends_at_the_last_report(
     """Publish after commit (S2), stale reports change nothing (S5): of n workers, reports 1 to n - 1
     leave the copy under way, and the n-th ends it.
 
-    `reported` counts the reports before this one. At the plan, n are pending and 0 have reported; that the
-    two add up to n is kept by this step: so it holds by induction, for any n. That a worker counts once is
-    the ledger's guard, and enumerated by the tests. Returns the step, and how many have yet to report.
+    `reported` counts the reports before this one. At the plan, n are pending and 0 have reported. This step
+    keeps the sum n: so the contract holds by induction, for any n. That a worker counts only once is checked
+    by the ledger, and enumerated by the tests. Returns (step, number of workers that have yet to report).
 
     pre: sound(state, pending, failed) and under_way(state)
     pre: pending + reported == workers and 0 <= reported < workers

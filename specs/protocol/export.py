@@ -1,7 +1,7 @@
-"""What both exports need: names, the sorts of terms, and the rows of a machine's table for a text.
+"""The common part of both exports: names, sorts of terms, and the rows of a machine's table.
 
-An export writes the declaration term for term. It writes the machines' tables row by row, and does not use
-`Words.next`, from which kvsm explores. So a mistake in either shows as a difference in what the tools count.
+An export writes the declaration term by term. It writes the machines' tables row by row, without
+`Words.next`, which kvsm's own exploration uses. So a mistake in either shows as a different number of states.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from kvsm.check.protocol.terms import (
 )
 
 WIDTH = 100
-"""The length at which lines are broken, if they can be."""
+"""The length above which lines are broken, where that is possible."""
 
 
 class Sort(Enum):
@@ -77,14 +77,14 @@ def all_parts(term: Term) -> Iterator[Term]:
 
 
 def simplified(term: Term) -> Term:
-    """An equal term without what no person writes: `not not x`, `x = TRUE`, a conjunction of one term."""
+    """An equal term without `not not x`, `x = TRUE` and conjunctions of one term."""
     changed: dict[str, Any] = {}
-    for one in fields(term) if term.parts else ():
-        value = getattr(term, one.name)
+    for attribute in fields(term) if term.parts else ():
+        value = getattr(term, attribute.name)
         if isinstance(value, Term):
-            changed[one.name] = simplified(value)
+            changed[attribute.name] = simplified(value)
         elif isinstance(value, tuple) and any(isinstance(part, Term) for part in value):
-            changed[one.name] = tuple(simplified(part) for part in value)
+            changed[attribute.name] = tuple(simplified(part) for part in value)
     term = replace(term, **changed) if changed else term
     match term:
         case Not(Not(inner)) | And((inner,)) | Or((inner,)):
@@ -95,7 +95,7 @@ def simplified(term: Term) -> Term:
 
 
 def terms_of(term: And | Or | Add) -> list[Term]:
-    """The terms that it joins; nested terms of the same kind are flattened."""
+    """The operands of a term; nested terms of the same kind are flattened."""
     kind = type(term)
     return [inner for part in term.terms for inner in (terms_of(part) if isinstance(part, kind) else [part])]
 
@@ -103,7 +103,7 @@ def terms_of(term: And | Or | Add) -> list[Term]:
 def assigns_of(
     effects: tuple[Effect, ...], bound: tuple[Param, ...] = ()
 ) -> Iterator[tuple[tuple[Param, ...], Assign]]:
-    """Each assignment, with the parameters that it is repeated for."""
+    """(parameters over which the assignment is repeated, assignment) for each assignment."""
     for effect in effects:
         if isinstance(effect, Assign):
             yield bound, effect
@@ -112,7 +112,7 @@ def assigns_of(
 
 
 def words_in(declared: Declaration) -> list[Words]:
-    """The machine words among the variables' domains, without repetitions."""
+    """The distinct machine words among the variables' domains."""
     domains = [variable.domain for variable in declared.variables]
     return list(dict.fromkeys(domain for domain in domains if isinstance(domain, Words)))
 
@@ -166,7 +166,7 @@ def pascal(name: str) -> str:
 
 
 def file_name(declared: Declaration) -> str:
-    """The name of a protocol's texts: `offload`."""
+    """The base name of a protocol's files, as `offload`."""
     return declared.name.split()[0]
 
 
@@ -181,12 +181,12 @@ def claim_name(claim: Claim) -> str:
 
 
 def indented(lines: list[str], by: int = 2) -> list[str]:
-    """The lines, moved to the right."""
+    """The indented lines."""
     return [" " * by + line for line in lines]
 
 
 def bulleted(bullet: str, parts: list[list[str]]) -> list[str]:
-    """Each part behind a bullet, with its further lines indented."""
+    """Each part after a bullet, with its other lines indented."""
     return [
         (f"{bullet} " if number == 0 else " " * (len(bullet) + 1)) + line
         for part in parts

@@ -1,7 +1,7 @@
-"""The protocol as a Murphi text, for Rumur.
+"""Export the protocol as a Murphi text, for Rumur.
 
-An action's effects happen at once, but Murphi's statements happen one after the other. So the effects are put
-in an order in which each comes before the effects that overwrite what it reads.
+The effects of an action happen at once, but Murphi runs statements one after the other. So the effects are
+sorted: each comes before the effects that overwrite variables which it reads.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ def _changes(words: Words, row: TableRow) -> str:
 
 
 def _totals(speaker: MurphiSpeaker) -> list[list[str]]:
-    """The functions for the totals in use; a function comes after those it calls."""
+    """The functions for the totals in use; a function comes after the functions that it calls."""
     sections: dict[Total, list[str]] = {}
 
     def place(total: Total) -> None:
@@ -253,7 +253,7 @@ def _for_all(params: tuple[Param, ...], body: list[str]) -> list[str]:
 
 
 def _assign(cell: Read, value: Term, speaker: MurphiSpeaker) -> list[str]:
-    """cell := value. A machine word is stepped in place, the inner step first."""
+    """Statements for `cell := value`. A machine word is stepped in place, the inner step first."""
     target = speaker.flat(cell)
     match value:
         case If(condition, then, otherwise):
@@ -285,17 +285,21 @@ def _assign_word(target: str, words: Words, place: int) -> list[str]:
 
 
 def _in_order(assigns: list[tuple[tuple[Param, ...], Assign]]) -> list[tuple[tuple[Param, ...], Assign]]:
-    """Each effect before the effects that write what it reads. Raises `TypeError` if no order fits."""
+    """The effects, each before the effects that overwrite variables which it reads.
+
+    Raises `TypeError` if there is no such order.
+    """
     waiting, ordered = list(assigns), []
     while waiting:
-        for one in waiting:
-            written = one[1].cell.variable
-            if not any(written.name in _variables_read(other[1]) for other in waiting if other is not one):
+        for effect in waiting:
+            written = effect[1].cell.variable
+            others = [other for other in waiting if other is not effect]
+            if not any(written.name in _variables_read(other[1]) for other in others):
                 break
         else:
             raise TypeError("two effects overwrite what the other reads: Murphi needs an order of effects")
-        waiting.remove(one)
-        ordered.append(one)
+        waiting.remove(effect)
+        ordered.append(effect)
     return ordered
 
 
@@ -313,7 +317,7 @@ def _effects(action: Action, speaker: MurphiSpeaker) -> list[str]:
 
 
 def _rule(action: Action, speaker: MurphiSpeaker) -> list[str]:
-    """A rule for the action. A draining action asserts that the rank falls (S9)."""
+    """A rule for the action. A draining action asserts that the rank decreases (S9)."""
     body = [*_effects(action, speaker), "forget();"]
     begin = ["begin"]
     if action.drains:

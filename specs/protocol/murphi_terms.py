@@ -1,6 +1,6 @@
-"""Terms of a declaration in the language of Murphi, as Rumur reads it.
+"""Write terms of a declaration in Murphi, as Rumur reads it.
 
-Murphi's undefined value stands for None. So an index set can be a scalarset, whose members Rumur may
+Murphi's undefined value represents None. So an index set can be a scalarset, whose members Rumur may
 renumber. Murphi has no sums: each Total becomes a function, and `MurphiSpeaker` collects these functions.
 """
 
@@ -64,17 +64,17 @@ def state_name(words: Words, state: str) -> str:
 
 
 def trigger_name(words: Words, trigger: str) -> str:
-    """The value of a trigger."""
+    """The name of a trigger."""
     return f"{words.machine.name}_on_{trigger}".upper()
 
 
 def label_name(labels: Labels, value: int) -> str:
-    """The value of a label."""
+    """The name of a label."""
     return f"{labels.name}_{labels.label(value)}".upper()
 
 
 def is_none(term: Term) -> bool:
-    """Whether a term is "no member of an index set"."""
+    """Whether a term is the constant None, which is no member of an index set."""
     return isinstance(term, Const) and isinstance(term.domain, OneOf)
 
 
@@ -159,19 +159,19 @@ class MurphiSpeaker:
         raise TypeError(f"no Murphi for {term}")
 
     def operand(self, term: Term) -> str:
-        """In parentheses, unless it is a single thing."""
+        """The term as an operand: in parentheses, unless it is atomic."""
         said = self.flat(term)
         closed = isinstance(term, Const | Param | Read | Total | CounterOf | ForAll | Exists)
         return said if closed else f"({said})"
 
     def _joined(self, term: Term) -> str:
-        """As one side of a connective. Comparisons need no parentheses: they bind closer."""
+        """The term as one side of a connective. Comparisons need no parentheses: they bind tighter."""
         said = self.flat(term)
         is_comparison = isinstance(term, Equal | Less | InState | Not) and not {"&", "|", "?"} & set(said)
         return said if is_comparison else self.operand(term)
 
     def count(self, term: Term) -> str:
-        """As a number. A truth value becomes 1 or 0."""
+        """The term as a number. A truth value becomes 1 or 0."""
         return f"({self.flat(term)} ? 1 : 0)" if sort_of(term) is Sort.TRUTH else self.operand(term)
 
     def _value(self, const: Const) -> str:
@@ -223,7 +223,7 @@ class MurphiSpeaker:
         return f"{name}({', '.join(param.name for param in free_params(total))})"
 
     def _closed(self, term: Term, width: int) -> list[str]:
-        """As one side of a connective, in parentheses where it needs them."""
+        """The term as one side of a connective, in parentheses if needed."""
         said = self._joined(term)
         if len(said) <= width:
             return [said]

@@ -1,9 +1,9 @@
-"""Asks kvsm, Rumur and TLC about the same protocol, and compares their answers.
+"""Check the same protocol with kvsm, Rumur and TLC, and compare their answers.
 
     PYTHONPATH=specs python -m protocol.opinions    # a table; exits 1 if they differ, 3 if a tool is missing
 
-For the correct protocol all three must count exactly the same states. For a broken one they must find the
-same property broken, by traces of the same length: all of them search breadth first.
+For the correct protocol all three must count exactly the same states. For a broken protocol they must find
+the same broken property with a trace of the same length, because all of them search breadth first.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ from protocol.tools import Opinion, ToolFailed, ask_rumur, ask_tlc, rumur_missin
 
 
 class Case(msgspec.Struct, frozen=True):
-    """What the tools are asked.
+    """A protocol that the tools check.
 
+    variant: the bug of the protocol; None for the correct one.
     symmetry: count states that differ only in the numbering of keys, blocks, slots and workers as one.
     """
 
@@ -40,7 +41,7 @@ class Case(msgspec.Struct, frozen=True):
     def declared(self) -> Declaration:
         """The declaration of the case.
 
-        A broken one has no auxiliary invariants: they break earlier, and the question is which property does.
+        A broken protocol is declared without auxiliary invariants, which would break before a property does.
         """
         if isinstance(self.scope, RequestScope):
             return request_protocol(self.scope)
@@ -54,7 +55,7 @@ class Case(msgspec.Struct, frozen=True):
 
 
 TINY = ProtocolScope(keys=1, device_blocks=1, slots=1, live_transfers=1, copies=1, queued=1)
-"""One of each: enough to see most bugs."""
+"""One thing of each kind: enough to find most bugs."""
 TWO_COPIES = structs.replace(TINY, live_transfers=2, copies=2)
 TWO_BLOCKS = structs.replace(TINY, keys=2, device_blocks=2, slots=2, copies=2)
 
@@ -66,7 +67,7 @@ GOOD = {
     "crashes": Case(structs.replace(TINY, slots=2, crashes=True)),
     "requests": Case(RequestScope(holds=1, transfers=1)),
 }
-"""Each is counted equally by all three."""
+"""Correct protocols. All three tools must count the same states."""
 SYMMETRIC = Case(structs.replace(TWO_BLOCKS, losses=False), symmetry=True)
 BROKEN = (
     Case(TINY, Variant.STORE_BEFORE_COMPUTE),
@@ -83,11 +84,11 @@ LARGER = (
     Case(structs.replace(TWO_BLOCKS, crashes=True), symmetry=True),
     Case(RequestScope(), symmetry=True),
 )
-"""For the table only: they take minutes, mostly in TLC."""
+"""Cases for the table only: they take minutes, mostly in TLC."""
 
 
 def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
-    """kvsm's answer. The auxiliary invariants are checked like properties."""
+    """Return kvsm's answer. The auxiliary invariants are checked like properties."""
     found = explore(replace(declared, always=(*declared.always, *declared.invariants)), symmetry=symmetry)
     if found.limit:
         raise ToolFailed(f"kvsm came to no verdict: {found.limit}")
@@ -104,18 +105,18 @@ def of_kvsm(declared: Declaration, *, symmetry: bool = False) -> Opinion:
 
 
 def of_rumur(declared: Declaration, *, symmetry: bool = False) -> Opinion:
-    """Rumur's answer."""
+    """Return Rumur's answer."""
     return ask_rumur(murphi_text(declared), symmetry=symmetry)
 
 
 def of_tlc(declared: Declaration, *, symmetry: bool = False) -> Opinion:
-    """TLC's answer."""
+    """Return TLC's answer."""
     configuration = tla_configuration(declared, symmetry=symmetry)
     return ask_tlc(module_name(declared), tla_module(declared), configuration)
 
 
 def differences(one: Opinion, other: Opinion) -> list[str]:
-    """What two answers disagree on. The number of states seen before a bug was found does not count."""
+    """The differences of two answers. If both found a bug, the number of states before it is ignored."""
     if one.verdict != other.verdict:
         return [f"{one.tool}: {one.verdict}, {other.tool}: {other.verdict}"]
     if one.broken:
@@ -133,9 +134,9 @@ def differences(one: Opinion, other: Opinion) -> list[str]:
 
 
 def disagreements(case: Case, ours: Opinion, theirs: list[Opinion]) -> list[str]:
-    """What the answers to a case disagree on.
+    """The differences of the answers to a case.
 
-    kvsm does not merge all symmetric states: it may count more of them than the others, but never fewer.
+    kvsm does not merge all symmetric states: then it may count more states than the others, but never fewer.
     """
     first, *others = theirs if case.symmetry else [ours, *theirs]
     said = [line for other in others for line in differences(first, other)]

@@ -1,4 +1,4 @@
-"""What is proved for any size, as a page for people: properties, invariants, and why they are enough."""
+"""Write the page about the proofs for any size: properties, invariants and counters of each protocol."""
 
 from __future__ import annotations
 

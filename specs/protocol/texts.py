@@ -1,9 +1,9 @@
-"""Write both protocols as Murphi and TLA+, and the page of what is proved for any size.
+"""Write both protocols as Murphi and TLA+, and the page about the proofs for any size.
 
-PYTHONPATH=specs python -m protocol.texts [FOLDER]
+    PYTHONPATH=specs python -m protocol.texts [FOLDER]
 
-Murphi and TLA+ go to FOLDER (without it: `written`, beside this file, which git ignores). The page
-any_size.md lies beside this file.
+Murphi and TLA+ files are written to FOLDER (default: `written` beside this file, which git ignores), the page
+to any_size.md beside this file.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ DECLARED = (
     offload_protocol(ProtocolScope(keys=2, device_blocks=2, slots=2, workers=2)),
     request_protocol(RequestScope()),
 )
-"""The numbers of keys, blocks, slots and workers stand on one line each in a text: change them there."""
+"""In a text, the number of keys, blocks, slots and workers is one line each, and can be changed there."""
 
 
 def texts() -> dict[str, str]:
-    """Return the text of each file in Murphi or TLA+, by its name."""
+    """File name -> its text in Murphi or TLA+."""
     found = {}
     for declared in DECLARED:
         module = module_name(declared)
@@ -41,7 +41,7 @@ def texts() -> dict[str, str]:
 
 
 def write(folder: Path) -> None:
-    """Write the files in Murphi and TLA+ to a folder, which is made if it is absent."""
+    """Write the Murphi and TLA+ files to a folder, which is created if it is absent."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts().items():
         (folder / name).write_text(text)

@@ -1,7 +1,7 @@
-"""The protocol as a TLA+ module: to be read on its own, and to be checked by TLC.
+"""Export the protocol as a TLA+ module, for readers and for TLC.
 
-The state is one record, `now`. An action says `now' = Forgetting([now EXCEPT ...])`, so all right sides read
-the state before it, as the declaration demands.
+The state is one record, `now`. An action is `now' = Forgetting([now EXCEPT ...])`, so all right sides read
+the state before the action, as the declaration requires.
 """
 
 from __future__ import annotations
@@ -70,10 +70,10 @@ def tla_module(declared: Declaration) -> str:
 
 
 def tla_configuration(declared: Declaration, *, symmetry: bool = False) -> str:
-    """TLC's configuration: the members of the sets, and what to check.
+    """TLC's configuration: the members of the sets, and the claims to check.
 
-    symmetry: count states that differ by a renumbering of members as one. TLC cannot check properties of
-    steps then, so the claim that draining lowers the rank is left out.
+    symmetry: count states that differ only in the numbering of members as one. TLC cannot check properties of
+        steps then, so the claim that draining lowers the rank is left out.
     """
     lines = ["SPECIFICATION Spec", "CONSTANTS", "    None = None"]
     for members in declared.index_sets:
@@ -169,7 +169,7 @@ def _case(row: TableRow) -> list[str]:
 
 
 def _state(declared: Declaration) -> list[str]:
-    """The variable, its type and its value at first."""
+    """The variable, its type and its initial value."""
     types = [
         [*comment("\\*", variable.says), f"{variable.name} : {_type_of(variable)}"]
         for variable in declared.variables
@@ -188,7 +188,7 @@ def _state(declared: Declaration) -> list[str]:
 
 
 def _listed(items: list[list[str]]) -> list[str]:
-    """Items on lines of their own, separated by commas; a bracket ends the last."""
+    """Items on separate lines, separated by commas; a bracket follows the last."""
     *others, last = items
     lines = [line for item in others for line in [*item[:-1], f"{item[-1]},"]]
     return [*lines, *last[:-1], f"{last[-1]}]"]
@@ -261,7 +261,7 @@ def _action(action: Action) -> list[str]:
 
 
 def _change(bound: tuple[Param, ...], assign: Assign) -> list[str]:
-    """One assignment of an action. Indices that it is repeated for must come last."""
+    """One assignment of an action. Indices over which it is repeated must come last."""
     speaker, variable = TlaSpeaker("now"), assign.cell.variable
     fixed = tuple(index for index in assign.cell.indices if index not in bound)
     if assign.cell.indices != (*fixed, *bound):
@@ -318,7 +318,7 @@ def _invariants(declared: Declaration) -> list[list[str]]:
 
 
 def _sometimes(claim: Claim) -> list[str]:
-    """A "sometimes". TLC has no such properties: to find a state, check the negation as an invariant."""
+    """A "sometimes". TLC has no such claims: to find such a state, check the negation as an invariant."""
     return [
         *comment("\\*", f"It happens that {claim.id}. {claim.says}"),
         f"Sometimes_{in_one_word(claim.id)} ==",

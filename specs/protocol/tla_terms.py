@@ -1,4 +1,4 @@
-"""Terms of a declaration in the language of TLA+."""
+"""Write terms of a declaration in TLA+."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ from protocol.export import (
 
 
 def set_name(members: IndexSet) -> str:
-    """The name of an index set: Copies."""
+    """The name of an index set, as `Copies`."""
     name = pascal(members.name)
     if name.endswith("y"):
         return f"{name[:-1]}ies"
@@ -54,7 +54,7 @@ def set_name(members: IndexSet) -> str:
 
 
 def machine_name(words: Words) -> str:
-    """The name of a machine, which begins the names of its operators."""
+    """The name of a machine, with which the names of its operators begin."""
     return pascal(words.machine.name)
 
 
@@ -174,17 +174,17 @@ class TlaSpeaker:
         return f"{self.state}.{name}" + "".join(f"[{self.flat(index)}]" for index in indices)
 
     def operand(self, term: Term) -> str:
-        """In parentheses, unless it is a single thing."""
+        """The term as an operand: in parentheses, unless it is atomic."""
         said = self.flat(term)
         closed = isinstance(term, Const | Param | Read | After | Total | CounterOf)
         return said if closed else f"({said})"
 
     def _joined(self, term: Term) -> str:
-        """As one side of a connective. Comparisons need no parentheses: they bind closer."""
+        """The term as one side of a connective. Comparisons need no parentheses: they bind tighter."""
         return self.flat(term) if isinstance(term, Equal | Less | InState | Not) else self.operand(term)
 
     def count(self, term: Term) -> str:
-        """As a number. A truth value becomes 1 or 0."""
+        """The term as a number. A truth value becomes 1 or 0."""
         return f"(IF {self.flat(term)} THEN 1 ELSE 0)" if sort_of(term) is Sort.TRUTH else self.operand(term)
 
     def _quantified(self, term: ForAll | Exists) -> tuple[str, Term]:
@@ -210,7 +210,7 @@ class TlaSpeaker:
         return self.lines(term, width) if isinstance(term, Total) else [self.count(term)]
 
     def _open(self, term: Term, width: int) -> list[str]:
-        """As one side of a connective: on several lines if they cannot run into the other side."""
+        """The term as one side of a connective, on several lines if that is unambiguous."""
         match term:
             case Or((Not(), _)):
                 return [self.operand(term)]

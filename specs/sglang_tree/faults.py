@@ -1,4 +1,4 @@
-"""SGLang's tree with one fault each, which a walk must find: the machine looks where it should."""
+"""SGLang's tree with a seeded fault in each class, which walks must find. They test the machine's checks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from sglang_tree.machines import WriteThrough
 
 
 class LosesDoubles(WriteThrough):
-    """What two requests have computed twice is not freed: broken conservation (S1)."""
+    """Blocks that two requests have both computed are not freed: breaks conservation (S1)."""
 
     def make_tree(self, device_slots: int, host_slots: int) -> Any:
         tree = super().make_tree(device_slots, host_slots)
@@ -21,22 +21,22 @@ class LosesDoubles(WriteThrough):
 
 
 class LoadsInAnotherOrder(WriteThrough):
-    """A load of several pages turns their order round: wrong bytes (S15)."""
+    """A load of several pages reverses their order: breaks correct bytes (S15)."""
 
     def make_tree(self, device_slots: int, host_slots: int) -> Any:
         tree = super().make_tree(device_slots, host_slots)
         pool = tree.host.get_pool(PoolName.KV)
         load = pool.load_to_device_per_layer
 
-        def turned(device_pool: Any, host: Any, device: Any, *rest: Any, **options: Any) -> None:
+        def reversed_load(device_pool: Any, host: Any, device: Any, *rest: Any, **options: Any) -> None:
             load(device_pool, host, device.flip(0), *rest, **options)
 
-        pool.load_to_device_per_layer = turned
+        pool.load_to_device_per_layer = reversed_load
         return tree
 
 
 class UnlocksBeforeTheBackup(WriteThrough):
-    """A block that a copy to the host reads is not locked: the node may be gone when the copy ends (S8)."""
+    """A block is not locked while a copy to the host reads it: its node may vanish before the end (S8)."""
 
     def make_tree(self, device_slots: int, host_slots: int) -> Any:
         tree = super().make_tree(device_slots, host_slots)

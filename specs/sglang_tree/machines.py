@@ -1,6 +1,6 @@
-"""SGLang's prefix tree with its host tier (HiCache), under `kvsm.testing.PrefixTreeMachine`.
+"""Machines for SGLang's prefix tree with its host tier (HiCache), based on `kvsm.testing.PrefixTreeMachine`.
 
-A block of the machine is a page of 16 tokens. Each class is one write policy and one core of the tree.
+A block of the machine is a page of 16 tokens. Each class has one write policy and one core of the tree.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvsm.testing import PrefixMatch, PrefixTreeMachine, TreeEvent
 from sglang_tree.simulated_streams import Event, Stream
 
 PAGE = 16
-"""Tokens of a block. A load back of fewer than 10 tokens is not made, so a page of one would not do."""
+"""Tokens of a block. SGLang loads back at least 10 tokens, so pages of one token would never be loaded."""
 
 LAYERS = 2
 
@@ -45,11 +45,11 @@ class _Nodes(NamedTuple):
 
 
 class SglangTree:
-    """`UnifiedRadixCache` with a host pool, and what SGLang's scheduler does around it."""
+    """`UnifiedRadixCache` with a host pool, called as SGLang's scheduler calls it."""
 
     def __init__(self, device_slots: int, host_slots: int, policy: str, core: str) -> None:
         tokens, self.host_slots, self.core = device_slots * PAGE, host_slots, core
-        # The host pool gets one page more than the ratio says.
+        # SGLang makes the host pool one page larger than the ratio says.
         arguments = ServerArgs(
             model_path="dummy",
             device="cpu",
@@ -94,7 +94,7 @@ class SglangTree:
         self.controller.load_fence_stream = self.controller.write_fence_stream = self.forward
         self._prefixes: dict[int, tuple[int, ...]] = {}
 
-    # What a request asks.
+    # Calls for a request.
 
     def match(self, blocks: Sequence[int]) -> PrefixMatch:
         """`match_prefix`."""
@@ -125,11 +125,11 @@ class SglangTree:
         return self._at(node) if tokens else match
 
     def allocatable(self) -> int:
-        """What the scheduler admits by: free and evictable tokens."""
+        """The number of pages that the scheduler counts on: free and evictable ones."""
         return (self.allocator.available_size() + self.cache.full_evictable_size()) // PAGE
 
     def allocate(self, count: int) -> Sequence[int] | None:
-        """Evict what is missing, and allocate pages."""
+        """Allocate pages, after evicting as many as are missing. None if there are too few."""
         missing = count * PAGE - self.allocator.available_size()
         if missing > 0:
             self.cache.evict_for_alloc(EvictParams(num_tokens=missing))
@@ -152,10 +152,10 @@ class SglangTree:
         )
         return self._at(done.last_device_node)
 
-    # What a scheduler does.
+    # Calls of the scheduler.
 
     def launch(self, compute: Callable[[], None]) -> Any:
-        """Loads start, and the forward stream waits for them."""
+        """Start loads, and queue `compute` on the forward stream, which waits for them."""
         producer = self.cache.ready_to_load_host_cache()
         if producer >= 0:
             self.forward.wait_event(self.controller.layer_done_counter.events[producer].finish_event)
@@ -173,7 +173,7 @@ class SglangTree:
         self.cache.check_hicache_events()
 
     def copy_next(self, to_host: bool) -> bool:
-        """One of the two streams for copies goes on."""
+        """Run the next work of one of the two copy streams."""
         engine = self.controller.l2_transfer_engine
         return (engine.device_to_host_stream if to_host else engine.host_to_device_stream).run_next()
 
@@ -182,7 +182,7 @@ class SglangTree:
         self.cache.reset()
         self.allocator.clear()
 
-    # What the machine looks at.
+    # State that the machine checks.
 
     def free_slots(self) -> tuple[Collection[int], Collection[int]]:
         """The free lists of the allocator and of the host pool."""
@@ -192,7 +192,8 @@ class SglangTree:
         return pages, [int(row) // PAGE for row in rows[::PAGE]]
 
     def tree_slots(self) -> tuple[Collection[int], Collection[int]]:
-        """Values of all nodes. The core in Rust shows none of the host: what is not free counts."""
+        """The slots of all nodes, on (device, host). The core in Rust does not expose the host's slots: for
+        it, all slots that are not free are returned."""
         device = self._slots(self.cache.all_values_flatten())
         if self.core == "rust":
             free = {*self.free_slots()[1]}
@@ -200,12 +201,12 @@ class SglangTree:
         return device, [row // PAGE for row in _host_rows(self.cache.tree_core.root_node)[::PAGE]]
 
     def read(self, slot: int) -> int:
-        """The word in all tokens of a page, keys and values of all layers; -1 if they differ."""
+        """The word in all tokens of a page, in keys and values of all layers; -1 if they differ."""
         words = {int(word) for rows in self._rows(slot) for word in rows.flatten()}
         return words.pop() if len(words) == 1 else -1
 
     def write(self, slot: int, word: int) -> None:
-        """Write to all tokens of a page."""
+        """Write a word to all tokens of a page."""
         for rows in self._rows(slot):
             rows.fill_(word)
 
@@ -222,14 +223,15 @@ class SglangTree:
             if isinstance(event, BlockStored):
                 self._learn(event)
             kind = "stored" if isinstance(event, BlockStored) else "removed"
-            for one in event.block_hashes:
-                yield TreeEvent(kind, on_host, self._prefixes[one])
+            for block_hash in event.block_hashes:
+                yield TreeEvent(kind, on_host, self._prefixes[block_hash])
 
     def _learn(self, event: Any) -> None:
+        """Record the prefix of each block hash of a stored event."""
         prefix = self._prefixes.get(event.parent_block_hash, ())
-        for one, block in zip(event.block_hashes, event.token_ids[::PAGE]):
+        for block_hash, block in zip(event.block_hashes, event.token_ids[::PAGE]):
             prefix += (block,)
-            self._prefixes[one] = prefix
+            self._prefixes[block_hash] = prefix
 
     def _rows(self, slot: int) -> list[Any]:
         first = (slot + 1) * PAGE
@@ -267,36 +269,36 @@ class _Sglang(PrefixTreeMachine):
 
 
 class WriteThrough(_Sglang):
-    """Each block is backed up when it is inserted."""
+    """Policy: each block is backed up when it is inserted."""
 
     policy = "write_through"
 
 
 class WriteThroughSelective(_Sglang):
-    """A block is backed up when it is hit again."""
+    """Policy: a block is backed up when it is hit again."""
 
     policy = "write_through_selective"
 
 
 class WriteBack(_Sglang):
-    """A block is backed up when the device evicts it."""
+    """Policy: a block is backed up when the device evicts it."""
 
     policy = "write_back"
 
 
 class WriteThroughRust(WriteThrough):
-    """The same with the core that SGLang takes by default."""
+    """`WriteThrough` with the Rust core, SGLang's default."""
 
     core = "rust"
 
 
 class WriteThroughSelectiveRust(WriteThroughSelective):
-    """The same with the core that SGLang takes by default."""
+    """`WriteThroughSelective` with the Rust core, SGLang's default."""
 
     core = "rust"
 
 
 class WriteBackRust(WriteBack):
-    """The same with the core that SGLang takes by default."""
+    """`WriteBack` with the Rust core, SGLang's default."""
 
     core = "rust"

@@ -1,8 +1,8 @@
-"""Streams and events under the names of `torch.cuda`, as far as SGLang's cache uses them.
+"""Simulated streams and events with the part of `torch.cuda`'s interface that SGLang's cache uses.
 
-A stream is a list of work that has not run. Work runs when somebody waits for it, or when the machine says so
-(`Stream.run_next`). What a stream must wait for runs first. The default stream has no list: its work runs at
-once.
+A stream is a list of pending work. Work runs when a call waits for it, or when the machine says so
+(`Stream.run_next`). Work on other streams that it must wait for runs first. The default stream has no list:
+its work runs at once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 
 class _Record:
-    """One recording of an event: the place in a stream up to which work must have run."""
+    """A recording of an event: the position in a stream up to which work must have run."""
 
     def __init__(self, stream: Stream) -> None:
         self.stream, self.done = stream, False
@@ -26,7 +26,7 @@ class _Record:
 
 
 class Stream:
-    """Work that runs in the order in which it was given."""
+    """A queue of work that runs in order."""
 
     current: Stream
 
@@ -34,14 +34,14 @@ class Stream:
         self._work: deque[Callable[[], object]] = deque()
 
     def add(self, work: Callable[[], object]) -> None:
-        """Give work to the stream."""
+        """Queue work; the default stream runs it at once."""
         if self is default:
             work()
         else:
             self._work.append(work)
 
     def run_next(self) -> bool:
-        """Run the oldest work; False if there is none."""
+        """Run the oldest work. Returns False if there is none."""
         if self._work:
             self._work.popleft()()
             return True
@@ -53,25 +53,25 @@ class Stream:
             pass
 
     def wait_event(self, event: Event) -> None:
-        """What is given from now on runs after what the event has recorded."""
+        """Let work that is queued from now on wait for the event."""
         if event.last is not None:
             self.add(event.last.wait)
 
     def wait_stream(self, other: Stream) -> None:
-        """What is given from now on runs after all that the other stream has now."""
+        """Let work that is queued from now on wait for all work that the other stream has now."""
         event = Event()
         event.record(other)
         self.wait_event(event)
 
 
 class Event:
-    """A place in a stream."""
+    """A position in a stream."""
 
     def __init__(self, enable_timing: bool = False) -> None:  # noqa: ARG002 (torch's argument)
         self.last: _Record | None = None
 
     def record(self, stream: Stream | None = None) -> None:
-        """Mark the end of what the stream has now."""
+        """Record the event after the work that the stream has now."""
         stream = stream or Stream.current
         self.last = last = _Record(stream)
         stream.add(lambda: setattr(last, "done", True))
@@ -81,16 +81,16 @@ class Event:
         (stream or Stream.current).wait_event(self)
 
     def query(self) -> bool:
-        """Whether it has been reached."""
+        """Whether the event is done, or was never recorded."""
         return self.last is None or self.last.done
 
     def synchronize(self) -> None:
-        """Run what it waits for."""
+        """Run the stream until the event is done."""
         if self.last is not None:
             self.last.wait()
 
     def elapsed_time(self, other: Event) -> float:  # noqa: ARG002 (torch's argument)
-        """No time passes here."""
+        """Always 0: streams have no clock."""
         return 0.0
 
 
@@ -114,4 +114,4 @@ MODULE: Any = SimpleNamespace(
     stream=_use,
     current_stream=lambda: Stream.current,
 )
-"""In place of `torch.cuda`."""
+"""Replaces `torch.cuda`."""

@@ -1,7 +1,7 @@
-"""What SGLang's cache needs of a GPU, and what it meets here instead.
+"""Replace the parts of SGLang's cache that need a GPU.
 
 ==============================================  ================================================
-what needs a GPU, or is not installed           here
+needs a GPU, or is not installed                replacement
 ==============================================  ================================================
 torchvision (imported for images, not used)     an empty module
 streams and events of the device                `simulated_streams`
@@ -29,7 +29,7 @@ _TORCHVISION = ("", ".io", ".transforms", ".transforms.functional")
 def prepare() -> None:
     """Make SGLang's cache importable, for the rest of the process."""
     logging.disable(logging.WARNING)
-    # Asked first: Transformers keeps the answer, and would import what is not there.
+    # Ask before the stand-ins exist: Transformers caches the answer, and would import parts that they lack.
     if not import_module("transformers.utils.import_utils").is_torchvision_available():
         for name in _TORCHVISION:
             sys.modules[f"torchvision{name}"] = MagicMock(__spec__=None)
@@ -44,11 +44,11 @@ def prepare() -> None:
 def _copy(
     src_layers: Sequence[Any], dst_layers: Sequence[Any], src_indices: Any, dst_indices: Any, page_size: int
 ) -> None:
-    """Copy rows of tokens from each layer of one pool to the same layer of the other one."""
+    """Queue a copy of rows of tokens, from each layer of one pool to the same layer of the other pool."""
 
     def work() -> None:
         for source, target in zip(src_layers, dst_layers):
             target[dst_indices] = source[src_indices]
 
-    del page_size  # Indices are of tokens.
+    del page_size  # indices count tokens
     Stream.current.add(work)

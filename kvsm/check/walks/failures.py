@@ -39,8 +39,8 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     actions: the actions, after reduction.
     found: the number of actions before reduction.
     reruns: how many reruns the reduction took.
-    systematic: 0 for a random walk. For a search of all short schedules, the greatest length of a schedule;
-        then `run` is the number of the schedule.
+    systematic: the greatest length of the schedules in a search of all short ones; 0 for a random walk.
+    run: the number of the run, or of the schedule in such a search.
     """
 
     def found_by(self) -> str:
