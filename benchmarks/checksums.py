@@ -1,8 +1,9 @@
-"""What checksums cost the host engine: none, once in each life of a kept pool, and at every load.
+"""Measure what checksums cost the host engine: without checksums, with a kept pool, and with a check of every
+load.
 
-Each row is measured in one run, in turns. Wall-clock times go from the call of `submit` to the result, and
-CPU time counts all threads of the process. The first load of a kept pool is proved before
-its copy begins; the later loads are not checked any more.
+All engines are measured in turns, in one run. Wall-clock times go from the call of `submit` to the result,
+and CPU time counts all threads of the process. The first load of a block from a kept pool is checked before
+its copy begins; later loads are not checked.
 
     python benchmarks/checksums.py --output benchmarks/results/checksums.md
 """
@@ -30,11 +31,11 @@ from kvsm.ids import pack
 BLOCK_BYTES = (64 << 10, 1 << 20)
 TRANSFER_BYTES = 64 << 20
 POOL_TRANSFERS = 4
-"""Size of either pool, in transfers."""
+"""Size of the device pool and of the host pool, in transfers."""
 
 
 class Cost(NamedTuple):
-    """Of one transfer (s)."""
+    """Wall-clock time and CPU time of one transfer (s)."""
 
     wall_s: float
     cpu_s: float
@@ -45,13 +46,13 @@ def job(number: int, direction: Direction, block_bytes: int) -> TransferJob:
     chosen = random.Random(block_bytes)
     blocks = TRANSFER_BYTES // block_bytes
     device, host = (chosen.sample(range(POOL_TRANSFERS * blocks), blocks) for _ in range(2))
-    # Kept pools need names; keys have the length of vLLM's.
+    # Kept pools need keys; these are as long as vLLM's.
     keys = tuple(b"%036d" % block for block in host)
     return TransferJob(number, direction, pack(device), pack(host), keys, tuple(range(1, 1 + blocks)))
 
 
 def cost_of(engine: CopyEngine, transfer: TransferJob) -> Cost:
-    """Carry out one transfer."""
+    """Carry out one transfer. Returns its cost."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     engine.submit(transfer)
     engine.wait([transfer.transfer])

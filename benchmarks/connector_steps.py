@@ -1,16 +1,15 @@
-"""The connector's own time in each step of vLLM's real scheduler: kvsm's beside vLLM's two.
+"""Measure the connector's own time in each step of vLLM's real scheduler: kvsm's connector and vLLM's two.
 
 Each engine has vLLM's scheduler, block pool and prefix cache, both sides of a connector, and a mock model
 runner (`connector_world.py`). 256 requests with prompts of 8,192 tokens go through these phases:
 
 =========  ===================================================================================================
-prefill    all prompts arrive, and are computed in chunks
-decode     each step brings a token of every request; about sixteen of them complete a block
-preempted  all lose their blocks at once, and the device its prefix cache; they come back from the host
-ending     some requests end in each step
-hits       the device's prefix cache is dropped; the same prompts come again, some in each step
-alone      it is dropped again; the same prompts come one at a time, and the engine is empty between two
-=========  ===================================================================================================
+prefill    all prompts arrive, and are computed in chunks decode     each step computes a token of every
+request; about sixteen requests complete a block preempted  all requests are preempted and the device's prefix
+cache is dropped; blocks are loaded from the host ending     some requests end in each step hits       the
+device's prefix cache is dropped; the same prompts arrive again, some in each step alone      it is dropped
+again; the same prompts arrive one at a time, and the engine is empty in between =========
+===================================================================================================
 
 The time is CPU time of the engine's thread inside the calls of the connector.
 
@@ -40,15 +39,17 @@ from kvsm.vllm.trial import connector_config
 
 OURS, NOTHING = "KvsmConnector", "no connector"
 RIVALS = tuple(PEERS)
-"""vLLM's own."""
+"""vLLM's own connectors."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """What an engine serves.
+    """The workload of an engine.
 
-    requests: how many run at once. prompt_tokens: of each. decode_steps: of the phase.
-    each_step: how many end, or arrive, in a step of the last two phases.
+    requests: how many requests run at once.
+    prompt_tokens: tokens of each prompt.
+    decode_steps: steps of the phase "decode".
+    each_step: how many requests end or arrive in each step of the phases "ending" and "hits".
     """
 
     requests: int = 256
@@ -58,12 +59,12 @@ class Traffic:
 
     @property
     def blocks(self) -> int:
-        """Enough for all requests, with room for what they answer."""
+        """The device blocks that all requests need, with their answers."""
         answers = self.requests + self.requests + 2 * self.decode_steps + self.requests // self.each_step
         return self.requests * (-(-(self.prompt_tokens + answers) // BLOCK_TOKENS) + 1) + 1
 
     def prompts(self) -> list[list[int]]:
-        """No two of them share a block."""
+        """The prompts, which share no block."""
         rest = [5] * (self.prompt_tokens - 1)
         return [[8 + number, *rest] for number in range(self.requests)]
 
@@ -80,7 +81,7 @@ class Life:
         self.phases: Phases = {}
 
     def run(self) -> Phases:
-        """The cost of each step, by phase."""
+        """Run all phases. Returns phase -> the cost of each step."""
         count = self._traffic.requests
         names, again, alone = ([f"{part}{number}" for number in range(count)] for part in "abc")
         self._phase("prefill", lambda: self._serve(names, count))
@@ -96,7 +97,7 @@ class Life:
         return self.phases
 
     def _phase(self, name: str, drive: Callable[[], None]) -> None:
-        # vLLM's engine freezes what lives for long, too.
+        # vLLM's engine freezes long-lived objects, too.
         gc.collect()
         gc.freeze()
         before = len(self._engine.costs)
@@ -105,7 +106,7 @@ class Life:
         self.phases[name] = self._engine.costs[before:]
 
     def _serve(self, names: Sequence[str], each_step: int) -> None:
-        """Let these requests arrive, `each_step` of them in a step, until all decode."""
+        """Let these requests arrive, `each_step` of them in each step, and step until all decode."""
         requests = [self._world.request(name, prompt) for name, prompt in zip(names, self._prompts)]
         for first in range(0, len(requests), each_step):
             for request in requests[first : first + each_step]:
@@ -114,7 +115,7 @@ class Life:
         self._until_all_decode()
 
     def _serve_alone(self, names: Sequence[str]) -> None:
-        """Let each request arrive when the one before has ended."""
+        """Let each request arrive after the previous one has ended."""
         for name, prompt in zip(names, self._prompts):
             self._engine.arrive(self._world.request(name, prompt))
             self._until_all_decode()
@@ -125,7 +126,7 @@ class Life:
         for _ in range(most):
             running = scheduler.running
             if len(running) == len(scheduler.requests) and all(
-                one.num_output_tokens and not one.is_prefill_chunk for one in running
+                request.num_output_tokens and not request.is_prefill_chunk for request in running
             ):
                 return
             self._engine.step()
@@ -142,17 +143,20 @@ class Life:
             pass
 
 
-# What the steps say.
+# Figures.
 
 
 def at_share(values: Sequence[float], share: float) -> float:
-    """The least value that this share of all values does not exceed."""
+    """The smallest of the values that at least this share of them does not exceed (a quantile)."""
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 @dataclass(frozen=True)
 class PhaseFigures:
-    """One phase of one engine. Times a step are in us, totals in ms; `calls` are totals by call."""
+    """The figures of one phase of one engine.
+
+    Times of a step are in us, totals in ms; `calls`: totals by call.
+    """
 
     steps: int
     middle: float
@@ -187,22 +191,22 @@ def figures(costs: Sequence[StepCost]) -> PhaseFigures:
 
 @dataclass
 class Rounds:
-    """What one contestant did in all rounds."""
+    """The figures of one contestant in all rounds, and the blocks that it moved in the last one."""
 
     phases: dict[str, list[PhaseFigures]] = field(default_factory=dict)
     moved: Counter[Direction] = field(default_factory=Counter)
 
     def of(self, phase: str, figure: str) -> float:
-        """The median of the rounds."""
+        """The median of a figure over the rounds."""
         return median(getattr(one, figure) for one in self.phases[phase])
 
     def call(self, phase: str, name: str) -> float:
-        """The total of one call (ms): the median of the rounds."""
+        """The total of one call (ms), the median over the rounds."""
         return median(one.calls.get(name, 0.0) for one in self.phases[phase])
 
 
 def phase_table(phase: str, found: Mapping[str, Rounds]) -> list[str]:
-    """A phase of all contestants. Ratios are to `OURS`."""
+    """The table of a phase, with all contestants. Ratios are relative to `OURS`."""
     ours, rows = found[OURS], []
     for name, rounds in found.items():
         row = [name, f"{rounds.of(phase, 'steps'):.0f}"]
@@ -220,7 +224,7 @@ def phase_table(phase: str, found: Mapping[str, Rounds]) -> list[str]:
 
 
 def calls_table(found: Mapping[str, Rounds]) -> list[str]:
-    """Where the scheduler side of each connector spends its time."""
+    """The table of the time in each call of the scheduler sides."""
     names = {name: rounds for name, rounds in found.items() if name != NOTHING}
     rows = []
     for phase in found[OURS].phases:
@@ -233,10 +237,10 @@ def calls_table(found: Mapping[str, Rounds]) -> list[str]:
 
 
 def verdict_table(found: Mapping[str, Rounds]) -> list[str]:
-    """Ours beside the better of vLLM's two, in each phase.
+    """The table that compares `OURS` with the better of vLLM's connectors, in each phase.
 
-    Single steps are compared with a rival only if it takes as many steps. A rival that waits for its loads
-    takes more steps, and most of them are empty.
+    Single steps are compared only with a rival that takes as many steps. A rival that waits for its loads
+    takes more steps, most of them empty.
     """
     rows = []
     for phase in found[OURS].phases:
@@ -260,7 +264,7 @@ def verdict_table(found: Mapping[str, Rounds]) -> list[str]:
 
 
 def contestants(host_blocks: int, log: Path) -> dict[str, dict[str, Any] | None]:
-    """The `kv_transfer_config` of each. log: a directory for event logs."""
+    """Contestant -> its `kv_transfer_config`. log: a directory for event logs."""
     size = host_blocks * BLOCK_BYTES
     return {
         OURS: connector_config(cpu_bytes_to_use=size, event_log=str(log)),
@@ -271,7 +275,7 @@ def contestants(host_blocks: int, log: Path) -> dict[str, dict[str, Any] | None]
 
 
 def measure(world: VllmWorld, config: dict[str, Any] | None, traffic: Traffic, copy_steps: int) -> Rounds:
-    """One round of one contestant."""
+    """Measure one round of one contestant."""
     from vllm.config import KVTransferConfig
 
     engine = Engine(world, config and KVTransferConfig(**config), traffic.blocks, copy_steps)
@@ -284,7 +288,7 @@ def measure(world: VllmWorld, config: dict[str, Any] | None, traffic: Traffic, c
 def by_turns(
     world: VllmWorld, names: Sequence[str], traffic: Traffic, rounds: int, copy_steps: int
 ) -> dict[str, Rounds]:
-    """All contestants, one after the other, in each round. Round 0 is small, for warming up."""
+    """Measure all contestants, one after the other, in each round. Round 0 is small, for warming up."""
     found: dict[str, Rounds] = {}
     for number in range(rounds + 1):
         served = traffic if number else Traffic(8, 512)
@@ -305,7 +309,7 @@ def by_turns(
 
 
 def moved_table(found: Mapping[str, Rounds]) -> list[str]:
-    """How many blocks each contestant moved."""
+    """The table of the blocks that each contestant has moved."""
     rows = [
         [name, f"{one.moved[Direction.STORE]:,}", f"{one.moved[Direction.LOAD]:,}"]
         for name, one in found.items()
@@ -330,7 +334,7 @@ def main(
     copy_steps: int,
     output: Path | None,
 ) -> None:
-    """Measure a connector's own time a step under vLLM's scheduler."""
+    """Measure the own time of connectors in each step of vLLM's scheduler."""
     with tempfile.TemporaryDirectory() as model:
         world = VllmWorld(Path(model))
         traffic = Traffic(requests, prompt_tokens)

@@ -1,8 +1,8 @@
 """An engine for `connector_steps.py`: vLLM's real scheduler, both sides of a connector, a mock model runner.
 
-The runner computes nothing, and answers each request that has its whole prompt with a token. Nothing is
-copied: each copy ends `copy_steps` steps after it began. Both sides of the connector run in this thread, and
-each has a clock of its own.
+The runner computes nothing, and returns a token for each request whose whole prompt is computed. No bytes are
+copied: each copy ends `copy_steps` steps after it began. Both sides of the connector run in this thread, each
+with its own clock.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from kvsm.vllm.rank_copies import RankCopies
 
 
 class CallClock:
-    """The CPU time of this thread in the public methods of an object (ns), by name.
+    """Measures the CPU time of this thread in the public methods of an object (ns), by name.
 
-    A call that the object makes to itself counts as part of the call that it is in. What the clock itself
-    costs is not counted.
+    A call within another call of the object is part of the outer call. The cost of the clock itself is
+    subtracted.
     """
 
     def __init__(self) -> None:
@@ -36,14 +36,14 @@ class CallClock:
         self._inside = False
         self._own_ns = min(-time.thread_time_ns() + time.thread_time_ns() for _ in range(10_000))
 
-    def watch(self, one: object) -> None:
-        """Wrap the methods of this object."""
-        for name in dir(type(one)):
-            if not name.startswith("_") and callable(getattr(type(one), name)):
-                setattr(one, name, self._timed(name, getattr(one, name)))
+    def watch(self, target: object) -> None:
+        """Wrap the public methods of this object."""
+        for name in dir(type(target)):
+            if not name.startswith("_") and callable(getattr(type(target), name)):
+                setattr(target, name, self._timed(name, getattr(target, name)))
 
     def take(self) -> Counter[str]:
-        """What was spent since the last call."""
+        """Return and clear the time since the last call, by method."""
         spent, self.spent = self.spent, Counter()
         return spent
 
@@ -66,8 +66,8 @@ class InstantCopies:
     """A `CopyEngine` that copies nothing.
 
     copy_steps: a transfer ends this number of steps after it began.
-    step: the number of the step that is under way.
-    moved: how many blocks of each direction were asked for.
+    step: the number of the present step.
+    moved: direction -> the number of blocks in all jobs.
     """
 
     def __init__(self, device_blocks: int, host_blocks: int, copy_steps: int) -> None:
@@ -75,10 +75,10 @@ class InstantCopies:
         self.copy_steps, self.step = copy_steps, 0
         self.moved: Counter[Direction] = Counter()
         self._live: list[tuple[int, TransferJob]] = []
-        """(the step that ends it, job), the oldest first."""
+        """(step in which it ends, job), oldest first."""
 
     def mark(self) -> None:
-        """Nothing computes."""
+        """Do nothing: there is no compute."""
 
     def submit(self, job: TransferJob, after: Any = None) -> None:  # noqa: ARG002 (the interface's)
         """Begin a transfer."""
@@ -86,10 +86,10 @@ class InstantCopies:
         self._live.append((self.step + self.copy_steps, job))
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
-        """Nothing computes."""
+        """Do nothing: there is no compute."""
 
     def poll(self) -> list[CopyResult]:
-        """The transfers that have ended."""
+        """Return the results of the transfers that have ended."""
         if not self._live or self._live[0][0] > self.step:
             return []
         ended = [job for end, job in self._live if end <= self.step]
@@ -97,22 +97,22 @@ class InstantCopies:
         return [CopyResult(job.transfer, job.direction, True) for job in ended]
 
     def wait(self, transfers: Iterable[int]) -> None:
-        """Let these end now."""
+        """Let these transfers end now."""
         now = set(transfers)
         ending = [(0, job) for _, job in self._live if job.transfer in now]
-        self._live = ending + [one for one in self._live if one[1].transfer not in now]
+        self._live = ending + [(end, job) for end, job in self._live if job.transfer not in now]
 
     def drain(self) -> None:
-        """Let all end now."""
+        """Let all transfers end now."""
         self._live = [(0, job) for _, job in self._live]
 
     def close(self) -> None:
-        """Let all end now."""
+        """Let all transfers end now."""
         self.drain()
 
 
 class _NoPool:
-    """Stands for host memory, which nothing touches."""
+    """A stand-in for the host pool, whose memory is never accessed."""
 
     is_warm = False
 
@@ -123,9 +123,9 @@ class _NoPool:
 class StepCost(NamedTuple):
     """CPU time of one step of the engine (ns).
 
-    scheduler: in the calls of the connector's scheduler side, by name.
-    worker: in the calls of its worker's side, by name.
-    step: in vLLM's scheduler, and the connector's scheduler side in it.
+    scheduler: time in each call of the connector's scheduler side.
+    worker: time in each call of the connector's worker side.
+    step: time in vLLM's scheduler, including the connector's scheduler side.
     """
 
     scheduler: Mapping[str, int]
@@ -134,9 +134,10 @@ class StepCost(NamedTuple):
 
 
 class Engine:
-    """vLLM's scheduler with the connector of `transfer`, a `KVTransferConfig`; None: without a connector.
+    """vLLM's scheduler with a connector.
 
-    costs: of all steps so far.
+    transfer: the `KVTransferConfig` of the connector; None for an engine without one.
+    costs: the cost of each step so far.
     """
 
     def __init__(self, world: VllmWorld, transfer: Any, device_blocks: int, copy_steps: int) -> None:
@@ -171,17 +172,20 @@ class Engine:
 
     @property
     def moved(self) -> Counter[Direction]:
-        """How many blocks were stored and loaded."""
+        """Direction -> the number of blocks that were stored or loaded."""
         return Counter() if self._copies is None else self._copies.moved
 
     def arrive(self, request: Any) -> None:
-        """A request arrives. Its cost counts in the next step."""
+        """Let a request arrive. The cost is added to the next step."""
         began = time.thread_time_ns()
         self.scheduler.add_request(request)
         self._arrived += time.thread_time_ns() - began
 
     def step(self, stopping: frozenset[str] = frozenset()) -> bool:
-        """Take a step, if vLLM would take one. stopping: requests whose next token ends them."""
+        """Make a step, if there is work.
+
+        Returns False if there is none. stopping: requests that end with it.
+        """
         began = time.thread_time_ns()
         if not self.scheduler.has_requests():
             return False
@@ -197,9 +201,9 @@ class Engine:
         return True
 
     def forget_device_cache(self, *, preempt: bool) -> None:
-        """Drop the prefix cache of the device. preempt: all running requests lose their blocks.
+        """Drop the prefix cache of the device. preempt: also preempt all running requests.
 
-        vLLM refuses that while a copy holds a block. So all copies end in a step before it.
+        vLLM refuses this while a copy holds a block. So all copies are ended in a step before.
         """
         if self._copies is not None and self._copies.copy_steps:
             self._copies.copy_steps = 0
@@ -216,22 +220,22 @@ class Engine:
             self._worker.shutdown()
 
     def _run(self, output: Any, stopping: frozenset[str]) -> Any:
-        """What a model runner and the worker's side of the connector answer."""
+        """The output of the mock model runner, with the connector's worker side."""
         from vllm.v1.outputs import ModelRunnerOutput
 
         names, requests = list(output.num_scheduled_tokens), self.scheduler.requests
-        told = None if self._worker is None else self._transfer(output)
+        transfer = None if self._worker is None else self._transfer(output)
         return ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
             sampled_token_ids=[
                 [] if requests[name].is_prefill_chunk else [STOP if name in stopping else 7] for name in names
             ],
-            kv_connector_output=None if told is None or (told.is_empty() and not names) else told,
+            kv_connector_output=None if transfer is None or (transfer.is_empty() and not names) else transfer,
         )
 
     def _transfer(self, output: Any) -> Any:
-        """The calls of a worker of vLLM, in their order."""
+        """Make the connector calls of a vLLM worker, in its order."""
         from vllm.v1.outputs import KVConnectorOutput
 
         connector, copies = self._worker, self._copies
@@ -242,7 +246,7 @@ class Engine:
         connector.start_load_kv(None)
         connector.wait_for_save()
         results = connector.get_transfer_results(output.finished_req_ids)
-        told = KVConnectorOutput(
+        answer = KVConnectorOutput(
             finished_sending=results.finished_sending,
             finished_recving=results.finished_recving,
             failed_recving=results.failed_recving,
@@ -252,11 +256,11 @@ class Engine:
             kv_connector_worker_meta=connector.build_connector_worker_meta(),
         )
         connector.clear_connector_metadata()
-        return told
+        return answer
 
     @contextmanager
     def _without_copies(self, device_blocks: int) -> Iterator[None]:
-        """In a `with` block, workers of kvsm and of `bench_peers` get a copy engine that copies nothing."""
+        """A `with` block in which workers of kvsm and `bench_peers` get a copy engine that copies nothing."""
 
         def make_copies(_tensors: Sequence[Any], host_blocks: int, *_: Any, **__: Any) -> RankCopies:
             self._copies = InstantCopies(device_blocks, host_blocks, self._copy_steps)

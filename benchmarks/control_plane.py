@@ -1,9 +1,9 @@
-"""What a block life costs the scheduler's thread: kvsm, with its log on disk, beside vLLM's manager.
+"""Measure the cost of a block life in the scheduler's thread: kvsm, with its log on disk, and vLLM's manager.
 
-A *block life* is one block reference of the workload: looked up, and then either loaded and touched (a
-hit) or stored (a miss), evictions included. The same requests go through both in the same run, by turns;
-medians and ratios are reported. vLLM's `CPUOffloadingManager` runs where vLLM can be imported, with LRU
-and without events; without vLLM the benchmark says that the peer is absent.
+A *block life* is one block reference of the workload: it is looked up, and then either loaded and touched (a
+hit) or stored (a miss), evictions included. All contestants serve the same requests in one run, in turns;
+medians and ratios are reported. vLLM's `CPUOffloadingManager` is measured if vLLM can be imported, with LRU
+and without events.
 
     python benchmarks/control_plane.py --trace TRACE.jsonl --output benchmarks/results/control_plane.md
 """
@@ -33,12 +33,19 @@ KVSM: dict[str, Durability | None] = {
     "kvsm, log synced every 100 ms": "interval",
     "kvsm, no log": None,
 }
-"""Contestants by their log's durability; `none` leaves it to the kernel when pages reach the disk."""
+"""Contestant -> durability of its log, None without a log.
+
+`none`: the kernel decides when pages reach the disk.
+"""
 
 
 @dataclass
 class Measured:
-    """One pass: microseconds a life; equal hits show that two contestants did the same work."""
+    """The result of one pass.
+
+    life_us: microseconds per block life.
+    hits: matched blocks. Equal hits show that two contestants did the same work.
+    """
 
     life_us: float
     hits: int
@@ -46,7 +53,7 @@ class Measured:
 
 
 def run_kvsm(requests: Requests, host_blocks: int, durability: Durability | None, per_step: int) -> Measured:
-    """durability: of the log; None keeps no log."""
+    """Measure one pass of kvsm. durability: that of its log; None for no log."""
     config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
     with tempfile.TemporaryDirectory() as directory:
         core: Offloader
@@ -70,8 +77,8 @@ def run_kvsm(requests: Requests, host_blocks: int, durability: Durability | None
 
 
 def serve_step(core: Offloader, first: int, requests: Requests) -> int:
-    """One engine step: each request is matched and its copies are planned; all copies leave together, and
-    end before the next step. Returns the hits."""
+    """Serve requests in one engine step: each is matched and its copies are planned; all copies are submitted
+    together and end before the next step. Returns the number of hits."""
     total = 0
     loads: list[int] = []
     stores: list[int] = []
@@ -134,10 +141,10 @@ def lives(requests: Requests) -> int:
 
 
 def by_turns(contestants: dict[str, Callable[[], Measured]], rounds: int) -> dict[str, list[Measured]]:
-    """Run all contestants `rounds` times, in turn.
+    """Run all contestants `rounds` times, in turns.
 
-    The workload belongs to no contestant, so the garbage collector leaves it alone. What contestants allocate
-    is collected as usual.
+    The workload is frozen, so that the garbage collector does not scan it. Objects of contestants are
+    collected as usual.
     """
     results: dict[str, list[Measured]] = {name: [] for name in contestants}
     gc.collect()

@@ -1,7 +1,7 @@
-"""How fast blocks at random places are copied, compared with one contiguous copy of the same bytes.
+"""Measure copies of random blocks, relative to one contiguous copy of the same bytes.
 
-Every row is measured in one run, in turns: the contiguous copy, kvsm's engine, and on a GPU what others do.
-Times are wall-clock times from the call to the last byte, so they include the work of the processor.
+Every row is measured in one run, in turns: the contiguous copy, kvsm's engine, and on a GPU the methods of
+other systems. Times are wall-clock times from the call to the last byte, including CPU work.
 
     python benchmarks/copies.py --output benchmarks/results/copies_host.md           the host engine
     python benchmarks/copies.py --gpu --output benchmarks/results/copies_gpu.md      the CUDA engine
@@ -34,7 +34,7 @@ from kvsm.ids import pack
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 TRANSFER_BYTES = 256 << 20
 CHUNK_BYTES = 4 << 20
-"""Piece of a contiguous copy. The engine cuts what its threads share into similar pieces."""
+"""The size of a piece of the contiguous copy. The engine divides work into similar pieces."""
 
 
 def job(number: int, direction: Direction, blocks: int, pool_blocks: int, seed: int) -> TransferJob:
@@ -45,7 +45,7 @@ def job(number: int, direction: Direction, blocks: int, pool_blocks: int, seed: 
 
 
 def contiguous(source: NDArray[Any], target: NDArray[Any], threads: int) -> float:
-    """Seconds that `threads` threads need to copy one array into another, each its own part."""
+    """Copy one array into another with `threads` threads, a part each. Returns the seconds."""
 
     def copy(first: int, last: int) -> None:
         for start in range(first, last, CHUNK_BYTES):
@@ -67,9 +67,9 @@ def contiguous(source: NDArray[Any], target: NDArray[Any], threads: int) -> floa
 
 def engine_seconds(engine: Any, jobs: Sequence[TransferJob]) -> float:
     started = time.perf_counter()
-    for one in jobs:
-        engine.submit(one)
-    engine.wait([one.transfer for one in jobs])
+    for submitted in jobs:
+        engine.submit(submitted)
+    engine.wait([submitted.transfer for submitted in jobs])
     taken = time.perf_counter() - started
     bad = [result.error for result in engine.poll() if not result.good]
     if bad:
@@ -80,7 +80,7 @@ def engine_seconds(engine: Any, jobs: Sequence[TransferJob]) -> float:
 def host_rows(threads: int, rounds: int) -> list[list[str]]:
     rows = []
     for block_bytes in FRAGMENT_BYTES:
-        # New pools each time, because the speed of memory depends on its place.
+        # New pools each time, because the speed of memory depends on its address.
         measured = [host_round(block_bytes, threads, number) for number in range(rounds)]
         columns = {name: median(one[name] for one in measured) for name in measured[0]}
         rows.append(
@@ -94,8 +94,8 @@ def host_rows(threads: int, rounds: int) -> list[list[str]]:
 
 
 def host_round(block_bytes: int, threads: int, number: int) -> dict[str, float]:
-    """The contiguous copy in GB/s, kvsm's copies as shares of it, and how much longer verified copies
-    take."""
+    """Measure once: the contiguous copy (GB/s), kvsm's copies as shares of it, and verified copies relative
+    to unverified ones."""
     blocks = TRANSFER_BYTES // block_bytes
     device = np.ones((2 * blocks, block_bytes), np.uint8)
     host = np.ones((2 * blocks, block_bytes), np.uint8)
@@ -119,7 +119,7 @@ def host_round(block_bytes: int, threads: int, number: int) -> dict[str, float]:
 
 
 def _both_ways(blocks: int, pool_blocks: int, seed: int) -> tuple[TransferJob, TransferJob]:
-    """A store and a load that touch no block in common."""
+    """A store and a load that have no block in common."""
     chosen = random.Random(seed)
     device, host = (chosen.sample(range(pool_blocks), 2 * blocks) for _ in range(2))
     return (
@@ -129,7 +129,7 @@ def _both_ways(blocks: int, pool_blocks: int, seed: int) -> tuple[TransferJob, T
 
 
 def _back(store: TransferJob) -> TransferJob:
-    """The load of stored blocks, so that a check has checksums to compare with."""
+    """The load of the blocks of this store, which have checksums then."""
     return TransferJob(2, Direction.LOAD, store.device_blocks, store.host_blocks)
 
 
@@ -146,7 +146,8 @@ def host_table(threads: int, rounds: int) -> list[str]:
 
 
 def simulated_table() -> list[str]:
-    """Steps of the simulated device, with its race detector: kernels, pieces of copies, events, calls."""
+    """Measure the steps per second of the simulated device with its race detector. A step is a kernel, a
+    piece of a copy, an event or a call."""
     rows = []
     for blocks in (1, 16, 64):
         device, host = (np.zeros((4 * blocks, 64), np.uint8) for _ in range(2))
@@ -166,8 +167,8 @@ def simulated_table() -> list[str]:
 
 @click.command(help=__doc__)
 @click.option("--gpu", is_flag=True, help="Measure the CUDA engine; needs an NVIDIA GPU.")
-@click.option("--threads", default=2, show_default=True, help="Of the host engine, and of its memcpy.")
-@click.option("--rounds", default=7, show_default=True, help="Of which the median is told.")
+@click.option("--threads", default=2, show_default=True, help="Threads of the host engine and of memcpy.")
+@click.option("--rounds", default=7, show_default=True, help="Rounds, of which the median is reported.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")
 def main(gpu: bool, threads: int, rounds: int, output: Path | None) -> None:
     if gpu:

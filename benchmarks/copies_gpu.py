@@ -1,14 +1,16 @@
-"""The GPU part of `copies.py`: the CUDA engine, compared with one contiguous copy and with what others do.
+"""The GPU part of `copies.py`: the CUDA engine, relative to one contiguous copy and to the methods of other
+systems.
 
-Three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one contiguous
-page-locked copy of the same bytes, with the path of each. Times are by the wall clock, and by the device's
-clock. That one starts before the copy is planned, so it sees the planner where the device waits for it. It
-does not see `submit` and the way to the submitting thread. *The caller*: how long `submit` takes, with the
-kernel and with a descriptor for each fragment. *Compute*: how much offload without pauses slows loops of
-bf16 matrix products, attention and products by element, on either path.
+There are three tables. *Transfers*: random pairs of blocks of 32 layers, as shares of the bandwidth of one
+contiguous page-locked copy of the same bytes, with the path of each. Times are measured by the wall clock and
+by the device's clock. The latter starts before the copy is planned, so it includes planning during which the
+device waits. It does not include `submit` and the hand-over to the submitting thread. *The caller*: the
+duration of `submit`, with the kernel and with a descriptor for each fragment. *Compute*: how much continuous
+offload slows loops of bf16 matrix products, attention and element-wise products, on either path.
 
-In the same run: the copies of vLLM's offload, which are a descriptor for each block and layer in one
-`cuMemcpyBatchAsync`, without merging; and PyTorch, with `index_select` into a staging buffer and `copy_`.
+In the same run two other methods are measured: that of vLLM's offload, with a descriptor for each block and
+layer in one `cuMemcpyBatchAsync`, without merging; and PyTorch, with `index_select` into a staging buffer and
+`copy_`.
 """
 
 from __future__ import annotations
@@ -38,10 +40,10 @@ LAYERS = 32
 FRAGMENT_BYTES = (4 << 10, 16 << 10, 64 << 10, 256 << 10, 2 << 20)
 BLOCKS = (1, 16, 128, 1024, 4096)
 LARGEST_BYTES = 2 << 30
-"""Largest transfer. Rows with more bytes are left out."""
+"""The largest transfer. Rows with more bytes are left out."""
 
 WANTED_BYTES = 16 << 20
-"""Least transfer for which a share of the contiguous bandwidth is the aim."""
+"""The smallest transfer for which kvsm has a target share of the contiguous bandwidth."""
 
 
 class World(NamedTuple):
@@ -72,7 +74,7 @@ def make_world(torch: Any, fragment_bytes: int, path: CopyPath | None = None) ->
 
 
 def random_jobs(world: World, blocks: int, seed: int) -> tuple[TransferJob, TransferJob]:
-    """A store and a load of random pairs that touch nothing in common."""
+    """A store and a load of random pairs that have no block in common."""
     chosen = random.Random(seed)
     device, host = (chosen.sample(range(world.blocks), 2 * blocks) for _ in range(2))
     return (
@@ -89,7 +91,10 @@ def seconds_of(torch: Any, work: Callable[[], None]) -> float:
 
 
 def by_engine(world: World, jobs: Sequence[TransferJob], device: list[float]) -> Callable[[], None]:
-    """Seconds by the wall clock. device: gets the seconds of the longest job by the clock of the device."""
+    """The work of carrying out jobs with kvsm's engine.
+
+    device: the work appends the seconds of the longest job, by the device's clock.
+    """
 
     def work() -> None:
         for job in jobs:
@@ -109,11 +114,11 @@ def check(results: Sequence[CopyResult]) -> None:
 
 
 def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction]) -> Callable[[], None]:
-    """One contiguous copy each way between page-locked memory and the device."""
+    """The work of one contiguous copy in each direction between page-locked memory and the device."""
     torch = world.torch
     streams = {direction: torch.cuda.Stream() for direction in directions}
-    device = {one: torch.empty(copied_bytes, dtype=torch.uint8, device="cuda") for one in directions}
-    host = {one: torch.empty(copied_bytes, dtype=torch.uint8, pin_memory=True) for one in directions}
+    device = {way: torch.empty(copied_bytes, dtype=torch.uint8, device="cuda") for way in directions}
+    host = {way: torch.empty(copied_bytes, dtype=torch.uint8, pin_memory=True) for way in directions}
 
     def work() -> None:
         for direction, stream in streams.items():
@@ -129,7 +134,7 @@ def contiguous(world: World, copied_bytes: int, directions: Sequence[Direction])
 
 
 def as_vllm(world: World, job: TransferJob, batch: BatchCopy) -> Callable[[], None]:
-    """A descriptor for each layer and block in one call, without merging."""
+    """The work of a job by vLLM's method: a descriptor for each layer and block, in one unmerged call."""
     stream = world.torch.cuda.Stream()
     size = world.fragment_bytes
     bases = np.array([layer.data_ptr() for layer in world.layers], np.uint64)[:, None]
@@ -148,7 +153,7 @@ def as_vllm(world: World, job: TransferJob, batch: BatchCopy) -> Callable[[], No
 
 
 def by_torch(world: World, job: TransferJob) -> Callable[[], None]:
-    """Gather on one side, copy, scatter on the other."""
+    """The work of a job by PyTorch: gather on one side, copy, scatter on the other side."""
     torch = world.torch
     stream = torch.cuda.Stream()
     device_ids, host_ids = (torch.tensor(np.asarray(ids, np.int64)) for ids in job.pairs())
@@ -188,7 +193,7 @@ def transfer_rows(torch: Any, rounds: int) -> list[list[str]]:
 
 
 def _rows_of(world: World, blocks: int, rounds: int, batch: BatchCopy) -> list[list[str]]:
-    """The rows for one size of transfer: each way, and both ways at once."""
+    """The rows for one size of transfer: each direction, and both directions at once."""
     copied_bytes, rows = blocks * LAYERS * world.fragment_bytes, []
     for name, directions in (
         ("store", [Direction.STORE]),
@@ -234,8 +239,10 @@ def _row(
 
 
 def caller_rows(torch: Any, rounds: int) -> list[list[str]]:
-    """How long each of two `submit` calls in a row takes. The driver's work for the first may delay the
-    second."""
+    """Measure the duration of `submit`, in pairs of calls.
+
+    The driver's work for the first may delay the second.
+    """
     rows = []
     for path in (CopyPath.KERNEL, CopyPath.BATCH):
         world = make_world(torch, FRAGMENT_BYTES[0], path)
@@ -248,7 +255,7 @@ def caller_rows(torch: Any, rounds: int) -> list[list[str]]:
 
 
 def _held(world: World, blocks: int, rounds: int) -> list[float]:
-    """Seconds of each `submit`."""
+    """The seconds of each `submit`."""
     held = []
     for number in range(rounds):
         for job in random_jobs(world, blocks, number):
@@ -261,7 +268,7 @@ def _held(world: World, blocks: int, rounds: int) -> list[float]:
 
 
 def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
-    """Loops of kinds of compute, each alone and beside offload in both directions without pauses."""
+    """Measure loops of several kinds of compute, alone and during continuous offload in both directions."""
     rows = []
     for path, fragment_bytes in ((CopyPath.BATCH, FRAGMENT_BYTES[2]), (CopyPath.KERNEL, FRAGMENT_BYTES[0])):
         world = make_world(torch, fragment_bytes, path)
@@ -282,7 +289,7 @@ def compute_rows(torch: Any, rounds: int) -> list[list[str]]:
 
 
 def computes(torch: Any) -> dict[str, Callable[[], None]]:
-    """Loops of some 100 ms: what bounds a prefill, a decode, and what is between them."""
+    """Loops of about 100 ms, with the kernels that dominate prefill and decode."""
 
     def made(*shape: int) -> Any:
         return torch.randn(shape, dtype=torch.bfloat16, device="cuda")
@@ -292,7 +299,7 @@ def computes(torch: Any) -> dict[str, Callable[[], None]]:
     attention = torch.nn.functional.scaled_dot_product_attention
     work: dict[str, tuple[int, Callable[[], Any]]] = {
         "matrix products, 8192 tokens": (100, lambda: torch.matmul(prefill, weights[0])),
-        "matrix products, 256 tokens": (200, lambda: [torch.matmul(decode, one) for one in weights]),
+        "matrix products, 256 tokens": (200, lambda: [torch.matmul(decode, weight) for weight in weights]),
         "attention, 8 x 4096 tokens": (50, lambda: attention(heads, heads, heads, is_causal=True)),
         "products by element": (400, lambda: torch.mul(flat, 1.5, out=out)),
     }
@@ -301,18 +308,21 @@ def computes(torch: Any) -> dict[str, Callable[[], None]]:
         def run() -> None:
             for _ in range(times):
                 step()
-            torch.cuda.current_stream().synchronize()  # and not the device, which copies on
+            torch.cuda.current_stream().synchronize()  # not the device, on which copies continue
 
         return run
 
-    return {name: loop(*one) for name, one in work.items()}
+    return {name: loop(times, step) for name, (times, step) in work.items()}
 
 
 def _beside(world: World, products: Callable[[], None], seed: int) -> tuple[float, float]:
-    """(seconds of the products, bytes copied a second beside them) while a thread submits transfers."""
+    """Run products while a thread submits transfers.
+
+    Returns (seconds of the products, bytes copied per second).
+    """
     jobs = random_jobs(world, world.blocks // 4, seed)
     over, fed, rates = Event(), Event(), []
-    mark = world.engine.mark()  # with one of its own, a transfer would wait for the products queued before it
+    mark = world.engine.mark()  # an old mark: after a new one, a transfer would wait for the queued products
 
     def feed() -> None:
         copied, started = 0, time.perf_counter()

@@ -1,8 +1,8 @@
-"""Whether a corpus helps a walk: what it reaches, and how long it takes to a bug of the museum.
+"""Measure whether a corpus helps a walk: which features it reaches, and how soon it finds bugs of the museum.
 
-Three walks with equal seeds and limits, side by side: without a corpus, with an empty corpus, and with a
-corpus that walks through the unchanged code have left. Operations are compared, and not seconds. They
-include the schedules of the corpus, which are done again at the beginning.
+Three walks have equal seeds and limits: without a corpus, with an empty corpus, and with a corpus of walks
+through the unmodified code. They are compared by operations, not by time. Operations include the schedules of
+the corpus, which are run again at the beginning.
 
     PYTHONPATH=specs python benchmarks/corpus_guidance.py --output benchmarks/results/corpus_guidance.md
 """
@@ -29,7 +29,7 @@ WALKS = ("no corpus", "empty corpus", "warm corpus")
 
 
 def limited(left: int) -> Any:
-    """A round of a walk that ends at a total of operations."""
+    """A `walk_round` that ends the walk after `left` operations in total."""
 
     def walk_round(maker: Any, seed: int, *, before: WalkResult, **limits: Any) -> WalkResult:
         result = walk(maker, seed, operations=max(1, left - before.operations), **limits)
@@ -40,7 +40,7 @@ def limited(left: int) -> Any:
 
 
 def walked(target: WorldTarget, seed: int, operations: int, corpus: Corpus | None) -> tuple[int, bool]:
-    """(operations, whether something was found)."""
+    """Walk once. Returns (operations, whether a failure was found)."""
     if corpus is None:
         result = walk(target.runs(seed), seed, operations=operations)
         return result.operations, result.failure is not None
@@ -54,7 +54,7 @@ def walked(target: WorldTarget, seed: int, operations: int, corpus: Corpus | Non
 
 
 def reached(target: WorldTarget, seed: int, operations: int, corpus: Corpus | None) -> tuple[int, int]:
-    """How many edges and features a walk has reached after that many operations."""
+    """Walk once. Returns (edges, features) that were reached after this number of operations."""
     if corpus is None:
         with watching() as watch:
             walk(target.runs(seed), seed, operations=operations)
@@ -62,7 +62,7 @@ def reached(target: WorldTarget, seed: int, operations: int, corpus: Corpus | No
     else:
         walked(target, seed, operations, corpus)
         features = set(corpus.features)
-    return sum(one.startswith("edge ") for one in features), len(features)
+    return sum(feature.startswith("edge ") for feature in features), len(features)
 
 
 @click.command()
@@ -95,7 +95,7 @@ def main(target: str, operations: int, warm: int, seeds: int, exhibits: str, out
             found = _found(made, id, operations, seeds, kept)
             print(id, found, flush=True)
             if any(good for ways in found.values() for _, good in ways):
-                rows.append([id, *[_told(found[way]) for way in WALKS]])
+                rows.append([id, *[_cell(found[way]) for way in WALKS]])
         lines += ["", f"Operations to the failure, for {seeds} seeds; `-`: not within {operations:,}.", ""]
         lines += markdown_table(["exhibit", *WALKS], rows)
     publish("What a corpus is worth", "operations, and no times, are compared", lines, output)
@@ -130,7 +130,7 @@ def _found(
         return {**ways}
 
 
-def _told(found: Sequence[tuple[int, bool]]) -> str:
+def _cell(found: Sequence[tuple[int, bool]]) -> str:
     good = [many for many, is_found in found if is_found]
     each = " ".join(f"{many:,}" if is_found else "-" for many, is_found in found)
     return f"{each} (median {median(good):,.0f})" if len(good) == len(found) else each

@@ -1,7 +1,8 @@
-"""How much of a disk's own speed the disk tier reaches.
+"""Measure the disk tier's speed as a share of the disk's own speed.
 
-The disk's own speed is a plain loop over the same places of another file, in the same order: direct I/O, as
-many threads, a call for each block. Loop and engine take turns in one run, on files of one size.
+The disk's own speed is that of a plain loop over the same offsets of another file, in the same order: direct
+I/O, equally many threads, one call for each block. Loop and engine are measured in turns, in one run, on
+files of the same size.
 
     python benchmarks/disk.py --directory /var/tmp --output benchmarks/results/disk.md
 """
@@ -35,11 +36,11 @@ IDENTITY = PoolIdentity.of({"benchmark": "disk"})
 JOB_BYTES = 64 << 20
 
 Seconds = tuple[float, float]
-"""Of the clock, and of the processor."""
+"""(wall-clock time, CPU time)."""
 
 LOOP, ENGINE = "loop", "engine"
 Taken = dict[tuple[Direction, str, str], list[Seconds]]
-"""Direction, order of the slots, and who copied -> how long each round took."""
+"""(direction, order of the slots, LOOP or ENGINE) -> the times of each round."""
 
 
 @contextmanager
@@ -52,7 +53,7 @@ def timed(into: list[Seconds]) -> Iterator[None]:
 def plain_loop(
     path: Path, geometry: DiskGeometry, slots: Sequence[int], threads: int, call: Callable[..., int]
 ) -> None:
-    """Write or read these slots in this order, each in one call."""
+    """Write or read these slots in this order, with one call for each."""
     descriptor = os.open(path, os.O_RDWR)
     if not use_direct(descriptor, True):
         raise click.ClickException(f"{path}: no direct I/O here")
@@ -90,9 +91,9 @@ def run(engine: DiskCopyEngine, made: Sequence[TransferJob]) -> None:
 
 
 def rows_of(directory: Path, block_bytes: int, total: int, threads: int, rounds: int) -> list[list[str]]:
-    """Measure blocks of one size."""
+    """Measure blocks of one size. Returns their rows of the table."""
     geometry = DiskGeometry(block_bytes, total // block_bytes)
-    host = aligned_memory(total).reshape(geometry.num_slots, block_bytes)  # as host pools are
+    host = aligned_memory(total).reshape(geometry.num_slots, block_bytes)  # like a host pool
     host[:] = np.random.default_rng(1).integers(0, 256, host.shape, dtype=np.uint8)
     plain, path = directory / "plain", directory / "tier"
     SlotFile(plain, geometry, IDENTITY).close()
@@ -129,7 +130,7 @@ def _table(block_bytes: int, geometry: DiskGeometry, taken: Taken) -> Iterator[l
     for direction in Direction:
         for name in ("neighbours", "random"):
             loop, engine = taken[direction, name, LOOP], taken[direction, name, ENGINE]
-            own, speed = (gigabytes / median(clock for clock, _ in one) for one in (loop, engine))
+            own, speed = (gigabytes / median(clock for clock, _ in times) for times in (loop, engine))
             shares = [its / mine for (its, _), (mine, _) in zip(loop, engine)]
             yield [
                 f"{block_bytes >> 10} KiB",
@@ -144,7 +145,7 @@ def _table(block_bytes: int, geometry: DiskGeometry, taken: Taken) -> Iterator[l
 
 
 @click.command(help=__doc__)
-@click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
+@click.option("--directory", default="/var/tmp", help="Directory of the temporary files.")
 @click.option("--total-mib", default=1024, help="Payload of a file.")
 @click.option("--threads", default=8)
 @click.option("--rounds", default=3)

@@ -1,13 +1,13 @@
-"""How long an engine takes to begin with a disk tier that is full: the scan of its slots, and the core above.
+"""Measure the start of an engine with a full disk tier: the scan of its slots, and the rebuild of its core.
 
-The file is made with all slots sealed, and the log of the process that did it. Then a new process begins as
-an engine does: it opens the file, reads all headers, decides which slots count, and rebuilds the core of the
-disk, with a log of its own. It is ready when the tier says that it has a key. Direct I/O is used, so nothing
-comes from the page cache. What it found is then compared with the last log, which an engine does in a thread
-of its own, while it serves.
+A file with all slots sealed is created, with the log of the process that stored them. Then a new process
+starts as an engine does: it opens the file, reads all headers, decides which slots are valid, and rebuilds
+the disk's core, with a log of its own. It is ready when the tier reports that it has a key. Direct I/O
+bypasses the page cache. Then the found slots are compared with the last log, which an engine does in a
+separate thread while it serves.
 
-A plain loop reads the same bytes before each process, in calls of the same size from as many threads, and
-does nothing with them. It shows what this disk needs for them.
+Before each process a plain loop reads the same bytes, in calls of the same size from equally many threads,
+and ignores them. It shows the time that the disk itself needs.
 
     python benchmarks/disk_restart.py --directory /var/tmp --output benchmarks/results/disk_restart.md
 """
@@ -60,19 +60,19 @@ HOST_BLOCKS = 100_000
 BLOCKS_OF_A_STORE = 64
 
 Seconds = tuple[float, float]
-"""Of the clock, and of the processor."""
+"""(wall-clock time, CPU time)."""
 
 Spans = dict[str, Seconds]
-"""What a process did -> how long it took."""
+"""Name of a part of the start -> its times."""
 
 
 def key_of(slot: int) -> bytes:
-    """As long as vLLM's: a hash, and the group."""
+    """A key of a slot, as long as vLLM's: a hash and the KV cache group."""
     return blake2b(b"%d" % slot, digest_size=32).digest() + bytes(4)
 
 
 def make(place: TierDirectory, geometry: DiskGeometry, log: Path) -> None:
-    """Seal all slots, and leave the log of the process that has stored them. Payloads are not written."""
+    """Create a file with all slots sealed, and the log of the stores. Payloads are not written."""
     host = host_config(OffloadConfig(host_blocks=HOST_BLOCKS, device_blocks=1024))
     core = Offloader.open(disk_config(host, geometry.num_slots), log, weights=WEIGHTS)
     pages = aligned_memory(SCAN_HEADERS * HEADER_STEP).reshape(-1, HEADER_STEP)
@@ -95,7 +95,7 @@ def make(place: TierDirectory, geometry: DiskGeometry, log: Path) -> None:
 
 
 def stored(core: Offloader, keys: list[bytes]) -> int:
-    """Log a store of these keys, to the next free slots. Returns its transfer."""
+    """Log a store of these keys to the next free slots. Returns the id of the transfer."""
     job = core.store((), keys, list(range(len(keys)))).job
     assert job is not None
     core.submit([job.transfer])
@@ -111,7 +111,7 @@ def plain_loop(path: Path, geometry: DiskGeometry) -> Seconds:
 
     def some(_: int) -> None:
         memory = aligned_memory(SCAN_HEADERS * HEADER_STEP)
-        for offset in calls:  # Each thread takes the next one.
+        for offset in calls:  # the threads share the iterator
             os.preadv(descriptor, [memory[: geometry.payload_at(0) - offset]], offset)
 
     clock, processor = time.perf_counter(), time.process_time()
@@ -122,7 +122,7 @@ def plain_loop(path: Path, geometry: DiskGeometry) -> Seconds:
 
 
 def begin(directory: Path, geometry: DiskGeometry, life: int) -> tuple[Spans, float]:
-    """Begin as an engine does. Returns what took how long, and the most memory of this process (bytes)."""
+    """Start as an engine does. Returns (times of each part, peak memory of this process in bytes)."""
     spans: Spans = {}
 
     @contextmanager
@@ -175,16 +175,16 @@ def rows_of(directory: Path, geometry: DiskGeometry, rounds: int) -> list[list[s
     rows = []
     for name in sorted(lives[0][0], key=(READY, COMPARISON).__contains__):
         clocks, processors = zip(*(spans[name] for spans, _ in lives))
-        told = f"**{name}**" if name == READY else name
+        shown = f"**{name}**" if name == READY else name
         size = f"{geometry.slot_bytes >> 10} KiB"
         between = f"{min(clocks):.1f} .. {max(clocks):.1f}"
         most = f"{median(memory for _, memory in lives) / 1e9:.2f}" if name == READY else ""
-        rows.append([size, told, f"{median(clocks):.1f}", between, f"{median(processors):.1f}", most])
+        rows.append([size, shown, f"{median(clocks):.1f}", between, f"{median(processors):.1f}", most])
     return rows
 
 
 @click.command(help=__doc__)
-@click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
+@click.option("--directory", default="/var/tmp", help="Directory of the temporary files.")
 @click.option("--slots", default=1_000_000, show_default=True)
 @click.option("--slot-kib", default=(8, 20), multiple=True, show_default=True, help="Bytes of a slot.")
 @click.option("--rounds", default=3, show_default=True)

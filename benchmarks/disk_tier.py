@@ -1,12 +1,13 @@
-"""What a disk tier gives and costs in the serving engine, if its host pool is a tenth of the working set.
+"""Measure the benefit and the cost of a disk tier in the serving engine, with a host pool of a tenth of the
+working set.
 
 The working set is all blocks of the prompts. The same requests are served without a disk, with an empty disk,
-with the disk that this run has filled, with an empty disk that is written back, and without a disk by a host
-pool that holds everything. All of them take turns in one process. Their logs are verified, and the bytes that
-requests compute from are compared.
+with the disk that this run has filled, with an empty disk in write-back mode, and without a disk by a host
+pool that holds everything. All are measured in turns in one process. Their logs are verified, and the bytes
+that requests compute from are compared.
 
-The engine computes nothing and does not wait: its time goes into decisions, copies and comparisons. So
-requests a second show what a tier costs. What it gives is the prompt tokens that need no compute.
+The engine computes nothing and does not wait: its time is spent on decisions, copies and comparisons. So
+requests per second show the cost of a tier. Its benefit is the prompt tokens that need no compute.
 
     python benchmarks/disk_tier.py --directory /var/tmp --output benchmarks/results/disk_tier.md
 """
@@ -35,8 +36,12 @@ NAMES = (PLAIN, "disk, empty", "disk, filled before", "disk, empty, write-back",
 
 
 class Served(NamedTuple):
-    """One run. fetched: blocks that came from the disk; used: how many of them a request loaded; from_disk:
-    loads of them to the device, again for each request."""
+    """The result of one run.
+
+    fetched: blocks that were fetched from the disk.
+    used: how many of these blocks a request has loaded.
+    from_disk: loads of these blocks to the device, counted for each request.
+    """
 
     result: RunResult
     seconds: float
@@ -64,9 +69,9 @@ def serve(options: RunOptions, requests: list[TraceRequest]) -> Served:
 
 
 def ways_from_disk(log: str, result: RunResult) -> tuple[int, int, int]:
-    """What the log of the host tells of blocks that came from the disk."""
+    """(fetched, used, from_disk) of a `Served`, from the log of the host."""
     fetched: dict[int, bool] = {}
-    """Slots whose content came from the disk, and whether a request has loaded it."""
+    """Slot whose content was fetched from the disk -> whether a request has loaded it."""
     used = loads = blocks = 0
     if result.disk is None:
         return 0, 0, 0
@@ -87,9 +92,9 @@ def ways_from_disk(log: str, result: RunResult) -> tuple[int, int, int]:
 
 
 def rounds_of(options: RunOptions, directory: Path, rounds: int) -> dict[str, list[Served]]:
-    """Each contestant's runs."""
+    """Contestant -> its runs."""
     requests = load_workload(options)
-    working_set = len({one for request in requests for one in request.hash_ids})
+    working_set = len({block for request in requests for block in request.hash_ids})
     plain = msgspec.structs.replace(options, host_blocks=working_set // 10)
     large = msgspec.structs.replace(options, host_blocks=2 * working_set)
     found: dict[str, list[Served]] = {}
@@ -186,12 +191,12 @@ def _ways(served: Served) -> list[str]:
 
 
 @click.command(help=__doc__)
-@click.option("--directory", default="/var/tmp", help="Where the files lie for the time of the run.")
+@click.option("--directory", default="/var/tmp", help="Directory of the temporary files.")
 @click.option("--trace", help="Mooncake-format trace. Default: generated conversations.")
 @click.option("--requests", default=2000, show_default=True)
 @click.option("--block-kib", default=64, show_default=True)
 @click.option("--device-blocks", default=256, show_default=True)
-@click.option("--rounds", default=3, show_default=True, help="After one to warm up.")
+@click.option("--rounds", default=3, show_default=True, help="Measured rounds, after one to warm up.")
 @click.option("--output", type=click.Path(path_type=Path), help="Write the page to this file too.")
 def main(
     directory: str,

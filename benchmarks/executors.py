@@ -1,11 +1,13 @@
-"""The walk of the core with 1 and 2 workers, by forked processes and by a Ray cluster on this machine.
+"""Measure the walk of the core with 1 and 2 workers, in forked processes and in a Ray cluster on this
+machine.
 
-All contestants make the same runs from one seed, by turns, in several rounds. Beside them the runs are made
-in this process. Starting a Ray cluster is not counted; its workers are warm, as in a long walk.
+All contestants make the same runs from one seed, in turns, in several rounds. For comparison the runs are
+also made in this process. The start of the Ray cluster is not counted; its workers are warm, as in a long
+walk.
 
-Then what bounds a driver with many workers: how many bytes cross for a batch of runs, and how long the driver
-is busy with an item if there is nothing to do. The processor time of a batch, divided by the driver's for an
-item, is how many workers a driver could keep busy.
+A second table shows what limits a driver with many workers: the bytes that are sent for a batch of runs, and
+the driver's time for an item without work. The processor time of a batch, divided by the driver's time for an
+item, is the number of workers that a driver could keep busy.
 
     python benchmarks/executors.py --output benchmarks/results/executors.md
 """
@@ -38,7 +40,7 @@ ALONE = "this process"
 
 
 class Measured(NamedTuple):
-    """What a walk took, in seconds. driver: processor time of this process. all: with its descendants."""
+    """The time of a walk (s). driver: processor time of this process. all: the same with its descendants."""
 
     wall: float
     driver: float
@@ -46,19 +48,19 @@ class Measured(NamedTuple):
 
 
 def make_world(random: Random) -> World:
-    """A run of the core."""
+    """Draw a core world."""
     return draw_case("core", random).make()
 
 
 def measured(work: Callable[[], object]) -> Measured:
-    """Do it, and tell what it took."""
+    """Run `work`. Returns the time that it took."""
     wall, driver, all_ = time.monotonic(), time.process_time(), _with_descendants()
     work()
     return Measured(time.monotonic() - wall, time.process_time() - driver, _with_descendants() - all_)
 
 
 def _with_descendants() -> float:
-    """Processor time of this process and of all below it, with those that have ended."""
+    """Processor time of this process and all its descendants, including ended ones."""
     times: dict[int, float] = {}
     below: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
@@ -71,14 +73,17 @@ def _with_descendants() -> float:
             times[int(entry.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
     todo, total = [os.getpid()], 0.0
     while todo:
-        one = todo.pop()
-        total += times.get(one, 0.0)
-        todo += below[one]
+        process = todo.pop()
+        total += times.get(process, 0.0)
+        todo += below[process]
     return total
 
 
 def walks(contestants: dict[str, Executor | None], runs: int, rounds: int) -> list[list[str]]:
-    """A row for each contestant: medians, and ratios to this process in the same round."""
+    """Measure walks.
+
+    Returns a row for each contestant: medians, and ratios to this process in the same round.
+    """
     found: dict[str, list[Measured]] = defaultdict(list)
     results = set()
     for number in range(rounds):
@@ -108,9 +113,11 @@ def walks(contestants: dict[str, Executor | None], runs: int, rounds: int) -> li
 
 
 def no_ops(contestants: dict[str, Executor | None], seconds: float, payload: int) -> list[list[str]]:
-    """A row for each executor: what an item costs the driver, and how many workers it could keep busy.
+    """Measure items without work. Returns a row for each executor: the driver's time for an item, and how
+    many workers it could keep busy.
 
-    seconds: processor time of a batch of runs. payload: bytes of its results.
+    seconds: processor time of a batch of runs.
+    payload: bytes of a batch's results.
     """
     rows = []
     for name, executor in contestants.items():
@@ -129,7 +136,7 @@ def no_ops(contestants: dict[str, Executor | None], seconds: float, payload: int
 
 
 class Answering:
-    """A task that does nothing, with an answer of some bytes."""
+    """A task that does nothing and returns `size` bytes."""
 
     def __init__(self, size: int) -> None:
         self._answer = bytes(size)
@@ -139,7 +146,7 @@ class Answering:
 
 
 def batch_facts(runs: int) -> tuple[float, int, int]:
-    """Processor seconds of a batch of runs, bytes of its results, and bytes of the item."""
+    """(processor seconds of a batch of runs, most bytes of its results, bytes of an item)."""
     maker = walking.WorldRuns(make_world, 1, True)
     first, sizes, began = 0, [], time.process_time()
     while first < runs:
@@ -195,7 +202,7 @@ def main(runs: int, rounds: int, output: Path | None) -> None:
 
 
 class _Limited:
-    """A part of the workers of a cluster."""
+    """An executor that uses only some workers of a cluster."""
 
     def __init__(self, cluster: RayCluster, workers: int) -> None:
         self._cluster, self.workers = cluster, workers

@@ -1,7 +1,8 @@
-"""What the explorer costs: states a second of its scopes, and the microseconds of each piece of its work.
+"""Measure the explorer: states per second of its scopes, and microseconds of each piece of its work.
 
-Each piece runs in a loop over states of the scope, so its code is warm. In a search the pieces take turns,
-and each costs more. A piece counts once for each transition, or once for each state, as the table says.
+Each piece runs in a loop over states of the scope, so its code is in the caches. In a search the pieces
+alternate, and each costs more. A piece is needed once for each transition or once for each state, as the
+table says.
 
     python benchmarks/explorer.py --output benchmarks/results/explorer.md
 """
@@ -28,7 +29,7 @@ from kvsm.core import native
 SERVING = "small", "losing", "restarts", "lazy", "hybrid", "router"
 TIERS = ("small",)
 MOST_STATES = 2_000
-"""States that the pieces are measured with, at most."""
+"""The most states with which the pieces are measured."""
 PIECES = "load", "next", "fingerprint", "actions", "check", "save"
 
 AnyModel = Model[Any, Any]
@@ -45,10 +46,10 @@ def models() -> list[AnyModel]:
 def states_of(model: AnyModel) -> list[Any]:
     """The first saved states of a search."""
     saved = [model.save(state) for state in model.initial()]
-    seen = {model.fingerprint(model.load(one)) for one in saved}
-    for one in saved:
-        for action in model.actions(model.load(one)):
-            after = model.next(model.load(one), action)
+    seen = {model.fingerprint(model.load(before)) for before in saved}
+    for before in saved:
+        for action in model.actions(model.load(before)):
+            after = model.next(model.load(before), action)
             fingerprint = after and model.fingerprint(after)
             if after is not None and fingerprint not in seen and len(seen) < MOST_STATES:
                 seen.add(fingerprint)
@@ -57,19 +58,19 @@ def states_of(model: AnyModel) -> list[Any]:
 
 
 def seconds_of(work: Callable[[Any], object], items: Iterable[Any]) -> float:
-    """CPU seconds of this work, done with each item."""
+    """CPU seconds of `work` on all items."""
     started = time.process_time()
-    for one in items:
-        work(one)
+    for item in items:
+        work(item)
     return time.process_time() - started
 
 
 def pieces_of(model: AnyModel, saved: Sequence[Any]) -> dict[str, float]:
-    """The CPU microseconds of each piece."""
-    states = [model.load(one) for one in saved]
-    moves = [(one, action) for one in saved for action in model.actions(model.load(one))]
-    always = [one for one in model.requirements if one.kind is Kind.ALWAYS]
-    after = [model.next(model.load(one), action) for one, action in moves]
+    """Piece -> CPU microseconds."""
+    states = [model.load(state) for state in saved]
+    moves = [(state, action) for state in saved for action in model.actions(model.load(state))]
+    always = [requirement for requirement in model.requirements if requirement.kind is Kind.ALWAYS]
+    after = [model.next(model.load(state), action) for state, action in moves]
     found = [state for state in after if state is not None]
     load = seconds_of(model.load, saved) / len(saved)
     seconds = {
@@ -78,14 +79,14 @@ def pieces_of(model: AnyModel, saved: Sequence[Any]) -> dict[str, float]:
         "fingerprint": seconds_of(model.fingerprint, found) / len(found),
         "actions": seconds_of(lambda state: (model.actions(state), model.wind_down(state)), states)
         / len(states),
-        "check": seconds_of(lambda state: [one.holds(state) for one in always], found) / len(found),
+        "check": seconds_of(lambda state: [claim.holds(state) for claim in always], found) / len(found),
         "save": seconds_of(model.save, states) / len(states),
     }
-    return {piece: 1e6 * one for piece, one in seconds.items()}
+    return {piece: 1e6 * spent for piece, spent in seconds.items()}
 
 
 def explored(model: AnyModel) -> tuple[Exploration, float]:
-    """A whole search, and its CPU seconds."""
+    """Explore a model completely. Returns (result, CPU seconds)."""
     started = time.process_time()
     found = explore(model)
     return found, time.process_time() - started

@@ -1,7 +1,7 @@
-"""What the fold costs, with its native body and with its Python body, side by side.
+"""Measure the fold with its native body and with its Python body.
 
-Requests that the host does not know arrive, are stored and end; a full pool evicts for each of them. The
-events are made before, so only `Ledger.apply` is on the clock, in CPU time.
+New requests arrive, are stored and end; the pool is full, so each store evicts. The events are created
+beforehand, so only `Ledger.apply` is measured, in CPU time.
 
     python benchmarks/fold.py --output benchmarks/results/fold.md
 """
@@ -25,7 +25,7 @@ from kvsm.ids import pack
 
 EVENTS_OF_A_REQUEST = 7
 SIZES = ((1, 20_000, 10_000), (16, 3_000, 20_000), (64, 1_000, 30_000), (512, 200, 60_000))
-"""Blocks of a request, requests, slots of the pool."""
+"""(blocks of a request, requests, slots of the pool)."""
 
 
 def requests(blocks: int, count: int, slots: int) -> list[OffloadingEvent]:
@@ -55,7 +55,7 @@ def requests(blocks: int, count: int, slots: int) -> list[OffloadingEvent]:
 
 
 def folded_in(config: OffloadConfig, events: list[OffloadingEvent], is_native: bool) -> float:
-    """CPU seconds to fold these events."""
+    """Fold these events into a new ledger. Returns the CPU seconds."""
     with nullcontext() if is_native else native.without():
         ledger = Ledger(config)
     gc.collect()

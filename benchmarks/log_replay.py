@@ -1,8 +1,8 @@
-"""How fast the log takes entries, how many bytes each takes, and how fast it is replayed and verified.
+"""Measure the log: speed of appending, bytes per entry, speed of replay and of verification.
 
-An *entry* is one slot named in one event. Two logs are measured: one of large batches (the trace at a few
-tokens a block, as the control-plane benchmark makes it) and one of small events (`kvsm run`). Each is also
-measured compressed, with the same events in the same flushes. Then bytes of keys shrink, too.
+An *entry* is one slot named in one event. Two logs are measured: one of large batches (the trace with few
+tokens per block, written as in `control_plane.py`) and one of small events (`kvsm run`). Each is also
+measured compressed, with the same events in the same flushes; then keys are compressed, too.
 
     python benchmarks/log_replay.py --trace TRACE.jsonl --output benchmarks/results/log_replay.md
 """
@@ -42,7 +42,7 @@ def seconds_of(work: Callable[[], object], rounds: int) -> float:
 
 
 def measure(name: str, directory: Path, rounds: int, compress: bool = False) -> list[str]:
-    """One row: appended, read and folded, verified."""
+    """Measure a log: append, replay, verify. Returns its row of the table."""
     reader = LogReader(directory)
     events = list(reader.events())
     config = reader.head.config
@@ -53,7 +53,7 @@ def measure(name: str, directory: Path, rounds: int, compress: bool = False) -> 
     log_bytes = sum(path.stat().st_size for path in directory.iterdir())
 
     def append() -> None:
-        # The events alone are written, so that what is measured is the log and not the ledger.
+        # Only append the events, without folding them, to measure the log and not the ledger.
         with (
             tempfile.TemporaryDirectory() as target,
             LogWriter(Path(target) / "log", config=config, snapshot=WholeState, compress=compress) as writer,
@@ -97,7 +97,7 @@ def write_batches(
 
 
 def write_compressed(source: Path, directory: Path) -> None:
-    """The same log, compressed."""
+    """Write the events of a log to a compressed log, with the same flushes."""
     reader = LogReader(source)
     ledger = Ledger(reader.head.config)
     with LogWriter(

@@ -1,4 +1,4 @@
-"""A page of results: what was measured, where, and by which command."""
+"""Write a page of results, with the command and the machine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list
 
 
 def publish(title: str, note: str, lines: Sequence[str], output: Path | None) -> None:
-    """Print the page, and write it to `output` if that is given. note: how it was measured."""
+    """Print a page, and write it to `output` if given. note: how the results were measured."""
     page = [
         f"# {title}",
         "",

@@ -1,12 +1,13 @@
-"""How long a call of the core takes at its longest, from 10,000 to 10,000,000 slots.
+"""Measure the longest calls of the core, with 10,000 to 10,000,000 slots.
 
-The pool is full. Requests of 64 blocks are matched, stored and finished one after the other, so each of them
-evicts. Each call is on the clock alone, in CPU time of its thread and in wall time. Then the same goes on
-while the next segment of the log opens, from the call that begins it to the call that ends it. Last, the
-cache is reset. The log is written as in vLLM: a thread syncs it, and another one writes its snapshots.
+The pool is full. Requests of 64 blocks are matched, stored and finished one after the other, so each one
+evicts. Each call is measured separately, in CPU time of its thread and in wall time. Then requests are
+measured while the next segment of the log opens, from the call that begins it to the call that ends it. Last,
+the cache is reset. The log is written as in vLLM: one thread syncs it, and another one writes its snapshots.
 
-All that is under LRU. The last table has all policies, at one size. There, further requests are on the clock
-when all blocks of the pool were used: a search for victims that passes over such blocks finds nothing else.
+These tables are measured with LRU. The last table compares all policies, at one size. It also measures
+requests after all blocks of the pool were used, which is the worst case for a policy that passes over used
+blocks in its search for victims.
 
     python benchmarks/pauses.py --output benchmarks/results/pauses.md
 """
@@ -34,11 +35,11 @@ FILL_BLOCKS = 4096
 REQUESTS_ALL_USED = 200
 WHILE = ", while a segment opens"
 SEGMENT_BYTES = 1 << 40
-"""No segment is full by itself: one is opened when it is time to measure it."""
+"""So large that no segment gets full: the benchmark opens the next segment explicitly."""
 
 
 class Clock:
-    """Times of calls (ns), by the name of the call."""
+    """Times of calls (ns), by name of the call."""
 
     def __init__(self) -> None:
         self.cpu: dict[str, list[int]] = {}
@@ -58,7 +59,7 @@ def keys_of(number: int, blocks: int) -> list[bytes]:
 
 
 def serve(core: Offloader, clock: Clock, number: int, blocks: int) -> None:
-    """One request that the host does not know: matched, stored, finished."""
+    """Serve a new request: match, store and finish it."""
     request, keys = str(number), keys_of(number, blocks)
     clock.call("match", core.match, request, keys)
     job = clock.call("prepare_store", core.prepare_store, request, keys, range(blocks)).job
@@ -69,7 +70,7 @@ def serve(core: Offloader, clock: Clock, number: int, blocks: int) -> None:
 
 
 def use(core: Offloader, number: int) -> None:
-    """A request reads what is left of an earlier one."""
+    """Match the blocks that are left of an earlier request, so that they are used."""
     request = f"{number} again"
     core.match(request, keys_of(number, FILL_BLOCKS))
     core.finish(request)
@@ -77,7 +78,7 @@ def use(core: Offloader, number: int) -> None:
 
 
 def opened(slots: int, policy: str, path: Path) -> Offloader:
-    """A core with a log that is synced by a thread."""
+    """A core with a log that a thread syncs."""
     config = OffloadConfig(host_blocks=slots, device_blocks=FILL_BLOCKS, policy=policy)
     return Offloader.open(config, path, sync_thread=True, segment_bytes=SEGMENT_BYTES)
 
@@ -93,15 +94,15 @@ def fill(core: Offloader) -> int:
 
 
 def measured_all_used(slots: int, policy: str) -> Clock:
-    """Requests after all blocks were used as often as a policy counts; and once more, since a policy may have
-    moved them meanwhile."""
+    """Measure requests after all blocks were used as often as any policy counts. This is done twice, because
+    a policy may have moved the blocks in between."""
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory:
         core = opened(slots, policy, Path(directory) / "log")
         number = filling = fill(core)
         for _ in range(2):
-            for one in list(range(1, filling + 1)) * 3:
-                use(core, one)
+            for earlier in list(range(1, filling + 1)) * 3:
+                use(core, earlier)
             for _ in range(REQUESTS_ALL_USED):
                 number += 1
                 serve(core, clock, number, BLOCKS)
@@ -110,7 +111,7 @@ def measured_all_used(slots: int, policy: str) -> Clock:
 
 
 def measured(slots: int, requests: int, policy: str = "lru") -> dict[str, Any]:
-    """All figures at this size."""
+    """Measure all figures at this size."""
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "log"
         core = opened(slots, policy, path)
@@ -120,7 +121,7 @@ def measured(slots: int, requests: int, policy: str = "lru") -> dict[str, Any]:
         for _ in range(requests):
             number += 1
             serve(core, clock, number, BLOCKS)
-        core.writer._place.segment.full_at = 0  # The next flush begins to open a segment.
+        core.writer._place.segment.full_at = 0  # the next flush begins to open a segment
         change, began = Clock(), time.perf_counter()
         while len(list(path.glob("*.kvsm"))) == 1:
             number += 1
@@ -133,19 +134,21 @@ def measured(slots: int, requests: int, policy: str = "lru") -> dict[str, Any]:
 
 
 def spread(times: dict[str, list[int]]) -> list[str]:
-    """p50, p99 and p99.9 of a request, and its longest call (us)."""
-    a_request = np.sum([np.array(one) for one in times.values()], axis=0) / 1000
-    longest = max(max(one) for one in times.values()) / 1000
+    """p50, p99 and p99.9 of a request, and the longest call (us)."""
+    a_request = np.sum([np.array(of_call) for of_call in times.values()], axis=0) / 1000
+    longest = max(max(of_call) for of_call in times.values()) / 1000
     return [f"{np.percentile(a_request, share):,.0f}" for share in (50, 99, 99.9)] + [f"{longest:,.0f}"]
 
 
 def longest(clock: Clock) -> list[str]:
-    """The longest call (ms of CPU, of wall time)."""
-    return [f"{max(max(one) for one in times.values()) / 1e6:,.2f}" for times in (clock.cpu, clock.wall)]
+    """The longest call (ms of CPU time, ms of wall time)."""
+    return [
+        f"{max(max(of_call) for of_call in times.values()) / 1e6:,.2f}" for times in (clock.cpu, clock.wall)
+    ]
 
 
 def policy_rows(slots: int, requests: int) -> list[list[str]]:
-    """A row for each policy."""
+    """Measure each policy. Returns a row for each."""
     rows = []
     for policy in POLICIES:
         figures = measured(slots, requests, policy)

@@ -1,14 +1,14 @@
-"""How many blocks each eviction policy saves from computation, at several sizes of the host pool.
+"""Measure the hit rate of each eviction policy, at several sizes of the host pool.
 
-Every request of the workload goes through a real `Offloader`, one after the other: its blocks are matched,
-what matches is loaded, the rest is stored, and all copies end before the next request. A block is one hash id
-of the trace (512 prompt tokens). Counted are *hits*: the blocks of a prompt, from its first on, that a match
-finds on the host. The hit rate is hits by all blocks of all prompts. There is no device cache in front of the
-pool, and output blocks are not stored.
+The requests of the workload are served by a real `Offloader`, one after the other: the blocks of a request
+are matched, matched blocks are loaded, the other ones are stored, and all copies end before the next request.
+A block is one hash id of the trace (512 prompt tokens). *Hits* are the leading blocks of a prompt that a
+match finds on the host. The hit rate is hits divided by all blocks of all prompts. There is no device cache,
+and output blocks are not stored.
 
-The last columns say how much there is to gain:
+The last columns show the possible gain:
 
-- `optimum`: the most that any policy could have hit in a pool of that size (see `optimal_hits`);
+- `optimum`: the most hits that any policy could get in a pool of this size (see `optimal_hits`);
 - `no limit`: hits in a pool that never evicts.
 
     KVSM_TRACE=TRACE.jsonl python benchmarks/policies.py --output benchmarks/results/policies.md
@@ -35,31 +35,34 @@ DEVICE_BLOCKS = 1 << 14
 
 
 def hits_of(policy: str, requests: Requests, host_blocks: int) -> int:
-    """Blocks that matches find, with this policy."""
+    """The number of hits with this policy."""
     core = Offloader(OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS, policy=policy))
     return sum(serve_step(core, number, [keys]) for number, keys in enumerate(requests))
 
 
 def optimal_hits(requests: Requests, host_blocks: int) -> int:
-    """The most hits that any choice of evictions gets from a pool of this size, knowing all requests.
+    """The most hits that any choice of evictions can get in a pool of this size, knowing all requests.
 
-    This is Belady's MIN: when the pool is too full, the block goes whose next use is furthest away. It may
-    also drop a block that has just been computed, which is to refuse its store; a policy cannot do that. So
-    it bounds all of them from above.
+    This is Belady's MIN: evict the block whose next use is furthest in the future. Unlike a policy it may
+    also evict a block that has just been computed, that is, refuse its store. So it is an upper bound for all
+    policies.
 
-    MIN is optimal for blocks that are hit one by one. A hit here counts only behind a hit on the block before
-    it. That takes nothing from MIN: a key names a whole prefix, so each use of a block also uses the blocks
-    before it; of blocks with the same next use the later one goes first, so a prefix never loses a block
-    before its end.
+    MIN is optimal if blocks are hit one by one. Here a block is hit only if the block before it is hit, too.
+    MIN stays optimal: a key names a whole prefix, so each use of a block also uses all blocks before it; and
+    among blocks with the same next use the later one is evicted first, so a prefix never loses a block before
+    its end.
     """
     uses: dict[bytes, list[int]] = {}
     for number in range(len(requests) - 1, -1, -1):
         for key in requests[number]:
             uses.setdefault(key, []).append(number)
     resident: dict[bytes, int] = {}
-    """Key -> the request that uses it next."""
+    """Key -> the number of the request that uses it next."""
     by_next_use: list[tuple[int, int, bytes]] = []
-    """A heap: the furthest next use first, of one request the last block first. Entries may be outdated."""
+    """A heap, sorted by the furthest next use, then by the last block of a request.
+
+    Entries may be outdated.
+    """
     hits = 0
     for keys in requests:
         hits += sum(1 for _ in takewhile(resident.__contains__, keys))

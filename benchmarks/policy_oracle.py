@@ -1,14 +1,15 @@
-"""kvsm's eviction policies beside libCacheSim's, on one stream of single keys.
+"""Compare kvsm's eviction policies with libCacheSim's, on one stream of single keys.
 
-Both get the same keys one by one: a hit is a use, a miss is a store. So nothing differs but the policy: no
-prefixes, batches, pins or copies. Two rows are short models, written here, of what libCacheSim does in
-another way than the paper and kvsm:
+Both get the same keys one by one: a hit is a use, a miss is a store. There are no prefixes, batches, pins or
+copies, so only the policies differ. Two rows are short models, written here, of libCacheSim's differences
+from the paper and from kvsm:
 
 - `s3fifo, filling main first`: before the first eviction, new blocks enter the main queue as soon as the
   small queue has its share. In the paper they enter the small queue.
 - `slru, four segments`: four segments of a quarter each. kvsm has two, as in the paper.
 
-libCacheSim is under the GPLv3+, and kvsm never imports it. It runs in a Python of its own, on a file of keys:
+libCacheSim is licensed under the GPLv3+, and kvsm never imports it. It runs in a separate Python, on a file
+of keys:
 
     python -m venv ORACLE && ORACLE/bin/pip install libcachesim
     KVSM_TRACE=TRACE.jsonl python benchmarks/policy_oracle.py --oracle ORACLE/bin/python
@@ -49,7 +50,7 @@ for name, kind in kinds.items():
         found[f"{name} {size}"] = hits
 print(json.dumps({"version": libcachesim.__version__, "hits": found}))
 """
-"""What the other Python runs."""
+"""The program that the other Python runs."""
 
 
 def policy_hits(name: str, keys: Sequence[int], size: int) -> int:
@@ -114,7 +115,7 @@ def _evict(
     share: int,
     ghosts_most: int,
 ) -> None:
-    """Evict one key. share: what small is meant to hold."""
+    """Evict one key. share: the target size of `small`."""
     while len(small) >= share:
         key, uses = small.popitem(last=False)
         if uses > 1:
@@ -161,7 +162,7 @@ def slru_hits(keys: Sequence[int], size: int, segments: int) -> int:
 def oracle_hits(python: str, keys: Sequence[int], sizes: Sequence[int]) -> tuple[str, dict[str, int]]:
     """libCacheSim's version, and its hits by policy and size."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
-        # It takes an id of 0 for no id.
+        # libCacheSim treats the id 0 as missing.
         file.writelines(f"{key + 1}\n" for key in keys)
         file.flush()
         command = [python, "-c", ORACLE, file.name, *map(str, sizes)]
@@ -201,9 +202,10 @@ def main(oracle: str, trace: Path | None, sizes: tuple[int, ...], output: Path |
     """Compare every policy of `POLICIES` with libCacheSim's."""
     lines = []
     if trace is not None:
-        keys = list(chain.from_iterable(one.hash_ids for one in read_trace(trace)))
+        keys = list(chain.from_iterable(request.hash_ids for request in read_trace(trace)))
         lines += table(trace.name, keys, sizes, oracle)
-    generated = list(chain.from_iterable(one.hash_ids for one in multi_turn(seed=0, requests=12_000)))
+    conversations = multi_turn(seed=0, requests=12_000)
+    generated = list(chain.from_iterable(request.hash_ids for request in conversations))
     lines += table("Generated conversations", generated, sizes, oracle)
     publish("Eviction policies beside libCacheSim", "single keys, one block is 512 tokens", lines, output)
 

@@ -1,9 +1,10 @@
-"""What offloading costs the engine's scheduler: kvsm's `SchedulerSide` beside vLLM's own two schedulers.
+"""Measure the cost of offloading in the engine's scheduler: kvsm's `SchedulerSide` and vLLM's own two
+schedulers.
 
-One small engine drives all contestants by turns, through the same life: requests, device blocks, step
-outputs. Only the connector calls are on the clock. They take vLLM's own `Request`, `BlockPool` and
-`SchedulerOutput`. kvsm is the connector as it is shipped: its deadlines of copies are on, and each step asks
-for its statistics, as vLLM does. Copies end in the step that planned them. KV events are off.
+One small engine drives all contestants in turns, with the same requests, device blocks and step outputs. Only
+the calls of the connector are measured. They get vLLM's own `Request`, `BlockPool` and `SchedulerOutput`.
+kvsm is the connector as it is shipped: deadlines of copies are on, and each step asks for statistics, as vLLM
+does. Copies end in the step that has planned them. KV events are off.
 
     python benchmarks/scheduler.py --output benchmarks/results/scheduler.md
 """
@@ -37,15 +38,16 @@ from kvsm.core.plan import WorkerReport
 from kvsm.vllm.trial import connector_config
 
 CLOCK_NS = min(-time.thread_time_ns() + time.thread_time_ns() for _ in range(10_000))
-"""What a look at the clock takes."""
+"""The time between two readings of the clock (ns), which is subtracted."""
 
 # The contestants.
 
 
 class Contestant:
-    """A scheduler under test. What its calls took, in nanoseconds, adds up in `spent` while `measuring`.
+    """A scheduler under test.
 
-    That is CPU time of this thread: other processes share the cores.
+    While `measuring` is set, the time of its calls (ns) is added to `spent`. It is CPU time of this thread,
+    because other processes share the cores.
     """
 
     scheduler: Any
@@ -54,7 +56,7 @@ class Contestant:
         self.measuring = False
         self.spent: Counter[str] = Counter()
         self.moved: Counter[str] = Counter()
-        """Blocks stored and loaded while measuring: the same for contestants that do the same work."""
+        """Blocks stored and loaded while measuring. Equal numbers show that contestants did the same work."""
 
     def timed(self, part: str, call: Callable[..., Any], *arguments: Any) -> Any:
         started = time.thread_time_ns()
@@ -69,7 +71,7 @@ class Contestant:
             self.moved["loaded"] += loaded
 
     def add(self, request: Any) -> None:
-        """A request has come."""
+        """Announce a request to the scheduler, if it has such a call."""
 
     def match(self, request: Any) -> int:
         tokens, _ = self.timed("admit", self.scheduler.get_num_new_matched_tokens, request, 0)
@@ -77,11 +79,11 @@ class Contestant:
         return int(tokens)
 
     def close(self) -> None:
-        """The contestant is not called any more."""
+        """Free the contestant's resources."""
 
 
 class VllmContestant(Contestant):
-    """What all contestants have in common."""
+    """Base of the contestants, which all take vLLM's types."""
 
     pool: Any
 
@@ -202,7 +204,7 @@ class Offloading(VllmContestant):
 
 
 class Engine:
-    """Continuous batching, as a connector sees it."""
+    """A small engine with continuous batching, which makes the calls of a connector."""
 
     def __init__(self, world: VllmWorld, pool: Any, contestant: Any) -> None:
         self._world, self.pool, self.contestant = world, pool, contestant
@@ -215,7 +217,7 @@ class Engine:
         return self._world.request(name, prompt)
 
     def admit(self, request: Any) -> int:
-        """Add a request, match it, and give it blocks for what matched. Returns the tokens that matched."""
+        """Add a request, match it, and allocate blocks for the matched tokens. Returns their number."""
         name = request.request_id
         self.contestant.add(request)
         hit: int = self.contestant.match(request)
@@ -228,12 +230,12 @@ class Engine:
         return hit
 
     def loaded(self, request: Any, hit: int) -> None:
-        """The load that this request waited for is over."""
+        """Continue a request after its load."""
         request.num_computed_tokens = hit
         self.pool.cache(request, self._tables[request.request_id], 0, hit // BLOCK_TOKENS)
 
     def step(self, scheduled: dict[str, int] | None = None) -> None:
-        """One step: these tokens of these requests; by default one token of every running one."""
+        """Make one step. scheduled: request -> tokens; by default one token of every running request."""
         tokens = dict.fromkeys(self.running, 1) if scheduled is None else scheduled
         new, cached = [], []
         for name, count in tokens.items():
@@ -292,19 +294,19 @@ class Engine:
 
 
 def prompt_of(number: int, tokens: int) -> list[int]:
-    """A prompt that shares no block with the prompts of other numbers."""
+    """A prompt that shares no block with the prompts of other numbers. tokens: its length."""
     return [number, *range(tokens - 1)]
 
 
-# The scenarios: each drives an engine through one life, and says what a unit of work cost.
+# The scenarios: each drives an engine, and returns the cost of a unit of work.
 
 Figures = dict[str, float]
 
 
 def measure(engine: Engine, work: Callable[[], object]) -> Counter[str]:
-    """Run `work` on the clock; the time of each part, in microseconds.
+    """Run `work` and measure it. Returns the time of each part (us).
 
-    Without garbage collection: it is chance whose call starts one.
+    Garbage collection is off, because it is random which call would start it.
     """
     contestant = engine.contestant
     contestant.spent.clear()
@@ -318,7 +320,7 @@ def measure(engine: Engine, work: Callable[[], object]) -> Counter[str]:
 
 
 def statistics(spent: Counter[str], count: int, unit: str) -> Figures:
-    """The figure of the statistics, if the contestant has any."""
+    """The cost of the statistics, if the contestant has any. count: number of units."""
     if "statistics" not in spent:
         return {}
     return {f"get_kv_connector_stats, us a {unit}": spent["statistics"] / count}
@@ -344,7 +346,7 @@ def alone(engine: Engine) -> Figures:
 
 
 def idle_decode(engine: Engine) -> Figures:
-    """256 requests decode; in the measured steps none of them reaches the end of a block."""
+    """256 requests decode; in the measured steps no request completes a block."""
     count, cycles = 256, 12
     for number in range(count):
         engine.admit(engine.request(f"r{number}", prompt_of(number, 512)))
@@ -365,7 +367,7 @@ def idle_decode(engine: Engine) -> Figures:
 
 
 def busy_decode(engine: Engine) -> Figures:
-    """256 requests decode; in every step sixteen of them reach the end of a block."""
+    """256 requests decode; in every step sixteen requests complete a block."""
     count, steps = 256, 12 * BLOCK_TOKENS
     for number in range(count):
         engine.admit(engine.request(f"r{number}", prompt_of(number, 512 + number % BLOCK_TOKENS)))
@@ -386,7 +388,7 @@ def busy_decode(engine: Engine) -> Figures:
 
 
 def prefill(engine: Engine, *, budget: int, waves_before: int = 0) -> Figures:
-    """32 new requests of 64 to 512 blocks, then a step in which all decode, then the end of all."""
+    """Waves of 32 new requests of 64 to 512 blocks: prefill, one decode step of all, the end of all."""
     sizes = [64 + 448 * number // 31 for number in range(32)]
 
     def wave(number: int) -> None:
@@ -411,8 +413,8 @@ def prefill(engine: Engine, *, budget: int, waves_before: int = 0) -> Figures:
 
 
 def matching(engine: Engine) -> Figures:
-    """Requests whose first 128 blocks are on the host, one after the other: matched, loaded, computed,
-    finished."""
+    """Requests whose first 128 blocks are on the host, one after the other: they are matched, loaded,
+    computed and finished."""
     blocks, prompts, rounds = 128, 32, 3
     tokens = blocks * BLOCK_TOKENS + 8
     for number in range(prompts):
@@ -444,7 +446,7 @@ def matching(engine: Engine) -> Figures:
 
 
 def lazy(engine: Engine) -> Figures:
-    """A device pool full of cached content; each step takes 128 blocks of it and gives 128 back."""
+    """A device pool full of cached blocks; each step allocates 128 blocks and frees 128."""
     size, before, steps = 128, 3 * DEVICE_BLOCKS // 128, 128
     requests = [
         engine.request(f"r{number}", prompt_of(number, size * BLOCK_TOKENS))
@@ -477,7 +479,7 @@ class Scenario:
     host_blocks: int = HOST_BLOCKS
     lazy: bool = False
     alone: bool = False
-    """Whether only kvsm is measured: vLLM's schedulers make an object for each host block."""
+    """Whether only kvsm is measured, because vLLM's schedulers create an object for each host block."""
 
 
 SCENARIOS = {

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler passes to its connector, made with vLLM's own types."""
+"""Create the arguments that vLLM's scheduler passes to its connector, with vLLM's own types."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 BLOCK_TOKENS = 16
 STEP_TOKENS = 8192
-"""vLLM's lazy store takes its target from this: the blocks of two such steps."""
+"""The most tokens of a step. The target of vLLM's lazy store is the blocks of two such steps."""
 LAZY_TARGET = 2 * STEP_TOKENS // BLOCK_TOKENS
 DEVICE_BLOCKS = 1 << 14
 HOST_BLOCKS = 1 << 16
 BLOCK_BYTES = 4096
-"""Bytes per block in the one small layer that vLLM knows."""
+"""Bytes of a block in the model's only layer."""
 STOP = 3
-"""The token that ends a request in vLLM's types."""
+"""The token that ends a request."""
 
 
 class VllmPool:
-    """vLLM's `BlockPool`, as the engine of `scheduler.py` asks it."""
+    """vLLM's `BlockPool`, with the interface that the engine of `scheduler.py` uses."""
 
     def __init__(self, pool: Any) -> None:
         self.pool, self._blocks = pool, pool.blocks
@@ -38,10 +38,12 @@ class VllmPool:
 
 
 class VllmWorld:
-    """Makes what an engine's scheduler passes to its connector, and the configuration of both."""
+    """Creates the arguments of a connector, and the configuration of engine and connector.
+
+    model: a directory for the model's configuration. The model itself does not exist.
+    """
 
     def __init__(self, model: Path) -> None:
-        """model: a directory for the model's configuration; there is no model."""
         import vllm
         from vllm.sampling_params import SamplingParams
         from vllm.utils.hashing import sha256
@@ -80,15 +82,15 @@ class VllmWorld:
         )
 
     def config_with(self, transfer: Any, device_blocks: int) -> Any:
-        """The configuration with this `KVTransferConfig`, or None, and this number of device blocks."""
-        # vLLM's configurations recompute their fields when they are constructed.
+        """The configuration with this `KVTransferConfig` (or None) and this number of device blocks."""
+        # Copied, because vLLM's configurations recompute their fields when they are constructed.
         config, cache = copy.copy(self.config), copy.copy(self.config.cache_config)
         cache.num_gpu_blocks = device_blocks
         config.cache_config, config.kv_transfer_config = cache, transfer
         return config
 
     def memory(self, device_blocks: int) -> Any:
-        """The device blocks. Nobody touches them."""
+        """The memory of the device blocks, which is never accessed."""
         import torch
 
         return torch.empty((device_blocks, BLOCK_BYTES), dtype=torch.int8)

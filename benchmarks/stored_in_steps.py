@@ -1,24 +1,24 @@
-"""What it costs a host pool that prompts are stored over several steps: prefill in chunks, then decode.
+"""Measure how hit rates depend on storing prompts over several steps, as with chunked prefill and decoding.
 
-The requests of a workload run eight at once, and a new one begins when another one is over. A request is
-matched once, what matches is loaded, and then it takes a step for each of its other blocks. It stores them in
-pieces: all of them in its first step, four in each fourth step, or one in each step. So requests come and go
-alike in all columns. All copies of a step end before the next one. Counted are *hits*: the blocks of a
-prompt, from its first on, that its match finds. A block is 512 tokens (one hash id of the trace).
+Eight requests of a workload run at once; a new one begins when another one ends. A request is matched once,
+matched blocks are loaded, and then it takes a step for each of its other blocks. It stores them in pieces:
+all blocks in its first step, four in each fourth step, or one in each step. So requests begin and end alike
+in all columns. All copies of a step end before the next step. *Hits* are the leading blocks of a prompt that
+its match finds. A block is 512 tokens (one hash id of the trace).
 
-A piece of a prompt is worth nothing without the pieces before it. A policy that evicts in the order of the
-steps loses the beginning first, so it hits less the smaller the pieces are.
+A piece of a prompt is useless without the pieces before it. A policy that evicts in the order of the steps
+evicts the beginning first, so with smaller pieces it gets fewer hits.
 
-What no order of eviction can help: a request asks for blocks that a request beside it has yet to store. The
-smaller the pieces, the longer that lasts. A column "late" says how many more blocks the match would have
-found if the requests beside it had stored all of theirs when they began.
+No order of eviction helps a request that asks for blocks which a running request has yet to store. With
+smaller pieces this happens more often. A column "late" shows how many more blocks a match would have found if
+the running requests had stored all of their blocks when they began.
 
 With `--agents`, recorded sessions of coding agents run 8 and 24 at once (`workload.agent_turns`). The pool is
-half of the live context: of the blocks of the last prompts of all agents that run, on average. An agent sends
-its next request when the one before is stored. LRU that evicts the beginning first and the offline optimum
-are given for whole prompts, one request after the other.
+half of the live context, that is of the blocks of the last prompts of all running agents, on average. An
+agent sends its next request when the previous one is stored. For whole prompts, one request after the other,
+two more rows are given: LRU that evicts the beginning first, and the offline optimum.
 
-Where vLLM is installed, its own manager gets the same calls (`CPUOffloadingManager`).
+If vLLM is installed, its own manager gets the same calls (`CPUOffloadingManager`).
 
     KVSM_TRACE=TRACE.jsonl KVSM_AGENTS=SESSIONS.jsonl.gz python benchmarks/stored_in_steps.py \
         --output benchmarks/results/stored_in_steps.md
@@ -52,16 +52,16 @@ DEVICE_BLOCKS = 1 << 14
 
 
 class Host(Protocol):
-    """A host pool, as one engine step after the other calls it."""
+    """A host pool under test."""
 
     def match(self, request: str, keys: Sequence[bytes]) -> int:
-        """Load what the host has of these keys, from the first on. Returns how many it has."""
+        """Load the leading keys that the host has. Returns their number."""
 
     def store(self, request: str, keys: Sequence[bytes], parent: bytes) -> None:
-        """Store the next piece of a prompt. parent: the key before it; b"": it is the first one."""
+        """Store the next piece of a prompt. parent: the key before the piece; b"" for the first one."""
 
     def finish(self, request: str) -> None:
-        """The request is over."""
+        """Finish a request."""
 
     def has(self, key: bytes) -> bool:
         """Whether the host has this block."""
@@ -98,7 +98,7 @@ class KvsmHost(Host):
 
 
 class VllmHost(Host):
-    """vLLM's manager, with a policy of its own."""
+    """vLLM's manager, with one of its policies."""
 
     def __init__(self, policy: str, host_blocks: int) -> None:
         from vllm.v1.kv_offload.cpu.manager import CPUOffloadingManager
@@ -138,7 +138,7 @@ class VllmHost(Host):
 
 
 class Counted(NamedTuple):
-    """Blocks that matches have found, and those that came too late; see above."""
+    """The number of hits, and of blocks that were stored too late for a hit (see above)."""
 
     hits: int
     late: int
@@ -147,9 +147,9 @@ class Counted(NamedTuple):
 def count_hits(
     host: Host, requests: Iterable[tuple[int, Sequence[bytes]]], at_once: int, piece: int
 ) -> Counted:
-    """Run the requests, so many at once, each of which stores this number of blocks in a step.
+    """Serve the requests, `at_once` of them at a time. Each stores `piece` blocks at a time.
 
-    requests: (agent, keys). An agent has one request at a time.
+    requests: (agent, keys) of each. An agent has one request at a time.
     """
     hits, late, running = 0, 0, dict[int, Running]()
     for number, (agent, keys) in enumerate(requests):
@@ -158,7 +158,8 @@ def count_hits(
         found = host.match(str(number), keys)
         hits += found
         if found < len(keys) and running:
-            coming = set(chain.from_iterable(islice(one.keys, one.stored, None) for one in running.values()))
+            to_store = (islice(other.keys, other.stored, None) for other in running.values())
+            coming = set(chain.from_iterable(to_store))
             comes = (key in coming or host.has(key) for key in islice(keys, found, None))
             late += sum(1 for _ in takewhile(bool, comes))
         running[agent] = Running(str(number), keys, found, found)
@@ -167,9 +168,9 @@ def count_hits(
 
 @dataclass
 class Running:
-    """A request.
+    """A running request.
 
-    computed, stored: how many of its blocks are.
+    computed, stored: how many of its blocks are computed, and stored.
     """
 
     name: str
@@ -179,19 +180,19 @@ class Running:
 
 
 def _step(host: Host, running: dict[int, Running], piece: int) -> None:
-    for agent, one in list(running.items()):
-        if one.computed == one.stored < len(one.keys):
-            parent = one.keys[one.stored - 1] if one.stored else b""
-            host.store(one.name, one.keys[one.stored : one.stored + piece], parent)
-            one.stored += piece
-        one.computed += 1
-        if one.computed >= len(one.keys):
-            host.finish(one.name)
+    for agent, request in list(running.items()):
+        if request.computed == request.stored < len(request.keys):
+            parent = request.keys[request.stored - 1] if request.stored else b""
+            host.store(request.name, request.keys[request.stored : request.stored + piece], parent)
+            request.stored += piece
+        request.computed += 1
+        if request.computed >= len(request.keys):
+            host.finish(request.name)
             del running[agent]
 
 
 def hosts() -> dict[str, Callable[[int], Host]]:
-    """The contestants by name: each makes a host pool of a size."""
+    """Contestant -> the function that creates its host pool of a given size."""
 
     def kvsm(policy: str) -> Callable[[int], Host]:
         return lambda host_blocks: KvsmHost(policy, host_blocks)
@@ -220,7 +221,7 @@ HEADER = [
 def rows_of(
     title: str, requests: Sequence[tuple[int, Sequence[bytes]]], host_blocks: int, at_once: int
 ) -> list[list[str]]:
-    """A row for each contestant."""
+    """Measure each contestant. Returns a row for each."""
     total, rows = sum(len(keys) for _, keys in requests), []
     for name, make in hosts().items():
         counted = [count_hits(make(host_blocks), requests, at_once, piece) for piece in PIECES]
@@ -239,10 +240,10 @@ def table(title: str, requests: Requests, sizes: Sequence[int]) -> list[str]:
 
 
 def agents_table(sessions: Path, at_once: int, limit: int | None) -> list[str]:
-    """A section of the page: recorded sessions, so many at once."""
+    """A section of the page: recorded sessions, `at_once` of them at a time."""
     turns = list(agent_turns(sessions, at_once, limit))
-    total, prompts = sum(len(one.keys) for one in turns), [one.keys for one in turns]
-    host_blocks = sum(one.live_blocks for one in turns) // len(turns) // 2
+    total, prompts = sum(len(turn.keys) for turn in turns), [turn.keys for turn in turns]
+    host_blocks = sum(turn.live_blocks for turn in turns) // len(turns) // 2
     title = f"Sessions of coding agents, {at_once} at once"
     rows = [
         [f"{host_blocks:,}", name, f"{hits / total:.1%}", *[""] * 5]
@@ -251,7 +252,7 @@ def agents_table(sessions: Path, at_once: int, limit: int | None) -> list[str]:
             ("optimum", optimal_hits(prompts, host_blocks)),
         )
     ]
-    rows += rows_of(title, [(one.agent, one.keys) for one in turns], host_blocks, at_once)
+    rows += rows_of(title, [(turn.agent, turn.keys) for turn in turns], host_blocks, at_once)
     about = f"{len(turns):,} requests, {total:,} blocks."
     return [f"### {title}", "", about, "", *markdown_table(HEADER, rows), ""]
 
@@ -277,8 +278,10 @@ def heads_first_hits(requests: Iterable[Sequence[bytes]], host_blocks: int) -> i
 @click.option(
     "--agents", type=click.Path(path_type=Path), envvar="KVSM_AGENTS", help="Recorded sessions, in gzip."
 )
-@click.option("--requests", "limit", type=int, default=2_000, show_default=True, help="Of each workload.")
-@click.option("--sessions", type=int, help="Of the agents, at most this many.")
+@click.option(
+    "--requests", "limit", type=int, default=2_000, show_default=True, help="Most requests of each workload."
+)
+@click.option("--sessions", type=int, help="Most sessions of the agents.")
 @click.option("--host-blocks", type=int, multiple=True, default=HOST_BLOCKS, show_default=True)
 @click.option("--output", type=click.Path(path_type=Path), help="Write the tables here, with the command.")
 def main(
@@ -289,7 +292,7 @@ def main(
     host_blocks: tuple[int, ...],
     output: Path | None,
 ) -> None:
-    """Measure what prompts hit that are stored over several steps, under every policy."""
+    """Measure the hits of prompts that are stored over several steps, with every policy."""
     lines = []
     if trace is not None:
         lines += table(trace.name, expanded(trace, TRACE_BLOCK_TOKENS, limit), host_blocks)

@@ -1,7 +1,8 @@
-"""How long it takes to index a large log, how large the index is, and how fast queries are answered then.
+"""Measure the index of a log: the time to build it, its size, and the time of queries.
 
-Two logs: one of large batches (the trace at 16 tokens a block, as the control-plane benchmark makes it) and
-one of small events (`kvsm run`). And a query over the Parquet files of a fleet of logs, if DuckDB is there.
+Two logs are measured: one of large batches (the trace with 16 tokens per block, written as in
+`control_plane.py`) and one of small events (`kvsm run`). Then a query over the Parquet files of a fleet of
+logs is measured, with DuckDB.
 
     python benchmarks/tables.py --megabytes 1000 --trace TRACE.jsonl --output benchmarks/results/tables.md
 """
@@ -49,7 +50,7 @@ FROM read_parquet('{out}/lookups/*.parquet') GROUP BY log ORDER BY evicted DESC 
 
 
 def requests_for_ever(trace: Path | None) -> Iterator[list[bytes]]:
-    """The requests of the trace, and again with other keys."""
+    """The requests of the trace, and endless repetitions with other keys."""
     for round_ in count():
         for keys in expanded(trace, 16, None):
             if round_:
@@ -79,14 +80,14 @@ def log_bytes(directory: Path) -> int:
 
 
 def seconds_of(work: Callable[[], object]) -> tuple[float, float]:
-    """(seconds of this process, seconds on the wall)."""
+    """Run `work`. Returns (CPU seconds of this process, wall-clock seconds)."""
     cpu, wall = time.process_time(), time.perf_counter()
     work()
     return time.process_time() - cpu, time.perf_counter() - wall
 
 
 def measure(name: str, directory: Path) -> tuple[list[str], list[list[str]]]:
-    """A row about the index, and a row for each query."""
+    """Measure one log. Returns (row of the index, a row for each query)."""
     first, _ = seconds_of(lambda: kvsm.open(directory).close())
     again, _ = seconds_of(lambda: kvsm.open(directory).close())
     rows = []

@@ -1,9 +1,9 @@
-"""How far `kvsm whatif` is from real runs.
+"""Measure the error of `kvsm whatif` against real runs.
 
-For each of `CASES` a workload runs through the serving engine, with a log. From this one log
-`kvsm.explain.whatif` predicts what the same workload finds under other configurations. Then each of these
-configurations is run for real, with a log of its own. Compared is the share of the looked-up blocks that the
-device had or the host served (`found`), in points. `itself` rows predict the configuration of the log.
+For each of `CASES` the serving engine runs a workload and writes a log. From this log `kvsm.explain.whatif`
+predicts the hits of the same workload under other configurations. Then each of these configurations is run
+for real. The share of looked-up blocks that the device had or the host served (`found`) is compared, in
+percentage points. Rows with `itself` predict the configuration of the log.
 
 The largest differences become the error that `kvsm whatif` prints (`kvsm.explain.whatif.accuracy`).
 
@@ -28,10 +28,10 @@ from kvsm.serving import RunOptions, WorkloadRun, load_workload
 
 
 class Case(NamedTuple):
-    """One log, and what is predicted from it.
+    """One log, and the configurations that are predicted from it.
 
-    options: of the run that writes the log.
-    targets: (host_blocks, policy, store_threshold) to predict and to run.
+    options: the options of the run that writes the log.
+    targets: (host_blocks, policy, store_threshold) of each predicted configuration.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Case(NamedTuple):
 
 
 COMMON: dict[str, Any] = {"copies": "simulated", "workers": 1, "block_bytes": 64}
-"""Simulated copies: equal options give equal logs."""
+"""Options of all runs. Copies are simulated, so equal options give equal logs."""
 
 
 def _cross(sizes: tuple[int, ...], policies: tuple[str, ...]) -> tuple[tuple[int, str, int], ...]:
@@ -106,7 +106,10 @@ TRACE_CASE = Case(
 
 
 class Predicted(NamedTuple):
-    """One prediction beside the run that it predicts."""
+    """A prediction, and the real run of the same configuration.
+
+    kind: what differs from the log's configuration.
+    """
 
     case: str
     kind: str
@@ -116,12 +119,12 @@ class Predicted(NamedTuple):
 
     @property
     def points(self) -> float:
-        """Predicted less real share of found blocks (percentage points)."""
+        """The predicted minus the real share of found blocks (percentage points)."""
         return 100 * (self.predicted.found_share - self.real.found_share)
 
 
 def demand_of(options: RunOptions) -> Demand:
-    """Run a workload with a log, and read from the log what it wanted."""
+    """Run a workload, and read its demand from the log."""
     with tempfile.TemporaryDirectory() as directory:
         log = str(Path(directory) / "log")
         WorkloadRun(msgspec.structs.replace(options, log=log), load_workload(options), log).serve()
@@ -158,7 +161,7 @@ def _kind(itself: tuple[int, str, int], target: tuple[int, str, int]) -> str:
 
 
 def report(rows: list[Predicted]) -> list[str]:
-    """The page: what was off, by what was changed, and every comparison."""
+    """The page: the largest differences by kind, and every comparison."""
     lines = ["### Largest differences", ""]
     summary = []
     for kind in ("itself", "capacity", "policy", "threshold"):

@@ -19,9 +19,10 @@ Requests = list[list[bytes]]
 
 
 def expanded(trace: Path | None, block_tokens: int, limit: int | None) -> Requests:
-    """Each trace block of 512 tokens becomes 512 / block_tokens blocks with keys of their own.
+    """The requests of a trace, with each block of 512 tokens divided into blocks of `block_tokens`.
 
-    Keys have vLLM's layout: 32 bytes of hash, 4 bytes of group index.
+    Without a trace, conversations are generated. Keys have vLLM's layout: 32 bytes of hash, 4 bytes of group
+    index.
     """
     pieces = TRACE_BLOCK_TOKENS // block_tokens
     source = read_trace(trace) if trace is not None else multi_turn(seed=0, requests=limit or 12_000)
@@ -43,13 +44,13 @@ def expanded(trace: Path | None, block_tokens: int, limit: int | None) -> Reques
 
 
 LONGEST_PAUSE_S = 300
-"""Longer pauses of a session are cut to this: a session that rests for hours is not one of those at once."""
+"""The limit of a session's pauses: a session that pauses for hours is not one of those that run at once."""
 
 
 class Turn(NamedTuple):
-    """A request of an agent, after all earlier ones of that agent.
+    """A request of an agent.
 
-    live_blocks: the blocks of the last prompts of all agents that run now, this one included.
+    live_blocks: the number of blocks in the last prompts of all running agents, this one included.
     """
 
     agent: int
@@ -58,11 +59,12 @@ class Turn(NamedTuple):
 
 
 def agent_turns(path: Path, at_once: int, limit: int | None) -> Iterator[Turn]:
-    """The requests of recorded sessions, `at_once` of them at a time: the next one begins when another ends.
+    """The requests of recorded sessions, of which `at_once` run at a time.
 
-    path: a gzip file with a session a line. A request is a row `[t, _, _, _, _, keep, runs]`: seconds, and
-        its hash ids: the first `keep` ids of the row before, then the runs `[first, count, ...]`.
-    limit: of sessions.
+    path: a gzip file with one session per line. A request is a row `[t, _, _, _, _, keep, runs]`. t is its
+        time (s). Its hash ids are the first `keep` ids of the previous row, followed by the runs `[first,
+        count, ...]`.
+    limit: the most sessions; None for all.
     """
     with gzip.open(path) as lines:
         sessions = enumerate(map(json.loads, lines))
@@ -88,17 +90,18 @@ def agent_turns(path: Path, at_once: int, limit: int | None) -> Iterator[Turn]:
                 continue
             pause, agent, keys = turn
             live.setdefault(number, {})[agent] = len(keys)
-            yield Turn(agent, keys, sum(chain.from_iterable(one.values() for one in live.values())))
+            yield Turn(agent, keys, sum(chain.from_iterable(sizes.values() for sizes in live.values())))
             entries += 1
             heappush(waiting, (now + pause, entries, number, turns))
 
 
 def _session_turns(number: int, session: dict[str, Any]) -> Iterator[tuple[float, int, list[bytes]]]:
-    """(seconds until the next one, agent, keys) of each request of a session and its subagents, by time."""
+    """(seconds until the next request, agent, keys) of a session's and its subagents' requests, by time."""
     pieces = TRACE_BLOCK_TOKENS // session["block_size"]
     rows: list[tuple[float, int, list[bytes]]] = []
+    subagents = session.get("subagents", ())
     for agent, (start, requests) in enumerate(
-        [(0.0, session["requests"]), *((one["t"], one["requests"]) for one in session.get("subagents", ()))]
+        [(0.0, session["requests"]), *((subagent["t"], subagent["requests"]) for subagent in subagents)]
     ):
         ids: list[int] = []
         keys: list[bytes] = []
@@ -116,7 +119,8 @@ def _session_turns(number: int, session: dict[str, Any]) -> Iterator[tuple[float
 
 
 def single_blocks(steps: int, per_step: int, distinct: int, seed: int = 0) -> Requests:
-    """Requests of one block each, drawn with a heavy tail from `distinct` keys. The keys of a step differ."""
+    """Requests of one block each, drawn with a heavy-tailed distribution from `distinct` keys. Within a step
+    all keys differ."""
     draw = random.Random(seed)
     keys = [blake2b(b"%d" % n, digest_size=32).digest() + bytes(4) for n in range(distinct)]
     requests: Requests = []
