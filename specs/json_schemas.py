@@ -1,7 +1,7 @@
 """JSON Schemas of the output of `--json`, from the structs in `kvsm.cli.schemas`.
 
-The lines "name: meaning" of a struct's docstring, and the indented lines after each, become the descriptions of
-its fields.
+The lines "name: meaning" of a struct's docstring, and the indented lines after each, become the descriptions
+of its fields.
 """
 
 from __future__ import annotations

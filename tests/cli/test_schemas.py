@@ -252,5 +252,5 @@ def test_a_field_has_the_description_of_its_struct() -> None:
     """The lines of a docstring go to the fields that they name."""
     schema = read_schema("kvsm.show/1")
     assert "before" not in schema["description"]
-    told = "the state of the thing; equal if only a cause is told."
+    told = "the state of the thing; equal if the event is only a cause."
     assert [schema["properties"][name]["description"] for name in ("before", "after")] == [told, told]
