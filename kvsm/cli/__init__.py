@@ -19,15 +19,21 @@ from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-LOOK, RUN, CHECK = SECTIONS = ("Look into a log", "Run", "Check")
-"""The sections of the help, by purpose."""
+HAPPENED = "What happened, and why?"
+OTHERWISE = "What would have happened otherwise?"
+NOW = "What is an engine doing now?"
+RIGHT = "Is a log right?"
+RUN = "How does kvsm run here, and what does it cost?"
+WRONG = "What can go wrong?"
+SECTIONS = (RUN, HAPPENED, OTHERWISE, NOW, RIGHT, WRONG)
+"""The questions that the help answers, in its order."""
 
 
 class Listed(NamedTuple):
     """A command in the help.
 
     room: the file of kvsm/cli that it is in.
-    section: heading of the help under which it is listed.
+    section: the question under which the help lists it.
     says: its line in the list: the first sentence of the command's own help.
     """
 
@@ -37,34 +43,34 @@ class Listed(NamedTuple):
 
 
 COMMANDS = {
-    "report": Listed("report", LOOK, "Summarize LOG, and list what stands out in it."),
-    "why": Listed("why", LOOK, "Explain a miss, a wait or a failure in LOG."),
-    "timeline": Listed("timeline", LOOK, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
-    "whatif": Listed("whatif", LOOK, "Predict the hit rate of LOG with another pool size or policy."),
-    "diff": Listed("diff", LOOK, "Show the first difference between two logs of one workload."),
-    "query": Listed("query", LOOK, "Run a SELECT, or a named query, over the tables of LOG."),
-    "export": Listed("export", LOOK, "Write the tables of each LOG as Parquet files."),
-    "show": Listed("show", LOOK, "Show the history of a block, key, request or transfer in LOG."),
-    "verify": Listed("verify", LOOK, "Check every property that LOG can show, at every event."),
-    "replay": Listed("replay", LOOK, "Rebuild the state after any event of LOG, and print it."),
-    "repro": Listed("repro", LOOK, "Write a pytest file that reproduces the first failure in LOG."),
-    "fork": Listed("fork", LOOK, "Re-run LOG from event SEQ with changes; show where it diverges."),
-    "tail": Listed("tail", LOOK, "Print the last events of LOG, and each new one."),
-    "top": Listed("top", LOOK, "Show what a running engine does, from the LOG that it writes."),
     "run": Listed("run", RUN, "Serve a workload with KV-cache offload, and verify its log."),
-    "pools": Listed("pools", RUN, "List the host pools kept in DIR, and the processes using them."),
-    "logs": Listed("logs", RUN, "List the event logs in DIR, and delete old ones on request."),
     "bench": Listed("vllm", RUN, "Measure what kvsm costs and gains."),
-    "check": Listed("check", CHECK, "Explore every interleaving of MODEL within bounds."),
-    "fuzz": Listed("fuzz", CHECK, "Run random operations on the real code, and reduce a failure."),
-    "museum": Listed("museum", CHECK, "Put known bugs into kvsm, and test whether the checkers see them."),
-    "vllm-check": Listed("vllm", CHECK, "Test whether the installed vLLM works with kvsm."),
+    "vllm-check": Listed("vllm", RUN, "Test whether the installed vLLM works with kvsm."),
+    "report": Listed("report", HAPPENED, "Summarize LOG, and list what stands out in it."),
+    "why": Listed("why", HAPPENED, "Explain a miss, a wait or a failure in LOG."),
+    "timeline": Listed("timeline", HAPPENED, "Draw LOG as an offline HTML page, or as a trace for Perfetto."),
+    "show": Listed("show", HAPPENED, "Show the history of a block, key, request or transfer in LOG."),
+    "diff": Listed("diff", HAPPENED, "Show the first difference between two logs of one workload."),
+    "query": Listed("query", HAPPENED, "Run a SELECT, or a named query, over the tables of LOG."),
+    "export": Listed("export", HAPPENED, "Write the tables of each LOG as Parquet files."),
+    "whatif": Listed("whatif", OTHERWISE, "Predict the hit rate of LOG with another pool size or policy."),
+    "fork": Listed("fork", OTHERWISE, "Re-run LOG from event SEQ with changes; show where it diverges."),
+    "top": Listed("top", NOW, "Show what a running engine does, from the LOG that it writes."),
+    "tail": Listed("tail", NOW, "Print the last events of LOG, and each new one."),
+    "logs": Listed("logs", NOW, "List the event logs in DIR, and delete old ones on request."),
+    "pools": Listed("pools", NOW, "List the host pools kept in DIR, and the processes using them."),
+    "verify": Listed("verify", RIGHT, "Check every property that LOG can show, at every event."),
+    "replay": Listed("replay", RIGHT, "Rebuild the state after any event of LOG, and print it."),
+    "repro": Listed("repro", RIGHT, "Write a pytest file that reproduces the first failure in LOG."),
+    "check": Listed("check", WRONG, "Explore every interleaving of MODEL within bounds."),
+    "fuzz": Listed("fuzz", WRONG, "Run random operations on the real code, and reduce a failure."),
+    "museum": Listed("museum", WRONG, "Put known bugs into kvsm; test whether the checkers see them."),
     "vllm-fuzz": Listed(
         "vllm_fuzz",
-        CHECK,
+        WRONG,
         "Fuzz any vLLM connector under vLLM's scheduler; reduce failures.",
     ),
-    "diagram": Listed("diagram", CHECK, "Draw a state machine from its transition table."),
+    "diagram": Listed("diagram", WRONG, "Draw a state machine from its transition table."),
 }
 """Each command, in the order of the help. A test compares `says` with the command's own help."""
 
@@ -83,11 +89,12 @@ class _Commands(CommandGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands by purpose."""
+        """List the commands by the questions that they answer."""
         width = max(map(len, COMMANDS))
         for section in SECTIONS:
             commands = [(name, listed.says) for name, listed in COMMANDS.items() if listed.section == section]
-            with formatter.section(section):
+            formatter.write(f"\n{section}\n")
+            with formatter.indentation():
                 formatter.write_dl([(name.ljust(width), says) for name, says in commands])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:

@@ -92,7 +92,7 @@ def museum(
     seconds: float | None,
     as_json: bool,
 ) -> None:
-    """Put known bugs into kvsm, and test whether the checkers see them.
+    """Put known bugs into kvsm; test whether the checkers see them.
 
     Each exhibit is a bug of a public KV offload system, with the smallest change of kvsm's code that brings
     it back. The checkers are the same for every bug. They explore small worlds, walk through them at random,

@@ -62,7 +62,7 @@ def test_the_help_fits_a_terminal_of_80_columns() -> None:
 def test_every_command_is_listed_by_its_purpose() -> None:
     text = kvsm("-h").stdout
     assert {one.section for one in COMMANDS.values()} == {*SECTIONS}
-    assert [line[:-1] for line in text.splitlines() if line[:-1] in SECTIONS] == [*SECTIONS]
+    assert [line for line in text.splitlines() if line in SECTIONS] == [*SECTIONS]
 
 
 @pytest.mark.parametrize(
