@@ -1,8 +1,8 @@
 """Copy engines: they carry out transfers as real, asynchronous copies.
 
 `CopyEngine` is the protocol. `HostCopyEngine` copies with threads between pools in host memory, and
-`FileCopyEngine` between host memory and a file. `SimulatedCopyEngine` takes the steps of a device in any
-order that hardware may take them. Three engines wrap another one: `VerifyingCopyEngine` checks the bytes,
+`FileCopyEngine` between host memory and a file. `SimulatedCopyEngine` runs the steps of a simulated device in
+any order that hardware allows. Three engines wrap another engine: `VerifyingCopyEngine` checks the bytes,
 `FailingCopyEngine` fails on purpose, and `ReplicaCopyEngine` is for ranks that share a host pool. The engine
 for NVIDIA GPUs is in `kvsm.cuda_io`.
 """

@@ -1,13 +1,13 @@
-"""What the blocks of a host pool must hold: a checksum of each, and the comparisons.
+"""A table with the checksum of each block of a host pool, and the comparison of blocks with it.
 
 The table has two words for each host block: the checksum of its bytes, and a seal. The seal of a kept pool is
-a hash of the checksum, the host block, the block's key and its generation. So a seal that fits proves which
-block is in the slot, as the header of a disk slot does, and a checksum that fits proves its bytes. A log, a
-pool or a table that is older than the others has other generations, and its blocks are refused. Without a
-kept pool no other process reads the table, and the seal is the inverted checksum. In both, a bit of the table
-that changed is found.
+a hash of the checksum, the host block, the block's key and its generation. So a matching seal proves which
+block is in the slot, as the header of a disk slot does, and a matching checksum proves its bytes. If the log,
+the pool or the table is an older copy, the generations differ, and the blocks are refused. If the pool is not
+kept, no other process reads the table, and the seal is the inverted checksum. Either seal detects a flipped
+bit in the table.
 
-Who copies with which rules is in `verifying.py`, for the device, and in `kvsm.tiers.disk`, for the disk.
+`verifying.py` (device) and `kvsm.tiers.disk` (disk) decide when blocks are checked.
 """
 
 from __future__ import annotations
@@ -33,28 +33,30 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
 
 PIECE_BYTES = 4 << 20
-"""Bytes that are hashed in one go, some hundred microseconds. Hashing short blocks keeps the interpreter's
-lock, which the deciding thread would otherwise get back only after the switch interval of 5 ms."""
+"""Bytes hashed before the thread yields the interpreter's lock (GIL), some hundred microseconds. Hashing
+short blocks holds the GIL; without the yield the scheduling thread would wait for the switch interval of
+5 ms."""
 
 CHECKSUM_BYTES = 16
-"""Of a host block in the table: its checksum and its seal, 64 bits each."""
+"""Size of an entry in the table: checksum and seal of a host block, 64 bits each."""
 
 _SEALED = Struct("<QQQ")
-"""What a seal covers before the key: checksum, host block, generation."""
+"""The part of a seal's input before the key: checksum, host block, generation."""
 
 Names = tuple[Sequence[bytes], Sequence[int]]
-"""Keys and generations of some host blocks, in their order."""
+"""The key and the generation of each of some host blocks, in their order."""
 
 NO_NAMES: Names = ((), ())
-"""Of pools that are not kept."""
+"""For pools that are not kept."""
 
 
 class VerifyingStatistics(msgspec.Struct, frozen=True):
-    """Blocks so far.
+    """Counts of blocks.
 
-    checked: loaded, and compared with what was stored.
-    mismatched: found wrong in a store or a load.
-    unverified: without a checksum of that block: loaded, or refused if the pools are kept.
+    checked: blocks of loads whose checksum was compared.
+    mismatched: blocks of stores or loads whose bytes were wrong.
+    unverified: blocks of loads without a checksum for that block: loaded anyway, or refused if the pools are
+        kept.
     """
 
     checked: int = 0
@@ -73,9 +75,10 @@ NOTHING_CHECKED = VerifyingStatistics()
 
 
 class BlockChecksums:
-    """What each host block must hold. Transfers that have no block in common may be checked at once.
+    """The checksum table of a host pool. Transfers without a common block may be checked at the same time.
 
-    All as `VerifyingCopyEngine` takes them. Raises `ConfigError`. `block_bytes` is the size of a host block.
+    All parameters are those of `VerifyingCopyEngine`. Raises `ConfigError`. `block_bytes` is the size of a
+    host block.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class BlockChecksums:
         parts: Sequence[tuple[int, int]] | None = None,
         kept: bool = False,
     ) -> None:
-        # The pools are kept, because the views hold no reference to them.
+        # Keep a reference to the pools: the views below do not hold one.
         self._pools = (host, device)
         tensors = [] if device is None else tensors_of(device)
         _refuse_device_memory("host pool", host)
@@ -107,21 +110,20 @@ class BlockChecksums:
         self._table = table[:, :CHECKSUM_BYTES].view(np.uint64)
         """Checksum and seal of each host block."""
         self._proved = np.zeros((self.num_blocks, 2), np.uint64)
-        """The same as this process has stored or checked it. An entry that another rank changes is another
-        block's, and is to be proved again."""
+        """The entries that this process has stored or checked. If another rank changes an entry of the table,
+        the two differ, and the block is checked again."""
         self._proved_generations = np.zeros(self.num_blocks, np.int64)
-        """Of these, if the pools are kept."""
+        """The generations of the blocks in `_proved`, if the pools are kept."""
 
     @property
     def num_blocks(self) -> int:
-        """Of the host pool."""
+        """Size of the host pool."""
         return len(self._host[0])
 
     def check(self, job: TransferJob) -> tuple[str, VerifyingStatistics]:
-        """Check a good transfer, and keep the checksums of a store.
+        """Check a good transfer after its copy; record the checksums of a store.
 
-        Returns the error about the first wrong block, empty if there is none, and the blocks that were
-        checked.
+        Returns the error about the first wrong block, or an empty text, and the counts of this check.
         """
         device_blocks, host_blocks = job.pairs()
         if self._reads is not None:
@@ -146,14 +148,15 @@ class BlockChecksums:
         return error, VerifyingStatistics(checked, len(wrong), unverified)
 
     def unproved(self, job: TransferJob) -> NDArray[np.bool_]:
-        """Which host blocks of a load of a kept pool this process has neither stored nor checked."""
+        """For a load from a kept pool: mask of the host blocks that this process has neither stored nor
+        checked."""
         hosts = np.asarray(job.pairs()[1], np.int64)
         unlike: NDArray[np.bool_] = (self._table[hosts] != self._proved[hosts]).any(axis=1)
         unlike |= self._proved_generations[hosts] != np.asarray(job.generations, np.int64)
         return unlike | ~self._table[hosts].any(axis=1)
 
     def prove(self, job: TransferJob) -> tuple[str, VerifyingStatistics]:
-        """Check the blocks of a load of a kept pool before its copy. Returns as `check` does."""
+        """Check the unproved blocks of a load from a kept pool before its copy. Returns as `check` does."""
         places = np.flatnonzero(self.unproved(job))
         hosts = np.asarray(job.pairs()[1], np.int64)[places]
         names = [job.keys[place] for place in places], [job.generations[place] for place in places]
@@ -177,26 +180,31 @@ class BlockChecksums:
         return error, statistics
 
     def keep(self, host_blocks: Sequence[int], names: Names = NO_NAMES) -> None:
-        """Record the checksums of the bytes now in these host blocks. names: needed for a kept pool."""
+        """Compute and record the checksums of these host blocks. names: required for a kept pool."""
         self.put(np.asarray(host_blocks, np.int64), self._of_host(tuple(host_blocks)), names)
 
     @property
     def is_kept(self) -> bool:
-        """Whether the pools outlive their process, so that all that is checked or kept needs its names."""
+        """Whether the pools outlive their process. Then each check and each record needs the names of its
+        blocks."""
         return self._kept
 
     @property
     def is_plain(self) -> bool:
-        """Whether the checksum of a block is the XXH3 of all its bytes in their order."""
+        """Whether the checksum of a block is the XXH3 of its whole row in the host pool."""
         return self._parts == [(0, self.block_bytes)]
 
     def of_copies(self, copies: NDArray[np.uint8]) -> NDArray[np.uint64]:
-        """The checksums of copies of blocks, `[copies, block_bytes]`, that lie elsewhere."""
+        """Return the checksums of copies of host blocks, given as `[copies, block_bytes]`."""
         return self._in_pieces(self._parts_of(copies), np.arange(len(copies)))
 
     def wrong(self, hosts: NDArray[np.int64], found: NDArray[np.uint64], names: Names = NO_NAMES) -> str:
-        """The error about the first of these host blocks whose checksum is not the one that was found; empty
-        if there is none. Blocks without a checksum pass, unless the pools are kept. names: of a kept pool."""
+        """Compare checksums with the table. Returns the error about the first host block that differs, or an
+        empty text. A block without a checksum passes, unless the pools are kept.
+
+        found: checksums computed from the bytes.
+        names: required for a kept pool.
+        """
         known = self._known(hosts, names)
         changed = known & (self._table[hosts, 0] != found)
         wrong = np.flatnonzero(changed | ~known if self._kept else changed)
@@ -208,19 +216,20 @@ class BlockChecksums:
         return self._not_known(hosts[first])
 
     def clear(self, hosts: NDArray[np.int64]) -> None:
-        """These host blocks are about to be written: nobody knows what they hold."""
+        """Delete the entries of host blocks that are about to be written: an interrupted write leaves
+        unknown bytes."""
         self._table[hosts] = 0
 
     def put(self, hosts: NDArray[np.int64], found: NDArray[np.uint64], names: Names = NO_NAMES) -> None:
-        """Write these checksums, and their seals, for these host blocks. names: needed for a kept pool."""
+        """Record these checksums, and their seals, for these host blocks. names: required for a kept pool."""
         entries = np.stack([found, self._seals(hosts, found, names)], axis=1)
         self._table[hosts] = self._proved[hosts] = entries
         if self._kept:
             self._proved_generations[hosts] = names[1]
 
     def forget(self, job: TransferJob, num_device_blocks: int) -> tuple[Any, ...]:
-        """The host blocks of a bad store may hold anything. A job that could not be right has not run at
-        all. Returns what `put_back` takes."""
+        """Delete the entries of a store's host blocks: after a bad store they may hold anything. An invalid
+        job changes no entry, because nothing of it ran. Returns the argument for `put_back`."""
         with suppress(TransferFailed):
             _, host_blocks = checked_pairs(job, num_device_blocks, self.num_blocks)
             hosts = np.asarray(host_blocks, np.int64)
@@ -230,20 +239,21 @@ class BlockChecksums:
         return ()
 
     def put_back(self, forgotten: tuple[Any, ...]) -> None:
-        """The store has not run."""
+        """Restore the entries that `forget` deleted, because the store has not run."""
         if forgotten:
             hosts, entries = forgotten
             self._table[hosts] = entries
 
     def _known(self, hosts: NDArray[np.int64], names: Names) -> NDArray[np.bool_]:
-        """For which of these host blocks the table has the checksum of the block that is named."""
+        """Return a mask of the host blocks with a valid seal. In a kept pool, the entry of such a block is
+        for the named key and generation."""
         known: NDArray[np.bool_] = self._seals(hosts, self._table[hosts, 0], names) == self._table[hosts, 1]
         return known
 
     def _seals(
         self, hosts: NDArray[np.int64], checksums: NDArray[np.uint64], names: Names
     ) -> NDArray[np.uint64]:
-        """The seals of these host blocks, if they hold bytes with these checksums."""
+        """Compute the seals of these host blocks for these checksums and names."""
         if not self._kept:
             return ~checksums
         of_blocks = zip(checksums.tolist(), hosts.tolist(), names[1], names[0], strict=True)
@@ -287,12 +297,13 @@ class BlockChecksums:
         return self._in_pieces(self._device, blocks)
 
     def _in_pieces(self, parts: Sequence[NDArray[np.uint8]], blocks: IdArray) -> NDArray[np.uint64]:
-        """The checksum of each block, of its parts in their order. The order is the same on both sides."""
+        """Compute the checksum of each block over its parts. The order of the parts is the same on the device
+        and on the host."""
         ids, step = listed(blocks), max(1, PIECE_BYTES // sum(rows.shape[1] for rows in parts))
         found = np.empty(len(ids), np.uint64)
         for first in range(0, len(ids), step):
             if first:
-                sleep(0)  # gives up the interpreter's lock for a moment
+                sleep(0)  # yields the GIL
             piece = ids[first : first + step]
             checksums = (_checksum(parts, block) for block in piece)
             found[first : first + step] = np.fromiter(checksums, np.uint64, len(piece))
@@ -315,7 +326,7 @@ def _refuse_device_memory(name: str, pool: Any) -> None:
 
 
 def _view(rows: MemoryRows) -> NDArray[np.uint8]:
-    """Host memory as an array that is only read, whatever library made it."""
+    """View host memory as a read-only array."""
     memory = (ctypes.c_uint8 * (rows.end - rows.address)).from_address(rows.address)
     flat = np.ctypeslib.as_array(memory)
     return as_strided(flat, (rows.num_rows, rows.row_bytes), (rows.stride, 1), writeable=False)

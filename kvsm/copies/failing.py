@@ -1,7 +1,7 @@
 """A copy engine that fails on purpose: some transfers copy a part of their blocks, and end as bad.
 
-Which transfers, and how much of them, follows from a seed and the transfer's id alone. So the same transfers
-fail on every engine below, in whatever order they end.
+A seed and the id of a transfer alone decide whether it fails and after how many blocks. So the same transfers
+fail with every wrapped engine and in every order of ends.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from kvsm.ids import listed, pack
 
 
 class FailingCopyEngine(WrappedCopyEngine):
-    """A `CopyEngine` over another one. A job that cannot be right is passed on whole: nothing of it runs.
+    """A `CopyEngine` that wraps another one and makes some transfers fail.
 
-    engine: the one below.
+    engine: the wrapped engine. It gets an invalid job unchanged, and refuses it whole.
     seed: engines with different seeds fail different transfers.
     rate: share of transfers that fail, 0 to 1.
     """
@@ -40,11 +40,12 @@ class FailingCopyEngine(WrappedCopyEngine):
         return [self._outcome(result) for result in self._engine.poll()]
 
     def _draws(self, transfer: int) -> Random:
-        """The first draw says whether a transfer fails, the second after how many blocks."""
+        """Return the generator of a transfer. The first draw decides whether the transfer fails, the second
+        after how many blocks."""
         return Random(f"fails {self._seed} {transfer}")
 
     def _part(self, job: TransferJob, random: Random) -> TransferJob:
-        """A job of the first blocks of this one."""
+        """Cut the job after a random number of blocks."""
         try:
             devices, hosts = map(listed, checked_pairs(job, self.num_device_blocks, self.num_host_blocks))
         except TransferFailed:

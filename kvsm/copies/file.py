@@ -1,10 +1,10 @@
-"""The file engine: the host pool is a file, on a disk that holds more than memory does.
+"""The copy engine whose host pool is a file, on a disk larger than memory.
 
 A store ends as good only after `fdatasync`, so its bytes survive a crash of the machine. Block b of the host
 pool is row b of the file. The file stays when the engine is closed.
 
-Bytes move by calls and not through a memory map. A bad disk then makes a transfer bad; through a map it would
-kill the process with a signal.
+Bytes are copied by system calls and not through a memory map: an I/O error then makes the transfer bad, and
+does not kill the process with SIGBUS.
 
 docs/extending.md uses this file as its example of a copy engine.
 """
@@ -32,20 +32,20 @@ from kvsm.ids import IdArray
 from kvsm.system.private_files import open_private, remove_own, sync_directory
 
 MOST_BUFFERS = 1024
-"""Buffers that one call takes (IOV_MAX of Linux)."""
+"""Most buffers of one call (IOV_MAX of Linux)."""
 
 MOST_BYTES = 1 << 30
-"""Bytes of one call. Linux moves less than 2 GiB in one."""
+"""Most bytes of one call. The limit of Linux is just below 2 GiB."""
 
 
 class FileCopyEngine(ThreadedCopyEngine):
     """A `CopyEngine` between a device pool in host memory and a host pool in a file.
 
-    device: the tensors of the device pool, or its only one; see `NumpyPools`.
-    path: the file, made if it is missing; only this user can read it. An existing file must be as private,
-        and have the right size; its bytes are kept.
+    device: the tensors of the device pool, or a single tensor; see `NumpyPools`.
+    path: the file; created if missing, readable by this user only. An existing file must be as private, and
+        have the right size; its bytes are kept.
     num_host_blocks: size of the host pool.
-    threads: how many threads copy. Loads run beside a store; stores run one at a time.
+    threads: number of copying threads. Loads run concurrently with a store; stores run one at a time.
 
     `blocks` is the host pool as a read-only array, which `VerifyingCopyEngine` needs. Raises `ConfigError`.
     """
@@ -74,8 +74,8 @@ class FileCopyEngine(ThreadedCopyEngine):
             if direction is Direction.LOAD:
                 self._move(os.preadv, device_blocks, host_blocks)
             else:
-                # The system reports a failed write only once, to the next `fdatasync` of the file. So no two
-                # stores may be under way.
+                # The system reports a failed write only once, to the next `fdatasync` of the file. With two
+                # stores in flight, the wrong store could get the error.
                 with self._storing:
                     self._move(os.pwritev, device_blocks, host_blocks)
                     os.fdatasync(self._file.fileno())
@@ -87,7 +87,7 @@ class FileCopyEngine(ThreadedCopyEngine):
         self._file.close()
 
     def _move(self, call: Callable[..., int], device_blocks: IdArray, host_blocks: IdArray) -> None:
-        """Copy these pairs with `preadv` or `pwritev`, a run of blocks in one call."""
+        """Copy these pairs with `preadv` or `pwritev`, as many consecutive blocks a call as it can take."""
         tensors, block_bytes = self._pools.device, self.layout.block_bytes
         most = max(1, min(MOST_BUFFERS // len(tensors), MOST_BYTES // block_bytes))
         runs = merge_runs(np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64))
@@ -101,7 +101,8 @@ class FileCopyEngine(ThreadedCopyEngine):
 
 
 def _opened(path: Path, size: int) -> FileIO:
-    """The file of a host pool of `size` bytes, all of them allocated. Raises `ConfigError`."""
+    """Open the file of a host pool, or create it, and allocate all of its `size` bytes. Raises
+    `ConfigError`."""
     descriptor, is_new = open_private(path, "a host pool")
     file = FileIO(descriptor, "r+")
     try:
@@ -127,9 +128,9 @@ def _opened(path: Path, size: int) -> FileIO:
 
 
 def _mapped(path: Path, file: FileIO, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """The file as an array that is only read. The system maps no empty file.
+    """Map the file as a read-only array. An empty file gives an empty array, because it cannot be mapped.
 
-    It is opened a second time: a map holds the file that it was made from, and so the file's lock.
+    The file is opened a second time: a map of the first descriptor would keep its lock after `close`.
     """
     if not shape[0]:
         return np.empty(shape, np.uint8)

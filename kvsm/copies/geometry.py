@@ -1,18 +1,18 @@
-"""Which pieces of memory a transfer consists of, planned without a device and without a loop over blocks.
+"""Turns the block pairs of a transfer into contiguous or 2-D copies, without a Python loop over blocks.
 
-The pairs of a transfer are merged into runs. What becomes of a run depends on its strides:
+Pairs that are consecutive on both sides are merged into runs. The strides decide how a run is copied:
 
 =====================================  ======================================  ===========================
 a run of `count` blocks                rectangles                              because
 =====================================  ======================================  ===========================
 contiguous on both sides               one, flat                               one tensor, no gaps
-strided on a side                      one for each tensor, a block a row      the host is block-major
-the same, fewer blocks than layers     one for each block, a layer a row       layers at even distances are
+strided on a side                      one for each tensor, a row is a block   the host is block-major
+the same, fewer blocks than layers     one for each block, a row is a layer    layers at even distances are
                                                                                a rectangle, too
-wider apart than a pitch may be        one, flat, for each row                 `MAX_PITCH`
+stride above `MAX_PITCH`               one, flat, for each row                 no 2-D copy takes the pitch
 =====================================  ======================================  ===========================
 
-Tensors that are neighbours in every block, on the device and on the host, count as one (`joined`).
+Tensors that are adjacent in every block, on the device and on the host, are planned as one tensor (`joined`).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray
 
 MAX_PITCH = 2**31 - 1
-"""Largest distance in bytes between the rows of a 2-D copy that CUDA takes."""
+"""Largest distance between the rows of a 2-D copy that CUDA accepts (bytes)."""
 
 
 class Rectangles(NamedTuple):
-    """Rectangle i is heights[i] rows of widths[i] bytes, whose starts are a pitch apart on either side.
+    """2-D copies. Copy i moves heights[i] rows of widths[i] bytes; on each side the rows start a pitch apart.
 
     The columns are addresses and bytes, uint64 and C-contiguous. A rectangle of one row is flat: its
     pitches are its width, which may be more than `MAX_PITCH`, so a device copies it as plain bytes.
@@ -49,7 +49,7 @@ class Rectangles(NamedTuple):
 
 
 class Fragments(NamedTuple):
-    """Fragment i is sizes[i] contiguous bytes. The columns are addresses and bytes, uint64 and
+    """Contiguous copies. Copy i moves sizes[i] bytes. The columns are addresses and bytes, uint64 and
     C-contiguous."""
 
     sources: NDArray[np.uint64]
@@ -58,16 +58,17 @@ class Fragments(NamedTuple):
 
 
 class CopyShape(NamedTuple):
-    """What `PathTable.choose(direction, *shape)` needs to know about a copy."""
+    """The arguments of `PathTable.choose` that describe a copy."""
 
     fragment_bytes: int
-    """Mean size of a fragment."""
+    """Mean size of a fragment (bytes)."""
     fragments: int
     rectangles: int
 
 
 def shape(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> CopyShape:
-    """The shape of the copy that `rectangles` and `fragments` would plan, in a small part of their time."""
+    """Count the rectangles and fragments of a copy, much faster than `rectangles` and `fragments` plan
+    them."""
     layout = joined(layout)
     counts = _runs(layout, device_blocks, host_blocks).counts
     pairs, rectangles = int(counts.sum()), int(np.minimum.outer(_bands(layout).heights, counts).sum())
@@ -78,14 +79,14 @@ def shape(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) ->
 def rectangles(
     layout: MemoryLayout, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
 ) -> Rectangles:
-    """The copy of checked pairs as a few rectangles."""
+    """Plan the copy of checked pairs as a few rectangles."""
     layout = joined(layout)
     return run_rectangles(layout, direction, _runs(layout, device_blocks, host_blocks))
 
 
 def run_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) -> Rectangles:
-    """As `rectangles`, for pairs that are merged already. A pitch may be larger than `MAX_PITCH`; then the
-    result serves `fragments`, but no 2-D copy."""
+    """Plan the copy of pairs that are merged into runs. A pitch may be larger than `MAX_PITCH`; then the
+    result can be passed to `fragments`, but not copied in 2-D."""
     if layout.is_dense:
         return _flat_rectangles(layout, direction, runs)
     tensors = _columns(layout)
@@ -106,7 +107,7 @@ def run_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) 
 
 
 def _flat_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns) -> Rectangles:
-    """The rectangles of runs that are contiguous on both sides."""
+    """Return one flat rectangle for each run, which must be contiguous on both sides."""
     rows, host_rows = layout.tensors[0], layout.host
     device = (rows.address + runs.device_blocks * rows.stride).view(np.uint64)
     host = (host_rows.address + runs.host_blocks * host_rows.stride).view(np.uint64)
@@ -116,7 +117,7 @@ def _flat_rectangles(layout: MemoryLayout, direction: Direction, runs: BlockRuns
 
 
 def fragments(rectangles: Rectangles) -> Fragments:
-    """Each row of the rectangles as a fragment."""
+    """Return each row of the rectangles as a fragment."""
     if bool((rectangles.heights == 1).all()):
         return Fragments(rectangles.sources, rectangles.targets, rectangles.widths)
     heights = rectangles.heights.view(np.int64)
@@ -131,7 +132,8 @@ def fragments(rectangles: Rectangles) -> Fragments:
 
 @lru_cache(maxsize=16)
 def joined(layout: MemoryLayout) -> MemoryLayout:
-    """The same bytes in as few tensors as possible: neighbours in every block, on both sides, become one."""
+    """Return the same bytes in fewer tensors: tensors that are adjacent in every block, on both sides, are
+    merged."""
     tensors, offsets = [layout.tensors[0]], [layout.offsets[0]]
     for rows, offset in zip(layout.tensors[1:], layout.offsets[1:]):
         last = tensors[-1]
@@ -145,7 +147,7 @@ def joined(layout: MemoryLayout) -> MemoryLayout:
 
 
 class _TensorColumns(NamedTuple):
-    """The tensors of a layout as columns. host_addresses: of their parts of host block 0."""
+    """The tensors of a layout as columns. host_addresses: address of each tensor's part of host block 0."""
 
     addresses: NDArray[np.int64]
     strides: NDArray[np.int64]
@@ -162,10 +164,10 @@ def _columns(layout: MemoryLayout) -> _TensorColumns:
 
 
 class _TensorBands(NamedTuple):
-    """Band i is heights[i] tensors from firsts[i] on, which differ only in their addresses, by pitches[i]
-    each, and in their places in a row of the host, by host_pitches[i] each.
+    """Groups of consecutive tensors at even distances, so that one block of a band is one rectangle.
 
-    So one block of a band is a rectangle, with these pitches.
+    Band i is heights[i] tensors from tensor firsts[i] on. They are equal except that their addresses are
+    pitches[i] bytes apart, and their parts in a row of the host host_pitches[i] bytes.
     """
 
     firsts: NDArray[np.int64]
@@ -178,8 +180,8 @@ class _TensorBands(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _bands(layout: MemoryLayout) -> _TensorBands:
-    """The tensors in as few bands as possible. Each band takes all it can: the rest of a cut band is a band
-    too."""
+    """Group the tensors into as few bands as possible. Extending each band as far as it fits is optimal,
+    because any part of a band is a band, too."""
     first = layout.tensors[0].row_bytes
     firsts, heights, pitches, of_tensors = [0], [1], [(first, first)], [0]
     tensors = list(zip(layout.tensors, layout.offsets))
@@ -200,7 +202,8 @@ def _bands(layout: MemoryLayout) -> _TensorBands:
 
 
 class _RectangleCorners(NamedTuple):
-    """Rectangle i before it has addresses: it starts at a block of a tensor, and has heights[i] rows."""
+    """Rectangles before their addresses are computed. Rectangle i starts at a block of a tensor, and has
+    heights[i] rows."""
 
     tensors: NDArray[np.int64]
     device_blocks: NDArray[np.int64]
@@ -211,7 +214,8 @@ class _RectangleCorners(NamedTuple):
 
 
 def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
-    """For each band and run the smaller number of rectangles: one for each tensor, or one for each block."""
+    """Cut each run, band by band, into one rectangle for each tensor or one for each block: whichever are
+    fewer."""
     tensors, bands = _columns(layout), _bands(layout)
     by_block = np.greater.outer(bands.heights, runs.counts)
     tensor, run = np.nonzero(~by_block[bands.of_tensors])
@@ -240,7 +244,7 @@ def _corners(layout: MemoryLayout, runs: BlockRuns) -> _RectangleCorners:
 
 
 def _runs(layout: MemoryLayout, device_blocks: IdArray, host_blocks: IdArray) -> BlockRuns:
-    """The runs of the pairs. Each pair is its own run if rows are further apart than a pitch may be."""
+    """Merge pairs into runs. If rows are further apart than `MAX_PITCH`, each pair is a run of its own."""
     device, host = np.asarray(device_blocks, np.int64), np.asarray(host_blocks, np.int64)
     if _widest(layout) > MAX_PITCH and not layout.is_dense:
         return BlockRuns(device, host, np.ones(len(host), np.int64))
@@ -253,7 +257,7 @@ def _widest(layout: MemoryLayout) -> int:
 
 
 def spread(counts: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each thing i repeated counts[i] times: for each repetition which thing it is, and its number from 0
-    on."""
+    """Repeat each index i counts[i] times. Returns the indices, and the number of each repetition from 0 on:
+    counts [2, 3] give [0, 0, 1, 1, 1] and [0, 1, 0, 1, 2]."""
     of = np.repeat(np.arange(len(counts)), counts)
     return of, np.arange(len(of)) - np.repeat(np.cumsum(counts) - counts, counts)

@@ -1,4 +1,4 @@
-"""The host engine: threads that copy bytes between two pools in host memory."""
+"""The copy engine whose threads copy between two pools in host memory."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from kvsm.ids import IdArray
 
 
 class HostCopyEngine(ThreadedCopyEngine):
-    """A `CopyEngine` between two pools in host memory; `NumpyPools` says what a pool may be, and
-    what `offsets` are.
+    """A `CopyEngine` between two pools in host memory.
+
+    device, host, offsets: as in `NumpyPools`.
+    threads: number of copying threads.
 
     Raises `ConfigError`.
     """

@@ -1,20 +1,20 @@
 """Where the bytes of a block are, in the tensors of the device pool and in the host pool.
 
-The device pool is one or more tensors, each `[num_blocks, block_bytes]` by stride: one for each layer for
-example, or one for each storage that several KV cache groups share. Block b is row b of each tensor. On the
-host a block is one row with the parts of all tensors one after another (block-major), so that what is
-loaded together is stored together.
+The device pool is one or more tensors of shape `[num_blocks, block_bytes]`, perhaps strided: for example one
+for each layer, or one for each storage that several KV cache groups share. Block b is row b of each tensor.
+On the host a block is one row with the parts of all tensors one after another (block-major), so that the
+parts that are copied together are contiguous.
 
     device   tensor 0   | 0:b0 | 0:b1 | 0:b2 | ...        host   | 0:b7 1:b7 | 0:b2 1:b2 | ...
              tensor 1   | 1:b0 | 1:b1 | 1:b2 | ...                  block 0     block 1
 
-The parts may also lie elsewhere in the row of the host (`offsets`), with gaps that hold parts of other ranks:
+With `offsets` the parts have other places in the host row, and the gaps hold the parts of other ranks:
 
     host     | 0:b7 of rank 0 | 0:b7 of rank 1 | 1:b7 of rank 0 | 1:b7 of rank 1 |
 
 Groups with blocks of different sizes may share a storage: their tensors start at the same byte and have the
-same stride. Then only the tensor with the longest rows is copied. A block belongs to one group at a time,
-so the bytes behind a shorter row are copied for nothing, and nobody uses them.
+same stride. Then only the tensor with the longest rows is copied. A block belongs to one group at a time; if
+its row is a shorter one, the bytes behind it are copied but never used.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from kvsm.errors import ConfigError
 
 
 class MemoryRows(NamedTuple):
-    """Memory in regular pieces. Row b is `row_bytes` bytes, starting at address + b * stride."""
+    """Rows of memory at even distances. Row b is `row_bytes` bytes from address + b * stride on."""
 
     address: int
     stride: int
@@ -38,7 +38,7 @@ class MemoryRows(NamedTuple):
 
     @property
     def end(self) -> int:
-        """The address after the last byte."""
+        """The address behind the last byte."""
         if not self.num_rows:
             return self.address
         return self.address + (self.num_rows - 1) * self.stride + self.row_bytes
@@ -62,7 +62,7 @@ class MemoryLayout:
 
     @cached_property
     def _hash(self) -> int:
-        """Kept, because what follows from a layout is looked up by it for each copy."""
+        """Cached, because each copy looks up its plan in caches whose key is the layout."""
         return hash((self.tensors, self.host, self.offsets))
 
     @property
@@ -75,33 +75,33 @@ class MemoryLayout:
 
     @cached_property
     def block_bytes(self) -> int:
-        """Bytes of one block, all its parts together."""
+        """Bytes of one block, summed over its parts."""
         return sum(rows.row_bytes for rows in self.tensors)
 
     @property
     def is_dense(self) -> bool:
-        """Whether consecutive blocks are contiguous on both sides. With two tensors they never are, because
-        their parts share a row of the host."""
+        """Whether consecutive blocks are contiguous on both sides. This takes a single tensor: with two, the
+        parts of one tensor are not contiguous on the host."""
         return self.tensors[0].stride == self.tensors[0].row_bytes == self.host.stride
 
 
 def tensors_of(pool: Any | Sequence[Any]) -> list[Any]:
-    """The tensors of a device pool that is given as several tensors, or as its only one."""
+    """Return the tensors of a device pool, given as a sequence of tensors or as one tensor."""
     return list(pool) if isinstance(pool, list | tuple) else [pool]
 
 
 def rows_of(name: str, pool: Any) -> MemoryRows:
-    """The rows of a numpy array or a torch tensor. Raises `ConfigError`."""
+    """Return the rows of a 2-D numpy array or torch tensor. Raises `ConfigError`. name: for the error."""
     if not hasattr(pool, "ndim") or not (hasattr(pool, "data_ptr") or hasattr(pool, "ctypes")):
         raise ConfigError(f"{name} is a {type(pool).__name__}; give a numpy array or a torch tensor")
     if pool.ndim != 2:
         raise ConfigError(f"{name} is {pool.ndim}-D; it must be 2-D, [blocks, block_bytes]")
     item_bytes = int(pool.itemsize)
     if hasattr(pool, "data_ptr"):
-        address, strides = int(pool.data_ptr()), [one * item_bytes for one in pool.stride()]
+        address, strides = int(pool.data_ptr()), [stride * item_bytes for stride in pool.stride()]
     else:
         address, strides = int(pool.ctypes.data), list(pool.strides)
-    count, items = (int(one) for one in pool.shape)
+    count, items = map(int, pool.shape)
     if not items:
         raise ConfigError(f"{name} has rows of 0 bytes; they need at least 1")
     row_bytes = items * item_bytes
@@ -115,10 +115,10 @@ def rows_of(name: str, pool: Any) -> MemoryRows:
 def make_layout(
     tensors: Sequence[Any], host: Any, offsets: Sequence[int] | None = None
 ) -> tuple[MemoryLayout, tuple[int, ...]]:
-    """The layout of these pools, and the places of the tensors that it uses: tensors that are part of
-    another one are left out.
+    """Return the layout of these pools, and the indices of the tensors in it: a tensor that is part of
+    another tensor is left out.
 
-    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
+    offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
     Raises `ConfigError`.
     """
     rows, places = _device_rows(tensors)
@@ -138,7 +138,7 @@ def make_layout(
 
 
 def _check_offsets(rows: Sequence[MemoryRows], offsets: Sequence[int], row_bytes: int) -> None:
-    """Refuse parts that leave a row of the host pool, or that share bytes of it."""
+    """Refuse parts that overlap, or that exceed a row of the host pool."""
     end = 0
     for offset, length in sorted((offset, one.row_bytes) for offset, one in zip(offsets, rows)):
         if offset < end or offset + length > row_bytes:
@@ -150,29 +150,29 @@ def _check_offsets(rows: Sequence[MemoryRows], offsets: Sequence[int], row_bytes
 
 
 def block_bytes_of(tensors: Sequence[Any]) -> int:
-    """How many bytes a row of the host pool needs for these tensors. Raises `ConfigError`."""
+    """Return how many bytes a row of the host pool needs for these tensors. Raises `ConfigError`."""
     rows, places = _device_rows(tensors)
     return sum(rows[place].row_bytes for place in places)
 
 
 def _device_rows(tensors: Sequence[Any]) -> tuple[list[MemoryRows], tuple[int, ...]]:
-    """The rows of each tensor, and the places of the tensors that are not part of another one."""
+    """Return the rows of each tensor, and the indices of the tensors that are not part of another tensor."""
     if not tensors:
         raise ConfigError("the device pool has no tensors; register at least one")
     rows = [rows_of(f"device tensor {place}", tensor) for place, tensor in enumerate(tensors)]
-    for place, one in enumerate(rows):
-        if one.num_rows != rows[0].num_rows:
+    for place, found in enumerate(rows):
+        if found.num_rows != rows[0].num_rows:
             raise ConfigError(
-                f"device tensor {place} has {one.num_rows} blocks, tensor 0 has {rows[0].num_rows}; "
+                f"device tensor {place} has {found.num_rows} blocks, tensor 0 has {rows[0].num_rows}; "
                 "a block is one row of each of them"
             )
     return rows, _distinct(rows)
 
 
 def _distinct(rows: Sequence[MemoryRows]) -> tuple[int, ...]:
-    """The places of rows that are not part of other ones, in the given order. Raises `ConfigError` for rows
-    that overlap in any other way."""
-    # Longest first, so that a shorter one finds the one it is part of.
+    """Return the indices of tensors that are not part of another tensor, in the given order. Raises
+    `ConfigError` for tensors that overlap in any other way."""
+    # Longest rows first: a tensor can only be part of a tensor that comes earlier.
     kept: list[int] = []
     for place in sorted(range(len(rows)), key=lambda place: (-rows[place].row_bytes, place)):
         if not any(_is_part(rows[place], rows[other]) for other in kept):
@@ -194,8 +194,8 @@ def _is_part(one: MemoryRows, other: MemoryRows) -> bool:
 
 
 def _overlap(one: MemoryRows, other: MemoryRows) -> bool:
-    """Whether a row of one shares a byte with a row of the other; with different strides, whether it
-    could."""
+    """Whether a row of `one` shares a byte with a row of `other`. True for all rows with different strides
+    in the same range of addresses."""
     if one.end <= other.address or other.end <= one.address:
         return False
     if one.stride != other.stride:

@@ -1,4 +1,4 @@
-"""The pairs of a job: checked before any of them is copied, and merged into runs that are copied as one."""
+"""Checks the block pairs of a job before the copy, and merges consecutive pairs into runs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from kvsm.ids import IdArray
 
 
 class BlockRuns(NamedTuple):
-    """Run i is counts[i] device blocks from device_blocks[i] on, and as many host blocks from
-    host_blocks[i] on."""
+    """Runs of consecutive pairs. Run i is counts[i] pairs: device blocks from device_blocks[i] on, and host
+    blocks from host_blocks[i] on."""
 
     device_blocks: NDArray[np.int64]
     host_blocks: NDArray[np.int64]
@@ -23,11 +23,10 @@ class BlockRuns(NamedTuple):
 
 
 def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64]) -> BlockRuns:
-    """The pairs of a job in the order of their host blocks, with pairs merged that are consecutive on both
-    sides.
+    """Sort pairs by host block, and merge those that are consecutive on both sides.
 
-    Sorting finds runs that a job lists backwards, as caches do that free a request's tail first. If the host
-    blocks are distinct, no two of the runs can be merged further.
+    Sorting finds runs that a job lists backwards, as caches do that free a request's last blocks first. If
+    the host blocks are distinct, no two of the runs can be merged further.
     """
     order = np.argsort(host_blocks, kind="stable")
     device_blocks, host_blocks = device_blocks[order], host_blocks[order]
@@ -39,7 +38,8 @@ def merge_runs(device_blocks: NDArray[np.int64], host_blocks: NDArray[np.int64])
 
 
 def checked_pairs(job: TransferJob, num_device_blocks: int, num_host_blocks: int) -> tuple[IdArray, IdArray]:
-    """The device blocks and host blocks of a job. Raises `TransferFailed` if it cannot be carried out."""
+    """Return the device blocks and the host blocks of a job. Raises `TransferFailed` if an id is outside its
+    pool or a target is used twice."""
     what = f"{job.direction.name.lower()} {job.transfer}"
     try:
         device_blocks, host_blocks = job.pairs()
@@ -54,7 +54,8 @@ def checked_pairs(job: TransferJob, num_device_blocks: int, num_host_blocks: int
 
 
 def _check_ids(what: str, ids: IdArray, limit: int, distinct: bool) -> None:
-    """Refuse an id that is doubled or outside the pool. (numpy would count a negative one from the end.)"""
+    """Refuse ids outside the pool (numpy would count a negative id from the end), and duplicates if
+    `distinct`."""
     if not len(ids):
         return
     if isinstance(ids, tuple):

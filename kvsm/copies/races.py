@@ -1,19 +1,20 @@
-"""Finds two accesses to the same memory, one of them a write, that nothing orders: the order of copies (S12).
+"""A race detector: finds two unordered accesses to one location, at least one a write (order of copies, S12).
 
-An actor does one thing after another: a stream of a device, a thread of the host. Each actor has a vector
-clock: how many operations of every actor are certainly over when its next one begins. An operation gets its
-clock when it is queued, from what orders it: the operation before it in its stream, what its caller knew, the
-events that its stream waits for. Its accesses are told when it runs. Two accesses race if neither operation's
-clock counts the other operation, in whatever order they ran. So one schedule shows the races of all schedules
-with the same calls. (The clocks are Lamport's, Fidge's and Mattern's. Keeping only the last write of a place
-and the reads since then is Flanagan and Freund's FastTrack.)
+An actor executes its operations in order: a stream of a device, or a thread of the host. Each actor has a
+vector clock: for every actor, the number of operations that are certainly over when its own next operation
+begins. An operation gets its clock when it is queued: from the operation before it in its stream, the clock
+of the calling thread, and the events that its stream waits for. Its accesses are reported when it runs. Two
+accesses race if neither operation's clock includes the other operation, whichever ran first. So a single
+schedule reveals the races of all schedules with the same calls. (The clocks are Lamport's, Fidge's and
+Mattern's. Keeping only the last write of a location and the reads since then is Flanagan and Freund's
+FastTrack.)
 
-Verified: among the accesses that it was told, no two to one place are unordered with a write among them. The
-parts of a batch are unordered among themselves.
+Verified: no two reported accesses to one location are unordered, unless both are reads. The parts of a batch
+are unordered among themselves.
 
-Not verified: accesses that it was not told; whether bytes are right (the order may be the wrong one: a store
-before the compute that it was meant for); calls of another run, in which `poll` answered differently; and
-further races at a place after its first one.
+Not verified: accesses that are not reported; whether bytes are right (accesses may be ordered the wrong way
+round: a store before the compute whose result it should copy); runs with other calls, in which `poll`
+returned other results; and further races at a location after its first race.
 """
 
 from __future__ import annotations
@@ -22,14 +23,15 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 Clock = dict[int, int]
-"""For each actor, by its index, how many of its operations are over; without actors that have none."""
+"""Index of an actor -> number of its operations that are over. An absent actor has 0."""
 
 Location = tuple[str, int]
-"""A place in memory that is accessed as a whole: what it is, and which one. Two locations share no byte."""
+"""Memory that is accessed as a whole: its kind, such as "host block", and its number. Locations do not
+overlap."""
 
 
 class Race(NamedTuple):
-    """Two unordered accesses to a location, in the order in which they happened to run."""
+    """Two unordered accesses to a location, in the order in which they ran."""
 
     location: Location
     first: str
@@ -41,7 +43,7 @@ class Race(NamedTuple):
 
 
 class Actor:
-    """Does its operations one after another. `clock`: what is over when its next one begins."""
+    """A stream or a thread. `clock`: the operations that are over when its next operation begins."""
 
     __slots__ = ("clock", "index", "name")
 
@@ -50,7 +52,7 @@ class Actor:
         self.clock: Clock = {}
 
     def learn(self, clock: Clock) -> None:
-        """What is queued here from now on happens after everything that this clock counts."""
+        """Order all later operations of this actor after the operations that `clock` counts."""
         own = self.clock
         for actor, number in clock.items():
             if number > own.get(actor, 0):
@@ -58,10 +60,10 @@ class Actor:
 
 
 class ClockedOperation:
-    """The `number`th thing that an actor does. Make it when it is queued.
+    """One operation of an actor, with its vector clock. Create it when the operation is queued.
 
-    name: for people.
-    is_batch: whether its own accesses are unordered too.
+    name: for messages.
+    is_batch: whether the operation's own accesses are unordered among themselves.
     """
 
     __slots__ = ("actor", "clock", "name", "number")
@@ -75,12 +77,12 @@ class ClockedOperation:
             self.clock[self.actor] = self.number
 
     def is_before(self, other: ClockedOperation) -> bool:
-        """Whether the other one can begin only after this one is over."""
+        """Whether `other` can begin only after this operation is over."""
         return self.number <= other.clock.get(self.actor, 0)
 
 
 class _Accesses:
-    """The last write to a location, and the last read of each actor since then."""
+    """The last write to a location, and each actor's last read since that write."""
 
     __slots__ = ("reads", "write")
 
@@ -90,7 +92,7 @@ class _Accesses:
 
 
 class RaceDetector:
-    """Hears of all accesses. `races`: the races that were found, oldest first."""
+    """Checks all reported accesses. `races`: the races found, oldest first."""
 
     def __init__(self) -> None:
         self.races: list[Race] = []
@@ -98,19 +100,19 @@ class RaceDetector:
         self._accesses: dict[Location, _Accesses] = {}
 
     def new_actor(self, name: str) -> Actor:
-        """An actor with a clock of its own."""
+        """Return a new actor with an empty clock."""
         self._actors += 1
         return Actor(name, self._actors)
 
     def reads(self, operation: ClockedOperation, location: Location) -> None:
-        """The operation reads this location now."""
+        """Report that the operation reads this location now."""
         accesses = self._accesses_of(location)
         if accesses.write is not None and not accesses.write.is_before(operation):
             self._found(location, accesses.write, "writes", operation, "reads")
         accesses.reads[operation.actor] = operation
 
     def writes(self, operation: ClockedOperation, location: Location) -> None:
-        """The operation writes this location now."""
+        """Report that the operation writes this location now."""
         accesses = self._accesses_of(location)
         if accesses.write is not None and not accesses.write.is_before(operation):
             self._found(location, accesses.write, "writes", operation, "writes")
@@ -122,14 +124,14 @@ class RaceDetector:
     def accesses(
         self, operation: ClockedOperation, what: str, reads: Iterable[int], writes: Iterable[int]
     ) -> None:
-        """The operation reads and then writes these locations of one kind now."""
-        for which in reads:
-            self.reads(operation, (what, which))
-        for which in writes:
-            self.writes(operation, (what, which))
+        """Report that the operation reads, and then writes, these locations of kind `what` now."""
+        for number in reads:
+            self.reads(operation, (what, number))
+        for number in writes:
+            self.writes(operation, (what, number))
 
     def forget(self, location: Location) -> None:
-        """The location does not exist any more."""
+        """Drop a location whose memory was freed."""
         self._accesses.pop(location, None)
 
     def _accesses_of(self, location: Location) -> _Accesses:

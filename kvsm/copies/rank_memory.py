@@ -1,29 +1,29 @@
-"""The two memories of one rank as numpy arrays, and the copy between them.
+"""The device pool and the host pool of one rank as numpy arrays, and the copy between them.
 
-The copy has three forms, because threads that copy share the interpreter's lock with the thread that decides;
-`vectored.py` says what that costs.
+There are three ways to copy, because the copying threads and the scheduling thread share the interpreter's
+lock (GIL); `vectored.py` explains the cost.
 
 ====================  ==================================  ===========================================
-runs, on average      form                                why
+mean run length       way                                 why
 ====================  ==================================  ===========================================
-256 KiB and longer,   one slice assignment for each run,  each byte moves once: full bandwidth. When another
-or up to four runs    while that is quick; then the rest  thread keeps the lock, the rest takes it once
-                      as below                            instead of once a run
-12 KiB and longer     all in one `process_vm_readv`       each byte moves once, and the lock is taken once;
+256 KiB and longer,   one slice assignment for each run   each byte moves once: full bandwidth. If another
+or up to four runs    until it falls behind its pace;     thread holds the GIL, the rest takes the GIL
+                      the rest as below                   once, not once for each run
+12 KiB and longer     all in one `process_vm_readv`       each byte moves once, and the GIL is taken once;
                                                           but the kernel looks up each page
 shorter               one indexed assignment for each     each byte moves twice, but a block costs less
                       tensor                              than the 1 us of a statement or of the kernel
 ====================  ==================================  ===========================================
 
-If that call is refused, and for short rows in long runs, runs from 12 KiB on are copied by slices while
-that is quick, and the rest by indices.
+Where `process_vm_readv` is refused or the rows of a tensor are short, runs of 12 KiB and longer are copied by
+slices until those fall behind their pace, and the rest by indices.
 
-Measured on 2 cores, random blocks, pieces of 16 MiB, medians in GB/s. The second figure is the share of
-slices of 16 MiB of contiguous memory, which reached 10.3 with one thread and 15.8 with two. Small pages
-have 4 KiB.
+Measured on 2 cores with random blocks in pieces of 16 MiB; medians in GB/s. The second figure is the ratio to
+slice assignments of 16 MiB of contiguous memory, which reached 10.3 GB/s with one thread and 15.8 with two.
+Small pages have 4 KiB.
 
 =========  ==========  ===========  ======================  ============================
-blocks of  one thread  two threads  one, with small pages   two beside a busy Python one
+block      one thread  two threads  one, with small pages   two, and a busy Python one
 =========  ==========  ===========  ======================  ============================
 4 KiB      3.8  0.37   6.3  0.40    2.9  0.30               0.6
 16 KiB     5.7  0.57   9.0  0.56    4.3  0.44               0.8
@@ -31,8 +31,8 @@ blocks of  one thread  two threads  one, with small pages   two beside a busy Py
 1 MiB      13.0 1.24   14.3 0.88    11.6 1.21               1.9
 =========  ==========  ===========  ======================  ============================
 
-Slices of 64 KiB are as fast with large pages, twice as fast with small ones by one thread (10.0), and a
-hundred times slower beside a busy thread (0.03).
+Slice assignments of 64 KiB are as fast with large pages, twice as fast with small pages and one thread
+(10.0 GB/s), and a hundred times slower next to a busy Python thread (0.03 GB/s).
 """
 
 from __future__ import annotations
@@ -53,31 +53,29 @@ from kvsm.events import Direction
 from kvsm.ids import IdArray
 
 LONG_BYTES = 12 << 10
-"""Least mean length for which a statement for each run, or a fragment for each row, pays."""
+"""Least mean length for which a statement for each run, or a fragment for each row, is worth its cost."""
 
 FEW_RUNS = 4
-"""This many statements wait for the lock no longer than one call and its planning take."""
+"""Up to this many slice assignments wait for the GIL no longer than it takes to plan and make one call of
+`process_vm_readv`."""
 
 SLICED_BYTES = 256 << 10
-"""Least mean length for which copying threads may take the lock for each run without holding each other
-up.
-"""
+"""Least mean length for which copying threads can take the GIL for each run without delaying each other."""
 
 PATIENCE_SECONDS = 0.004
-"""How far copying by slices may fall behind its pace. One wait for the lock takes 5 ms."""
+"""How far slice assignments may fall behind their pace. One wait for a busy GIL takes 5 ms."""
 
 PACE_BYTES_PER_SECOND = 2e9
-"""The pace of one thread. Memory is faster; copying 12 KiB and then waiting for the lock is slower."""
+"""The expected pace of one thread: slower than memory, and faster than 12 KiB for each wait for the GIL."""
 
 
 class NumpyPools:
-    """Device pool and host pool of one rank; `layout` says where the blocks are.
+    """Device pool and host pool of one rank. `layout`: the addresses of the blocks.
 
-    device: the tensors of the device pool, or its only one: numpy arrays, or torch CPU tensors, which are
-        viewed
-    without copying.
-    host: the host pool, likewise.
-    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
+    device: the tensors of the device pool, or a single tensor: 2-D numpy arrays, or torch CPU tensors, which
+        are viewed without copying.
+    host: the host pool: an array or a tensor, too.
+    offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
 
     Raises `ConfigError`.
     """
@@ -95,16 +93,16 @@ class NumpyPools:
         self._vectored = are_long and reaches((*self.layout.tensors, self.layout.host))
 
     def copy(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
-        """Copy checked pairs now.
+        """Copy checked pairs, and return when they are copied.
 
-        Raises `TransferFailed` if the targets are read-only; nothing is copied then. After an error of
-        numpy or of the system the targets may hold part of the bytes.
+        Raises `TransferFailed`, with nothing copied, if the targets are read-only. After an error of numpy
+        or of the system the targets may hold part of the bytes.
         """
         if not len(host_blocks):
             return
         to_host = direction is Direction.STORE
         targets = self.host if to_host else self.device
-        if not all(one.flags.writeable for one in targets):
+        if not all(target.flags.writeable for target in targets):
             raise TransferFailed(
                 f"the {'host' if to_host else 'device'} pool is read-only; give a writable one"
             )
@@ -126,7 +124,7 @@ class NumpyPools:
             self._copy_indexed(to_host, *pairs)
 
     def _copy_while_quick(self, to_host: bool, runs: BlockRuns) -> BlockRuns:
-        """Copy run by run as long as that keeps its pace. Returns the runs that are left."""
+        """Copy run by run until that falls behind its pace. Returns the runs that are left."""
         sources, targets = (self.device, self.host) if to_host else (self.host, self.device)
         tensors = list(zip(targets, sources))
         heads = (runs.host_blocks, runs.device_blocks) if to_host else (runs.device_blocks, runs.host_blocks)
@@ -152,14 +150,14 @@ class NumpyPools:
 
 
 def _places(heads: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterable[int | slice]:
-    """The index that numpy takes for each run. A number is quicker than a slice of length one."""
+    """Return the numpy index of each run: a slice, or the faster plain number if all runs have one block."""
     if (counts == 1).all():
         return heads.tolist()  # type: ignore[no-any-return]
     return map(slice, heads.tolist(), (heads + counts).tolist())
 
 
 def _as_bytes(name: str, pool: Any) -> NDArray[np.uint8]:
-    """View an array or torch tensor as numpy bytes. A tensor may have a type that numpy lacks."""
+    """View an array or a torch tensor as numpy bytes. A tensor may have a dtype that numpy lacks."""
     try:
         if not isinstance(pool, np.ndarray):
             import torch  # needed only for a tensor

@@ -1,18 +1,17 @@
-"""Ranks that hold the same bytes, and keep them in one host pool.
+"""A copy engine for ranks that hold the same KV bytes and share one host pool.
 
 The KV cache of some models is the same on several ranks: with latent attention (MLA), or with fewer KV heads
-than ranks. Such ranks are replicas. Their host pool has one row for a block, and each of them loads it. A
-store writes each row once: every replica gets the same job, and copies its own part of it. The parts are
-equal and consecutive, so that runs of blocks stay together.
+than ranks. Such ranks are replicas. Their host pool has one row for a block, and each replica loads that row.
+A store writes each row once: every replica gets the same job, and copies its own part of the blocks. The
+parts are of equal size and consecutive, so that runs of blocks stay together.
 
 Why this is safe:
 
 - **A load reads what was stored.** A transfer ends when every rank has reported it (publish after commit,
-  S2). So no load of a block is planned on any rank before its writer has ended the store.
-- **A failure counts.** A writer that fails reports its store as failed, and the store has failed for all
-  ranks.
+  S2). So no load of a block is planned on any rank before the replica that writes it has ended the store.
+- **A failure counts for all.** If one replica reports its part as failed, the store fails for all ranks.
 - **A row is not overwritten while it is read.** Its slot is free again when every rank has reported the load
-  (no reuse in flight, S3). A slot of a copy that was given up is never used again.
+  (no reuse in flight, S3). The slot of a copy that was given up is never used again.
 """
 
 from __future__ import annotations
@@ -30,13 +29,14 @@ from kvsm.ids import pack
 
 
 class ReplicaCopyEngine(WrappedCopyEngine):
-    """A `CopyEngine` over another one, for one of several ranks that share their host blocks.
+    """A `CopyEngine` that wraps another one, for one of several ranks with a shared host pool.
 
-    engine: the one below. Its host pool is the shared one.
-    replicas: how many ranks share it.
-    number: of this one, from 0.
+    engine: the wrapped engine. Its host pool is the shared one. It gets an invalid job unchanged, so that all
+        replicas refuse it.
+    replicas: number of ranks that share the host pool.
+    number: index of this replica, from 0.
 
-    A job that cannot be right is passed on whole, so that all replicas refuse it. Raises `ConfigError`.
+    Raises `ConfigError`.
     """
 
     def __init__(self, engine: CopyEngine, replicas: int, number: int) -> None:
@@ -49,7 +49,7 @@ class ReplicaCopyEngine(WrappedCopyEngine):
         self._engine.submit(self._part(job) if job.direction is Direction.STORE else job, after)
 
     def _part(self, job: TransferJob) -> TransferJob:
-        """What this replica writes of a store."""
+        """Return the part of a store that this replica writes."""
         try:
             devices, hosts = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
         except TransferFailed:

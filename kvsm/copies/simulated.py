@@ -1,26 +1,27 @@
-"""A device on which everything happens as late, and in whatever order, as a chooser says.
+"""A simulated device with streams: a chooser decides when, and in which order, everything happens.
 
-Nothing here has a thread or a clock. What a GPU and a submitting thread would do by themselves are steps, run
-one at a time: the next call of a submitter, and the work at the head of each stream.
+There are no threads and no clock. All that a GPU and a submitting thread would do by themselves are steps,
+run one at a time: the next call of a submitter, or the work at the head of a stream.
 
 =============  ==================================================================================
 step           what it does
 =============  ==================================================================================
 call           the submitter runs its oldest call
-kernel         does everything that it does to the memory
-piece          copies a part of a transfer; the parts come in any order, and read their ids only then
+kernel         does all its accesses to memory
+piece          copies a part of a transfer; the parts run in any order, and each reads its ids then
 failure        ends a copy as failed; the rest of it is never copied
 event          is recorded, and done from now on
 =============  ==================================================================================
 
-A wait is not a step: it keeps the work behind it from being one. Streams are in order, and otherwise
-independent of each other, as on hardware. A chooser is a function from n to one of n possible steps: a seeded
-generator, Hypothesis, a search through all schedules. A race detector hears of every access. It sees what is
-unordered even if the bytes came out right; `races.py` says what it does not see.
+A wait is not a step: it makes the work behind it impossible until its event is recorded. Each stream is in
+order, and independent of the others except for waits, as on hardware. A chooser is a function that gets the
+number n of possible steps and returns an index below n: a seeded generator, Hypothesis, or a search through
+all schedules. A race detector gets every access. It also finds unordered accesses whose bytes came out right;
+`races.py` says what it does not find.
 
-The ids of a copy are memory too. The device holds what `copy` returns only weakly: an engine that drops it,
-or writes into the arrays, before the copy has run has raced with the copy (B37). An array counts as one table
-with all of its views, and as written at the moment when it is given to `copy`.
+The ids of a copy are memory, too. The device holds the return value of `copy` only weakly: an engine that
+drops it, or writes into the arrays of ids, before the copy has run has raced with the copy (B37). For the
+race detector an array and all its views are one location, which is written when it is passed to `copy`.
 """
 
 from __future__ import annotations
@@ -46,18 +47,18 @@ from kvsm.ids import IdArray, listed
 from kvsm.properties import Property
 
 PIECES = 3
-"""A copy is cut into up to this many pieces."""
+"""Most pieces of a copy."""
 
 LONGEST_QUEUE = 1024
-"""Most work that is queued for compute. A further launch waits, as on hardware. Otherwise a host that waits
-for no copy would queue work without limit."""
+"""Most work items in the queue of compute. A further launch waits, as on hardware. Otherwise a host that
+waits for no copy would queue work without limit."""
 
 LONGEST_POLLS = 4
 """A transfer of a `SimulatedCopyEngine` ends within this many calls of `poll` after its submission."""
 
 
 class SimulatedStep(NamedTuple):
-    """Something that may happen next. place: which of the steps that its source offers."""
+    """A step that is possible next. place: its index among the steps of its source."""
 
     source: SimulatedStream | SimulatedSubmitter
     place: int
@@ -67,7 +68,11 @@ class SimulatedStep(NamedTuple):
 
 
 class SimulatedEvent:
-    """A `StreamEvent`. error: of the copy right before it. clock: what is over when it is done."""
+    """A `StreamEvent`.
+
+    error: the error of the copy right before it; None if there is none.
+    clock: the operations that are over once the event is done.
+    """
 
     __slots__ = ("_device", "clock", "error", "is_recorded", "name")
 
@@ -85,12 +90,12 @@ class SimulatedEvent:
         return True
 
     def synchronize(self) -> None:
-        """Run steps until it is done. Raises `PropertyBroken` (progress, S9) if it never will be."""
+        """Run steps until the event is done. Raises `PropertyBroken` (progress, S9) if it never will be."""
         self._device.run_until(self.name, self.is_over)
         self.done()
 
     def is_over(self) -> bool:
-        """Whether it is recorded. Other than `done` it raises no error of a copy."""
+        """Whether the event is recorded. Unlike `done` this raises no error of a copy."""
         self._device.check_alive()
         return self.is_recorded
 
@@ -105,11 +110,11 @@ class _QueuedWork:
         self.name = name
 
     def choices(self) -> int:
-        """How many steps it offers now. Any of them may be next."""
+        """The number of steps of this work that are possible now, in any order."""
         return 1
 
     def run(self, place: int) -> bool:
-        """Run one of them. Returns whether all of the work is over."""
+        """Run the possible step with index `place`. Returns whether all of the work is over."""
         raise NotImplementedError
 
 
@@ -148,7 +153,8 @@ class _SimulatedKernel(_QueuedWork):
 
 
 class _IdTable:
-    """The ids of a copy. locations: of its arrays. A tuple has none, because nobody can change it."""
+    """The ids of a copy. locations: those of its arrays, for the race detector. A tuple of ids has none,
+    because it cannot change."""
 
     __slots__ = ("__weakref__", "device_blocks", "host_blocks", "locations")
 
@@ -181,7 +187,7 @@ class _SimulatedCopy(_QueuedWork):
             if self._fails_now():
                 raise RuntimeError(f"{self.name} was made to fail after {self._pieces_done} pieces")
             self._copy(self._left.pop(place))
-        except Exception as error:  # as on a GPU: the next event tells, and the stream goes on
+        except Exception as error:  # as on a GPU: the next event raises it, and the stream continues
             self._stream.error = error
             return True
         self._pieces_done += 1
@@ -213,12 +219,12 @@ class SimulatedStream:
     def __init__(self, device: SimulatedDevice, name: str) -> None:
         self.device, self.name = device, f"stream {name!r}"
         self.error: Exception | None = None
-        """Of the copy that ended last, until an event has taken it."""
+        """The error of the last copy, until the next event takes it."""
         self._actor = device.detector.new_actor(self.name)
         self._queue: deque[tuple[tuple[SimulatedEvent, ...], _QueuedWork]] = deque()
-        """Work, oldest first, and the events that it waits for."""
+        """The events that each work waits for, and the work, oldest first."""
         self._awaited: tuple[SimulatedEvent, ...] = ()
-        """The events that the next work will wait for."""
+        """The events that the next queued work will wait for."""
 
     def record(self) -> SimulatedEvent:
         self._begin()
@@ -241,9 +247,9 @@ class SimulatedStream:
     ) -> None:
         """Queue a kernel.
 
-        reads, writes: the device blocks that it accesses, for the race detector.
-        action: what it does to them.
-        on_host: the host blocks that it reads and that it writes.
+        reads, writes: the device blocks that the kernel accesses, for the race detector.
+        action: called when the kernel runs.
+        on_host: the host blocks that the kernel reads, and those that it writes.
         """
         self._begin()
         operation = ClockedOperation(self._actor, f"kernel {name!r} on {self.name}")
@@ -259,7 +265,7 @@ class SimulatedStream:
 
     @property
     def backlog(self) -> int:
-        """How much work is queued. A copy may take several steps."""
+        """Number of queued work items. A copy may take several steps."""
         return len(self._queue)
 
     def copies(self) -> list[str]:
@@ -267,23 +273,23 @@ class SimulatedStream:
         return [work.name for _, work in self._queue if isinstance(work, _SimulatedCopy)]
 
     def choices(self) -> int:
-        """How many steps are possible here now."""
+        """The number of steps of this stream that are possible now."""
         if not self._queue:
             return 0
         awaited, work = self._queue[0]
         return work.choices() if all(event.is_recorded for event in awaited) else 0
 
     def run(self, place: int) -> None:
-        """Run one of the possible steps."""
+        """Run the possible step with index `place`."""
         if self._queue[0][1].run(place):
             self._queue.popleft()
 
     def described(self, place: int) -> str:
-        """A step of this stream, for people."""
+        """Describe a step of this stream for people."""
         return f"{self._queue[0][1].name}, choice {place} of {self.choices()}"
 
     def awaited(self) -> str:
-        """The events that keep this stream from going on, for people."""
+        """Name the events that this stream waits for, for people."""
         events = self._queue[0][0] if self._queue else ()
         return ", ".join(event.name for event in events if not event.is_recorded)
 
@@ -297,7 +303,7 @@ class SimulatedStream:
 
 
 class SimulatedSubmitter:
-    """A `Submitter`: a host thread. Each call is a step."""
+    """A `Submitter` that stands for a host thread. Each of its calls is a step."""
 
     def __init__(self, device: SimulatedDevice, name: str, died: Callable[[str], None]) -> None:
         self._device, self._died = device, died
@@ -310,7 +316,7 @@ class SimulatedSubmitter:
             self._calls.append((self._device.acting.clock.copy(), call))
 
     def flush(self) -> None:
-        """Run steps until all its calls have run."""
+        """Run steps until all calls of this submitter have run."""
         self._device.run_until(f"the last call of {self._actor.name}", lambda: not self._calls)
         self._device.acting.learn(self._actor.clock)
 
@@ -319,18 +325,18 @@ class SimulatedSubmitter:
         self._stopped = True
 
     def die(self, reason: str) -> None:
-        """Stop unexpectedly. Calls that have not run never will."""
+        """Simulate the death of the thread: queued calls never run."""
         self._stopped = True
         self._calls.clear()
         self._died(reason)
 
     @property
     def backlog(self) -> int:
-        """How many calls are queued."""
+        """Number of queued calls."""
         return len(self._calls)
 
     def choices(self) -> int:
-        """How many steps are possible here now."""
+        """The number of steps of this submitter that are possible now."""
         return 1 if self._calls else 0
 
     def run(self, _place: int) -> None:
@@ -347,7 +353,7 @@ class SimulatedSubmitter:
             device.acting = before
 
     def described(self, _place: int) -> str:
-        """A step of the submitter, for people."""
+        """Describe the step of this submitter for people."""
         return f"the next call of {self._actor.name}"
 
 
@@ -355,11 +361,11 @@ class SimulatedDevice:
     """A `StreamDevice` whose memory is numpy arrays (see `NumpyPools`), for one thread.
 
     device, host: the pools.
-    choose: from n to one of 0 .. n - 1, the step to run next; asked only if there is more than one.
-    pieces: a copy is cut into up to this many.
+    choose: called with the number of possible steps n > 1; returns the index of the next step, below n.
+    pieces: most pieces of a copy.
 
-    Attributes: `detector`; `submitters`; `acting`, the thread of the host whose turn it is; `failing`, for
-    each transfer that is to fail after how many pieces.
+    Attributes: `detector`; `submitters`; `acting`, the actor of the host thread that runs now; `failing`: set
+    to {transfer: pieces} to make a copy fail after so many pieces.
     """
 
     def __init__(self, device: Any, host: Any, choose: Callable[[int], int], pieces: int = PIECES) -> None:
@@ -374,7 +380,7 @@ class SimulatedDevice:
         self._streams: list[SimulatedStream] = []
         self._event_numbers, self._table_numbers = count(), count()
         self._tables: dict[int, tuple[ref[NDArray[np.int64]], Location]] = {}
-        """The arrays of ids that were seen, by their identity while they live."""
+        """`id` of each live array of block ids -> a weak reference to it, and its location."""
         self._compute = self.new_stream("compute")
 
     @property
@@ -416,8 +422,8 @@ class SimulatedDevice:
         return table
 
     def close(self) -> None:
-        """Raises `PropertyBroken` (no reuse in flight, S3) if a copy has still to touch memory: that may be
-        given back now."""
+        """Raise `PropertyBroken` (no reuse in flight, S3) if a copy is not over: its memory may be freed
+        after this call."""
         left = [copy for stream in self._streams for copy in stream.copies()]
         if left and not self._lost:
             raise PropertyBroken(
@@ -432,64 +438,68 @@ class SimulatedDevice:
         writes: Iterable[int] = (),
         action: Callable[[], object] | None = None,
     ) -> None:
-        """Queue a kernel for compute; see `SimulatedStream.launch`. Runs steps first if too much is
-        queued."""
+        """Queue a kernel on the compute stream; see `SimulatedStream.launch`. If the queue is full, run steps
+        first."""
         self.run_until(f"room for kernel {name!r}", self._has_room)
         self._compute.launch(name, reads, writes, action)
 
     def synchronize(self) -> None:
-        """Run steps until compute has done all that is queued for it."""
+        """Run steps until all queued compute is over."""
         self._compute.record().synchronize()
 
     @property
     def backlog(self) -> int:
-        """How much work is queued. A copy may take several steps."""
+        """Number of queued calls and work items. A copy may take several steps."""
         return sum(source.backlog for source in self._sources())
 
     def steps(self) -> list[SimulatedStep]:
-        """What may happen next. The order depends only on what was done before."""
+        """Return the possible steps. Their order depends only on the calls and steps so far."""
         sources = self._sources()
         return [SimulatedStep(source, place) for source in sources for place in range(source.choices())]
 
     def run(self, step: SimulatedStep) -> None:
-        """Let one of `steps()` happen."""
+        """Run one of `steps()`."""
         step.source.run(step.place)
 
     def step(self) -> bool:
-        """Let the chosen step happen. Returns False if no step is possible."""
+        """Run the step that the chooser selects. Returns False if no step is possible."""
         steps = self.steps()
         if steps:
             self.run(steps[self._choose(len(steps)) if len(steps) > 1 else 0])
         return bool(steps)
 
     def run_until(self, what: str, is_over: Callable[[], bool]) -> None:
-        """Run steps until `is_over`. Raises `PropertyBroken` (progress, S9) if no step is left."""
+        """Run steps until `is_over()`. Raises `PropertyBroken` (progress, S9) if no step is possible before.
+
+        what: names what is awaited, for the error.
+        """
         while not is_over():
             if not self.step():
                 waits = [(stream.name, stream.awaited()) for stream in self._streams]
-                told = "; ".join(f"{name} waits for {awaited}" for name, awaited in waits if awaited)
-                raise PropertyBroken(Property.PROGRESS, f"{what} never comes: {told or 'nothing is queued'}")
+                why = "; ".join(f"{name} waits for {awaited}" for name, awaited in waits if awaited)
+                raise PropertyBroken(Property.PROGRESS, f"{what} never comes: {why or 'nothing is queued'}")
 
     def lose(self, reason: str) -> None:
-        """From now on nothing touches memory, and every request to the device raises `DeviceLost`."""
+        """Lose the device: its streams touch no memory any more, and every call to it raises `DeviceLost`."""
         self._lost = reason
 
     def check_alive(self) -> None:
-        """Raises `DeviceLost` if the device is lost."""
+        """Raise `DeviceLost` if the device is lost."""
         if self._lost:
             raise DeviceLost(self._lost)
 
     def host_accesses(self, what: str, reads: Iterable[int] = (), writes: Iterable[int] = ()) -> None:
-        """The acting thread of the host reads and writes these host blocks itself, now. what: for people."""
+        """Report that the acting host thread itself reads and writes these host blocks now. what: for
+        messages."""
         operation = ClockedOperation(self.acting, f"{what} on {self.acting.name}")
         self.detector.accesses(operation, "host block", reads, writes)
 
     def new_event_name(self, stream: str) -> str:
-        """A name for the next event of a stream."""
+        """Return a unique name for the next event of a stream."""
         return f"event {next(self._event_numbers)} of {stream}"
 
     def dropped_ids(self, copy: str, transfer: int) -> Exception:
-        """The error of a copy whose ids nobody has kept until it read them. It counts as a race."""
+        """Return the error of a copy whose ids were freed before it read them, and record it as a race."""
         race = Race(("id table of transfer", transfer), "the owner that dropped it frees it", f"{copy} reads")
         self.races.append(race)
         return RuntimeError(str(race))
@@ -502,7 +512,7 @@ class SimulatedDevice:
         return self._compute.backlog < LONGEST_QUEUE
 
     def _location(self, ids: NDArray[np.int64]) -> Location:
-        """The memory of these ids. A view counts as the array that it is a view of."""
+        """Return the location of an array of ids. A view has the location of its base."""
         while isinstance(ids.base, np.ndarray):
             ids = ids.base
         identity = id(ids)
@@ -518,12 +528,12 @@ class SimulatedDevice:
 
 
 class SimulatedCopyEngine(StreamCopyEngine):
-    """A `CopyEngine` for one thread. A seed decides how far its device gets in each poll and wait, so the
-    same calls with the same seed give the same results in every process.
+    """A `CopyEngine` on a simulated device, for one thread. A seed decides which steps run in each `poll` and
+    `wait`, so the same calls with the same seed give the same results in every process.
 
     A transfer behind a mark of this engine ends within `LONGEST_POLLS` calls of `poll`. `simulated` is the
-    device. Once a race was found, each call that lets the device go on raises `PropertyBroken` (order of
-    copies, S12), because the bytes may be wrong. Results are kept for callers that go on.
+    device. After the first race, every call that runs steps raises `PropertyBroken` (order of copies, S12),
+    because the bytes may be wrong. The results stay available to callers that catch it.
     """
 
     def __init__(self, device: Any, host: Any, seed: int) -> None:
@@ -541,7 +551,7 @@ class SimulatedCopyEngine(StreamCopyEngine):
         self._polls += 1
         device = self.simulated
         if self._polls % LONGEST_POLLS:
-            # One call of the submitter becomes several steps. Up to four times as many let all of them end.
+            # A queued call leads to more steps: with 4 steps for each queued item, all of them can end.
             for _ in range(self._below(4 * device.backlog + 1)):
                 device.step()
         else:

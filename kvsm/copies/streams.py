@@ -1,7 +1,8 @@
-"""The engine of devices that have streams and events: a GPU, and the device that simulates one.
+"""The copy engine for devices with streams and events: a GPU, and the simulated device.
 
-This file decides what happens after what, and how transfers end. How bytes move is up to the device. The same
-lines run on a GPU and under the race detector of `simulated.py`. Five orders make the order of copies (S12):
+This file decides the order of copies and compute, and how transfers end. The device decides how bytes are
+copied. The same code runs on a GPU and under the race detector of `simulated.py`. Five orders make the order
+of copies (S12):
 
 ===========================  =======================================  =================================
 what                         happens after                            because
@@ -10,19 +11,21 @@ a store reads a block        compute wrote it                         the store 
                                                                       that was made after that compute
                                                                       was queued
 a load writes a block        compute of its former owner read it      the load stream waits for the mark
-compute reads a block        its load                                 the load was polled before that
-                                                                      compute was queued, or compute was
-                                                                      held (`hold_compute`)
-compute overwrites a block   its store read it                        likewise: the lease of the ledger
-a transfer touches a slot    the transfer that had it before          likewise: the states of the ledger
+compute reads a block        its load                                 the load's result was polled before
+                                                                      that compute was queued, or compute
+                                                                      was held (`hold_compute`)
+compute overwrites a block   its store read it                        likewise; the ledger's lease forbids
+                                                                      it until then
+a transfer touches a slot    the slot's previous transfer             likewise; the ledger's block states
+                                                                      forbid it until then
 ===========================  =======================================  =================================
 
-Other systems order a store behind the *end of the step* on the host's books (B02), or start a load as soon as
-its target was free there (B03). Both are wrong on a device that is a step behind its host.
+Other systems start a store when the host sees the *end of the step* (B02), or start a load as soon as its
+target is free in the host's records (B03). Both are wrong on a device that is a step behind its host.
 
-Handing a copy to a device takes time that grows with its blocks, so the caller does not do it. A submitter
-does, one transfer after another. Each direction has its own submitter: a load, for which a request waits,
-does not stand behind the descriptors of a large store.
+Queuing a copy on a device takes time that grows with its blocks. So a submitter does it, one transfer after
+another, and not the caller. Each direction has its own submitter: a load, for which a request waits, does not
+wait for the descriptors of a large store.
 """
 
 from __future__ import annotations
@@ -45,43 +48,43 @@ from kvsm.ids import IdArray, count
 
 
 class StreamEvent(Protocol):
-    """A place in a stream. It is done when everything that was queued before it is over."""
+    """A point in a stream. It is done when all work that was queued before it is over."""
 
     def done(self) -> bool:
-        """Whether it is done. Raises `DeviceLost`, or the error of a copy right before it."""
+        """Whether the event is done. Raises `DeviceLost`, or the error of a copy right before the event."""
 
     def synchronize(self) -> None:
-        """Block until it is done. Raises as `done` does."""
+        """Block until the event is done. Raises as `done` does."""
 
     def seconds_after(self, earlier: Any) -> float:
-        """Device time between two events of one stream that are done."""
+        """Return the device time since an earlier event of this stream (s). Both must be done."""
 
 
 class DeviceStream(Protocol):
     """A queue of work that the device does in order."""
 
     def record(self) -> StreamEvent:
-        """A new event behind all that is queued so far."""
+        """Return a new event behind all work queued so far."""
 
     def wait(self, event: Any) -> None:
         """Make work that is queued from now on start after the event. Returns at once."""
 
 
 class Submitter(Protocol):
-    """Runs calls one after another, in the order in which they were put, beside the thread that puts them."""
+    """Runs calls one at a time, in the order of `put`, outside the calling thread."""
 
     def put(self, call: Callable[[], None]) -> None:
-        """Run this later. Never waits."""
+        """Queue the call. Never waits."""
 
     def flush(self) -> None:
-        """Return when each call that was put before has run, or never will."""
+        """Return when each queued call has run, or never will because the submitter died."""
 
     def close(self) -> None:
-        """Run what was put, then nothing more. Idempotent."""
+        """Run all queued calls, then stop. Idempotent."""
 
 
 class StreamDevice(Protocol):
-    """A device, and the two pools of one rank between which it copies."""
+    """A device with streams, which copies between the two pools of one rank."""
 
     @property
     def layout(self) -> MemoryLayout:
@@ -89,13 +92,13 @@ class StreamDevice(Protocol):
 
     @property
     def compute(self) -> DeviceStream:
-        """The stream on which the engine computes now."""
+        """The stream on which the LLM engine currently computes."""
 
     def new_stream(self, name: str) -> DeviceStream:
-        """A stream that gives way to compute."""
+        """Return a new stream with a lower priority than compute."""
 
     def new_submitter(self, name: str, died: Callable[[str], None]) -> Submitter:
-        """What hands copies to the device. died: called with the reason if it ever stops by itself."""
+        """Return a new submitter. died: called with the reason if the submitter stops by itself."""
 
     def copy(
         self,
@@ -105,19 +108,26 @@ class StreamDevice(Protocol):
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> Any:
-        """Queue the copy of these checked pairs.
+        """Queue the copy of these checked pairs on `stream`.
 
-        Returns what the device still reads after the call; the engine keeps it until the copy is over (B37).
-        Raises if the device refuses. A part of the copy may be queued then.
+        Returns an object that owns the memory which the device still reads, such as the ids. The engine keeps
+        this object until the copy is over (B37). Raises if the device refuses; a part of the copy may be
+        queued then.
         """
 
     def close(self) -> None:
-        """Give back what the device holds. Nothing is queued any more."""
+        """Release the resources of the device. No work is queued, and none will be."""
 
 
 @dataclass(slots=True, eq=False)
 class _StreamTransfer:
-    """A live transfer. `end` is set once it was issued; `keep` is what the device reads meanwhile."""
+    """A live transfer.
+
+    after: the mark behind which it runs.
+    begin, end: events right before and after its copy; None until they are recorded.
+    ended: whether it has a result.
+    keep: owns the memory that the device reads during the copy.
+    """
 
     job: TransferJob
     after: StreamEvent
@@ -136,18 +146,18 @@ class StreamCopyEngine:
 
     def __init__(self, device: StreamDevice) -> None:
         self._device = device
-        self._streams = {one: device.new_stream(f"kvsm {one.name.lower()}") for one in Direction}
+        self._streams = {way: device.new_stream(f"kvsm {way.name.lower()}") for way in Direction}
         self._lock = Lock()
         self._live: dict[int, _StreamTransfer] = {}
-        self._issued: dict[Direction, deque[_StreamTransfer]] = {one: deque() for one in Direction}
-        """Handed to the device and not over yet, oldest first: a stream ends them in this order."""
+        self._issued: dict[Direction, deque[_StreamTransfer]] = {way: deque() for way in Direction}
+        """Transfers queued on the device and not over yet, oldest first. A stream ends them in this order."""
         self._finished: list[CopyResult] = []
         self._closed = self._device_closed = False
         self._closing = Lock()
         self._broken = ""
         self._submitters = {
-            one: device.new_submitter(f"kvsm {one.name.lower()}", partial(self._submitter_died, one))
-            for one in Direction
+            way: device.new_submitter(f"kvsm {way.name.lower()}", partial(self._submitter_died, way))
+            for way in Direction
         }
 
     @property
@@ -169,9 +179,9 @@ class StreamCopyEngine:
             self._submitters[job.direction].put(partial(self._issue, transfer))
 
     def hold_compute(self, transfers: Iterable[int]) -> None:
-        # A device takes an event that is not recorded yet for done, so it cannot wait for one.
+        # Only wait for recorded events: a device treats an unrecorded event as done.
         compute = self._device.compute
-        with suppress(DeviceLost):  # no compute is left to be held, and the transfers end as bad
+        with suppress(DeviceLost):  # a lost device runs no compute, and the transfers end as bad
             for transfer in self._issued_among(transfers):
                 if transfer.end is not None:
                     compute.wait(transfer.end)
@@ -193,7 +203,7 @@ class StreamCopyEngine:
             except Exception:
                 with self._lock:
                     self._collect()
-                if not transfer.ended:  # the error is not the transfer's own, and nobody has heard of it
+                if not transfer.ended:  # the error belongs to no transfer, so no result reports it
                     raise
         with self._lock:
             self._collect()
@@ -204,8 +214,7 @@ class StreamCopyEngine:
     def close(self) -> None:
         with self._lock:
             self._closed = True
-        # A second caller waits as the first does, and finishes the close if that one was interrupted
-        # (Ctrl-C).
+        # A second call also waits, and finishes the close if the first call was interrupted (Ctrl-C).
         self.drain()
         with self._closing:
             for submitter in self._submitters.values():
@@ -215,7 +224,7 @@ class StreamCopyEngine:
                 self._device.close()
 
     def _own_mark(self, job: TransferJob) -> StreamEvent:
-        """A new mark. A transfer cannot start without one: raises `TransferFailed`."""
+        """Return a new mark for a job. Raises `TransferFailed`, as a transfer cannot start without a mark."""
         try:
             return self.mark()
         except Exception as error:
@@ -224,15 +233,16 @@ class StreamCopyEngine:
             raise TransferFailed(f"transfer {job.transfer}: {described(error)}; make a new engine") from error
 
     def _issued_among(self, transfers: Iterable[int]) -> list[_StreamTransfer]:
-        """The live ones among these, once each has its end recorded or is over."""
+        """Return the live transfers among these, once the submitters have queued them: each has an `end`
+        event, or has ended."""
         with self._lock:
-            named = [self._live[one] for one in transfers if one in self._live]
+            named = [self._live[transfer] for transfer in transfers if transfer in self._live]
         for direction in {transfer.job.direction: None for transfer in named if transfer.end is None}:
             self._submitters[direction].flush()
         return named
 
     def _issue(self, transfer: _StreamTransfer) -> None:
-        """Hand a transfer to the device. The submitter runs this."""
+        """Queue a transfer on the device. The submitter runs this."""
         job, device, stream = transfer.job, self._device, self._streams[transfer.job.direction]
         try:
             pairs = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
@@ -241,7 +251,7 @@ class StreamCopyEngine:
             transfer.keep = device.copy(stream, job.transfer, job.direction, *pairs)
         except BaseException as error:  # whatever it is, the transfer must end and the submitter must live
             transfer.error = described(error)
-        # Also behind a refused copy: a part of it may be queued, and touches memory until then.
+        # Also after a refused copy: a queued part of it touches memory until this event.
         try:
             end = stream.record()
         except DeviceLost as error:
@@ -254,7 +264,7 @@ class StreamCopyEngine:
                 self._issued[job.direction].append(transfer)
 
     def _collect(self) -> None:
-        """End what the device has done."""
+        """End the transfers whose copies are over."""
         for issued in self._issued.values():
             while issued and self._is_over(issued[0]):
                 self._end(issued.popleft())
@@ -273,7 +283,7 @@ class StreamCopyEngine:
     def _end(self, transfer: _StreamTransfer) -> None:
         job, good, lasted = transfer.job, not transfer.error, None
         if good and transfer.begin is not None and transfer.end is not None:
-            # A time that cannot be measured does not make the copy bad. The host does not know when it began.
+            # A copy is good without its time. The host cannot tell when it began, so `began` stays None.
             with suppress(Exception):
                 lasted = transfer.end.seconds_after(transfer.begin) or None  # a simulated device has no clock
         copied = count(job.host_blocks) * self._device.layout.block_bytes if good else 0
@@ -282,15 +292,15 @@ class StreamCopyEngine:
         self._finished.append(CopyResult(*ended, copied, lasted or 0.0, None, lasted))
 
     def _submitter_died(self, direction: Direction, reason: str) -> None:
-        """What the device already has still ends by itself. What this submitter did not hand over never
-        will."""
+        """Fail the transfers of this direction that are not queued on the device yet. Queued ones still end
+        by themselves."""
         with self._lock:
             self._broken = self._broken or reason
             live = self._live.values()
-            self._fail([one for one in live if one.job.direction is direction and one.end is None])
+            self._fail([each for each in live if each.job.direction is direction and each.end is None])
 
     def _break(self, reason: str) -> None:
-        """The device is gone, and touches nothing any more."""
+        """Fail all transfers: the device is lost, and touches no memory any more."""
         self._broken = reason
         for issued in self._issued.values():
             issued.clear()

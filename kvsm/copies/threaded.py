@@ -1,17 +1,19 @@
-"""The engine of everything that copies in a call that blocks: threads run the call, and this is the rest.
+"""The base of copy engines whose copy is a blocking call: threads make the call.
 
-A subclass gives `copy_blocks`, or `copy_part` if it wants more than the pairs. Compute on a host is over when
-its call returns, so there is nothing to mark: a transfer may start at once, and `hold_compute` waits for it.
+A subclass implements `copy_blocks`, or `copy_part` if it needs more of the job than its pairs. Compute on a
+host is over when its call returns. So marks are None, a transfer may start at once, and `hold_compute` waits
+until the transfers have ended.
 
-A transfer is cut into pieces. The first thread that takes it checks its pairs. Each thread that takes it
-claims the next piece and puts the transfer back at the end of the queue before it copies. So the threads
-share one large transfer, and a small transfer behind it waits for one piece. Transfers end out of order, as
-on real hardware.
+A transfer is cut into pieces. The first thread that takes it from the queue checks its pairs. Each thread
+that takes it claims the next piece, and puts the transfer back at the end of the queue before it copies. So
+the threads share one large transfer, and a small transfer behind it waits for one piece only. Transfers end
+out of order, as on real hardware.
 
-An exception from `copy_blocks` makes its transfer bad, and the thread goes on. A thread can also die in the
-bookkeeping around a copy, from lack of memory for example. That breaks the engine, because the state of the
-dead thread's piece is unknown. The other threads then stop after their current pieces, and the last one ends
-every live transfer as bad. It must not happen earlier: nothing may touch a transfer that is over.
+An exception from `copy_blocks` makes its transfer bad, and the thread continues. A thread can also die
+outside of `copy_blocks`, for example from lack of memory. That breaks the engine, because it is unknown
+whether the dead thread's piece is copied. The other threads then stop after their current pieces, and the
+last one ends every live transfer as bad: not earlier, because no thread may touch the memory of a transfer
+that has a result.
 """
 
 from __future__ import annotations
@@ -33,32 +35,35 @@ from kvsm.events import Direction
 from kvsm.ids import NO_IDS, IdArray
 
 PIECE_BYTES = 16 << 20
-"""Most bytes of a piece: one or two milliseconds of copying in memory. Two waits for the interpreter's lock
-are bearable beside that, and a small transfer waits no longer than this behind a large one."""
+"""Most bytes of a piece: one or two milliseconds of copying in memory. This is long enough to be worth two
+waits for the interpreter's lock (GIL), and a small transfer behind a large one waits no longer."""
 
 SHARED_BYTES = 1 << 20
-"""A larger transfer is cut so that every thread gets a piece."""
+"""A transfer of more bytes is cut so that every thread gets a piece."""
 
 
 @dataclass(slots=True, eq=False)
 class ThreadedTransfer:
-    """A live transfer. The thread that took it from the queue owns the pairs and `claimed`; the engine's
-    condition guards the rest."""
+    """A live transfer. The thread that took it from the queue may change the pairs and `claimed`; the
+    engine's condition guards the other fields."""
 
     job: TransferJob
     device_blocks: IdArray = NO_IDS
     host_blocks: IdArray = NO_IDS
     piece_blocks: int = 0
-    """0 until the pairs were checked."""
+    """Most pairs of a piece; 0 until the pairs were checked."""
     claimed: int = 0
+    """Number of pairs in the pieces that threads have claimed."""
     pieces_left: int = 1
+    """Number of pieces that have not ended."""
     began: float | None = None
-    """When the first thread took it."""
+    """When the first thread took it (s, `perf_counter`)."""
     seconds: float = 0.0
+    """Time spent copying, summed over the pieces (s)."""
     error: str = ""
 
     def result(self, block_bytes: int) -> CopyResult:
-        """How it has ended."""
+        """Return the result of the transfer, which ends now."""
         good = not self.error
         copied = len(self.host_blocks) * block_bytes if good else 0
         lasted = None if self.began is None else perf_counter() - self.began
@@ -69,9 +74,9 @@ class ThreadedTransfer:
 class ThreadedCopyEngine:
     """A `CopyEngine` whose threads call `copy_blocks`. All methods may be called from any thread.
 
-    layout: where the blocks of both pools are; an engine without a host pool in memory uses its own addresses
-    for the host side.
-    threads: how many threads copy.
+    layout: where the blocks of both pools are. An engine without a host pool in memory chooses the addresses
+        of the host side itself.
+    threads: number of copying threads.
 
     Raises `ConfigError`.
     """
@@ -98,9 +103,9 @@ class ThreadedCopyEngine:
             thread.start()
 
     def copy_blocks(self, direction: Direction, device_blocks: IdArray, host_blocks: IdArray) -> None:
-        """Copy these checked pairs, and return when that is done.
+        """Copy these checked pairs, and return when they are copied.
 
-        Several threads may call this at once, for pairs whose targets differ. An exception makes the transfer
+        Several threads may call this at the same time, with distinct targets. An exception makes the transfer
         bad; its text becomes the error of the result.
         """
         raise NotImplementedError
@@ -108,15 +113,15 @@ class ThreadedCopyEngine:
     def copy_part(
         self,
         job: TransferJob,
-        first: int,  # noqa: ARG002 (for engines that want more of the job)
+        first: int,  # noqa: ARG002 (for engines that need more of the job)
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> None:
-        """Copy the pairs of a job from number `first` on, as `copy_blocks` does."""
+        """Copy these pairs of a job, which begin with its pair number `first`. As `copy_blocks` otherwise."""
         self.copy_blocks(job.direction, device_blocks, host_blocks)
 
     def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
-        """The pairs of a job. Raises `TransferFailed` if it cannot be carried out; then nothing of it
+        """Return the pairs of a job. Raises `TransferFailed` if the job is invalid; then nothing of it
         runs."""
         return checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
 
@@ -147,7 +152,7 @@ class ThreadedCopyEngine:
 
     def poll(self) -> list[CopyResult]:
         if not self._finished:
-            return []  # An engine asks in every step, and need not wait for a thread that ends a piece.
+            return []  # Polled in every engine step: do not wait for the lock if there is no result.
         with self._changed:
             finished, self._finished = self._finished, []
             for result in finished:
@@ -163,10 +168,10 @@ class ThreadedCopyEngine:
             self._await(list(self._live.values()))
 
     def close(self) -> None:
-        # Every call does all of it, so that a close that was interrupted (Ctrl-C) can be called again.
+        # Each call runs all steps, so that a second call can finish an interrupted one (Ctrl-C).
         with self._changed:
             self._closed = True
-            # A thread stops at the first None that it meets, so none goes in before the last piece.
+            # A thread stops at the first None in the queue, so queue them only after the last piece.
             self._await(list(self._live.values()))
             self._stop_threads()
         for thread in self._threads:
@@ -180,11 +185,12 @@ class ThreadedCopyEngine:
             self._queue.put(None)
 
     def _run(self, serve: Callable[[], None]) -> None:
-        """A thread of this engine, and what is left to do when it ends."""
+        """Run a thread of this engine. If a thread dies, the engine is broken: stop all threads; the last one
+        ends the live transfers."""
         died_of = ""
         try:
             serve()
-        except BaseException as error:  # nobody else would hear of it
+        except BaseException as error:  # otherwise no caller would learn why the engine is broken
             died_of = described(error)
         with self._changed:
             self._serving -= 1
@@ -209,7 +215,7 @@ class ThreadedCopyEngine:
             self._end_piece(transfer, perf_counter() - started, error)
 
     def _check(self, transfer: ThreadedTransfer) -> None:
-        """Cut the transfer into pieces. A job that cannot be carried out stays one piece without pairs."""
+        """Cut the transfer into pieces. An invalid job stays one piece without pairs."""
         transfer.piece_blocks = 1
         try:
             pairs = self.checked(transfer.job)
@@ -223,8 +229,8 @@ class ThreadedCopyEngine:
         transfer.pieces_left = max(1, -(-blocks // transfer.piece_blocks))
 
     def _copy_piece(self, transfer: ThreadedTransfer, first: int, last: int) -> str:
-        """Copy the pairs from `first` up to `last`. Returns the error, empty if there is none. A piece of a
-        transfer that has failed already is not copied."""
+        """Copy the pairs from `first` up to `last`. Returns the error, or an empty text. If another piece of
+        the transfer has failed, nothing is copied."""
         if transfer.error:
             return transfer.error
         pairs = transfer.device_blocks[first:last], transfer.host_blocks[first:last]
@@ -245,7 +251,7 @@ class ThreadedCopyEngine:
                 self._changed.notify_all()
 
     def _end_all(self) -> None:
-        """No thread is left to end the rest."""
+        """End all live transfers as bad, because no thread is left to copy them."""
         for transfer in self._live.values():
             if transfer.pieces_left:
                 transfer.pieces_left, transfer.error = 0, transfer.error or self._broken

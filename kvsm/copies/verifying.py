@@ -1,41 +1,42 @@
 """A copy engine that checks bytes: a wrong byte becomes a failed transfer, never a wrong answer (S15).
 
-After each good store, the checksum of each of its host blocks is kept. After each good load, the checksum of
-each host block that it read is taken again and compared. If the host can read the device pool, the device
-blocks of both are compared with their host blocks too. The result comes after that.
+After each good store, the checksums of its host blocks are recorded. After each good load, the checksums of
+its host blocks are computed again and compared. If the host can read the device pool, stores and loads also
+compare each device block with its host block. `poll` returns the result after these checks.
 
 =====================================  =========================  =====================================
-what is wrong                          is found                   where
+fault                                  found                      when
 =====================================  =========================  =====================================
-a host block changed between its       yes                        at each load of it, until the next
-store and the end of a load                                       store
-a copy brought other bytes, or took    if `device` can be read    at that copy
-another block's bytes
+a host block changed between its       yes                        at each load of the block, until its
+store and the end of a load                                       next store
+a copy wrote wrong bytes, or bytes of  if `device` can be read    at that copy
+another block
 =====================================  =========================  =====================================
 
 Not found: bytes that were wrong in the device block before they were stored; a wrong copy if `device` cannot
-be read, because what arrives on the host then counts as what was stored; in a pool that is not kept, a block
-in another key's slot, which is for the ledger to tell; changes after a check; one change in 2**64.
+be read, because the checksum of a store is computed from the bytes that arrived on the host, and the check of
+a load reads only the host; in a pool that is not kept, a block in another key's slot, which only the ledger
+can find; changes after a check; one change in 2**64.
 
 Blocks that this engine did not store are loaded unverified, and counted, unless the pools are kept.
 
 **Kept pools.** The host pool and the checksums may outlive their process (`kept`). A block that this engine
 has not stored or checked yet comes from an earlier life, or from another rank. It is proved before its load
-begins: a checking thread compares its checksum, and the seal that says which key and generation the checksum
-belongs to. Only then the load goes to the engine below. So neither wrong bytes nor another block's reach the
-device. A block without a checksum is refused. Jobs of kept pools name keys and generations, and the engine
-refuses others. `submit` does not wait for the proof.
-The next call of `poll`, `wait`, `hold_compute` or `close` passes a proved load on, so the engine below is
-called by the threads of the caller alone. The mark of such a load is made when it is submitted. It may be
-used later, because a mark only says after what the copy must begin, and the planner keeps compute and other
-transfers off a live transfer's blocks. A store clears the checksums of its blocks before its first byte.
-With `every_load=False` a block is checked once, and a change after that is not found.
+begins: a checking thread compares its checksum, and the seal, which covers the block's key and generation.
+Only then the wrapped engine gets the load. So neither wrong bytes nor the bytes of another block reach the
+device. A block without a checksum is refused. Jobs must name keys and generations for kept pools; others are
+refused. `submit` does not wait for the proof. The next call of `poll`, `wait`, `hold_compute` or `close`
+submits the proved load to the wrapped engine, so that only the caller's threads call that engine. The mark of
+the load is made at `submit`, and is still right later: a mark only says after what the copy must begin, and
+the planner keeps compute and other transfers off a live transfer's blocks. A store clears the checksums of
+its blocks before its first byte. With `every_load=False` a block is checked once, and a later change is not
+found.
 
-Ranks that share a host pool may
-share the checksums too: then each of them checks what another one has stored.
+Ranks that share a host pool may share the checksums, too: then each rank checks blocks that another rank has
+stored.
 
-The checksum is XXH3 of 64 bits. On one core it was 2 to 3 times as fast as CRC-32C (11 against 5 GB/s in
-blocks of 4 KiB, 33 against 14 in blocks of 1 MiB), and it drops the interpreter's lock for long blocks.
+The checksum is XXH3 with 64 bits. On one core it was 2 to 3 times as fast as CRC-32C (11 against 5 GB/s in
+blocks of 4 KiB, 33 against 14 in blocks of 1 MiB), and it releases the GIL for long blocks.
 """
 
 from __future__ import annotations
@@ -59,22 +60,22 @@ from kvsm.events import Direction
 
 
 class VerifyingCopyEngine(WrappedCopyEngine):
-    """A `CopyEngine` over another one. Closing it closes both.
+    """A `CopyEngine` that wraps another one and checks its copies. Closing it closes both.
 
-    engine: the one below.
-    host: its host pool.
-    device: its device pool or the tensors of that, if the host can read them.
-    threads: how many threads check; 0: `poll`, `wait` and `close` check before they return.
+    engine: the wrapped engine.
+    host: the host pool of `engine`.
+    device: the device pool of `engine`, or its tensors, if the host can read them.
+    threads: number of checking threads; 0: `poll`, `wait` and `close` check before they return.
     reads: called with the host blocks that are about to be read.
-    table: where the checksums are kept, a uint8 array of `CHECKSUM_BYTES` for each host block, zeros
-        at first; None: in memory of this engine.
-    parts: where this rank's bytes are in a row of the host pool, (offset, bytes) of each part; None: the
-        whole row. With `device` these are the parts of its tensors, in their order.
+    table: the memory of the checksums, a uint8 array `[num_blocks, CHECKSUM_BYTES]`, zeros at first; None:
+        memory of this engine.
+    parts: the (offset, bytes) of each of this rank's parts in a row of the host pool; None: the whole row.
+        With `device` these are the parts of its tensors, in their order.
     kept: whether the host pool and `table` outlive their processes. Blocks of an earlier life are then proved
         before their loads begin.
-    every_load: whether each load is checked after its copy, too. Only kept pools can do without.
+    every_load: whether each load is also checked after its copy. False is allowed only for kept pools.
 
-    Raises `ConfigError`. `checksums` is what the host blocks must hold; a disk tier takes it too.
+    Raises `ConfigError`. `checksums` is the table of the host pool; the disk tier uses it, too.
     """
 
     def __init__(
@@ -105,11 +106,11 @@ class VerifyingCopyEngine(WrappedCopyEngine):
         self._changed = Condition()
         self._live: dict[int, TransferJob] = {}
         self._unchecked: dict[int, tuple[TransferJob, CopyResult]] = {}
-        """Ended by the engine and not checked yet, in the order in which they ended."""
+        """Transfers that the wrapped engine has ended and that are not checked yet, in the order of ends."""
         self._unproved: dict[int, tuple[TransferJob, Any]] = {}
         """Loads that wait for the proof of their blocks, and their marks."""
         self._proved: list[tuple[TransferJob, Any]] = []
-        """Loads whose blocks are proved, and which the engine does not have yet."""
+        """Loads whose blocks are proved and that the wrapped engine does not have yet, and their marks."""
         self._finished: list[CopyResult] = []
         self._statistics = NOTHING_CHECKED
         self._closed = False
@@ -139,10 +140,10 @@ class VerifyingCopyEngine(WrappedCopyEngine):
     def hold_compute(self, transfers: Iterable[int]) -> None:
         named = list(transfers)
         if self._every_load or self._reads_device:
-            # Compute may change what a check has still to read, so the host waits for the checks.
+            # Compute may change device blocks that a check has still to read, so wait for the checks.
             self.wait(named)
             return
-        # The engine below must know a load before it can hold compute for it.
+        # The wrapped engine must have a load before it can hold compute for it.
         self._await_proofs(named)
         self._engine.hold_compute(named)
 
@@ -160,7 +161,7 @@ class VerifyingCopyEngine(WrappedCopyEngine):
         self._engine.wait(named)
         self._collect()
         with self._changed:
-            self._changed.wait_for(lambda: not any(one in self._unchecked for one in named))
+            self._changed.wait_for(lambda: self._unchecked.keys().isdisjoint(named))
 
     def drain(self) -> None:
         with self._changed:
@@ -180,16 +181,16 @@ class VerifyingCopyEngine(WrappedCopyEngine):
             thread.join()
 
     def took_over(self, host_blocks: Sequence[int]) -> None:
-        """Something else than a store has written these host blocks of a pool that is not kept. Keeps the
-        checksums of what is there."""
+        """Record the checksums of host blocks that were not written by a store. Only for a pool that is not
+        kept."""
         self.checksums.keep(host_blocks)
 
     def statistics(self) -> VerifyingStatistics:
-        """What was checked so far."""
+        """Return the counts over all checks so far."""
         return self._statistics
 
     def _collect(self) -> None:
-        """Pass on the loads that are proved, and have the checks done of what the engine has ended."""
+        """Submit proved loads to the wrapped engine, and check or queue the transfers that it has ended."""
         self._await_proofs(())
         with self._changed:
             for result in self._engine.poll():
@@ -207,11 +208,11 @@ class VerifyingCopyEngine(WrappedCopyEngine):
             self._check(*ended)
 
     def _check_named(self, job: TransferJob) -> None:
-        """Raises `TransferFailed` unless the job names each of its host blocks."""
+        """Raise `TransferFailed` unless the job has a key and a generation for each host block."""
         try:
             wanted = len(checked_pairs(job, self.num_device_blocks, self.num_host_blocks)[1])
         except TransferFailed:
-            return  # the engine below refuses it
+            return  # the wrapped engine refuses it
         if not len(job.keys) == len(job.generations) == wanted:
             raise TransferFailed(
                 f"{job.direction.name.lower()} {job.transfer}: {len(job.keys)} keys and "
@@ -223,7 +224,7 @@ class VerifyingCopyEngine(WrappedCopyEngine):
         try:
             checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
         except TransferFailed:
-            return False  # the engine below refuses it, and nothing of it runs
+            return False  # the wrapped engine refuses it, and nothing of it runs
         return bool(self.checksums.unproved(job).any())
 
     def _own_mark(self, job: TransferJob) -> Any:
@@ -233,7 +234,8 @@ class VerifyingCopyEngine(WrappedCopyEngine):
             raise TransferFailed(f"transfer {job.transfer}: {described(error)}; make a new engine") from error
 
     def _submit_store(self, job: TransferJob, after: Any) -> None:
-        """Nobody must take the bytes of a store that is cut off for those of the last one."""
+        """Clear the checksums first: an interrupted store leaves bytes that match neither version. If the
+        engine refuses the store, restore them."""
         forgotten = self.checksums.forget(job, self.num_device_blocks)
         try:
             self._engine.submit(job, after)
@@ -242,25 +244,25 @@ class VerifyingCopyEngine(WrappedCopyEngine):
             raise
 
     def _await_proofs(self, transfers: Sequence[int]) -> None:
-        """Return when none of these waits for its proof, and pass on what is proved."""
+        """Wait until none of these loads is unproved. Submit all proved loads to the wrapped engine."""
         if not self._threads:
             for waiting in list(self._unproved.values()):
                 self._prove(*waiting)
         with self._changed:
-            self._changed.wait_for(lambda: not any(one in self._unproved for one in transfers))
+            self._changed.wait_for(lambda: self._unproved.keys().isdisjoint(transfers))
             proved, self._proved = self._proved, []
             for job, after in proved:
                 self._pass_on(job, after)
 
     def _pass_on(self, job: TransferJob, after: Any) -> None:
-        """Give the engine a load that was accepted. An engine that refuses it now makes it bad."""
+        """Submit a proved load to the wrapped engine. If the engine refuses it, the load ends as bad."""
         try:
             self._engine.submit(job, after)
         except TransferFailed as error:
             self._finished.append(_bad_load(job, described(error)))
 
     def _prove(self, job: TransferJob, after: Any) -> None:
-        """Compare the checksums of the blocks of a load that was not passed on yet."""
+        """Check the blocks of a load before its copy."""
         found, error = NOTHING_CHECKED, ""
         try:
             error, found = self.checksums.prove(job)
@@ -277,17 +279,17 @@ class VerifyingCopyEngine(WrappedCopyEngine):
             self._changed.notify_all()
 
     def _run(self) -> None:
-        """A checking thread."""
+        """Run a checking thread. If it dies, the engine is broken and all unchecked transfers end as bad."""
         try:
             while (call := self._queue.get()) is not None:
                 call()
-        except BaseException as error:  # nobody else would hear of it
+        except BaseException as error:  # otherwise no caller would learn why the engine is broken
             with self._changed:
                 self._broken = self._broken or f"a checking thread died of {described(error)}"
                 self._give_up()
 
     def _give_up(self) -> None:
-        """No byte is certain any more: unchecked transfers end as bad."""
+        """End all unchecked and unproved transfers as bad, because no thread can check them."""
         for _, result in list(self._unchecked.values()):
             self._end(_bad(result, self._broken), NOTHING_CHECKED)
         for job, _ in self._unproved.values():
@@ -322,5 +324,5 @@ def _bad(result: CopyResult, error: str) -> CopyResult:
 
 
 def _bad_load(job: TransferJob, error: str) -> CopyResult:
-    """The end of a load that has not begun."""
+    """Return the bad result of a load that has not begun."""
     return CopyResult(job.transfer, job.direction, good=False, error=error)

@@ -18,12 +18,12 @@ from kvsm.events import Direction
 
 
 class CopyStatistics(msgspec.Struct, frozen=True):
-    """Reported transfers of one direction.
+    """Counts over the reported transfers of one direction.
 
-    transfers: how many.
-    failed: how many of them were bad.
-    bytes: copied by the good ones.
-    seconds: time spent copying.
+    transfers: number of transfers.
+    failed: number of bad transfers.
+    bytes: bytes copied by good transfers.
+    seconds: time spent copying (s), summed over threads.
     """
 
     transfers: int = 0
@@ -33,12 +33,12 @@ class CopyStatistics(msgspec.Struct, frozen=True):
 
     @property
     def gigabytes_per_second(self) -> float:
-        """Rate of one copying thread; 0 if the engine measures no time."""
+        """Bandwidth of one copying thread; 0 if the engine measures no time."""
         return self.bytes / self.seconds / 1e9 if self.seconds else 0.0
 
 
 class WorkerStatistics(msgspec.Struct, frozen=True):
-    """What a worker has reported so far."""
+    """Counts over all transfers that a worker has reported."""
 
     rank: int
     store: CopyStatistics
@@ -46,10 +46,9 @@ class WorkerStatistics(msgspec.Struct, frozen=True):
 
 
 class Worker:
-    """Takes plans for rank `rank` and gives reports. Every transfer that was taken is reported exactly
-    once.
+    """Carries out the plans of rank `rank`. Every accepted transfer is reported exactly once.
 
-    ended: how many transfers the statistics count.
+    ended: number of transfers in the statistics.
     """
 
     def __init__(self, rank: int, engine: CopyEngine) -> None:
@@ -72,9 +71,9 @@ class Worker:
     def start(self, plan: TransferPlan) -> None:
         """Carry out the plan of one engine step before the step computes.
 
-        Returns when every transfer in `plan.flush` has ended; `poll` gives the reports. A copy that hangs
-        keeps it waiting. A scheduler whose engine counts references to its blocks and keeps stepping flushes
-        nothing. Raises as `submit` does.
+        Returns when every transfer in `plan.flush` has ended; `poll` returns the reports. A copy that hangs
+        blocks this call. `plan.flush` is empty for an engine that counts references to its blocks and
+        continues to step. Raises as `submit` does.
         """
         given = {job.transfer for job in (*plan.loads, *plan.stores)}
         self._engine.wait([transfer for transfer in plan.flush if transfer not in given])
@@ -83,10 +82,10 @@ class Worker:
 
     def submit(self, jobs: Sequence[TransferJob]) -> None:
         """Start these jobs behind all compute that is queued so far: the order of copies (S12). A job that
-        the engine cannot start is reported as bad: nothing of it ran.
+        the engine refuses is reported as bad; nothing of it ran.
 
-        Raises `TransferFailed`, with nothing started, for a transfer that this worker has not reported yet.
-        A bad report instead would free memory that the first copy may still touch.
+        Raises `TransferFailed`, with nothing started, if one of the transfers was submitted before and has
+        no report yet. A bad report would free memory that the first copy may still touch.
         """
         named: set[int] = set()
         for place, job in enumerate(jobs):
@@ -101,8 +100,8 @@ class Worker:
             self._start(job)
 
     def poll(self) -> list[WorkerReport]:
-        """Reports of the transfers that ended since the last call: first the refused ones, then in order of
-        ending."""
+        """Return the reports of transfers that ended since the last call: first refused jobs, then the
+        others in the order in which they ended."""
         if not self._live:
             return []
         results = self._engine.poll()  # first: if it raises, nothing is lost
@@ -117,15 +116,18 @@ class Worker:
         return reports
 
     def unreported(self, transfers: Iterable[int] | None = None) -> set[int]:
-        """Which of these transfers this worker was given, and has not reported; None: of all transfers."""
+        """Return the submitted transfers that this worker has not reported yet.
+
+        transfers: only look at these; None: at all.
+        """
         return set(self._live) if transfers is None else self._live.keys() & set(transfers)
 
     def wait(self, transfers: Iterable[int]) -> None:
-        """Block until these have ended; `poll` still gives the reports."""
+        """Block until these transfers have ended; `poll` still returns the reports."""
         self._engine.wait(transfers)
 
     def use(self, engine: CopyEngine) -> None:
-        """Copy with this engine from now on. Raises `TransferFailed` if a transfer was not reported yet."""
+        """Replace the copy engine. Raises `TransferFailed` if a transfer was not reported yet."""
         if self._live:
             raise TransferFailed(
                 f"worker {self.rank} cannot change its copy engine: transfers {sorted(self._live)} were not "
@@ -134,11 +136,11 @@ class Worker:
         self._engine = engine
 
     def close(self) -> None:
-        """Let every transfer end and take no more; `poll` still gives the reports."""
+        """Close the engine: wait for every transfer, and accept no more. `poll` still returns the reports."""
         self._engine.close()
 
     def statistics(self) -> WorkerStatistics:
-        """What was reported so far."""
+        """Return the counts over all reported transfers."""
         return WorkerStatistics(self.rank, self._totals[Direction.STORE], self._totals[Direction.LOAD])
 
     def _start(self, job: TransferJob) -> None:
@@ -160,10 +162,11 @@ class Worker:
 
 
 def smallest_host_pool(workers: Iterable[Worker]) -> int:
-    """How many device blocks the host pool of every rank can hold: a transfer names the same ones on all
-    ranks.
+    """Return the size of the smallest host pool, in device blocks. All ranks copy a block to the same slot,
+    so no larger pool can be used in full.
 
-    `OffloadConfig` takes this divided by blocks_per_chunk as its host_blocks. Raises `ConfigError`.
+    Divided by blocks_per_chunk it is the `host_blocks` of `OffloadConfig`. Raises `ConfigError` if there are
+    no workers.
     """
     sizes = [worker.num_host_blocks for worker in workers]
     if not sizes:

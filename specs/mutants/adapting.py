@@ -208,8 +208,8 @@ ADAPTING = (
         edits=(
             Edit(
                 f"{_STREAMS}._submitter_died",
-                "self._fail([one for one in live if one.job.direction is direction and one.end is None])",
-                "self._fail([one for one in live if one.job.direction is direction])",
+                "self._fail([each for each in live if each.job.direction is direction and each.end is None])",
+                "self._fail([each for each in live if each.job.direction is direction])",
             ),
         ),
     ),

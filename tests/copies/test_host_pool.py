@@ -354,8 +354,8 @@ def test_a_refused_lock_is_a_warning_and_a_working_pool(
     ("kind", "advice"),
     [
         ("ext4", "pool, on ext4. Only files in memory can be page-locked: use /dev/shm"),
-        ("tmpfs", "This process may lock all memory, so the log of the kernel (dmesg) may tell more"),
-        ("", "This process may lock all memory, so the log of the kernel (dmesg) may tell more"),
+        ("tmpfs", "This process may lock all memory, so the log of the kernel (dmesg) may show the reason"),
+        ("", "This process may lock all memory, so the log of the kernel (dmesg) may show the reason"),
     ],
     ids=("on a disk", "in memory", "unknown"),
 )

@@ -1,4 +1,4 @@
-"""How much memory a process may still take: of the machine, and of the control groups above it."""
+"""How much memory a process may still allocate, limited by the machine and by its control groups."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import NamedTuple
 
 
 class Promised(NamedTuple):
-    """Memory that a process has been promised, and that the system does not count as used yet (bytes)."""
+    """Memory (bytes) that a process has reserved but not touched, so that the system counts it as free."""
 
     pid: int
     size: int
 
 
 def available_memory_bytes(root: Path = Path("/"), promised: Sequence[Promised] = ()) -> int | None:
-    """Memory that this process may still take. None if the system does not tell.
+    """Return how much memory this process may still allocate (bytes). None if the system does not report it.
 
-    root: of the file system in which the system tells it.
-    promised: to this process and others. It counts against the machine, and against a control group if the
-        process is in that group.
+    root: the directory that contains `proc` and `sys`.
+    promised: memory promised to this and other processes. It counts against the machine, and against each
+        control group that contains its process.
     """
-    limits = [left - sum(one.size for one in promised) for left in _left_in_machine(root)]
+    limits = [left - sum(promise.size for promise in promised) for left in _left_in_machine(root)]
     for left, files, group in _left_in_cgroups(root):
-        inside = [one.size for one in promised if _is_in(root, one.pid, files, group)]
+        inside = [promise.size for promise in promised if _is_in(root, promise.pid, files, group)]
         limits.append(left - sum(inside))
     return max(0, min(limits)) if limits else None
 
 
 class _CgroupFiles(NamedTuple):
-    """The files in which a version of control groups tells about memory."""
+    """The files in which a version of control groups reports memory."""
 
     folder: str
     limit: str
@@ -52,8 +52,9 @@ def _left_in_machine(root: Path) -> Iterator[int]:
 
 
 def _left_in_cgroups(root: Path) -> Iterator[tuple[int, _CgroupFiles, Path]]:
-    """What each control group above this process leaves. A container may mount the groups without the path
-    that they have outside; then the group at the mount counts."""
+    """Yield the memory left in each control group of this process and its parents (bytes), with its files and
+    directory. A container may mount the groups without their path outside; then only the group at the mount
+    counts."""
     for files, group in _groups_of(root, "self"):
         mount = root / files.folder
         for directory in (group, *group.parents):
@@ -63,7 +64,7 @@ def _left_in_cgroups(root: Path) -> Iterator[tuple[int, _CgroupFiles, Path]]:
 
 
 def _groups_of(root: Path, pid: int | str) -> Iterator[tuple[_CgroupFiles, Path]]:
-    """The control groups of memory in which a process is, as directories."""
+    """Yield the directories of the memory control groups of a process."""
     try:
         lines = (root / "proc" / str(pid) / "cgroup").read_text().splitlines()
     except OSError:
@@ -77,7 +78,7 @@ def _groups_of(root: Path, pid: int | str) -> Iterator[tuple[_CgroupFiles, Path]
 
 
 def _is_in(root: Path, pid: int, files: _CgroupFiles, directory: Path) -> bool:
-    """Whether a process is in this control group."""
+    """Whether a process is in this control group, or in a group below it."""
     return any(
         version is files and group.is_relative_to(directory) for version, group in _groups_of(root, pid)
     )
@@ -89,5 +90,5 @@ def _left_in_cgroup(directory: Path, files: _CgroupFiles) -> int:
     for line in (directory / "memory.stat").read_text().splitlines():
         name, _, value = line.partition(" ")
         if name == files.reclaimable:
-            used -= int(value)  # cached files, which the system gives up first
+            used -= int(value)  # file cache, which the system reclaims first
     return limit - used

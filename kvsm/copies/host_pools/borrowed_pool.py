@@ -1,4 +1,4 @@
-"""The host pool of another process of this machine, to copy blocks out of it."""
+"""Read access to the host pool of another process of this machine, to copy blocks out of it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,16 @@ from kvsm.errors import ConfigError
 
 
 class BorrowedPool:
-    """The rows of one rank in a host pool that another process keeps in a file (`HostPool(path=...)`).
+    """The rows of one rank in a host pool that another process has in a file (`HostPool(path=...)`).
 
     path: the file.
-    block_bytes: what a row must have.
-    rank: whose rows.
+    block_bytes: the expected size of a row.
+    rank: the rank of the other engine whose rows are read.
 
-    `blocks` is a uint8 array `[num_blocks, block_bytes]` that cannot be written; after `close` it has no
-    rows. It shows what the other process writes, at any moment. So both processes must agree on when a row
-    does not change.
+    `blocks` is a read-only uint8 array `[num_blocks, block_bytes]`; after `close` it has no rows. It shows
+    every write of the other process at once, so both processes must agree on when a row does not change.
 
-    Raises `ConfigError` for a file that is no such pool, or that others than its user can touch.
+    Raises `ConfigError` for a file that is no such pool, or that other users can access.
     """
 
     def __init__(self, path: str | os.PathLike[str], block_bytes: int, rank: int = 0) -> None:
@@ -39,7 +38,7 @@ class BorrowedPool:
         self.blocks: NDArray[np.uint8] = rows[:, rank // sizes.replicas, :]
 
     def close(self) -> None:
-        """Give the memory back, once no other view of it is left. Idempotent."""
+        """Drop `blocks`. The memory is unmapped when no other view of it is left. Idempotent."""
         self.blocks = np.empty((0, self.blocks.shape[1]), np.uint8)
 
     def __enter__(self) -> BorrowedPool:

@@ -1,12 +1,11 @@
-"""The memory behind a host pool: exactly as large as asked, page-locked if the system allows it, shared
-between the ranks of one host if asked.
+"""The memory of a host pool: private or shared between the ranks of one host, page-locked if possible.
 
 A pool that does not fit is refused before any of it is allocated; all pools of a host share its memory
-(`reservations.py`). Large pages and page-locking are asked for.
-If the system refuses them, the pool works, slower, and says what it got.
+(`reservations.py`). Huge pages and page-locking are optional: if the system refuses them, the pool works, but
+copies are slower. `page_locked` says whether the memory is page-locked.
 
-Ranks of one host may keep their blocks in one file, for example in /dev/shm: see `pool_file.py`. Ranks that
-hold the same bytes keep them there once: they are replicas (`replicas.py`).
+Ranks of one host may have their blocks in one file, for example in /dev/shm: see `pool_file.py`. Ranks that
+hold the same bytes store them there once: they are replicas (`replicas.py`).
 """
 
 from __future__ import annotations
@@ -36,18 +35,16 @@ _LOGGER = logging.getLogger("kvsm.copies")
 
 _NOT_KEPT = "the pool is not kept"
 
-_MAPPINGS = Path("/proc/self/smaps")
-"""Where the system tells which pages a mapping has."""
 _MOUNTS = Path("/proc/self/mountinfo")
 _IN_MEMORY = ("tmpfs", "devtmpfs", "hugetlbfs", "ramfs")
-"""File systems whose files a driver can page-lock. Of others, the kernel writes pages back to a disk."""
+"""File systems in memory: a driver can page-lock their files. Other file systems write pages to a disk."""
 
 
 class PageLocking(NamedTuple):
-    """How to page-lock memory for a device.
+    """Functions that page-lock memory for a device.
 
-    lock: takes address and bytes; raises if that is refused.
-    unlock: takes the address.
+    lock: called with an address and a number of bytes; raises if the driver refuses.
+    unlock: called with the address.
     """
 
     lock: Callable[[int, int], None]
@@ -59,24 +56,25 @@ class HostPool:
     the pool is warm; after `close` it has no rows.
 
     num_blocks, block_bytes: the size.
-    path: a file that ranks of this run share, and no other run; None: memory of this process. Only this user
-        can read it. The pool that made the file removes it, and so does the last one.
-    ranks: how many ranks share the file.
-    rank: the number of this one. A rank that comes back sees zeros, too, unless it has replicas.
-    replicas: how many consecutive ranks have the same rows.
-    nameless: whether the file loses its name once all ranks have it. Nobody else can open it then, and
-        nothing is left of ranks that are killed.
-    keep: that the file stays when its processes have ended, and what its bytes mean; None: it goes with
-        them. `is_warm` tells whether the rows hold what an earlier run has left, `cold_reason` why not, a
-        line for each reason, and `pool_id` is a random name of the file. See `kept_file.py`. While the pool
-        is open, `kvsm.tiers.warm_restart.start` finds its mark by that name.
-    page_locking: how to page-lock the memory; None: not at all. `page_locked` tells whether it succeeded.
-    lock_timeout_s: how long to wait for another rank that makes the file, and for the processes of an
+    path: a file that the ranks of this run share; each run needs its own file, readable by this user only.
+        Unless `keep` is given, it is removed when the pool that created it, or the last pool, is closed.
+        None: private memory of this process.
+    ranks: number of ranks that share the file.
+    rank: number of this rank, from 0. A rank that opens the file again also gets zeros, unless it has
+        replicas.
+    replicas: number of consecutive ranks that share rows.
+    nameless: whether to unlink the file once all ranks have opened it. Then no other process can open it, and
+        the memory is freed even if all ranks are killed.
+    keep: make the file outlive its processes; says what the bytes mean (`kept_file.py`). None: the file is
+        removed. `is_warm` is whether the rows hold the bytes of an earlier run, `cold_reason` has a line for
+        each reason why not, and `pool_id` is a random id of the file, by which
+        `kvsm.tiers.warm_restart.start` finds the mark of an open pool.
+    page_locking: how to page-lock the memory; None: not at all. `page_locked` is whether it succeeded.
+    lock_timeout_s: how long to wait for another rank that creates the file, and for the processes of an
         earlier run of a kept pool to end (s).
 
-    The pool gives back what it holds of the system when it is closed, or at the end of the process; a kept
-    pool that was not closed is in use until the process has ended. Memory goes when the last view of it is
-    gone. Raises `ConfigError`.
+    `close`, or the end of the process, releases the file and the page lock; a kept pool that was not closed
+    is in use until the process has ended. The memory is freed with its last view. Raises `ConfigError`.
     """
 
     def __init__(
@@ -126,17 +124,17 @@ class HostPool:
         self.page_locked = page_locking is not None and _page_lock(
             page_locking, self._address, self._mapped_bytes, path
         )
-        # At the end of the process a thread may still copy into a kept pool. So that pool is not closed: the
-        # next run waits until the process is gone.
+        # At the end of the process a thread may still copy into a kept pool. So a kept pool is not closed
+        # here: the next run waits until the process has ended.
         if keep is None and (self.page_locked or self._file is not None):
             atexit.register(self.close)
 
     def close(self) -> None:
-        """Give back what the pool holds. No copy may be under way. Idempotent."""
+        """Release the file, the page lock and `blocks`. No copy may be in flight. Idempotent."""
         atexit.unregister(self.close)
         self.blocks = np.empty((0, self.blocks.shape[1]), np.uint8)
         if os.getpid() != self._process:
-            return  # a forked child has a copy of this object, but everything in it belongs to the parent
+            return  # in a forked child: file and page lock belong to the parent
         file, self._file = self._file, None
         OPEN_MARKS.pop(self.pool_id, None)
         try:
@@ -171,7 +169,8 @@ def _check(sizes: PoolSizes, rank: int, shared: bool) -> None:
 
 
 def _forget_earlier_rank(file: SharedPoolFile, rows: NDArray[np.uint8]) -> None:
-    """Zero what an earlier rank of this number wrote. The pages stay: a hole could find no room later."""
+    """Zero the rows if an earlier process with this rank has used them. Writing zeros keeps the pages
+    allocated; after punching a hole, the file system might have no room for them later."""
     if file.is_first_of_its_rank():
         file.note_rank()
     else:
@@ -179,11 +178,11 @@ def _forget_earlier_rank(file: SharedPoolFile, rows: NDArray[np.uint8]) -> None:
 
 
 def _anonymous(sizes: PoolSizes) -> mmap.mmap:
-    """Memory of this process, noted for other ranks until it is freed."""
+    """Map private memory, and reserve it (`reservations.py`) until it is freed."""
     with reserved(sizes.mapped_bytes) as others:
         check_memory(sizes, others.promised)
         try:
-            # Private: large pages of shared memory are a separate setting of the system, and mostly off.
+            # Private: huge pages of shared memory are a separate system setting, mostly off.
             mapping = mmap.mmap(-1, sizes.mapped_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         except OSError as error:
             raise ConfigError(
@@ -194,8 +193,8 @@ def _anonymous(sizes: PoolSizes) -> mmap.mmap:
 
 
 def _advise(mapping: mmap.mmap, is_private: bool) -> None:
-    """Ask for large pages. Private memory is not inherited by a forked child: its pages may be page-locked,
-    and a fork would copy every one of them."""
+    """Ask for huge pages. Also exclude private memory from forked children: its pages may be page-locked,
+    and a fork would copy every page."""
     for name in ("MADV_HUGEPAGE", "MADV_DONTFORK") if is_private else ("MADV_HUGEPAGE",):
         if hasattr(mmap, name):
             with suppress(OSError):  # a kernel that was built without it
@@ -219,13 +218,13 @@ def _page_lock(
 
 
 def _what_to_do(path: str | os.PathLike[str] | None) -> str:
-    """What helps if memory is not page-locked. path: of its file; None: it has none."""
+    """Return advice for memory that could not be page-locked. path: its file; None for private memory."""
     kind = "" if path is None else _file_system(Path(path).parent)
     if kind not in ("", *_IN_MEMORY):
         return f"The pool is in {path}, on {kind}. Only files in memory can be page-locked: use /dev/shm"
     limit, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     if limit == resource.RLIM_INFINITY:
-        return "This process may lock all memory, so the log of the kernel (dmesg) may tell more"
+        return "This process may lock all memory, so the log of the kernel (dmesg) may show the reason"
     return (
         f"This process may lock {limit:,} bytes: raise that with `ulimit -l unlimited`, for a container with "
         "`--ulimit memlock=-1`, for a service with LimitMEMLOCK=infinity"
@@ -233,7 +232,7 @@ def _what_to_do(path: str | os.PathLike[str] | None) -> str:
 
 
 def _file_system(directory: Path) -> str:
-    """The type of the file system of a directory, such as tmpfs; empty if the system does not tell."""
+    """Return the type of a directory's file system, such as tmpfs; empty if it is unknown."""
     try:
         device = directory.stat().st_dev
         lines = _MOUNTS.read_text().splitlines()

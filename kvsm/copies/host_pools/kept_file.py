@@ -1,47 +1,50 @@
-"""The file of a host pool that is kept: it outlives its processes, and the next run finds its bytes.
+"""The file of a kept host pool: it outlives its processes, and the next run can use its bytes.
 
-Nobody removes it or zeroes it at its end. Its record (`kept_record.py`) says what the bytes mean, and which
-processes are in it. A *life* of the pool begins when a rank enters it while nobody is in it. That rank
-decides whether the life is warm: whether the bytes are those that an earlier life has left. The other ranks
-of the run take its decision.
+No process removes or zeroes the file when it ends. Its record (`kept_record.py`) says what the bytes mean,
+and which processes use the pool. A *life* of the pool begins when a rank enters a pool that no process uses.
+This rank decides whether the life is warm: whether it keeps the bytes of the earlier life. The other ranks of
+the run follow its decision.
 
 ==========================================  =======================  =====================================
 a rank finds                                it                       because
 ==========================================  =======================  =====================================
-no file, or an empty one                    makes it: cold           there are no bytes
-a pool that is not kept, nobody in it       replaces it: cold        nobody knows what its bytes mean
+no file, or an empty file                   creates it: cold         there are no bytes
+a pool that is not kept, unused             replaces it: cold        the meaning of its bytes is unknown
 a pool that is not kept, in use             refuses                  two runs never share bytes
-a pool of another version, nobody in it     replaces it: cold        it cannot be read
-a kept pool, nobody in it, and
-- a process of its last life is not gone    waits, then refuses      its device may still write
-- it is not whole                           replaces it: cold        its maker was killed, or it was damaged
+a pool of another version, unused           replaces it: cold        it cannot be read
+a kept pool, unused, and
+- a process of its last life still exists   waits, then refuses      its device may still write
+- it is not whole                           replaces it: cold        its creator was killed, or it was
+                                                                     damaged
 - it has another identity or other sizes    replaces it: cold        its bytes mean something else
-- the system was started since              replaces it: cold        the log may lack what memory had
-- it is equal in all of this                takes it: warm
+- the machine was rebooted since            replaces it: cold        the log may lack events of the pool
+- none of these                             takes it: warm
 a kept pool in use, and
-- all of its life are in it, this rank was  takes its rows: as the   they belong to its run
-  not, and run, identity, sizes are equal   first rank decided
-- anything else                             waits until nobody is    the ranks of a dead run are gone
-                                            in it, then refuses      before a life begins
-anything else                               refuses                  it is somebody's data, or a trap
+- all ranks of its life are still in it,    takes its rows, warm or  they belong to its run
+  this rank was not in it, and run,         cold as the first rank
+  identity and sizes are equal              decided
+- anything else                             waits until it is        the ranks of a dead run must be gone
+                                            unused, then refuses     before a life begins
+anything else                               refuses                  it is other data, or an attack
 ==========================================  =======================  =====================================
 
-A pool is replaced under its name. The old file goes first, because memory, as in /dev/shm, may have no room
-for both. Each wait ends with `wait_s`.
+A pool is replaced under its name. The old file is removed first, because a file system in memory, such as
+/dev/shm, may have no room for both. No wait is longer than `wait_s`.
 
-**Nobody of the old run writes to a warm pool.** A rank holds a lock on its byte of the file, and its process
-is in the record. Both must be gone:
+**No process of the old run writes to a warm pool.** A rank holds a lock on its byte of the file, and its
+process is in the record. A life begins only when all locks are released, and each process in the record has
+ended or has closed the pool. Both are needed:
 
-- The lock is dropped when the last descriptor of that open file is closed. A forked child has the descriptor
-  and the mapping too, and might write. So its parent's lock stays as long as the child lives.
-- A device copies into page-locked memory without any descriptor of the file. Its copies end when the dying
-  process has closed the files of the device too, and the kernel closes files in any order. All of them are
-  closed when no thread of the process is left, that is, once it is a zombie or gone. A process id that is
-  used again is told by the start of its process.
+- The lock is released when the last descriptor of that open file is closed. A forked child also has the
+  descriptor and the mapping, and might write. Its parent's lock is held as long as the child lives.
+- A device copies into page-locked memory without a descriptor of the file. Its copies end when the dying
+  process has closed the files of the device, and the kernel closes files in any order. All files are closed
+  when no thread of the process is left, that is, once it is a zombie or gone. The start time of the process
+  distinguishes it from a later one with the same id.
 
-A process of another pid namespace, as in another container, cannot be seen. For that one the lock must do.
-A rank that closes its pool waits for its copies first, and says in the record that it has left. A child
-that it has forked and that goes on writing after that is not found.
+A process in another pid namespace, such as another container, cannot be seen. Then only its lock is checked.
+A rank that closes its pool waits for its copies first, and then records that it has left. A forked child that
+writes after that is not detected.
 """
 
 from __future__ import annotations
@@ -86,14 +89,18 @@ from kvsm.system.processes import ProcessName, boot_id, wait_for_end
 _LOGGER = logging.getLogger("kvsm.copies")
 
 _PAUSE_S = 0.02
-"""Between two looks at a pool that is in use (s)."""
+"""Pause between two checks of a pool that is in use (s)."""
 
 _NO_POOL = "there was no pool under this name"
 _NOT_WHOLE = "the pool that was here is not whole: its maker was killed, or the file was damaged"
 
 
 class PoolUser(NamedTuple):
-    """Somebody who is in a kept pool. process: None if the record does not tell."""
+    """A rank that uses a kept pool, or whose process has not ended.
+
+    process: the process of the rank; None if the record does not name it.
+    is_locked: whether the lock of the rank is held, by `process` or by a child of it.
+    """
 
     rank: int
     process: ProcessName | None
@@ -108,11 +115,12 @@ class PoolUser(NamedTuple):
 
 
 class KeptPoolFacts(NamedTuple):
-    """What a kept pool says about itself.
+    """What a kept pool file says, for tools and for the scheduler.
 
     identity, pool_id: None if the pool is not whole.
-    cold_reason: why nobody can take it warm, a line for each reason; empty if a run of equal identity can.
-    users: who is in it, or has not ended yet.
+    cold_reason: why no run can take it warm, a line for each reason; empty if a run with the same identity
+        can.
+    users: the ranks that use it, or whose processes have not ended.
     """
 
     sizes: PoolSizes
@@ -123,8 +131,8 @@ class KeptPoolFacts(NamedTuple):
 
 
 def read_kept_pool(path: Path) -> KeptPoolFacts:
-    """What a kept pool says, for a process that does not enter it. Raises `ConfigError` if the file is not
-    private, as `open_private` says, or no kept pool."""
+    """Read the facts of a kept pool without entering it. Raises `ConfigError` if the file is not private (see
+    `open_private`), or is no kept pool."""
     descriptor = open_private_to_read(path, "a host pool")
     try:
         head = read_head(descriptor)
@@ -142,7 +150,7 @@ def read_kept_pool(path: Path) -> KeptPoolFacts:
 
 
 def open_mark(path: Path) -> PoolMark:
-    """The mark of a kept pool, for the process that writes its log and does not enter the pool. Raises
+    """Map the mark of a kept pool, for the process that writes the log and does not enter the pool. Raises
     `ConfigError` as `read_kept_pool` does."""
     descriptor, is_new = open_private(path, "a host pool")
     try:
@@ -166,11 +174,11 @@ def _map_mark(descriptor: int, sizes: PoolSizes) -> PoolMark:
 
 
 def remove_kept_pool(path: Path) -> bool:
-    """Remove a kept pool. Returns whether nobody was in it, and it is gone. Raises `ConfigError` unless the
+    """Remove a kept pool unless it is in use. Returns whether it was removed. Raises `ConfigError` unless the
     file is private."""
     descriptor, is_new = open_private(path, "a host pool")
     try:
-        # Locked as by a rank that enters it: no rank comes in between the look and the end.
+        # The lock of a rank that enters: no rank can enter between the check and the removal.
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         head = read_head(descriptor)
         record = None if head is None else read_record(descriptor, head.sizes)
@@ -179,7 +187,7 @@ def remove_kept_pool(path: Path) -> bool:
         if is_new or lock(descriptor, fcntl.F_WRLCK):
             remove_own(path, descriptor)
             return not is_new
-    except BlockingIOError:  # Somebody is about to enter it.
+    except BlockingIOError:  # a rank is about to enter it
         return False
     finally:
         os.close(descriptor)
@@ -187,23 +195,25 @@ def remove_kept_pool(path: Path) -> bool:
 
 
 class KeptPoolFile(SharedPoolFile):
-    """The file of a kept pool, opened by one rank. The head of this module says which rank does what.
+    """The file of a kept pool, opened by one rank. The module's docstring says which rank does what.
 
-    keep: what its bytes mean, and for which run.
-    Raises `ConfigError`. `record` is what the pool says since this rank is in it.
+    keep: what the bytes mean, and the run of this rank.
+    Raises `ConfigError`. `record` is the record that this rank wrote when it entered the pool.
     """
 
     record: PoolRecord
     record_bytes = KEPT_BYTES
-    _has_told = False
+    _has_warned = False
 
     def __init__(self, path: Path, sizes: PoolSizes, rank: int, wait_s: float, keep: KeptPool) -> None:
         check_kept(keep)
         self._keep = keep
         self._found: list[str] = []
-        """Why this rank has replaced a pool."""
+        """Why this rank has created or replaced the pool; empty if it did not."""
         self._waits_for = ""
+        """Who uses the pool, so that this rank must wait; empty if it need not."""
         self._ending: list[ProcessName] = []
+        """Processes of the last life that have not ended, to wait for."""
         try:
             super().__init__(path, sizes, rank, wait_s)
         except OSError as error:
@@ -216,7 +226,7 @@ class KeptPoolFile(SharedPoolFile):
 
     @property
     def is_warm(self) -> bool:
-        """Whether the bytes are those that an earlier life has left."""
+        """Whether the pool holds the bytes of an earlier life."""
         return not self.record.cold_reason
 
     def mark(self) -> PoolMark:
@@ -224,9 +234,9 @@ class KeptPoolFile(SharedPoolFile):
         return _map_mark(self._descriptor, self._sizes)
 
     def close(self) -> None:
-        """Leave the file, which stays."""
+        """Record that this rank has left, and close the file. The file is not removed."""
         with suppress(ConfigError, OSError):
-            # Without the lock the record stays as it is: then the next run waits for the end of this process.
+            # Without the lock, leave the record unchanged: then the next run waits until this process ends.
             wait_for_lock(self._descriptor, self._path, time.monotonic() + LEAVE_S)
             record = read_record(self._descriptor, self._sizes)
             if record is not None:
@@ -236,7 +246,7 @@ class KeptPoolFile(SharedPoolFile):
         os.close(self._descriptor)
 
     def _enter(self, is_new: bool) -> bool:
-        """Take the rank. Returns False if the pool was removed, or somebody is to be waited for."""
+        """Enter the pool as this rank. Returns False if the pool was removed, or is still in use."""
         self._waits_for, self._ending = "", []
         is_empty = lock(self._descriptor, fcntl.F_WRLCK)
         head = read_head(self._descriptor)
@@ -255,7 +265,7 @@ class KeptPoolFile(SharedPoolFile):
         return True
 
     def _begin(self, head: PoolHead, record: PoolRecord | None) -> bool:
-        """Begin a life of a pool in which nobody is."""
+        """Begin a life of an unused pool. Returns as `_enter` does."""
         self._ending = [one for one in record.processes() if not one.ended()] if record is not None else []
         if self._ending:
             self._waits_for = ", ".join(map(str, self._ending)) + ": of its last run, and has not ended yet"
@@ -267,7 +277,7 @@ class KeptPoolFile(SharedPoolFile):
         return True
 
     def _join(self, head: PoolHead, record: PoolRecord | None) -> bool:
-        """Join the life of a pool that is in use."""
+        """Join the life of a pool that is in use. Returns as `_enter` does."""
         reasons = self._why_cold(head, record)
         if record is not None and not reasons:
             if record.run != self._keep.run:
@@ -284,7 +294,7 @@ class KeptPoolFile(SharedPoolFile):
         return True
 
     def _take(self, record: PoolRecord) -> None:
-        # The record comes first: a rank that has the lock is always named in it.
+        # Write the record before taking the lock: every rank that has the lock is named in the record.
         self.record = record.entered(self._rank)
         write_record(self._descriptor, self._sizes, self.record)
         lock(self._descriptor, fcntl.F_UNLCK)
@@ -319,8 +329,8 @@ class KeptPoolFile(SharedPoolFile):
                 f"{self._path}: is in use: {self._waits_for}; end that process, give another path, or a "
                 "larger lock_timeout_s"
             )
-        if not self._has_told:
-            self._has_told = True
+        if not self._has_warned:
+            self._has_warned = True
             _LOGGER.warning("%s: is in use: %s; waiting up to %.0f s", self._path, self._waits_for, left_s)
         if self._ending:
             wait_for_end(self._ending, left_s)

@@ -1,9 +1,9 @@
-"""What a kept pool says about itself: what its bytes mean, and who is in it.
+"""The record of a kept pool: what its bytes mean, and which processes use it.
 
-The record lies between the mark (`pool_mark.py`) and the last page of the file. It is written in one piece
-under the lock of the file. It begins with a seal, a digest of everything else in the record and of the last
-page. A pool whose seal is wrong is not whole, and starts cold. So a process may be killed between
-any two system calls, and in the middle of a write.
+The record is between the mark (`pool_mark.py`) and the last page of the file. It is written in one piece
+under the lock of the file. It begins with a seal, a digest of the rest of the record and of the last page. A
+pool whose seal is wrong is not whole, and starts cold. So a process may be killed between any two system
+calls, and in the middle of a write.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvsm.identity import PoolIdentity
 from kvsm.system.processes import ProcessName
 
 RECORD_BYTES = -(-(64 << 10) // PAGE_BYTES) * PAGE_BYTES
-"""Room for the record in a file. 1,024 ranks take 32 KiB of it."""
+"""Size of the record in a file, in whole pages. 1,024 ranks take 32 KiB of it."""
 
 KEPT_BYTES = MARK_BYTES + RECORD_BYTES
-"""What a kept pool has between its rows and its last page."""
+"""Size of mark and record, which a kept pool has between its rows and its last page."""
 
 MOST_IDENTITY_BYTES = 8 << 10
-"""Of the facts of an identity."""
+"""Most bytes of an encoded `KeptPool`."""
 
 _MOST_REASON_BYTES = 12 << 10
 _SEAL_BYTES = 16
@@ -37,11 +37,11 @@ _HEAD_BYTES = _SEAL_BYTES + struct.calcsize(_LENGTH)
 
 
 class KeptPool(msgspec.Struct, frozen=True):
-    """That a pool is kept after its processes, and for whom.
+    """The request to keep a pool when its processes have ended.
 
-    identity: what its bytes mean. A pool with another identity is not taken.
-    run: a name that all ranks of a run know, and no other run has. Without it ranks tell runs apart by who
-        was there before.
+    identity: what its bytes mean. A pool with another identity is replaced.
+    run: a unique name of this run, equal on all its ranks. If it is empty, a rank recognizes the pool of
+        another run only by its own number among the ranks that have entered.
     """
 
     identity: PoolIdentity
@@ -49,7 +49,7 @@ class KeptPool(msgspec.Struct, frozen=True):
 
 
 class RankInPool(msgspec.Struct, frozen=True, array_like=True):
-    """A rank of the present life of a pool. left: whether it has closed the pool."""
+    """A rank of the current life of a pool. left: whether it has closed the pool."""
 
     rank: int
     process: ProcessName
@@ -57,14 +57,14 @@ class RankInPool(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PoolRecord(msgspec.Struct, frozen=True, array_like=True):
-    """What a kept pool says about itself. A life begins when a rank enters a pool in which nobody is.
+    """The record of a kept pool. A life begins when a rank enters a pool that no process uses.
 
     identity, digest: what its bytes mean.
-    pool_id: random, and new with each pool that is made.
-    boot: the run of the system in which it was written.
-    run: the run of its present life, or of its last one.
+    pool_id: random, new for each file.
+    boot: the boot id of the system in which the pool was created.
+    run: the run of its current life, or of its last life.
     cold_reason: why this life began with zeros, a line for each difference; empty if it is warm.
-    ranks: of this life, in the order in which they came.
+    ranks: the ranks of this life, in the order in which they entered.
     """
 
     identity: PoolIdentity
@@ -76,23 +76,23 @@ class PoolRecord(msgspec.Struct, frozen=True, array_like=True):
     ranks: tuple[RankInPool, ...] = ()
 
     def entered(self, rank: int) -> PoolRecord:
-        """The record once this process has come in as that rank."""
-        came = RankInPool(rank, ProcessName.own())
-        return msgspec.structs.replace(self, ranks=(*self.ranks, came))
+        """Return the record after this process has entered as this rank."""
+        entry = RankInPool(rank, ProcessName.own())
+        return msgspec.structs.replace(self, ranks=(*self.ranks, entry))
 
     def left(self, rank: int) -> PoolRecord:
-        """The record once that rank has closed the pool."""
+        """Return the record after this rank has closed the pool."""
         ranks = (msgspec.structs.replace(one, left=True) if one.rank == rank else one for one in self.ranks)
         return msgspec.structs.replace(self, ranks=tuple(ranks))
 
     def processes(self) -> list[ProcessName]:
-        """Those that may still write: they have not closed the pool, and it is not this process."""
+        """Return the other processes that have not closed the pool, and so may still write."""
         own = ProcessName.own()
         return [one.process for one in self.ranks if not one.left and one.process != own]
 
 
 def new_record(keep: KeptPool, boot: str, cold_reason: Iterable[str]) -> PoolRecord:
-    """The record of a pool that is made now."""
+    """Return the record of a new pool. `cold_reason` is cut to the room in the record."""
     lines, room = [], _MOST_REASON_BYTES
     for line in cold_reason:
         room -= len(line.encode())
@@ -103,7 +103,7 @@ def new_record(keep: KeptPool, boot: str, cold_reason: Iterable[str]) -> PoolRec
 
 
 def check_kept(keep: KeptPool) -> None:
-    """Raises `ConfigError` if a pool has no room to say this."""
+    """Raise `ConfigError` if a pool's record has no room for this identity and run."""
     size = len(msgspec.msgpack.encode(keep))
     if size > MOST_IDENTITY_BYTES:
         raise ConfigError(
@@ -113,7 +113,7 @@ def check_kept(keep: KeptPool) -> None:
 
 
 def write_record(descriptor: int, sizes: PoolSizes, record: PoolRecord) -> None:
-    """Write and seal the record. The caller holds the lock of the file. Raises `OSError`."""
+    """Write and seal the record. The caller must hold the lock of the file. Raises `OSError`."""
     body = msgspec.msgpack.encode(record)
     sealed = (struct.pack(_LENGTH, len(body)) + body).ljust(RECORD_BYTES - _SEAL_BYTES, b"\0")
     assert len(sealed) == RECORD_BYTES - _SEAL_BYTES
@@ -123,7 +123,7 @@ def write_record(descriptor: int, sizes: PoolSizes, record: PoolRecord) -> None:
 
 
 def read_record(descriptor: int, sizes: PoolSizes) -> PoolRecord | None:
-    """The record of a kept pool; None if the pool is not whole. Raises `OSError`."""
+    """Read the record of a kept pool. None if the pool is not whole. Raises `OSError`."""
     place, length = sizes.mapped_bytes + MARK_BYTES, RECORD_BYTES + PAGE_BYTES
     if os.fstat(descriptor).st_size != place + length:
         return None

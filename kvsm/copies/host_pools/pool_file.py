@@ -1,31 +1,30 @@
-"""The file of a host pool that ranks of one host share, for example in /dev/shm.
+"""The file of a host pool that the ranks of one host share, for example in /dev/shm.
 
-Block b of all ranks is contiguous. The last page says what the file is:
+The rows of all ranks for one block are contiguous. The last page says what the file is:
 
-    | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | the mark, the sizes, a byte for each rank |
+    | b0 rank 0 | b0 rank 1 | b1 rank 0 | b1 rank 1 | ...  | format name, sizes, a byte for each rank |
 
 A kept pool has its mark (`pool_mark.py`) and its record (`kept_record.py`) before the last page.
 
-Consecutive ranks may hold the same bytes. They are replicas then, and have one row together:
+Consecutive ranks may hold the same bytes. Then they are replicas, and share one row:
 
     | b0 ranks 0 and 1 | b0 ranks 2 and 3 | b1 ranks 0 and 1 | ...
 
-Locks decide which rank makes the file. The kernel drops them when a process dies:
+Locks decide which rank creates the file. The kernel releases them when a process dies:
 
 ==============================  =======================================  =====================================
 a rank finds                    it                                       because
 ==============================  =======================================  =====================================
-no file, or an empty one        makes it                                 a rank that dies before it has made
-                                                                         the file leaves an empty one
-a pool, and nobody in it        removes it, and makes another            the ledger that knew those bytes is
-                                                                         gone; a view of it stays what it is
+no file, or an empty file       creates the pool                         a rank that dies while it creates the
+                                                                         file may leave an empty file
+a pool that no rank uses        removes it, and creates another          the ledger of those bytes is gone
 a pool of equal sizes, in use   takes its own rows                       they belong to its run
-- and its rank was there        takes its own rows, and zeroes them;     nobody knows those bytes any more
-                                rows of replicas stay as they are        but its replicas
-- and its rank is there         refuses                                  two runs never share bytes
+- this rank was in it before    takes its own rows, and zeroes them,     only replicas still use the old bytes
+                                unless it has replicas
+- this rank is in it now        refuses                                  two runs never share bytes
 a pool of other sizes, in use   refuses                                  likewise
-a pool that is kept             refuses                                  its bytes are still of use
-anything else                   refuses; see `system/private_files.py`   it is somebody's data, or a trap
+a pool that is kept             refuses                                  its bytes are still needed
+anything else                   refuses; see `system/private_files.py`   it is other data, or an attack
 ==============================  =======================================  =====================================
 """
 
@@ -51,24 +50,24 @@ from kvsm.system.private_files import names, open_private, open_private_to_read,
 _LOGGER = logging.getLogger("kvsm.copies")
 
 _NAME = b"kvsm host pool "
-_MARK = _NAME + b"5"
+_FORMAT = _NAME + b"5"
 _SIZES = "<QQQQQ"
-"""The sizes of the pool, and how many bytes its mark and its record have: 0 if it is not kept."""
-_RANK_BYTES = len(_MARK) + struct.calcsize(_SIZES)
-"""Where the bytes of the ranks begin in the last page."""
+"""The sizes of the pool, and the bytes of its mark and record: 0 if it is not kept."""
+_RANK_BYTES = len(_FORMAT) + struct.calcsize(_SIZES)
+"""Offset of the bytes of the ranks in the last page."""
 
 _TRIES = 100
-"""How often a file may be replaced while a rank waits for its lock. Each time another run has ended."""
+"""How often a rank tries to enter a file that is replaced or removed meanwhile."""
 
 LEAVE_S = 1.0
-"""How long a rank that leaves waits for the lock, to see whether it is the last one (s)."""
+"""How long a rank waits for the lock to find out whether other ranks are in the file (s)."""
 
 _MOST_ENTRIES = 10_000
-"""Of a directory in which pools of dead runs are looked for."""
+"""Most directory entries that a search for pools of dead runs reads."""
 
 
 class PoolHead(NamedTuple):
-    """What the last page of a pool says. record_bytes: 0 if the pool is not kept."""
+    """The content of the last page of a pool. record_bytes: size of mark and record; 0 if it is not kept."""
 
     sizes: PoolSizes
     record_bytes: int
@@ -80,20 +79,20 @@ class PoolHead(NamedTuple):
 
 
 class SharedPoolFile:
-    """The file of a pool, opened by one rank. The head of this module says which rank does what.
+    """The file of a pool, opened by one rank. The module's docstring says which rank does what.
 
-    path: its name.
-    sizes: of the whole pool.
+    path: the file.
+    sizes: the sizes of the whole pool.
     rank: the number of this rank.
-    wait_s: how long to wait for a rank that makes the file or looks at it (s).
+    wait_s: how long to wait for another rank that creates or checks the file (s).
 
-    There are two kinds of locks. `flock` lets one rank at a time look at the file and make it. A lock on
-    one byte says that the rank of that number is there, as long as its pool is open; it belongs to the open
-    file and not to the process. Raises `ConfigError`.
+    There are two kinds of locks. `flock` lets one rank at a time check and create the file. A lock on byte r
+    says that rank r has the pool open; it belongs to the open file and not to the process. Raises
+    `ConfigError`.
     """
 
     record_bytes = 0
-    """Between the rows and the last page, for a kept pool."""
+    """Size of mark and record, between the rows and the last page; 0 if the pool is not kept."""
 
     def __init__(self, path: Path, sizes: PoolSizes, rank: int, wait_s: float) -> None:
         if not hasattr(fcntl, "F_OFD_SETLK"):
@@ -105,7 +104,7 @@ class SharedPoolFile:
             is_in = False
             try:
                 wait_for_lock(self._descriptor, path, deadline)
-                # The pool may have been removed in the meantime, and another one may have its name.
+                # Another rank may have removed or replaced the file since it was opened.
                 is_in = names(path, self._descriptor) and self._enter(is_new)
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             finally:
@@ -120,19 +119,19 @@ class SharedPoolFile:
         )
 
     def map(self) -> mmap.mmap:
-        """The blocks of all ranks."""
+        """Map the blocks of all ranks."""
         return mmap.mmap(self._descriptor, self._sizes.mapped_bytes, flags=mmap.MAP_SHARED)
 
     def is_first_of_its_rank(self) -> bool:
-        """Whether no rank of this number was in this file before: then its rows are still zeros."""
+        """Whether this rank number was never in this file before: then its rows are still zeros."""
         return not any(os.pread(self._descriptor, 1, self._rank_byte))
 
     def note_rank(self) -> None:
-        """Say in the file that the rows of this rank are no longer known to be zeros."""
+        """Mark in the file that the rows of this rank may no longer be zeros."""
         os.pwrite(self._descriptor, b"\1", self._rank_byte)
 
     def remove_name_if_all_are_in(self) -> None:
-        """Take the name away once every rank is in the file: then nothing is left of ranks that are killed.
+        """Unlink the file if every rank is in it: then the memory is freed even if all ranks are killed.
 
         Raises `ConfigError` if another rank holds the lock of the file for too long.
         """
@@ -142,20 +141,20 @@ class SharedPoolFile:
             remove_own(self._path, self._descriptor)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
-    def _waited(self, deadline: float) -> bool:  # noqa: ARG002 (only a kept pool has somebody to wait for)
-        """Wait for somebody whom the last try has met. Returns False if it has met nobody."""
+    def _waited(self, deadline: float) -> bool:  # noqa: ARG002 (only a kept pool has processes to wait for)
+        """Wait for the processes that kept the last try from entering. Returns False if there are none."""
         return False
 
     def close(self) -> None:
-        """Leave the file. Remove it if this rank made it, or is the last one."""
+        """Close the file. Remove it if this rank created it, or is the last rank in it."""
         lock(self._descriptor, fcntl.F_UNLCK)
         with suppress(ConfigError):
-            # Another rank may leave at the same time. Without the wait neither would be the last one.
+            # Another rank may leave at the same time. Without the wait, neither would find itself the last.
             wait_for_lock(self._descriptor, self._path, time.monotonic() + LEAVE_S)
             self._made = self._made or lock(self._descriptor, fcntl.F_WRLCK)
         if self._made:
             remove_own(self._path, self._descriptor)
-        # Closing is not enough: a mapping keeps the file open too, as long as there is a view.
+        # Closing does not release the locks while a mapping with a view keeps the file open.
         lock(self._descriptor, fcntl.F_UNLCK)
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
         os.close(self._descriptor)
@@ -165,7 +164,7 @@ class SharedPoolFile:
         return self._sizes.mapped_bytes + _RANK_BYTES + self._rank
 
     def _enter(self, is_new: bool) -> bool:
-        """Take the rank. Returns False if the file belonged to a dead run: it is removed then."""
+        """Enter the pool as this rank. Returns False if the file was a dead run's; then it is removed."""
         if not lock(self._descriptor, fcntl.F_WRLCK):
             self._check_sizes()
         elif os.fstat(self._descriptor).st_size:
@@ -177,7 +176,7 @@ class SharedPoolFile:
                     f"{self._path}: is a host pool that is kept, and this one is not to be kept; give "
                     "another path, or remove the file"
                 )
-            # Memory, as in /dev/shm, may have no room for both.
+            # Remove it first: a file system in memory, such as /dev/shm, may have no room for both.
             remove_own(self._path, self._descriptor)
             return False
         else:
@@ -197,14 +196,14 @@ class SharedPoolFile:
     def _make(self, is_new: bool) -> None:
         head = PoolHead(self._sizes, self.record_bytes)
         need = head.file_bytes
-        _name_dead_pools(self._path.parent)
+        _warn_of_dead_pools(self._path.parent)
         try:
             self._check_room(need)
-            # The whole last page comes first: from now on a rank that dies leaves a file that the next one
-            # removes.
-            mark = _MARK + struct.pack(_SIZES, *self._sizes, self.record_bytes)
-            os.pwrite(self._descriptor, mark.ljust(PAGE_BYTES, b"\0"), need - PAGE_BYTES)
-            # All of it now: later a full file system would kill the process with a signal.
+            # Write the last page first: if this rank dies after that, the next rank recognizes the file and
+            # removes it.
+            last_page = _FORMAT + struct.pack(_SIZES, *self._sizes, self.record_bytes)
+            os.pwrite(self._descriptor, last_page.ljust(PAGE_BYTES, b"\0"), need - PAGE_BYTES)
+            # Allocate everything now: later a full file system would kill the process with SIGBUS.
             os.posix_fallocate(self._descriptor, 0, need)
         except BaseException as error:
             if is_new:
@@ -242,15 +241,15 @@ class SharedPoolFile:
 
 
 def map_to_read(path: Path) -> tuple[mmap.mmap, PoolSizes]:
-    """The blocks of all ranks of a pool that another process has made, and its sizes. The mapping cannot be
-    written. Raises `ConfigError` unless the file is private, as `open_private` says, and whole.
+    """Map the blocks of all ranks of another process's pool, read-only. Returns the mapping and the sizes.
+    Raises `ConfigError` unless the file is private (see `open_private`) and whole.
 
-    The pool may end at any time. The mapping keeps the memory, so it is to be closed soon after its use.
+    The pool may be removed at any time, but the mapping keeps its memory allocated: close it soon after use.
     """
     descriptor = open_private_to_read(path, "a host pool")
     try:
         head = read_head(descriptor)
-        # A page that the file does not have would kill this process at the first look at it.
+        # Reading a mapped page behind the end of the file would kill this process with SIGBUS.
         if head is None or os.fstat(descriptor).st_size != head.file_bytes:
             raise ConfigError(f"{path}: is not a host pool; give the path of one")
         return mmap.mmap(descriptor, head.sizes.mapped_bytes, prot=mmap.PROT_READ), head.sizes
@@ -259,14 +258,14 @@ def map_to_read(path: Path) -> tuple[mmap.mmap, PoolSizes]:
 
 
 def remove_dead_pools(directory: Path) -> None:
-    """Remove the pools of this user in which nobody is, but not those that are kept. Only for a directory
-    that holds nothing else, as a pool on tmpfs takes memory until somebody removes it."""
-    for name, size in list(_dead_pools(directory)):  # which locks a pool while it is looked at
+    """Remove the unused pools of this user, except kept pools: on tmpfs they take memory until they are
+    removed. Use it only for a directory that holds nothing but pools."""
+    for name, size in list(_dead_pools(directory)):  # a list, because the search itself locks each pool
         path = Path(name)
         with suppress(ConfigError, OSError):
             descriptor, is_new = open_private(path, "a host pool")
             try:
-                # Locked as by a rank that enters it: no rank comes in between the look and the end.
+                # The lock of a rank that enters: no rank can enter between the check and the removal.
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if is_new or lock(descriptor, fcntl.F_WRLCK):
                     remove_own(path, descriptor)
@@ -278,12 +277,12 @@ def remove_dead_pools(directory: Path) -> None:
 
 
 def read_head(descriptor: int) -> PoolHead | None:
-    """What the last page of an open file says; None if it holds no pool."""
+    """Read the last page of an open file. None if the file holds no pool."""
     place = max(0, os.fstat(descriptor).st_size - PAGE_BYTES)
     found = os.pread(descriptor, _RANK_BYTES, place)
-    if len(found) < _RANK_BYTES or not found.startswith(_MARK):
+    if len(found) < _RANK_BYTES or not found.startswith(_FORMAT):
         return None
-    *numbers, record_bytes = struct.unpack(_SIZES, found[len(_MARK) :])
+    *numbers, record_bytes = struct.unpack(_SIZES, found[len(_FORMAT) :])
     sizes = PoolSizes(*numbers)
     if not sizes.replicas or sizes.ranks % sizes.replicas or sizes.ranks > MOST_RANKS:
         return None
@@ -293,13 +292,13 @@ def read_head(descriptor: int) -> PoolHead | None:
 def is_of_another_version(descriptor: int) -> bool:
     """Whether an open file holds a pool of another version of kvsm."""
     place = max(0, os.fstat(descriptor).st_size - PAGE_BYTES)
-    found = os.pread(descriptor, len(_MARK), place)
-    return found.startswith(_NAME) and found != _MARK
+    found = os.pread(descriptor, len(_FORMAT), place)
+    return found.startswith(_NAME) and found != _FORMAT
 
 
-def _name_dead_pools(directory: Path) -> None:
-    """Warn about pools of this user in which nobody is. Where each run has a path of its own, nobody else
-    would ever look at what a killed run left."""
+def _warn_of_dead_pools(directory: Path) -> None:
+    """Warn about unused pools of this user in the directory. If each run has its own path, no later run opens
+    the file that a killed run has left."""
     for path, size in _dead_pools(directory):
         _LOGGER.warning(
             "%s is the host pool of a run that was killed; nobody uses its %s bytes: remove the file",

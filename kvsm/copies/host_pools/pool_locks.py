@@ -1,4 +1,4 @@
-"""The locks of a pool's file. The kernel drops them when the last process that has the open file is gone."""
+"""The locks of a pool's file. The kernel releases them when the last process with the open file has ended."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from kvsm.system.file_locks import lock_holder
 
 
 def lock(descriptor: int, kind: int, start: int = 0, length: int = 0) -> bool:
-    """Lock or unlock bytes of a file; length 0: all from `start` on. Returns whether they were free."""
+    """Lock or unlock bytes of a file without waiting. Returns False if another open file has a lock on them.
+
+    kind: `fcntl.F_WRLCK` or `fcntl.F_UNLCK`.
+    length: number of bytes; 0: all bytes from `start` on.
+    """
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _lock_request(kind, start, length))
     except (BlockingIOError, PermissionError):
@@ -23,12 +27,12 @@ def lock(descriptor: int, kind: int, start: int = 0, length: int = 0) -> bool:
 
 
 def _lock_request(kind: int, start: int, length: int) -> bytes:
-    # struct flock: kind, what `start` counts from, start, length, and a process that must be 0.
+    # struct flock: kind, the origin of `start`, start, length, and a process id that must be 0.
     return struct.pack("@hhqqi0q", kind, os.SEEK_SET, start, length, 0)
 
 
 def wait_for_lock(descriptor: int, path: Path, deadline: float) -> None:
-    """Get the `flock` of a file. Raises `ConfigError` if another process holds it until the deadline."""
+    """Take the `flock` of a file. Raises `ConfigError` if another process holds it until the deadline."""
     begun = time.monotonic()
     while True:
         with suppress(BlockingIOError):
@@ -45,7 +49,8 @@ def wait_for_lock(descriptor: int, path: Path, deadline: float) -> None:
 
 
 def is_free(descriptor: int, start: int = 0, length: int = 1) -> bool:
-    """Whether nobody else has a lock on these bytes of a file; length 0: on any from `start` on."""
-    # This only asks: a lock that is held for a moment would refuse a rank that comes in that moment.
+    """Whether no other open file has a lock on these bytes. length: number of bytes; 0: all bytes from
+    `start` on."""
+    # Query only: taking the lock for a moment could make another rank fail to take it.
     answer = fcntl.fcntl(descriptor, fcntl.F_OFD_GETLK, _lock_request(fcntl.F_WRLCK, start, length))
     return bool(struct.unpack_from("@h", answer)[0] == fcntl.F_UNLCK)

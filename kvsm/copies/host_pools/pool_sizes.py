@@ -12,13 +12,16 @@ from kvsm.errors import ConfigError
 PAGE_BYTES = mmap.PAGESIZE
 
 MOST_RANKS = 1024
-"""Of one file. The last page has a byte for each."""
+"""Most ranks of one file. The last page has a byte for each."""
 
 
 class PoolSizes(NamedTuple):
     """The sizes of a pool. All ranks that share a file must agree on them.
 
-    replicas: how many consecutive ranks have their rows together.
+    num_blocks: number of host blocks, each with a row for each shard.
+    ranks: number of ranks that share the pool.
+    block_bytes: size of a row.
+    replicas: number of consecutive ranks that share rows.
     """
 
     num_blocks: int
@@ -28,17 +31,17 @@ class PoolSizes(NamedTuple):
 
     @property
     def shards(self) -> int:
-        """How many rows a block has."""
+        """Number of rows of a block."""
         return self.ranks // self.replicas
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all rows."""
+        """Size of all rows."""
         return self.num_blocks * self.shards * self.block_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """The same in whole pages, as a mapping has them."""
+        """Size of all rows, rounded up to whole pages."""
         return -(-self.total_bytes // PAGE_BYTES) * PAGE_BYTES
 
     def __str__(self) -> str:
@@ -47,13 +50,14 @@ class PoolSizes(NamedTuple):
 
 
 def check_memory(sizes: PoolSizes, promised: Sequence[Promised] = ()) -> None:
-    """Raises `ConfigError` if the machine, or a control group of this process, has no memory for the pool.
+    """Raise `ConfigError` if the machine, or a control group of this process, has no memory for the pool.
 
-    promised: to other pools.
+    promised: memory promised to other pools.
     """
     available = available_memory_bytes(promised=promised)
     if available is not None and sizes.mapped_bytes > available:
-        others = f"; {len(promised)} other pools here will take {sum(one.size for one in promised):,} more"
+        promised_bytes = sum(promise.size for promise in promised)
+        others = f"; {len(promised)} other pools here will take {promised_bytes:,} more"
         raise ConfigError(
             f"a host pool of {sizes} needs {sizes.mapped_bytes:,} bytes of memory, and {available:,} are "
             f"available to this process, its control groups counted{others if promised else ''}; make the "

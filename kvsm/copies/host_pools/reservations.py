@@ -1,9 +1,10 @@
-"""Memory that host pools of this machine have been promised and have not touched yet.
+"""Reservations of memory that host pools of this machine have mapped but not touched yet.
 
-The system counts a page when it is touched. A host pool is mapped at once and touched over hours, so each
-rank of a host would find the same memory available. Each pool is therefore noted in a small file, and a new
-one is checked against the available memory, less what is promised to others. `reserved` holds a lock from
-the check to the note, so two ranks that start together are checked one after the other.
+The system counts a page as used when it is first touched. A host pool is mapped at once and touched over
+hours, so each rank of a host would find the same memory available. Therefore each pool has a note in a small
+file, and a new pool must fit into the available memory minus the untouched memory of the others. `reserved`
+holds a lock from the check to the note, so two ranks that start at the same time are checked one after the
+other.
 
 The touched part of a pool is read from the `smaps` of its process. A note is void once its process has ended.
 Pools of other users, and of processes in other pid namespaces, are not counted.
@@ -33,42 +34,42 @@ from kvsm.system.processes import ProcessName
 _LOGGER = logging.getLogger("kvsm.copies")
 
 DIRECTORY = Path("/dev/shm")
-"""The notes are here, in a directory of this user."""
+"""Where the directory of this user's notes is."""
 
 _PROCESSES = Path("/proc")
 
 WAIT_S = 30.0
-"""How long to wait for the lock (s). After that a pool is checked without the others."""
+"""How long to wait for the lock (s). After that a pool is checked without counting the others."""
 
 LEAST_BYTES = 16 << 20
-"""Smaller pools are not noted: no machine is short of so little."""
+"""Smaller pools get no note, because they hardly reduce the available memory."""
 
-_MOST_BYTES = 1 << 12
+_MOST_NOTE_BYTES = 1 << 12
 
 
 class _Note(msgspec.Struct, frozen=True, array_like=True):
-    """A pool of a process: its mapping."""
+    """The note of one pool: the process that mapped it, and the mapping (bytes)."""
 
     process: ProcessName
     address: int
     size: int
 
     def untouched_bytes(self) -> int:
-        """How much of the mapping has no page yet; 0 if the system does not tell."""
+        """Return how much of the mapping was never touched (bytes); 0 if it is unknown."""
         try:
             lines = (_PROCESSES / str(self.process.pid) / "smaps").read_text().splitlines()
         except OSError:
             return 0
         mapped = touched = 0
-        is_ours = False
+        is_in_mapping = False
         for line in lines:
             head, *rest = line.split(maxsplit=1)
             if not head.endswith(":"):
                 first, last = (int(part, 16) for part in head.split("-"))
-                is_ours = self.address <= first and last <= self.address + self.size
-            elif is_ours and head == "Size:":
+                is_in_mapping = self.address <= first and last <= self.address + self.size
+            elif is_in_mapping and head == "Size:":
                 mapped += int(rest[0].split()[0]) * 1024
-            elif is_ours and head == "Rss:":
+            elif is_in_mapping and head == "Rss:":
                 touched += int(rest[0].split()[0]) * 1024
         return max(0, mapped - touched)
 
@@ -76,14 +77,15 @@ class _Note(msgspec.Struct, frozen=True, array_like=True):
 class Reservations(NamedTuple):
     """Memory promised to other pools, valid while the lock of `reserved` is held.
 
-    directory: the directory of the notes. None: it cannot be used, and `note` does nothing.
+    directory: the directory of the notes. None: `note` does nothing, because the directory cannot be used or
+        the pool is small.
     """
 
     directory: Path | None
     promised: tuple[Promised, ...]
 
     def note(self, mapping: mmap.mmap) -> None:
-        """Note the memory of a pool of this process, until it is freed."""
+        """Write the note of a pool of this process. It is removed when the mapping is freed."""
         if self.directory is None:
             return
         address = int(np.frombuffer(mapping, np.uint8).ctypes.data)
@@ -98,15 +100,15 @@ class Reservations(NamedTuple):
 
 
 def _forget(path: Path, pid: int) -> None:
-    if os.getpid() == pid:  # A forked child has a copy of the mapping, and must not remove the note.
+    if os.getpid() == pid:  # a forked child has a copy of the mapping, and must not remove the note
         with suppress(OSError):
             path.unlink(missing_ok=True)
 
 
 @contextmanager
 def reserved(size: int) -> Iterator[Reservations]:
-    """What other pools have been promised, for a pool of `size` bytes. Until the end of the `with` no other
-    pool is made."""
+    """Lock the notes, and yield the memory promised to other pools. Inside the `with` no other pool is
+    checked or noted. A `size` (bytes) below `LEAST_BYTES` takes no lock."""
     if size < LEAST_BYTES:
         yield Reservations(None, ())
         return
@@ -128,12 +130,12 @@ def reserved(size: int) -> Iterator[Reservations]:
 
 
 def _promised(directory: Path) -> Iterator[Promised]:
-    """What living processes have been promised. Removes the notes of those that have ended."""
+    """Yield the untouched memory of each pool of a live process. Removes the notes of ended processes."""
     for path in sorted(directory.iterdir()):
         with suppress(ConfigError, OSError, msgspec.DecodeError):
-            note = msgspec.msgpack.decode(read_trusted(path, _MOST_BYTES), type=_Note)
+            note = msgspec.msgpack.decode(read_trusted(path, _MOST_NOTE_BYTES), type=_Note)
             if note.process.ended():
-                # Processes of another pid namespace cannot be checked from here: they remove their own notes.
+                # A process of another pid namespace looks ended from here; it removes its own note.
                 if note.process.namespace == ProcessName.own().namespace:
                     path.unlink(missing_ok=True)
                 continue
