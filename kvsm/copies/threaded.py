@@ -53,7 +53,7 @@ class ThreadedTransfer:
     piece_blocks: int = 0
     """Most pairs of a piece; 0 until the pairs were checked."""
     claimed: int = 0
-    """Number of pairs in the pieces that threads have claimed."""
+    """Index of the pair where the next piece begins."""
     pieces_left: int = 1
     """Number of pieces that have not ended."""
     began: float | None = None

@@ -1,8 +1,8 @@
-"""How bytes move on a GPU: the paths of `paths.py` as calls, and how their table is measured.
+"""Copies blocks on a GPU by each path of `paths.py`, and measures the table of paths.
 
 The kernel reads its pairs from a table in page-locked memory while it runs. The host writes the table when it
-hands the copy over, and `copy` returns it, because it belongs to that copy until the copy is over. If the
-next copy got the table any earlier, the first one would read pairs of both (B37).
+queues the copy, and `copy` returns the table, because it belongs to that copy until the copy is over. If the
+next copy reused the table earlier, the first kernel would read pairs of both copies (B37).
 """
 
 from __future__ import annotations
@@ -41,12 +41,11 @@ from kvsm.ids import IdArray
 log = logging.getLogger("kvsm.cuda_io")
 
 MEASURED_ROUNDS = 3
-"""How often each copy is measured. The fastest time counts, because the others were disturbed."""
+"""How often each copy is measured. The fastest time counts, because disturbances only add time."""
 
 
 class PairsTable:
-    """Page-locked memory with the pairs of one copy. It is used again when nobody holds this object any
-    more."""
+    """Page-locked memory with the pairs of one copy. When this object is freed, the memory is reused."""
 
     __slots__ = ("_free", "address")
 
@@ -58,8 +57,8 @@ class PairsTable:
 
 
 class PairsTables:
-    """Page-locked memory for tables, kept by size in powers of two. Page-locking takes longer than copying,
-    and may stop the device. Nearly all tables fit into the least size, of 8192 pairs."""
+    """Page-locked memory for tables, reused by size in powers of two: page-locking takes longer than copying,
+    and may stall the device. Nearly all tables have the smallest size, for 8192 pairs."""
 
     _LEAST_BYTES = 64 << 10
 
@@ -67,7 +66,7 @@ class PairsTables:
         self._free: dict[int, list[int]] = {}
 
     def holding(self, values: NDArray[Any]) -> PairsTable:
-        """A table with these values."""
+        """Return a table with these values."""
         size = max(self._LEAST_BYTES, 1 << (values.nbytes - 1).bit_length())
         free = self._free.setdefault(size, [])
         try:
@@ -85,7 +84,8 @@ class PairsTables:
 
 
 class CopyCalls:
-    """The calls with which this GPU and driver copy. The thread's current context must be the GPU's."""
+    """The copy functions of this GPU and driver; `batch` and `kernel` are None if they are unavailable. The
+    GPU's context must be the thread's current context."""
 
     def __init__(self, context: CudaContext) -> None:
         self.multiprocessors = context.multiprocessors
@@ -110,7 +110,7 @@ class CopyCalls:
 
 
 class Copier:
-    """Copies blocks of one layout by a given path. The thread's current context must be the GPU's."""
+    """Copies blocks of one layout by a given path. The GPU's context must be the thread's current context."""
 
     def __init__(self, calls: CopyCalls, layout: MemoryLayout) -> None:
         self._calls, self._layout = calls, layout
@@ -124,20 +124,21 @@ class Copier:
 
     @property
     def page_locked(self) -> bool:
-        """Whether the host pool is page-locked, so that copies need no processor and the kernel can reach
+        """Whether the host pool is page-locked, so that copies take no CPU time and the kernel can access
         it."""
         return self._host is not None
 
     @property
     def available(self) -> tuple[CopyPath, ...]:
-        """The paths that can be taken here."""
+        """The paths that this GPU, driver and host pool allow."""
         unavailable = {CopyPath.BATCH: self._calls.batch is None, CopyPath.KERNEL: not self._parts}
         return tuple(path for path in CopyPath if not unavailable.get(path))
 
     def copy(
         self, path: CopyPath, stream: int, direction: Direction, device_blocks: IdArray, host_blocks: IdArray
     ) -> Any:
-        """Queue the copy of at least one pair. Returns what the device may still read after the call."""
+        """Queue the copy of at least one pair. Returns an object that owns the memory which the device may
+        still read after the call."""
         if path is CopyPath.KERNEL:
             return self._by_kernel(stream, direction, device_blocks, host_blocks)
         planned = rectangles(self._layout, direction, device_blocks, host_blocks)
@@ -156,7 +157,7 @@ class Copier:
             driver.call("cuMemFree", self._parts)
 
     def _by_rectangles(self, stream: int, planned: Rectangles) -> Any:
-        # A rectangle of one row may be wider than a pitch may be, so it is copied as plain bytes.
+        # A rectangle of one row may be wider than the largest pitch, so it is copied as plain bytes.
         flat = planned.heights == 1
         if flat.any():
             self._calls.runs(
@@ -185,7 +186,7 @@ class Copier:
 
 
 def _mapped(rows: MemoryRows) -> int | None:
-    """The address of these rows of host memory for a kernel. None if they are not all page-locked and
+    """Return the device address of these rows of host memory. None unless all of them are page-locked and
     mapped."""
     if not rows.num_rows:
         return None
@@ -195,12 +196,12 @@ def _mapped(rows: MemoryRows) -> int | None:
     return first
 
 
-# The table of paths.
+# The path table.
 
 
 def cached_path_table(context: CudaContext, calls: CopyCalls) -> PathTable:
-    """The table of this GPU and driver, from the file of an earlier process or measured now. The thread's
-    current context must be the GPU's."""
+    """Return the path table of this GPU and driver, from the cache file or measured now. The GPU's context
+    must be the thread's current context."""
     device = f"{context.name}, driver {context.driver_version}"
     file = _cache_file(device)
     try:
@@ -232,9 +233,9 @@ def _cache_file(device: str) -> Path:
 
 
 def _measured(calls: CopyCalls, device: str) -> PathTable:
-    """Measure on separate memory, because the pools may be in use."""
+    """Measure the path table in memory of its own, because the pools may be in use."""
     with ExitStack() as stack:
-        # Every second block is copied, so that no two copied blocks are neighbours.
+        # Copy every second block only, so that no two copied blocks are contiguous.
         device_memory = driver.allocate_device(2 * MEASURED_BYTES)
         stack.callback(driver.call, "cuMemFree", device_memory)
         host_memory = driver.allocate_host(2 * MEASURED_BYTES)
@@ -256,8 +257,8 @@ def _measured(calls: CopyCalls, device: str) -> PathTable:
 
 
 def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
-    """The paths of this GPU. `RUNS` is left out if there is `BATCH`: it is not faster, and slow to
-    measure."""
+    """Return the paths to measure. `RUNS` is left out if there is `BATCH`: it is not faster, and it is slow
+    to measure."""
     unavailable = {
         CopyPath.BATCH: calls.batch is None,
         CopyPath.RUNS: calls.batch is not None,
@@ -267,8 +268,8 @@ def _measurable(calls: CopyCalls) -> tuple[CopyPath, ...]:
 
 
 def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blocks: int) -> MemoryLayout:
-    """A layout of twice `blocks` blocks with `parts` parts: one after another on the host, apart on the
-    device."""
+    """Return a layout of 2 * `blocks` blocks with `parts` parts: adjacent on the host, in separate tensors on
+    the device."""
     rows = 2 * blocks
     tensors = tuple(
         MemoryRows(device + part * rows * fragment_bytes, fragment_bytes, rows, fragment_bytes)
@@ -280,7 +281,8 @@ def _scratch_layout(device: int, host: int, fragment_bytes: int, parts: int, blo
 
 
 class _Stopwatch:
-    """Times work on a stream, together with handing it over: the device waits meanwhile."""
+    """Measures the time of work on a stream, including the time to queue it, during which the stream is
+    idle."""
 
     def __init__(self) -> None:
         self._stream = driver.create_stream()

@@ -1,18 +1,18 @@
 // Copies pairs of blocks between device memory and page-locked host memory, in either direction.
 //
 // A pair is a device block and a host block. Every block has the same parts; a part is contiguous on both
-// sides and at most a few KiB. Part p of pair i is unit i * num_parts + p, and each warp copies one unit
-// after another. A warp only waits: a read across PCIe takes one to two microseconds, and the pair says where
-// the bytes are. So a thread starts all reads of a unit, and reads the pair of its next unit, before its first
-// write. The launch has enough warps to cover the rest.
+// sides and at most a few KiB. Part p of pair i is unit i * num_parts + p. Each warp copies one unit after
+// another. Nearly all of its time is latency: a read across PCIe takes one to two microseconds, and the pair
+// must be read before its bytes. So before its first write, a thread issues all reads of a unit and the read
+// of the next unit's pair. The launch has enough warps to hide the rest of the latency.
 //
-// Every byte is touched only once. So the loads and stores (`__ldcs`, `__stcs`) are marked as streaming, and
-// leave the caches to compute.
+// Every byte is used only once. So the loads and stores (`__ldcs`, `__stcs`) are streaming, and do not evict
+// the data of compute from the caches.
 //
-// There is no shared memory, no barrier and no warp intrinsic: any order of the threads copies the same bytes,
-// and the tests run this source on the host.
+// There is no shared memory, no barrier and no warp intrinsic: the threads may run in any order, so the tests
+// can run this source on the host.
 
-// Aligned, so that a pair is read at once, and a part in two.
+// Aligned, so that one read fetches a pair, and two reads fetch a part.
 struct alignas(16) Part {
     unsigned long long address;      // in device block 0
     unsigned long long stride;       // from a device block to the next
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_unit(
     int left = static_cast<int>(bytes / sizeof(Vector)) - static_cast<int>(lane);
 #pragma unroll 1
     for (; left > 0; left -= LANES * IN_FLIGHT, from += LANES * IN_FLIGHT, to += LANES * IN_FLIGHT) {
-        // Zeroed, because otherwise the compiler carries them from round to round, and spills.
+        // Zeroed: otherwise the compiler keeps the values across iterations, and spills registers.
         Vector held[IN_FLIGHT] = {};
 #pragma unroll
         for (int step = 0; step < IN_FLIGHT; ++step)
@@ -48,8 +48,8 @@ __device__ __forceinline__ void copy_unit(
     }
 }
 
-// vector_bytes divides every address, stride, offset and size here: 16, 8, 4, else 1. With these launch bounds
-// a thread has at most 64 registers, so that the largest thread block fits a multiprocessor.
+// vector_bytes is 16, 8, 4 or 1, and divides every address, stride, offset and size. With these launch bounds
+// a thread has at most 64 registers, so that the largest thread block fits on a multiprocessor.
 extern "C" __global__ void __launch_bounds__(1024, 1) kvsm_copy(
     const Pair* pairs,             // page-locked host memory, read when this runs
     unsigned long long num_pairs,
@@ -68,8 +68,8 @@ extern "C" __global__ void __launch_bounds__(1024, 1) kvsm_copy(
     if (unit >= units) return;
     Pair next = pairs[unit / num_parts];
     for (; unit < units; unit += warps) {
-        // The next pair is read while this unit is copied. Otherwise each unit waits for the bus twice. The
-        // compiler may not reorder this itself, because the copy might change the pairs.
+        // Read the next pair during the copy of this unit; otherwise each unit waits for the bus twice. The
+        // compiler cannot do this itself, because the copy might change the pairs.
         const Pair pair = next;
         if (unit + warps < units) next = pairs[(unit + warps) / num_parts];
         const Part part = parts[unit % num_parts];

@@ -1,17 +1,17 @@
 """The CUDA engine: transfers as copies on two streams of an NVIDIA GPU.
 
-`StreamCopyEngine` keeps the order of copies (S12). This file says what a stream, an event and a copy are on a
+`StreamCopyEngine` ensures the order of copies (S12). This file implements streams, events and copies on a
 GPU. Threads:
 
 =============  ===========================================================================================
-the caller's   records the mark of a transfer and puts it into a queue: some microseconds, whatever the
-               size. It asks events whether they are done, and sleeps in `wait`
-submitters     one for each direction plans the descriptors and hands them to the driver, which takes about
-               half a microsecond for each
+the caller's   records the mark of a transfer and queues the transfer, in a few microseconds for any size;
+               queries events, and sleeps in `wait`
+submitters     one for each direction: plans the descriptors and passes them to the driver, in about half a
+               microsecond for each
 =============  ===========================================================================================
 
-Needs an NVIDIA GPU, its driver and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU are not served.
-Without cuMemcpyBatchAsync (drivers before CUDA 12.8) each run of blocks is a call of its own. A host pool
+Needs an NVIDIA GPU, its driver and cuda-bindings (pip install 'kvsm[cuda]'); ROCm and XPU are not supported.
+Without cuMemcpyBatchAsync (drivers before CUDA 12.8) each run of blocks takes a separate call. A host pool
 that is not page-locked works, several times slower and without the copy kernel.
 """
 
@@ -38,13 +38,13 @@ from kvsm.ids import IdArray
 
 
 class CudaStatistics(msgspec.Struct, frozen=True):
-    """What a CUDA engine copies with.
+    """The hardware and the copy paths of a CUDA engine, and how often each path was taken.
 
     device: name of the GPU.
-    driver_version: as CUDA writes it, 12080 for 12.8.
+    driver_version: the CUDA version of the driver, 12080 for 12.8.
     page_locked: whether the host pool is page-locked.
     available: the paths that this GPU, driver and host pool allow.
-    transfers: how many transfers went each of these ways.
+    transfers: number of transfers by each available path.
     """
 
     device: str
@@ -55,8 +55,8 @@ class CudaStatistics(msgspec.Struct, frozen=True):
 
 
 class CudaEvent:
-    """A `StreamEvent`. When nobody holds it any more, its handle serves a later event. Work that was queued
-    behind this event still waits for the old place."""
+    """A `StreamEvent`. When this object is freed, a later event reuses its handle; streams that wait for this
+    event still wait for its own place."""
 
     __slots__ = ("_events", "handle")
 
@@ -80,7 +80,7 @@ class CudaEvent:
 
 
 class _CudaEventPool:
-    """Events of one kind, made when needed and used again."""
+    """Events of one kind, created on demand and reused."""
 
     def __init__(self, context: CudaContext, timed: bool) -> None:
         self.context = context
@@ -103,7 +103,7 @@ class _CudaEventPool:
 
 
 class CudaStream:
-    """A `DeviceStream`: one of ours, or the one on which the model computes."""
+    """A `DeviceStream`: a stream of this engine, or the model's compute stream."""
 
     __slots__ = ("_events", "handle")
 
@@ -123,8 +123,8 @@ class ThreadSubmitter:
 
     died: called with the reason if a call has raised.
     prepare: called in the thread first.
-    settle: called when a call has raised, before `died`. It must wait for what that call had begun, because
-    nobody else will.
+    settle: called when a call has raised, before `died`. It must wait for device work that the call has
+        queued, because the engine has no event behind that work.
     """
 
     def __init__(
@@ -138,9 +138,9 @@ class ThreadSubmitter:
         self._queue: SimpleQueue[Callable[[], None] | Event | None] = SimpleQueue()
         self._lock = Lock()
         self._dead = False
-        """Guarded by the lock. Calls that are put now never run."""
+        """Whether the thread runs no more calls. Guarded by the lock."""
         self._over = Event()
-        """Set when no call will run any more, after `died` was called."""
+        """Set when the thread has run its last call, and after `died`."""
         # A daemon: a process that ends without closing the engine must not hang behind it.
         self._thread = Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
@@ -173,7 +173,7 @@ class ThreadSubmitter:
                     call.set()
                 else:
                     call()
-        except BaseException as error:  # nobody else would hear of it
+        except BaseException as error:  # passed to `died`, because this thread has no caller
             reason = f"the submitting thread died of {described(error)}"
         with self._lock:
             self._dead = True
@@ -190,7 +190,8 @@ class ThreadSubmitter:
 
 
 class CudaDevice:
-    """A `StreamDevice`: an NVIDIA GPU with the pools of one rank. See `CudaCopyEngine` for the parameters."""
+    """A `StreamDevice`: an NVIDIA GPU with the pools of one rank. Its parameters are those of
+    `CudaCopyEngine`."""
 
     def __init__(
         self,
@@ -206,7 +207,7 @@ class CudaDevice:
         ordinal = _ordinal(tensors)
         self._compute = compute or _current_stream_of(tensors[0])
         self._memory = (tensors, host)
-        """Held, because the device copies from and to it."""
+        """References that keep the pools alive while the device accesses them."""
         self._context = CudaContext(ordinal)
         self._marks, self._ends = (
             _CudaEventPool(self._context, timed=False),
@@ -223,7 +224,7 @@ class CudaDevice:
         except BaseException:
             self.close()
             raise
-        self._tell([path] if path else self._copier.available)
+        self._log_paths([path] if path else self._copier.available)
 
     @property
     def compute(self) -> CudaStream:
@@ -241,12 +242,13 @@ class CudaDevice:
     def copy(
         self,
         stream: CudaStream,
-        transfer: int,  # noqa: ARG002 (for people)
+        transfer: int,  # noqa: ARG002 (only names the copy on a simulated device)
         direction: Direction,
         device_blocks: IdArray,
         host_blocks: IdArray,
     ) -> Any:
-        """Returns the descriptors, or the table that the kernel reads."""
+        """Queue the copy of these checked pairs. Returns the descriptors, or the table that the kernel
+        reads."""
         if not len(device_blocks):
             return None
         path = self._choose(direction, *shape(self.layout, device_blocks, host_blocks))
@@ -255,7 +257,7 @@ class CudaDevice:
         return self._copier.copy(path, stream.handle, direction, device_blocks, host_blocks)
 
     def statistics(self) -> CudaStatistics:
-        """See `CudaStatistics`."""
+        """Return the statistics of this device."""
         context, copier = self._context, self._copier
         return CudaStatistics(
             context.name,
@@ -266,7 +268,7 @@ class CudaDevice:
         )
 
     def close(self) -> None:
-        with suppress(DeviceLost), self._context:  # a lost GPU holds nothing
+        with suppress(DeviceLost), self._context:  # on a lost GPU there is nothing to release
             for stream in self._streams:
                 driver.call("cuStreamDestroy", stream.handle)
             self._marks.close()
@@ -283,7 +285,7 @@ class CudaDevice:
     def _chooser(
         self, path: CopyPath | None, path_table: PathTable | None
     ) -> Callable[[Direction, int, int, int], CopyPath]:
-        """A function that names the path of a copy from its direction and shape."""
+        """Return a function that chooses the path of a copy from its direction and shape."""
         available = self._copier.available
         if path is None:
             with self._context:
@@ -304,10 +306,10 @@ class CudaDevice:
             return "the host pool is not page-locked, so no kernel can reach it; see driver.register_host"
         return "the copy kernel could not be built; the log says why"
 
-    def _tell(self, paths: Sequence[CopyPath]) -> None:
-        """Log the choice once; `statistics` tells it at any time."""
+    def _log_paths(self, paths: Sequence[CopyPath]) -> None:
+        """Log the paths that copies may take. Warn if batches or page-locking are unavailable."""
         device = f"{self._context.name} (driver {_dotted(self._context.driver_version)})"
-        log.info("%s copies by %s", device, ", ".join(one.value for one in paths))
+        log.info("%s copies by %s", device, ", ".join(path.value for path in paths))
         if CopyPath.BATCH not in self._copier.available:
             log.warning("%s: %s", device, self._why_not(CopyPath.BATCH))
         if not self._copier.page_locked and self.layout.num_host_blocks:
@@ -319,18 +321,15 @@ class CudaCopyEngine(StreamCopyEngine):
 
     tensors: the device pool, one tensor or several; a block is one row of each.
     host: the host pool, a numpy array or a torch CPU tensor. Copies are slower if it is not page-locked.
-    compute: returns the handle of the CUDA stream on which the model computes, called for each mark; by
-        default
-    PyTorch's current stream.
-    path: the one path that all copies take.
-    path_table: which copy takes which path. Without `path` and `path_table` the table is measured, once for
-        each
-    kind of GPU and driver, and kept in a file.
-    offsets: where the part of each tensor begins in a row of the host pool; None: one after another.
+    compute: called for each mark; returns the handle of the CUDA stream on which the model computes. None:
+        PyTorch's current stream of the calling thread.
+    path: the path that all copies take; None: chosen for each copy by `path_table`.
+    path_table: which copy takes which path. None: measured once for each kind of GPU and driver, and cached
+        in a file.
+    offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
 
-    All methods may be called from any thread. By default `mark`, `hold_compute` and `submit` without a mark
-    mean PyTorch's current stream of the calling thread. Raises `ConfigError` if the pools do not fit, or if
-    something is missing that the head of this module lists.
+    All methods may be called from any thread. Raises `ConfigError` if the pools do not match, or if the
+    requirements in the module's docstring are not met.
     """
 
     def __init__(
@@ -346,7 +345,7 @@ class CudaCopyEngine(StreamCopyEngine):
         super().__init__(self._cuda)
 
     def statistics(self) -> CudaStatistics:
-        """What the engine copies with, and how often it did."""
+        """Return the hardware and the copy paths, and how often each path was taken."""
         return self._cuda.statistics()
 
 
@@ -355,7 +354,8 @@ def _dotted(version: int) -> str:
 
 
 def _ordinal(tensors: Sequence[Any]) -> int:
-    """The number of the GPU that all tensors are on. Other objects count as being on the first GPU."""
+    """Return the number of the GPU that all tensors are on. Objects that are no torch tensors count as being
+    on GPU 0."""
     ordinals = {
         _tensor_ordinal(place, tensor) if hasattr(tensor, "data_ptr") else 0
         for place, tensor in enumerate(tensors)
@@ -366,7 +366,7 @@ def _ordinal(tensors: Sequence[Any]) -> int:
 
 
 def _tensor_ordinal(place: int, tensor: Any) -> int:
-    import torch  # it is there, because the tensor is
+    import torch  # installed, as there is a tensor
 
     kind, is_rocm = tensor.device.type, torch.version.hip is not None
     if kind != "cuda" or is_rocm:

@@ -1,24 +1,24 @@
-"""The calls of the CUDA driver that copies need, as Python functions that raise errors.
+"""The CUDA driver calls that copies need, as Python functions that raise errors.
 
-Most go through cuda-bindings, which drops the interpreter's lock (GIL) in every call. So a thread that
-waits for the device, or for room in a stream's queue, does not stop other threads. These calls go to the
-driver's entry points by ctypes instead:
+Most go through cuda-bindings, which releases the interpreter's lock (GIL) in every call. So a thread that
+waits for the device, or for room in a stream's queue, does not stop other threads. These calls use ctypes on
+the driver's entry points instead:
 
 ==========================  ==========================================================================
 call                        why
 ==========================  ==========================================================================
 cuMemcpyBatchAsync          takes the addresses of numpy arrays, so thousands of descriptors need no loop
-                            and no Python objects; the lock is dropped meanwhile
+                            and no Python objects; the GIL is released during the call
 cuMemcpy2DAsync             one array of structs describes all rectangles, instead of one object each
 cuMemcpyAsync               a loop over plain ints takes half the time of a loop over wrapped ones
-events: record, query, and  they take a microsecond, in the thread that serves requests. A call that drops
-the context around them     the lock gets it back late if another thread computes meanwhile: of the median
-                            17 us for handing over a transfer, 10 were spent on that
+events: record, query, and  they take a microsecond, in the thread that serves requests, and keep the GIL: a
+pushing the context         thread that releases it gets it back late if another thread computes. This took
+                            10 of the median 17 us to submit a transfer
 ==========================  ==========================================================================
 
-A thread needs a current context for most calls. But PyTorch takes the thread's current context for its
-current device, and the threads that call an engine are not ours. So `CudaContext` is pushed for a moment
-and popped again.
+Most calls need a current context in their thread. But PyTorch takes the thread's current context for its
+current device, and the threads that call an engine belong to the caller. So `CudaContext` is pushed for each
+call and popped again.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ from kvsm.errors import ConfigError, DeviceLost, KvsmError
 from kvsm.events import Direction
 
 BATCH_VERSION = 12080
-"""The first driver with cuMemcpyBatchAsync. This is the form of the call that has failIdx."""
+"""First CUDA version with cuMemcpyBatchAsync. In this version the call has the parameter failIdx."""
 
 _COPY_VERSION = 4000
-"""The forms of the other copies that take host and device addresses alike, and 64-bit sizes."""
+"""CUDA version of the other copy calls: with 64-bit sizes, and addresses of either host or device."""
 
 _NOT_READY = 600
 
@@ -67,11 +67,11 @@ _STICKY = frozenset(
         "CUDA_ERROR_MPS_CLIENT_TERMINATED",
     )
 )
-"""After these errors every call of the process on this context fails, and queued work does not run."""
+"""Errors after which every call of this process on the context fails, and queued work does not run."""
 
 
 class CudaError(KvsmError):
-    """A call that the CUDA driver refused. Attributes: `call`; `error`, its name in CUDA."""
+    """An error of a CUDA driver call. `call`: name of the function; `error`: CUDA's name of the error."""
 
     def __init__(self, call: str, error: str, meaning: str, about: str = "") -> None:
         self.call, self.error = call, error
@@ -80,8 +80,8 @@ class CudaError(KvsmError):
 
 @functools.cache
 def bindings() -> Any:
-    """cuda-bindings' driver module, initialised. Raises `ConfigError` if it is missing, or if there is no
-    GPU."""
+    """Return the initialized driver module of cuda-bindings. Raises `ConfigError` if it is missing, or if
+    there is no GPU."""
     needs = "the CUDA copy engine needs"
     try:
         driver = importlib.import_module("cuda.bindings.driver")
@@ -106,7 +106,7 @@ def _error(call: str, code: int, about: str = "") -> KvsmError:
     driver = bindings()
     try:
         name = str(driver.CUresult(code).name)
-    except ValueError:  # an error of a newer driver than cuda-bindings knows
+    except ValueError:  # an error code that this version of cuda-bindings lacks
         name = f"error {code}"
     text = driver.cuGetErrorString(driver.CUresult(code))[1] if name.startswith("CUDA_") else None
     meaning = text.decode() if isinstance(text, bytes) else "no description"
@@ -120,8 +120,8 @@ def _error(call: str, code: int, about: str = "") -> KvsmError:
 
 
 def call(name: str, *arguments: Any) -> Any:
-    """Call this function of the driver through cuda-bindings, and return its value, if it has one. Raises
-    `CudaError` or `DeviceLost`."""
+    """Call a driver function through cuda-bindings. Returns its value, a tuple of several values, or None.
+    Raises `CudaError` or `DeviceLost`."""
     code, *values = getattr(bindings(), name)(*arguments)
     if int(code):
         raise _error(name, int(code))
@@ -131,7 +131,8 @@ def call(name: str, *arguments: Any) -> Any:
 
 
 def _entry(name: str, version: int, prototype: Any) -> Any:
-    """An entry point of the driver as a ctypes function, in the form that it had in this version of CUDA."""
+    """Return an entry point of the driver as a ctypes function. version: of CUDA, which decides its
+    parameters."""
     address, _status = call("cuGetProcAddress", name.encode(), version, 0)
     if not int(address):
         raise ConfigError(f"the NVIDIA driver has no {name} of CUDA {version // 1000}; install a newer one")
@@ -139,7 +140,7 @@ def _entry(name: str, version: int, prototype: Any) -> Any:
 
 
 class _LockKeepingCalls:
-    """The calls that keep the interpreter's lock. Handles are plain ints."""
+    """Driver calls that keep the GIL. Handles are plain ints."""
 
     def __init__(self) -> None:
         def function(name: str, version: int, *arguments: Any) -> Any:
@@ -159,9 +160,9 @@ def _quick() -> _LockKeepingCalls:
 
 
 class CudaContext:
-    """The primary context of a GPU. PyTorch uses the same one, so both see each other's memory.
+    """The primary context of a GPU. PyTorch uses the same context, so both see each other's memory.
 
-    As a context manager it is the thread's current context inside; after it the former one is current again.
+    Use `with` to make this context current; the previous one is restored on exit.
     """
 
     def __init__(self, ordinal: int) -> None:
@@ -189,21 +190,21 @@ class CudaContext:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # Popping a lost context works, and the call inside has told the error already.
+        # Popping a lost context works, and the call inside the `with` has already raised its error.
         _quick().pop(ctypes.addressof(self._popped))
 
     def make_current(self) -> None:
-        """Make it current for the rest of this thread, which must be ours.
+        """Make the context current for the rest of this thread. Only for threads of this engine.
 
-        While the model's thread captures a CUDA graph, a call of another thread, such as an allocation,
-        makes both fail, unless that thread has declared that it has nothing to do with the graph.
+        Also set the thread's capture mode to relaxed: otherwise its calls, such as an allocation, would fail
+        while the model's thread captures a CUDA graph, and would make the capture fail, too.
         """
         call("cuCtxSetCurrent", self._handle)
         modes = bindings().CUstreamCaptureMode
         call("cuThreadExchangeStreamCaptureMode", modes.CU_STREAM_CAPTURE_MODE_RELAXED)
 
     def release(self) -> None:
-        """Give the context back."""
+        """Release the reference to the primary context."""
         call("cuDevicePrimaryCtxRelease", self._device)
 
 
@@ -211,10 +212,10 @@ class CudaContext:
 
 
 def create_stream() -> int:
-    """A stream of the current context that waits for no other by itself, with the least priority.
+    """Create a non-blocking stream of the current context, with the lowest priority.
 
-    The priority decides only whose kernels start first, and PyTorch's streams have the least one too.
-    Copies have no priorities.
+    The priority only decides which stream's kernels start first, and PyTorch's streams have the lowest
+    priority, too. Copies have no priorities.
     """
     least, _greatest = call("cuCtxGetStreamPriorityRange")
     flags = int(bindings().CUstream_flags.CU_STREAM_NON_BLOCKING)
@@ -222,7 +223,8 @@ def create_stream() -> int:
 
 
 def create_event(timed: bool) -> int:
-    """An event of the current context. A thread that waits for it sleeps, because it has others to serve."""
+    """Create an event of the current context. timed: whether it can measure time; a thread that waits for
+    such an event sleeps instead of spinning."""
     kinds = bindings().CUevent_flags
     flags = kinds.CU_EVENT_BLOCKING_SYNC if timed else kinds.CU_EVENT_DISABLE_TIMING
     return int(call("cuEventCreate", int(flags)))
@@ -235,7 +237,7 @@ def record_event(event: int, stream: int) -> None:
 
 
 def event_is_done(event: int) -> bool:
-    """Whether all work before it is over. Also raises the error of that work."""
+    """Whether all work before the event is over. Raises the error of that work, if it failed."""
     code = _quick().query(event)
     if code and code != _NOT_READY:
         raise _error("cuEventQuery", code)
@@ -243,7 +245,7 @@ def event_is_done(event: int) -> bool:
 
 
 def seconds_between(earlier: int, later: int) -> float:
-    """Device time between two timed events that are done."""
+    """Return the device time between two timed events (s). Both must be done."""
     return float(call("cuEventElapsedTime", earlier, later)) / 1e3
 
 
@@ -262,7 +264,7 @@ def _first_context() -> CudaContext:
 
 
 def _some_context() -> AbstractContextManager[Any]:
-    """The thread's current context. If it has none, the context of device 0, which is then kept."""
+    """Ensure a current context: the thread's own, or else that of device 0, which is never released."""
     return nullcontext() if int(call("cuCtxGetCurrent")) else _first_context()
 
 
@@ -275,13 +277,13 @@ def register_host(address: int, size: int) -> None:
 
 
 def unregister_host(address: int) -> None:
-    """Undo `register_host`. Nothing on the device may use the memory any more."""
+    """Undo `register_host`. No queued device work may use the memory."""
     with _some_context():
         call("cuMemHostUnregister", address)
 
 
 def device_address(host_address: int) -> int | None:
-    """The address of this byte of host memory for a kernel. None if it is not page-locked and mapped."""
+    """Return the device address of a byte of host memory. None if it is not page-locked and mapped."""
     attribute = bindings().CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_POINTER
     try:
         return int(call("cuPointerGetAttribute", attribute, host_address))
@@ -290,12 +292,13 @@ def device_address(host_address: int) -> int | None:
 
 
 def allocate_device(size: int) -> int:
-    """Device memory: its address."""
+    """Allocate device memory of `size` bytes, and return its address."""
     return int(call("cuMemAlloc", size))
 
 
 def allocate_host(size: int) -> int:
-    """Page-locked host memory that kernels can read: its address, for host and device alike."""
+    """Allocate page-locked host memory of `size` bytes that kernels can read. Returns its address, which is
+    the same for host and device."""
     flags = bindings()
     portable = flags.CU_MEMHOSTALLOC_PORTABLE | flags.CU_MEMHOSTALLOC_DEVICEMAP
     return int(call("cuMemHostAlloc", size, portable))
@@ -304,20 +307,20 @@ def allocate_host(size: int) -> int:
 def upload(target: int, source: NDArray[Any]) -> None:
     """Copy an array to device memory, and return when it is there."""
     call("cuMemcpyHtoD", target, source.ctypes.data, source.nbytes)
-    # The call may return when it has read the array and its bytes are under way on the default stream. Our
-    # streams do not wait for that stream.
+    # The call may return before the bytes are on the device: they may still be in flight on the default
+    # stream, and this engine's streams do not wait for that stream.
     call("cuStreamSynchronize", 0)
 
 
 CUDA_PAGE_LOCKING = PageLocking(register_host, unregister_host)
-"""How a `HostPool` is page-locked for NVIDIA GPUs."""
+"""The functions with which a `HostPool` is page-locked for NVIDIA GPUs."""
 
 
 # Copies.
 
 
 class RunsCopy:
-    """cuMemcpyAsync, once for each fragment."""
+    """Copies with cuMemcpyAsync, one call for each fragment."""
 
     def __init__(self) -> None:
         handle, size = ctypes.c_void_p, ctypes.c_size_t
@@ -333,19 +336,19 @@ class RunsCopy:
 
 
 class _BatchAttributes(ctypes.Structure):
-    """CUmemcpyAttributes: the order in which sources are read. The location hints are for managed memory
-    only."""
+    """CUmemcpyAttributes: the access order of the sources. The location hints are only for managed memory,
+    and stay zero."""
 
     _fields_ = (("order", ctypes.c_int), ("hints", ctypes.c_int * 4), ("flags", ctypes.c_uint))
 
 
 class BatchCopy:
-    """cuMemcpyBatchAsync. Raises `ConfigError` if the driver lacks it; see `BATCH_VERSION`.
+    """Copies with cuMemcpyBatchAsync. Raises `ConfigError` if the driver lacks it; see `BATCH_VERSION`.
 
-    When sources are read is part of the order of copies (S12). A store must read them in stream order,
-    because compute writes them until the mark that its stream waits for. A load reads host rows whose store
-    was reported, and which stay until the load has ended. So it may read as early as the driver likes; only
-    its writes wait.
+    The time at which sources are read is part of the order of copies (S12). A store must read them in stream
+    order, because compute may write them until the mark that the store's stream waits for. A load reads host
+    rows whose store was reported, and which do not change until the load has ended. So the driver may read
+    them at any time; only the writes are in stream order.
     """
 
     def __init__(self) -> None:
@@ -362,7 +365,7 @@ class BatchCopy:
         self._first = ctypes.c_size_t(0)
 
     def __call__(self, fragments: Fragments, direction: Direction, stream: int) -> None:
-        """Queue these copies, at least one. They have no order among themselves."""
+        """Queue these copies, at least one. They may run in any order."""
         sources, targets, sizes = fragments
         failed = ctypes.c_size_t(2**64 - 1)
         code = self._function(
@@ -392,7 +395,7 @@ _PITCHED = np.dtype(
         for field, kind in (
             ("x", "u8"),
             ("y", "u8"),
-            ("memory_type", "u8"),  # an enum of 4 bytes, and 4 that align the next
+            ("memory_type", "u8"),  # an enum of 4 bytes, and 4 bytes of padding
             ("host", "u8"),
             ("device", "u8"),
             ("array", "u8"),
@@ -401,11 +404,11 @@ _PITCHED = np.dtype(
     ]
     + [("width", "u8"), ("height", "u8")]
 )
-"""CUDA_MEMCPY2D as 64-bit Linux lays it out."""
+"""The layout of the C struct CUDA_MEMCPY2D on 64-bit Linux."""
 
 
 class PitchedCopy:
-    """cuMemcpy2DAsync, once for each rectangle."""
+    """Copies with cuMemcpy2DAsync, one call for each rectangle."""
 
     def __init__(self) -> None:
         prototype = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
@@ -413,7 +416,7 @@ class PitchedCopy:
         self._unified = int(bindings().CUmemorytype.CU_MEMORYTYPE_UNIFIED)
 
     def __call__(self, rectangles: Rectangles, stream: int) -> NDArray[Any]:
-        """Queue these copies. Returns the array that describes them to the driver."""
+        """Queue these copies. Returns the array with their descriptors."""
         table = np.zeros(len(rectangles.widths), dtype=_PITCHED)
         table["source_memory_type"] = table["target_memory_type"] = self._unified
         table["source_device"], table["source_pitch"] = rectangles.sources, rectangles.source_pitches

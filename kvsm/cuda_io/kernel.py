@@ -1,8 +1,8 @@
-"""The copy kernel `copy.cu`: how NVRTC compiles it, and what it is launched with.
+"""Compiles the copy kernel `copy.cu` with NVRTC, and prepares its launch.
 
-DMA engines have a cost for each descriptor, which is too much for small fragments. A kernel that reads or
-writes page-locked host memory has none. It needs two tables: the parts of a block, uploaded once for a
-layout, and the pairs of a transfer, 8 bytes each, which it reads from page-locked memory while it runs.
+DMA engines have a cost for each descriptor, which is too high for small fragments. A kernel that reads or
+writes page-locked host memory has no descriptors. It needs two tables: the parts of a block, uploaded once
+for a layout, and the pairs of a transfer, 8 bytes each, which it reads from page-locked memory while it runs.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ LANES, THREADS = 32, 1024
 """Threads that copy a part together, and threads of a thread block. `copy.cu` has the same numbers."""
 
 PART_BYTES = 4096
-"""Longest part: 8 vectors of 16 bytes for each lane, which are read in one go."""
+"""Size of the longest part: each lane has 8 vectors of 16 bytes in flight."""
 
 
 class KernelParameters(NamedTuple):
-    """The parameters of the kernel in order; `KERNEL_TYPES` are their C types. Addresses are device
-    addresses."""
+    """The parameters of the kernel, in order. `KERNEL_TYPES` are their C types; addresses are for the
+    device."""
 
     pairs: int
     """Address of the table of `kernel_pairs`: page-locked, and unchanged until the kernel is over."""
@@ -41,7 +41,7 @@ class KernelParameters(NamedTuple):
     """Address of the table of `kernel_parts`: device memory, 16-byte aligned, uploaded once for a layout."""
     num_parts: int
     host: int
-    """Address of the host pool, as the device sees it."""
+    """Device address of the host pool."""
     host_stride: int
     to_host: int
     """1 for a store, 0 for a load."""
@@ -52,9 +52,10 @@ KERNEL_TYPES = (*(ctypes.c_void_p, ctypes.c_uint64) * 3, ctypes.c_int, ctypes.c_
 
 
 def kernel_parts(layout: MemoryLayout) -> NDArray[np.uint64]:
-    """The parts table, a row for each part: device address in block 0, device stride, host offset, bytes.
+    """Return the parts table. A row has the part's device address in block 0, its device stride, its offset
+    in a host block, and its bytes.
 
-    A row of a tensor is cut into parts of `PART_BYTES`, so that the warps also share long rows.
+    A row of a tensor is cut into parts of `PART_BYTES`, so that several warps share long rows.
     """
     whole = joined(layout)
     parts = [
@@ -66,14 +67,15 @@ def kernel_parts(layout: MemoryLayout) -> NDArray[np.uint64]:
 
 
 def kernel_pairs(device_blocks: IdArray, host_blocks: IdArray) -> NDArray[np.uint32]:
-    """The pairs table of a transfer, a row for each pair: device block, host block."""
+    """Return the pairs table of a transfer. A row has the device block and the host block of a pair."""
     pairs = np.empty((len(device_blocks), 2), dtype=np.uint32)
     pairs[:, 0], pairs[:, 1] = device_blocks, host_blocks
     return pairs
 
 
 def vector_bytes(layout: MemoryLayout) -> int:
-    """The widest vector, 16, 8, 4 or 1 bytes, that can move everything in this layout."""
+    """Return the largest vector size, 16, 8, 4 or 1 bytes, that divides every address and size of the
+    layout."""
     whole = joined(layout)
     together = whole.host.address | whole.host.stride
     for rows, offset in zip(whole.tensors, whole.offsets):
@@ -82,14 +84,14 @@ def vector_bytes(layout: MemoryLayout) -> int:
 
 
 def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiprocessors: int) -> tuple[int, int]:
-    """(thread blocks, threads of each) to launch the kernel with.
+    """Return the launch size of the kernel: (thread blocks, threads of each).
 
-    There are no more warps than parts, and thread blocks on only a share of the multiprocessors. Compute
-    loses each of those whole, because its matrix products fill a multiprocessor. So a thread block is as
-    large as they come: it has 128 KiB in flight for some 2 us, the time of a read across the bus and back.
-    An H200 has 132 multiprocessors. There one block stores 37 GB/s, and two load 49 GB/s: reads wait
-    longer. More blocks move little more, and a matrix product of few tokens would need a second wave for the
-    multiprocessors that it lost.
+    There are no more thread blocks than the parts need, and they use only a share of the multiprocessors.
+    Compute cannot use these multiprocessors at all, because a matrix product fills a multiprocessor. So a
+    thread block has the largest possible size: 128 KiB in flight for some 2 us, the time of a read across the
+    bus and back. On an H200, with 132 multiprocessors, one block stores 37 GB/s, and two blocks load 49 GB/s,
+    as reads across the bus wait longer. More blocks copy little faster, and a matrix product of few tokens
+    would need a second wave on the remaining multiprocessors.
     """
     whole = joined(layout)
     units = num_pairs * sum(-(-rows.row_bytes // PART_BYTES) for rows in whole.tensors)
@@ -99,10 +101,12 @@ def grid(direction: Direction, num_pairs: int, layout: MemoryLayout, multiproces
 
 @cache
 def compile_copy_kernel(compute_capability: tuple[int, int]) -> bytes:
-    """The kernel for a device, as a module image for `cuModuleLoadData`; compiled once for each capability.
+    """Compile the kernel for a device, once for each compute capability. Returns a module image for
+    `cuModuleLoadData`.
 
-    It is machine code if the compiler knows the device. Otherwise it is intermediate code for the newest
-    older device, which the driver finishes. Raises `ConfigError` if there is no compiler for the device.
+    It is machine code (CUBIN) if NVRTC supports the device. Otherwise it is PTX for the newest supported
+    older device, and the driver compiles it. Raises `ConfigError` if NVRTC is missing, fails, or supports
+    only newer devices.
     """
     try:
         from cuda.bindings import nvrtc  # needed only with a GPU
@@ -114,7 +118,7 @@ def compile_copy_kernel(compute_capability: tuple[int, int]) -> bytes:
             "pip install 'kvsm[cuda]', or force another path"
         ) from error
     wanted = compute_capability[0] * 10 + compute_capability[1]
-    older = [one for one in known if one <= wanted]
+    older = [capability for capability in known if capability <= wanted]
     if not older:
         raise ConfigError(
             f"this NVRTC compiles for compute capability {min(known) / 10} and later, and the device has "
@@ -143,7 +147,7 @@ def _compiled(nvrtc: Any, option: str, machine_code: bool) -> bytes:
 
 
 def _checked(nvrtc: Any, answer: tuple[Any, ...]) -> Any:
-    """The value of an NVRTC call. Raises `ConfigError` if the call failed."""
+    """Return the value of an NVRTC call. Raises `ConfigError` if the call failed."""
     result, *value = answer
     if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
         raise ConfigError(f"NVRTC failed with {result.name}; force another path than the kernel")

@@ -1,10 +1,10 @@
-"""Which path a copy takes through the hardware: a table over direction, fragment bytes and count.
+"""Chooses the path of a copy through the hardware: a table by direction, fragment bytes and fragment count.
 
 Which path is fastest depends on the device, its driver and its bus. So the table is measured once for each
-device and kept in a file. Until then `PathTable.default()` estimates it from the costs of such hardware.
+device and cached in a file. `PathTable.default()` estimates it from the costs of an H200.
 
-The table has a cell for each power of two of bytes and count, up to `MEASURED_BYTES`. A cell ranks all
-paths: if one is missing here, or does not fit a copy, the next one is taken.
+The table has a cell for each power of two of bytes and count, up to `MEASURED_BYTES` together. A cell ranks
+all paths: if a path is unavailable or does not fit a copy, the next path in the ranking is taken.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.system.private_files import read_trusted, write_whole
 
 
 class CopyPath(Enum):
-    """A way to copy many fragments. If two take equally long, the earlier one is better."""
+    """A way to copy many fragments. If two paths take equally long, the one listed first is preferred."""
 
     BATCH = "batch"
     """One `cuMemcpyBatchAsync` of all fragments."""
@@ -38,19 +38,20 @@ class CopyPath(Enum):
 VERSION = 1
 
 FRAGMENT_BYTES = tuple(1 << power for power in range(10, 22))
-"""The sizes that are measured. Smaller fragments count as the smallest."""
+"""The measured fragment sizes. Smaller fragments use the cells of the smallest size."""
 
 MEASURED_BYTES = 64 << 20
-"""Most bytes of one measured copy. Beyond that, time grows with the bytes on every path."""
+"""Most bytes of one measured copy. Beyond that, the time is proportional to the bytes on every path."""
 
 RECTANGLE_ROWS = 16
-"""Rows of the rectangles with which `PITCHED` is measured. It is taken for rectangles of at least as many."""
+"""Rows of the rectangles with which `PITCHED` is measured. It is only taken for rectangles with at least this
+many rows."""
 
 KERNEL_HANDICAP = 1.1
-"""How much faster a kernel must be, because it takes multiprocessors from compute."""
+"""Factor by which the kernel must be faster than other paths: it takes multiprocessors from compute."""
 
 _MOST_BYTES = 1 << 20
-"""Of a saved table. One has some kilobytes."""
+"""Most bytes of a saved table. A table has some kilobytes."""
 
 Ranking = tuple[CopyPath, ...]
 Cells = tuple[tuple[Ranking, ...], ...]
@@ -58,8 +59,10 @@ Cells = tuple[tuple[Ranking, ...], ...]
 
 
 class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The paths by direction, fragment bytes and count, best first. device: which one this was measured
-    on."""
+    """The ranking of paths by direction, fragment bytes and count, fastest path first.
+
+    device: the device and driver on which this table was measured.
+    """
 
     version: int
     device: str
@@ -68,7 +71,7 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def default() -> PathTable:
-        """The table for a device that was not measured: all paths, ranked by `expected_seconds`."""
+        """Return a table for a device that was not measured: all paths, ranked by `expected_seconds`."""
         return PathTable.measured(expected_seconds, tuple(CopyPath), "not measured")
 
     @staticmethod
@@ -77,14 +80,13 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ) -> PathTable:
         """Measure every cell.
 
-        seconds: takes (path, direction, fragment_bytes, count) and returns how long that many scattered
-            fragments
-        take, at most `MEASURED_BYTES` together. For `PITCHED` they are the rows of rectangles of
-        `RECTANGLE_ROWS` rows, the last one maybe lower.
+        seconds: called as seconds(path, direction, fragment_bytes, count); returns the time (s) to copy
+            `count` scattered fragments, at most `MEASURED_BYTES` together. For `PITCHED` the fragments are
+            rows of rectangles of up to `RECTANGLE_ROWS` rows.
         available: the paths to measure.
-        device: its name, and everything else that must be the same for the table to hold.
+        device: name of the device and driver for which the table is valid.
 
-        Raises `ConfigError` if no path but `PITCHED` is available.
+        Raises `ConfigError` if no path other than `PITCHED` is available.
         """
         paths = _ranked(tuple(CopyPath), available)
 
@@ -103,8 +105,8 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return PathTable(VERSION, device, cells(Direction.STORE), cells(Direction.LOAD))
 
     def only(self, available: Sequence[CopyPath]) -> PathTable:
-        """The table without the paths that are not available here. Raises `ConfigError` if none is left, or
-        only `PITCHED`, because not every copy has rectangles."""
+        """Return the table without unavailable paths. Raises `ConfigError` if no path is left, or only
+        `PITCHED`, which does not fit every copy."""
         stores, loads = (
             tuple(tuple(_ranked(ranking, available) for ranking in row) for row in cells)
             for cells in (self.stores, self.loads)
@@ -112,11 +114,14 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return PathTable(self.version, self.device, stores, loads)
 
     def choose(self, direction: Direction, fragment_bytes: int, count: int, rectangles: int) -> CopyPath:
-        """The best path for `count` fragments of mean size `fragment_bytes`, which are the rows of
-        `rectangles`.
+        """Return the best path for a copy.
 
-        The nearest measured cell below decides. `PITCHED` is skipped if the rectangles have fewer than
-        `RECTANGLE_ROWS` rows on average.
+        fragment_bytes: mean size of its fragments.
+        count: number of its fragments.
+        rectangles: number of rectangles whose rows are the fragments. `PITCHED` is skipped if these have
+            fewer than `RECTANGLE_ROWS` rows on average.
+
+        Size and count are rounded down to measured ones.
         """
         cells = self.stores if direction is Direction.STORE else self.loads
         row = cells[_place(fragment_bytes // FRAGMENT_BYTES[0], cells)]
@@ -126,8 +131,8 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def load(file: str | PathLike[str], device: str) -> PathTable:
-        """Read a table that `save` wrote for this device. Raises `ConfigError` for any other file, and
-        `OSError`."""
+        """Read a table that `save` wrote for this device. Raises `ConfigError` for any other content, and
+        `OSError` if the file cannot be read."""
         written = read_trusted(Path(file), _MOST_BYTES)
         try:
             table = msgspec.json.decode(written, type=PathTable)
@@ -140,11 +145,11 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return table
 
     def save(self, file: str | PathLike[str]) -> None:
-        """Write the whole table, or nothing. Raises `OSError`."""
+        """Write the table atomically. Raises `OSError`."""
         write_whole(Path(file), msgspec.json.encode(self))
 
     def _check(self, device: str) -> None:
-        """Raises `ConfigError` if the table is malformed, or belongs to another device."""
+        """Raise `ConfigError` if the table is malformed, or belongs to another device."""
         if self.version != VERSION:
             raise ConfigError(f"it has version {self.version}, this release reads {VERSION}")
         if self.device != device:
@@ -158,12 +163,12 @@ class PathTable(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int, count: int) -> float:
-    """How long a copy takes on a device that was not measured: handing it over, and the bus at 55 GB/s.
+    """Estimate the time of a copy on a device that was not measured (s): queuing it, and the bus at 55 GB/s.
 
-    These are the costs of an H200. The driver takes 1 us for a descriptor in a batch, 1.5 us for a single one
-    and 4.5 us for a rectangle. The copy engine takes 0.17 us for a row of a rectangle. A kernel has no such
-    costs, but starts late (40 us) and moves 45 GB/s at best. So it is for many fragments below some 128 KiB,
-    which the bus carries faster than they can be described.
+    These are the costs of an H200. The driver takes 1 us for a descriptor in a batch, 1.5 us for a single
+    cuMemcpyAsync and 4.5 us for a rectangle. The copy engine takes 0.17 us for a row of a rectangle. A kernel
+    has no such costs, but it starts late (40 us) and copies at most 45 GB/s. So it is best for many fragments
+    below some 128 KiB, for which a descriptor takes longer than the transfer over the bus.
     """
     on_the_bus = count * fragment_bytes / 55e9
     if path is CopyPath.BATCH:
@@ -176,17 +181,18 @@ def expected_seconds(path: CopyPath, _direction: Direction, fragment_bytes: int,
 
 
 def _powers(fragment_bytes: int) -> int:
-    """For how many powers of two, from 1 on, fragments of this size are measured."""
+    """The number of counts (1, 2, 4, ...) for which fragments of this size are measured."""
     return (MEASURED_BYTES // fragment_bytes).bit_length()
 
 
 def _place(amount: int, cells: Sequence[object]) -> int:
-    """The index among `cells` of the largest power of two up to `amount`, or the nearest index."""
+    """Return the index of the largest power of two that is at most `amount`, limited to the cells."""
     return max(0, min(amount.bit_length(), len(cells)) - 1)
 
 
 def _ranked(ranking: Ranking, available: Sequence[CopyPath]) -> Ranking:
-    """The available paths in this order. Raises `ConfigError` if some copy could take none of them."""
+    """Return the available paths in this order. Raises `ConfigError` if there are duplicates, or no path
+    other than `PITCHED`, which does not fit every copy."""
     paths = tuple(path for path in ranking if path in available)
     if not set(paths) - {CopyPath.PITCHED} or len(set(paths)) < len(paths):
         named = ", ".join(path.value for path in paths) or "none"

@@ -1,4 +1,4 @@
-"""The types and values of a configuration's fields: converted, or refused by name."""
+"""Converts and checks the fields of a configuration. Errors name the field."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from kvsm.errors import ConfigError
 
 
 def check_types(config: msgspec.Struct) -> None:
-    """Give each field the type that its class declares. For `__post_init__`, before the values are checked.
+    """Convert each field to its declared type. To be called in `__post_init__`, before `check_values`.
 
-    An integer may be anything that Python takes as an index, and a flag may be a boolean of numpy: both are
-    converted. So is a list where a tuple is declared. Raises `ConfigError`.
+    Converted are: objects that Python accepts as an index to int, numpy booleans to bool, and lists to
+    tuples. Raises `ConfigError` for any other type.
     """
     for name, kind in _types_of(type(config)).items():
         value = getattr(config, name)
@@ -34,9 +34,9 @@ def says(
 
 
 def check_values(config: msgspec.Struct) -> None:
-    """Refuse a number out of its range, and a text that is none of its choices, as `says` declares both.
+    """Raise `ConfigError` for a number out of its range, or a text that is none of its choices (see `says`).
 
-    None is always right. Raises `ConfigError`.
+    None is always accepted.
     """
     for field in msgspec.structs.fields(config):
         value, meta = getattr(config, field.name), kind_of(field.type)[1]
@@ -52,16 +52,16 @@ def check_values(config: msgspec.Struct) -> None:
 
 
 def choices_of(meta: msgspec.Meta) -> tuple[str, ...]:
-    """Return what a field's text may be; empty if it may be any text."""
+    """Return the allowed texts of a field; empty if any text is allowed."""
     return tuple((meta.extra or {}).get("choices", ()))
 
 
 def kind_of(hint: Any) -> tuple[Any, msgspec.Meta]:
     """Return the type of a field, without None, and its `msgspec.Meta`."""
-    for one in (hint, *get_args(hint)):
-        if get_origin(one) is Annotated:
-            kind, meta = get_args(one)[:2]
-            return next((one for one in get_args(kind) if one is not NoneType), kind), meta
+    for part in (hint, *get_args(hint)):
+        if get_origin(part) is Annotated:
+            kind, meta = get_args(part)[:2]
+            return next((option for option in get_args(kind) if option is not NoneType), kind), meta
     return hint, msgspec.Meta()
 
 
@@ -75,7 +75,7 @@ def _converted(name: str, value: Any, kind: Any) -> Any:
     if get_origin(kind) is tuple:
         if not isinstance(value, tuple | list):
             raise ConfigError(f"{name} is {value!r}; it must be a tuple")
-        return tuple([_converted(f"{name}[{n}]", one, get_args(kind)[0]) for n, one in enumerate(value)])
+        return tuple([_converted(f"{name}[{n}]", part, get_args(kind)[0]) for n, part in enumerate(value)])
     if issubclass(kind, msgspec.Struct | Enum):
         if isinstance(value, kind):
             return value

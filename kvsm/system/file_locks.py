@@ -1,4 +1,4 @@
-"""Locks that the kernel drops when their owner dies, and the name of the process that has one."""
+"""File locks, which the kernel releases when their owner dies, and the process that holds a lock."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 from weakref import WeakSet
 
 _LOCKS = Path("/proc/locks")
-"""Where the system tells who holds a lock."""
+"""Where the system lists held locks."""
 
 
 def lock_holder(descriptor: int) -> str:
-    """Which process holds the `flock` of an open file, as far as the system tells."""
+    """Describe the process that holds the `flock` of an open file; "another process" if it is unknown."""
     found = os.fstat(descriptor)
     file = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
     with suppress(OSError):
@@ -28,12 +28,12 @@ def lock_holder(descriptor: int) -> str:
 
 
 class DirectoryLock:
-    """The `flock` of a directory, held until `close` or until this process dies. No file is made for it.
+    """The `flock` of a directory itself, held until `close` or until this process dies.
 
-    Each lock has an open file of its own, so one process cannot hold the same directory twice. A forked child
-    closes its copy at once: a child that lives on does not keep the lock.
+    Each lock has its own open file, so that even the same process cannot lock a directory twice. A forked
+    child closes its copy at once: a child that outlives this process does not keep the lock.
 
-    Raises `BlockingIOError`, whose text names the process that holds it, and `OSError` if the directory
+    Raises `BlockingIOError`, whose text names the process that holds the lock, and `OSError` if the directory
     cannot be opened, or if its file system has no such locks.
     """
 
@@ -52,15 +52,16 @@ class DirectoryLock:
             raise
 
     def holds(self, path: Path) -> bool:
-        """Whether this path still names the directory that is locked."""
+        """Whether this path still names the locked directory."""
         with suppress(FileNotFoundError):
             return os.path.samestat(os.stat(path), os.fstat(self._descriptor))
         return False
 
     def close(self) -> None:
-        """Give the lock back. Idempotent."""
+        """Release the lock. Idempotent."""
         if self._descriptor >= 0:
-            # Not by closing alone: an interrupt may come between, and another program may have a copy.
+            # Unlock before closing: an interrupt may prevent the close, and a copy of the descriptor in
+            # another process would keep the lock.
             with suppress(OSError):
                 fcntl.flock(self._descriptor, fcntl.LOCK_UN)
             self._forget()
@@ -77,9 +78,9 @@ class DirectoryLock:
 _HELD: WeakSet[DirectoryLock] = WeakSet()
 
 
-def _let_go_in_child() -> None:
+def _close_in_child() -> None:
     for lock in list(_HELD):
-        lock._forget()  # Unlocking would take the lock from the parent, whose open file this is.
+        lock._forget()  # do not unlock: the open file, and so the lock, is shared with the parent
 
 
-os.register_at_fork(after_in_child=_let_go_in_child)
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,28 +1,28 @@
-"""Files that only their user can touch: how kvsm makes them, and what it refuses to open.
+"""Files that only their user can access: how kvsm creates them, and which files it refuses to open.
 
-A host pool holds what people wrote to a model. So a user who can put a file, a link or a pipe under the
-pool's name must neither read the bytes nor choose what kvsm reads. Every file is made with `O_EXCL` and mode
-0600, and nothing follows a symbolic link. A file that exists is looked at *after* it is open, because a name
-may change its meaning between a look and an open:
+A host pool holds the prompts of people. So a user who can put a file, a link or a pipe under the pool's name
+must neither read the bytes nor choose what kvsm reads. Every file is created with `O_EXCL` and mode 0600, and
+symbolic links are not followed. An existing file is checked *after* it is open, because the name may get
+another file between a check and the open:
 
 =============================  ==================================================
 what is found under the name   why it is refused
 =============================  ==================================================
-a symbolic link                its maker chooses what is opened
-a pipe, a device, a directory  it holds no bytes of ours, and may block
+a symbolic link                the user who made it chooses what is opened
+a pipe, a device, a directory  it holds no bytes of kvsm, and may block
 another user's file            that user can read it
-a file that others can touch   they can read it, or could when they opened it
-a file with a second name      the other name may be somebody's important file
+a file open to other users     they can read it, or may have it open already
+a file with a second name      by its other name it may be an important file
 =============================  ==================================================
 
-`open_private` does not judge the directory. Another user who can write in it can take the name away, or put
-something there that is refused. Then kvsm does not start. That user reads and changes none of its bytes.
-`private_directory` does judge: it is for files by which processes of one user find each other.
+`open_private` does not check the directory. Another user who can write in it can remove the name, or put a
+file there that is refused. Then kvsm does not start, but that user reads and changes none of its bytes.
+`private_directory` does check: it is for files by which processes of one user find each other.
 
-Processes that run one after another under different user ids, as pods with random ids do, can share these
-files by a group: `share_with_group` lets the members of one group read and write them, for the life of this
-process. A file of another user is then private if that group has it, and no other user can touch it. So each
-member of the group is trusted as this user is.
+Processes that run one after another under different user ids, such as pods with random ids, can share these
+files through a group: `share_with_group` lets the members of a group read and write the files of this
+process. A file of another user is then also private if it has that group, and no other user can access it. So
+each member of the group is trusted as much as this user.
 """
 
 from __future__ import annotations
@@ -38,21 +38,25 @@ from kvsm.errors import ConfigError, UnusableFiles
 _MODE, _DIRECTORY_MODE = 0o600, 0o700
 
 _FLAGS = os.O_CLOEXEC | os.O_NOFOLLOW
-_EXISTING = os.O_NONBLOCK | os.O_NOCTTY  # a pipe does not block, and a terminal stays nobody's
+_EXISTING = os.O_NONBLOCK | os.O_NOCTTY  # do not block on a pipe, nor get a controlling terminal
 
 HOW_TO_SHARE = "run as that user, or share the files by a group (file_group, docs/security.md)"
 
 _TRIES = 100
-"""How often a file may go between two calls. Each time somebody else has just removed it."""
+"""How often to retry if a file is removed between two calls by another process."""
 
 
 _shared_group: int | None = None
-"""The group whose members share the files of this process, as `umask` is one of the process."""
+"""The group (gid) whose members share the files of this process; None: only this user. It belongs to the
+process, as its `umask` does."""
 
 
 def share_with_group(group: int | None) -> None:
-    """Let the members of this group (gid) share all files that this process makes or takes from now on; None:
-    only this user. Raises `ConfigError` if this process is not a member."""
+    """Share all files that this process creates or opens from now on with a group. Raises `ConfigError` if
+    this process is not in the group.
+
+    group: its gid; None: only this user can access the files.
+    """
     global _shared_group
     if group is not None and group not in (os.getegid(), *os.getgroups()):
         raise ConfigError(
@@ -63,10 +67,10 @@ def share_with_group(group: int | None) -> None:
 
 
 def give_to_group(file: int | Path) -> None:
-    """Share a file or directory, which this process has just made, if `share_with_group` was called. Raises
-    `OSError`.
+    """Share a file or directory that this process has just created, if `share_with_group` has set a group.
+    Raises `OSError`.
 
-    file: its descriptor; of a socket its path, in a private directory.
+    file: its descriptor; for a socket, its path in a private directory.
     """
     if _shared_group is not None:
         is_directory = stat.S_ISDIR(os.stat(file).st_mode)
@@ -81,7 +85,7 @@ def give_own_to_group(descriptor: int) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory, mode 0700, or for the group that shares it. Raises `OSError`."""
+    """Create a directory with mode 0700, shared with the group if there is one. Raises `OSError`."""
     path.mkdir(mode=_DIRECTORY_MODE)
     if _shared_group is not None:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -102,17 +106,18 @@ def _of_others(found: os.stat_result, rights: int) -> int:
 
 
 def open_private(path: Path, purpose: str) -> tuple[int, bool]:
-    """Open a private file for reading and writing, and make it if it is missing.
+    """Open a private file for reading and writing, or create it.
 
-    path: its name.
-    purpose: what it is for, as in "a host pool"; for errors.
-    Returns the descriptor, and whether this call made the file. Raises `UnusableFiles`.
+    path: the file.
+    purpose: what it is used for, such as "a host pool"; for errors.
+
+    Returns the descriptor, and whether this call created the file. Raises `UnusableFiles`.
     """
     try:
         for _ in range(_TRIES):
             with suppress(FileExistsError):
                 return _make_private(path), True
-            with suppress(FileNotFoundError):  # it went between the two calls
+            with suppress(FileNotFoundError):  # it was removed between the two calls
                 return _open_existing(path, purpose), False
     except OSError as error:
         raise _cannot_open(path, purpose, error) from error
@@ -120,7 +125,7 @@ def open_private(path: Path, purpose: str) -> tuple[int, bool]:
 
 
 def open_private_to_read(path: Path, purpose: str) -> int:
-    """Open a private file that exists, for reading alone. Returns the descriptor. Raises `UnusableFiles`."""
+    """Open an existing private file read-only. Returns the descriptor. Raises `UnusableFiles`."""
     try:
         return _open_existing(path, purpose, os.O_RDONLY)
     except OSError as error:
@@ -151,9 +156,9 @@ def _cannot_open(path: Path, purpose: str, error: OSError) -> UnusableFiles:
 
 
 def private_directory(path: Path) -> None:
-    """Make this directory, mode 0700, or take the one that is there if only this user can write in it.
+    """Create this directory with mode 0700, or accept an existing directory that only this user can write in.
 
-    Its parents must exist; they are not judged. Raises `UnusableFiles`.
+    Its parents must exist; they are not checked. Raises `UnusableFiles`.
     """
     try:
         with suppress(FileExistsError):
@@ -203,7 +208,7 @@ def _what_to_do(found: os.stat_result) -> str:
 
 
 def why_not_private(found: os.stat_result) -> str | None:
-    """Why this is no private file of this user; None if it is one."""
+    """Return why this is no private file of this user; None if it is one."""
     if not stat.S_ISREG(found.st_mode):
         return "is no regular file"
     if not _is_own(found):
@@ -218,7 +223,8 @@ def why_not_private(found: os.stat_result) -> str | None:
 def read_trusted(path: Path, most_bytes: int) -> bytes:
     """Read a file that only this user or root can write. Links are followed.
 
-    most_bytes: the size from which on it is refused (bytes).
+    most_bytes: a file of this size or larger is refused.
+
     Raises `UnusableFiles` for any other file, and `OSError`.
     """
     with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | _EXISTING), "rb") as file:
@@ -233,23 +239,23 @@ def read_trusted(path: Path, most_bytes: int) -> bytes:
 
 
 def names(path: Path, descriptor: int) -> bool:
-    """Whether this path is still a name of that open file."""
+    """Whether this path still names the open file `descriptor`."""
     with suppress(FileNotFoundError):
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     return False
 
 
 def remove_own(path: Path, descriptor: int) -> None:
-    """Remove the file if the path still names it: by now it may name a file of somebody else."""
+    """Remove the open file `descriptor`, if `path` still names it and not another file."""
     with suppress(FileNotFoundError):
         if names(path, descriptor):
             path.unlink()
 
 
 def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
-    """Put a private file with this content under the name, or leave what is there. Raises `OSError`.
+    """Write a private file atomically: on an error, the old file stays unchanged. Raises `OSError`.
 
-    durable: whether it survives a power loss once this has returned.
+    durable: sync the file and its name, so that they survive a power loss after this call.
     """
     descriptor, beside = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
     try:
@@ -269,7 +275,8 @@ def write_whole(path: Path, content: bytes, *, durable: bool = False) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Make the names in it durable: without its name a synced file is lost. Raises `OSError`."""
+    """Make the names in a directory durable: a synced file without a durable name is lost. Raises
+    `OSError`."""
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
-"""Other processes of this machine: which one it was, and whether it has ended.
+"""Identifies a process of this machine, and finds out whether it has ended.
 
-A process id alone is no name, because the system uses it again. With the time of its start it is one.
+A process id alone does not identify a process, because the system reuses it. Its start time makes it unique.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ import msgspec
 _PROCESSES = Path("/proc")
 
 _START_FIELD = 19
-"""Of the fields of `/proc/PID/stat` that follow the name."""
+"""Index of the start time among the fields of `/proc/PID/stat` that follow the name."""
 
 
 class ProcessName(msgspec.Struct, frozen=True, array_like=True):
-    """Which process it is.
+    """A process, identified uniquely until the next reboot.
 
-    pid: its id.
-    started: when it started, in clock ticks since the boot.
-    namespace: the number of the pid namespace in which `pid` counts.
+    pid: its process id.
+    started: its start time, in clock ticks since the boot.
+    namespace: the inode of the pid namespace in which `pid` is valid.
     """
 
     pid: int
@@ -33,14 +33,15 @@ class ProcessName(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def own(cls) -> ProcessName:
-        """This process. Raises `OSError` if the system does not tell."""
+        """Return the name of this process. Raises `OSError` if `/proc` cannot be read."""
         return cls(os.getpid(), _started(os.getpid()), _own_namespace())
 
     def ended(self, timeout_s: float = 0.0) -> bool:
         """Whether no thread of the process is left, so that its files and its memory are closed.
 
-        timeout_s: how long to wait for that (s).
-        A process of another pid namespace cannot be seen from here; it counts as ended. Raises `OSError`.
+        timeout_s: how long to wait for the end (s).
+
+        A process of another pid namespace cannot be seen from here, and counts as ended. Raises `OSError`.
         """
         if self.namespace != _own_namespace():
             return True
@@ -49,10 +50,10 @@ class ProcessName(msgspec.Struct, frozen=True, array_like=True):
         except ProcessLookupError:
             return True
         try:
-            # The descriptor holds the process that has the id now. So the look at its start comes after.
+            # Check the start time only now: the descriptor keeps this process's id from being reused.
             if _started(self.pid) != self.started:
                 return True
-            # Readable once every thread has gone through its end, and not when the first thread alone has.
+            # Readable once every thread has ended, not already when only the main thread has.
             poll = select.poll()
             poll.register(process, select.POLLIN)
             return bool(poll.poll(timeout_s * 1000))
@@ -68,18 +69,18 @@ class ProcessName(msgspec.Struct, frozen=True, array_like=True):
 
 
 def wait_for_end(processes: list[ProcessName], timeout_s: float) -> bool:
-    """Whether all of these have ended, after at most `timeout_s` seconds. Raises `OSError`."""
+    """Wait up to `timeout_s` seconds. Returns whether all processes have ended. Raises `OSError`."""
     deadline = monotonic() + timeout_s
     return all(process.ended(max(0.0, deadline - monotonic())) for process in processes)
 
 
 def boot_id() -> str:
-    """A name of this run of the system; another one after each reboot. Raises `OSError`."""
+    """Return the id of the current boot, which changes with each reboot. Raises `OSError`."""
     return (_PROCESSES / "sys/kernel/random/boot_id").read_text().strip()
 
 
 def _started(pid: int) -> int:
-    # The name is in brackets, and may hold brackets and blanks itself.
+    # The process name is in parentheses, and may itself contain parentheses and spaces.
     fields = (_PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     return int(fields[_START_FIELD])
 

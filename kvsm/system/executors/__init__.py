@@ -1,5 +1,6 @@
-"""Work for other processes, here or on many machines: walks, the museum, sweeps of `kvsm whatif`.
+"""Executors: run a task in other processes, on this machine or on many, for walks, the museum and sweeps of
+`kvsm whatif`.
 
-`executor` says what every executor promises, and keeps the promises that do not depend on who works.
-`processes` works in forked processes of this machine, `ray_cluster` in those of a Ray cluster.
+`executor` has the interface, and the code that is common to all executors. `forked` uses forked processes of
+this machine, `ray_cluster` the workers of a Ray cluster.
 """

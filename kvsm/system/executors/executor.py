@@ -1,21 +1,21 @@
-"""An executor: other processes that do one task for many items.
+"""The interface of executors, which run one task for many items in other processes.
 
     with ForkedProcesses(2).results(task, items) as results:
         for result in results:
             ...
 
-What every executor promises:
+Every executor promises:
 
 - Results come in the order of the items, for any number of workers.
-- A task is deterministic: its result depends on its item only. So a lost worker is made up for: another one
-  takes its item. An item that loses `MOST_LOSSES` workers is an error that names it.
-- Items may be endless. No more than `workers` are worked on at once, and no more than `AHEAD` (or four for
-  each that may be begun at once) are taken beyond the one whose result is wanted.
-- At the end of the `with` block, for whatever reason, no worker goes on.
-- An exception in a task names the item. An error of kvsm (`KvsmError`) comes as it is. Both come in the order
-  of the items, after the results before them.
+- If a worker is lost, another worker gets its item: tasks are deterministic, so the result is the same. If an
+  item has lost `MOST_LOSSES` workers, an error names it.
+- Items may be endless. At most `workers` items run at a time. At most `AHEAD` items, or four for each item
+  that may be submitted at a time, are taken beyond the item whose result is next.
+- At the end of the `with` block, for whatever reason, all workers stop.
+- An exception in a task becomes an error that names the item; an error of kvsm (`KvsmError`) is raised as it
+  is. Errors come in the order of the items, too.
 
-`OrderedResults` keeps these promises for any `Crew`, which knows only how to start an item and how to wait.
+`OrderedResults` implements this for any `Crew`, which only starts an item in a worker, and waits for ends.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Task = Callable[[Item], Result]
-"""What workers do. A fork inherits it, so it may be a closure; a cluster pickles it by value."""
+"""The function that workers run. It may be a closure: a fork inherits it; a cluster pickles it by value."""
 
 AHEAD = 64
-"""How many items may be begun beyond the one whose result is wanted. Results wait in memory."""
+"""How many items may be begun beyond the item whose result is next. Their results wait in memory."""
 MOST_LOSSES = 3
-"""An item that has lost this number of workers is not given to another one."""
+"""After it has lost this number of workers, an item is not started again."""
 
 
 class Executor(Protocol):
-    """Who works, and how many at once. Nobody works outside of `results`."""
+    """Runs tasks in other processes. Its workers exist only inside of `results`."""
 
     @property
     def workers(self) -> int:
-        """How many items are worked on at once, at most."""
+        """Most items that run at a time."""
 
     @property
     def losses(self) -> int:
-        """How many workers were lost and made up for so far."""
+        """Number of workers lost so far whose items were started again."""
 
     def results(
         self,
@@ -61,10 +61,10 @@ class Executor(Protocol):
         name: Callable[[Item], str] = str,
         fresh: bool = False,
     ) -> AbstractContextManager[Iterator[Result]]:
-        """The results of the items, in their order.
+        """Run the task for each item. Returns an iterator over the results, in the order of the items.
 
-        name: what an item is called in an error: "runs 16 to 23".
-        fresh: a new process for each item, for a task that leaves its process changed.
+        name: returns the name of an item for errors, such as "runs 16 to 23".
+        fresh: run each item in a new process, for tasks that change the state of their process.
 
         The iterator raises `ConfigError` if an item has lost too many workers, `KvsmError` as the task raised
         it, and `RuntimeError` with the worker's traceback for any other exception of the task.
@@ -78,14 +78,18 @@ class Done(NamedTuple):
 
 
 class Raised(NamedTuple):
-    """The task raised. error: an error of kvsm as it was raised; None for others. told: the traceback."""
+    """The task raised.
+
+    error: the error, if it is one of kvsm; None for others.
+    traceback: the traceback as text, for other errors.
+    """
 
     error: KvsmError | None
-    told: str
+    traceback: str
 
 
 class Lost(NamedTuple):
-    """The worker is gone, and its item was not done. why: as far as it is known."""
+    """The worker is gone before its item was done. why: the reason, as far as it is known."""
 
     why: str
 
@@ -94,14 +98,17 @@ class Crew(Protocol):
     """The workers during one call of `Executor.results`."""
 
     def begin(self, number: int, item: Any) -> None:
-        """Let an idle or a new worker take an item. Called while fewer than `workers` are busy."""
+        """Start an item in an idle or a new worker. Called only while fewer than `workers` items run.
+
+        number: the number of the item, which `ended` returns.
+        """
 
     def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
-        """Wait until at least one item has ended. Each that has, by its number."""
+        """Wait until at least one item has ended. Returns the number and the outcome of each ended item."""
 
 
 def outcome_of(task: Callable[[Any], Any], item: Any) -> Done | Raised:
-    """Do a task in a worker."""
+    """Run a task in a worker, and return its result or its exception."""
     try:
         return Done(task(item))
     except KvsmError as error:
@@ -111,7 +118,7 @@ def outcome_of(task: Callable[[Any], Any], item: Any) -> Done | Raised:
 
 
 class LostWorker(msgspec.Struct, frozen=True):
-    """What an executor says when it has lost a worker. name: of the item, which another worker takes."""
+    """The message of an executor about a lost worker. name: of its item, which another worker gets."""
 
     name: str
     why: str
@@ -121,15 +128,15 @@ class LostWorker(msgspec.Struct, frozen=True):
 
 
 Heard = Callable[[LostWorker], None]
-"""Is told of each worker that was lost and made up for."""
+"""Called for each lost worker whose item is started again."""
 
 
 def unheard(_lost: LostWorker) -> None:
-    """Nobody listens."""
+    """Do nothing about a lost worker."""
 
 
 class OrderedResults(Generic[Result]):
-    """The results of a crew, in the order of the items. An iterator."""
+    """An iterator over the results of a crew, in the order of the items."""
 
     def __init__(
         self,
@@ -142,10 +149,11 @@ class OrderedResults(Generic[Result]):
         self._crew, self._workers, self._name, self._heard = crew, workers, name, heard
         self._items = enumerate(items)
         self._held: dict[int, Any] = {}
-        """Items that are begun, or to be begun again, by their numbers."""
+        """Number -> item, for items that run or will be started again."""
         self._again: deque[int] = deque()
+        """Numbers of items whose worker was lost, to be started again."""
         self._done: dict[int, Done | Exception] = {}
-        """What has ended and is not yet wanted. An exception waits for its turn too."""
+        """Number -> result or error, for ended items whose turn has not come."""
         self._losses: Counter[int] = Counter()
         self._wanted = 0
         self._ahead = max(AHEAD, 4 * workers)
@@ -160,7 +168,7 @@ class OrderedResults(Generic[Result]):
                 raise StopIteration
             for number, outcome in self._crew.ended():
                 self._note(number, outcome)
-        self._begin_more()  # they work while the consumer does
+        self._begin_more()  # keep the workers busy while the consumer uses this result
         self._wanted += 1
         ended = self._done.pop(self._wanted - 1)
         if isinstance(ended, Exception):
@@ -193,7 +201,8 @@ class OrderedResults(Generic[Result]):
         if isinstance(outcome, Done):
             self._done[number] = outcome
         elif isinstance(outcome, Raised):
-            self._done[number] = outcome.error or RuntimeError(f"{name} failed in a worker:\n{outcome.told}")
+            failure = RuntimeError(f"{name} failed in a worker:\n{outcome.traceback}")
+            self._done[number] = outcome.error or failure
         else:
             self._done[number] = ConfigError(
                 f"{name}: {MOST_LOSSES} workers were lost at it, the last one so: {outcome.why}; "

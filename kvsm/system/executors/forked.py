@@ -1,12 +1,13 @@
-"""Forked processes of this machine.
+"""An executor that uses forked processes of this machine.
 
-A process with threads must not fork: its child may hang on a lock that a thread held. But a lost worker must
-be replaced at any time, and by then a thread may draw a line of progress. So the first fork is a *fork
-server*: one thread, the memory as it was then, and no work but to fork the workers when they are needed.
+A process with threads must not fork: its child may hang on a lock that a thread held. But lost workers must
+be replaced at any time, when this process may already have a thread, such as one that draws a progress line.
+So this process forks once, before it has threads: a *fork server*, which has a single thread and only forks
+the workers when they are needed. Workers have the memory of that first fork.
 
     this process --(fork)--> fork server --(fork)--> worker, worker, ...
 
-The fork server also ends the workers. It kills them when this process closes its connection, or is gone.
+The fork server kills the workers when this process closes its connection, or dies.
 """
 
 from __future__ import annotations
@@ -42,9 +43,9 @@ from kvsm.system.executors.executor import (
 
 
 class ForkedProcesses:
-    """An executor of forked processes. Make one, and call `results`, before this process has threads.
+    """An executor of forked processes. Call `results` before this process has threads.
 
-    heard: is told of each worker that was lost and made up for.
+    heard: called for each lost worker whose item is started again.
     """
 
     def __init__(self, workers: int, heard: Heard = unheard) -> None:
@@ -61,7 +62,7 @@ class ForkedProcesses:
         name: Callable[[Item], str] = str,
         fresh: bool = False,
     ) -> Iterator[Iterator[Result]]:
-        """As `Executor.results`. Items and results are pickled; the task is not."""
+        """As `Executor.results`. Items and results are pickled; the task is inherited by the fork."""
         server = _ForkServer(task)
         crew = _ProcessCrew(server, fresh)
         try:
@@ -76,7 +77,7 @@ class ForkedProcesses:
 
 
 class _ProcessCrew:
-    """Workers, each with a connection. They are forked when they are needed."""
+    """The workers of one call of `results`, each with a connection. They are forked on demand."""
 
     def __init__(self, server: _ForkServer, fresh: bool) -> None:
         self._server, self._fresh = server, fresh
@@ -86,11 +87,11 @@ class _ProcessCrew:
     def begin(self, number: int, item: Any) -> None:
         connection = self._idle.pop() if self._idle else self._server.forked()
         self._busy[connection] = number
-        with suppress(OSError):  # it is gone: `ended` finds the end of its connection
+        with suppress(OSError):  # the worker is gone; `ended` reads the end of its connection
             connection.send(item)
 
     def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
-        ready = [one for one in wait(list(self._busy)) if isinstance(one, Connection)]
+        ready = [source for source in wait(list(self._busy)) if isinstance(source, Connection)]
         return [(self._busy.pop(connection), self._outcome(connection)) for connection in ready]
 
     def _outcome(self, connection: Connection) -> Done | Raised | Lost:
@@ -100,7 +101,7 @@ class _ProcessCrew:
             connection.close()
             return Lost("its process was killed")
         if self._fresh:
-            connection.close()  # its process ends there
+            connection.close()  # this ends the worker
         else:
             self._idle.append(connection)
         return outcome
@@ -111,7 +112,7 @@ class _ProcessCrew:
 
 
 class _ForkServer:
-    """The process that forks the workers, seen from the one that wants them."""
+    """A handle on the fork server, in the process that uses the workers."""
 
     def __init__(self, task: Callable[[Any], Any]) -> None:
         self._control, there = socket.socketpair()
@@ -123,7 +124,7 @@ class _ForkServer:
         there.close()
 
     def forked(self) -> Connection:
-        """The connection to a new worker."""
+        """Have a worker forked, and return the connection to it."""
         here, there = Pipe()
         try:
             socket.send_fds(self._control, [b"w"], [there.fileno()])
@@ -135,24 +136,24 @@ class _ForkServer:
         return here
 
     def close(self) -> None:
-        """End all workers, and it."""
+        """End all workers and the fork server."""
         self._control.close()
         self._process.join()
 
 
-def _serve_forks(task: Callable[[Any], Any], control: socket.socket, not_ours: socket.socket) -> None:
-    """The main function of the fork server."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # who consumes the results decides when to stop
-    signal.signal(signal.SIGTERM, _leave)
-    not_ours.close()  # else the end of the consumer would go unnoticed
-    gc.freeze()  # so that workers do not copy memory only to look for garbage in it
+def _serve_forks(task: Callable[[Any], Any], control: socket.socket, parents_end: socket.socket) -> None:
+    """Run the fork server: fork a worker for each request on `control`, until it is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the consumer of the results decides when to stop
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    parents_end.close()  # otherwise `control` would stay open when the consumer dies
+    gc.freeze()  # so that the garbage collector of a worker does not write to, and copy, inherited pages
     workers: set[int] = set()
     try:
         while True:
             wanted, handles, *_ = socket.recv_fds(control, 1, 1)
             if not wanted:
                 return
-            _bury(workers)
+            _reap(workers)
             worker = os.fork()
             if not worker:
                 _work(task, control, handles[0])
@@ -160,30 +161,30 @@ def _serve_forks(task: Callable[[Any], Any], control: socket.socket, not_ours: s
             os.close(handles[0])
     finally:
         for worker in workers:
-            os.kill(worker, signal.SIGKILL)  # none is buried, so no other process has its number
+            os.kill(worker, signal.SIGKILL)  # not reaped yet, so no other process has its id
         for worker in workers:
             os.waitpid(worker, 0)
 
 
-def _leave(_number: int, _frame: FrameType | None) -> NoReturn:
+def _exit_on_signal(_number: int, _frame: FrameType | None) -> NoReturn:
     sys.exit()
 
 
-def _bury(workers: set[int]) -> None:
+def _reap(workers: set[int]) -> None:
     for worker in list(workers):
         if os.waitpid(worker, os.WNOHANG)[0]:
             workers.remove(worker)
 
 
 def _work(task: Callable[[Any], Any], control: socket.socket, handle: int) -> NoReturn:
-    """The main function of a worker: one item after the other, until its connection ends."""
+    """Run a worker: one item after another, until its connection is closed."""
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         control.close()
         with suppress(EOFError, ConnectionError), Connection(handle) as connection:
             while True:
                 connection.send_bytes(_pickled(outcome_of(task, connection.recv())))
-                sys.stdout.flush()  # nobody flushes it at `os._exit`
+                sys.stdout.flush()  # `os._exit` does not flush it
     except Exception:
         traceback.print_exc()
     finally:
@@ -191,7 +192,7 @@ def _work(task: Callable[[Any], Any], control: socket.socket, handle: int) -> No
 
 
 def _pickled(outcome: Done | Raised) -> bytes:
-    """An outcome, or the error that says why it cannot be pickled."""
+    """Pickle an outcome, or an error if it cannot be pickled."""
     try:
         return bytes(ForkingPickler.dumps(outcome))
     except Exception as error:

@@ -1,7 +1,7 @@
-"""The workers of a Ray cluster: `local`, a small one on this machine, or one that runs.
+"""An executor on a Ray cluster: a new `local` one on this machine, or a running cluster.
 
-An item is a Ray task. Ray decides where it runs. Ray's own retries are off: who makes an item again, and how
-often, is decided in `kvsm.system.executors.executor`, and told.
+Each item is a Ray task, and Ray decides where it runs. Ray's own retries are off, because
+`kvsm.system.executors.executor` starts the items of lost workers again and reports them.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ from kvsm.system.executors.ray_worker import asked, code_digest
 
 LOCAL = "local"
 _STORE_BYTES = 80 << 20
-"""Memory for objects of a local cluster. Ray refuses less than 75 MiB."""
-_KNOCK_SECONDS = 10
-_HEED_SECONDS = 1.0
-"""How long an interrupted process may take to heed it. Then it can work for the next `results`; a new process
-would have to import everything."""
+"""Object store of a local cluster (bytes). Ray refuses less than 75 MiB."""
+_CONNECT_TIMEOUT_S = 10
+_INTERRUPT_TIMEOUT_S = 1.0
+"""How long an interrupted worker process may take to stop its item (s). If it does, the next `results` reuses
+it; a new process would have to import everything."""
 _TOKEN_HINT = (
     "a cluster that asks for a token needs RAY_AUTH_MODE=token here too (see the documentation of Ray)"
 )
 
 
 class RayCluster:
-    """An executor on a Ray cluster. A context manager: it connects at its begin, and leaves at its end.
+    """An executor on a Ray cluster. Use `with` to connect; it disconnects on exit.
 
     address: `local` starts a cluster on this machine that ends with the executor. Others are Ray's:
         `ray://HOST:PORT` or `HOST:PORT`; `auto` is the cluster that runs on this machine.
-    workers: how many items are worked on at once. Default: one for each CPU of the cluster.
-    heard: is told of each worker that was lost and made up for.
+    workers: most items that run at a time. None: one for each CPU of the cluster.
+    heard: called for each lost worker whose item is started again.
 
     Raises `ConfigError` if Ray is not installed, if there is no such cluster, or if it has no CPUs.
     """
@@ -78,7 +78,7 @@ class RayCluster:
     def _connect(self) -> None:
         quiet = {"log_to_driver": False, "logging_level": "ERROR"}
         if self._address != LOCAL:
-            _knock(self._address)
+            _check_reachable(self._address)
             self._ray.init(self._address, **quiet)
             return
         self._ray.init(
@@ -110,10 +110,10 @@ class RayCluster:
             raise ConfigError(f"--cluster {self._address}: the connection was lost: {error}") from error
 
     def _submitted(self) -> int:
-        """How many items Ray has at once.
+        """The number of items submitted to Ray at a time.
 
-        If all CPUs work, as many items again wait there. A worker for which none waits is given back and
-        asked for again, which costs the driver twice as much.
+        If `workers` takes all CPUs, twice as many items are submitted. A worker without a waiting item is
+        returned to Ray and leased again, which doubles the driver's work.
         """
         return self.workers if self.workers < self._cpus else 2 * self.workers
 
@@ -123,7 +123,7 @@ class RayCluster:
 
 
 class _RayCrew:
-    """The items that Ray works on."""
+    """The items of one call of `results` that Ray runs."""
 
     def __init__(self, ray: Any, task: Callable[[Any], Any], fresh: bool) -> None:
         self._fresh = fresh
@@ -141,13 +141,13 @@ class _RayCrew:
         ready, rest = wait(busy)
         if rest:
             ready += wait(rest, num_returns=len(rest), timeout=0)[0]
-        return [(self._busy.pop(one), self._outcome(one)) for one in ready]
+        return [(self._busy.pop(reference), self._outcome(reference)) for reference in ready]
 
     def _outcome(self, reference: Any) -> Done | Raised | Lost:
         exceptions = self._ray.exceptions
         try:
             answer: bytes | str = self._ray.get(reference)
-        except exceptions.RayTaskError as error:  # such as a task that cannot be unpickled there
+        except exceptions.RayTaskError as error:  # for example, the worker cannot unpickle the task
             return Raised(None, str(error))
         except exceptions.RayError as error:
             return Lost(str(error).partition("\n")[0].partition(". ")[0])
@@ -157,26 +157,26 @@ class _RayCrew:
         return outcome
 
     def close(self) -> None:
-        """Interrupt what is worked on. A process that does not heed this in time is killed."""
+        """Interrupt running items. A process that does not stop in time is killed."""
         ray, busy = self._ray, list(self._busy)
         if not self._fresh:
             for reference in busy:
                 ray.cancel(reference)
-            busy = ray.wait(busy, num_returns=len(busy), timeout=_HEED_SECONDS)[1] if busy else []
+            busy = ray.wait(busy, num_returns=len(busy), timeout=_INTERRUPT_TIMEOUT_S)[1] if busy else []
         for reference in busy:
             ray.cancel(reference, force=True)
 
 
-def _knock(address: str) -> None:
-    """Raise `OSError` if nobody listens there. Ray would try for minutes."""
+def _check_reachable(address: str) -> None:
+    """Raise `OSError` at once if no process listens at this address. Ray would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_TIMEOUT_S).close()
 
 
 def _import_ray() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # else it warns of what it will do
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # avoids a warning of Ray
     try:
         import ray
     except ImportError as error:

@@ -1,7 +1,7 @@
-"""What runs in a worker of a Ray cluster, and whether it runs the same code as the process that asks.
+"""The code that runs in the workers of a Ray cluster.
 
-Results must not depend on who makes them, so a worker with another kvsm must refuse. What it is asked by is
-pickled, and does not need kvsm: a worker without it can say so.
+Results must not depend on the worker, so a worker refuses items if its kvsm differs from the driver's. The
+pickled function that Ray runs does not need kvsm, so a worker without kvsm can report that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from kvsm.system.executors.executor import outcome_of
 _PACKAGE = Path(__file__).parents[2]
 
 Asked = Callable[[str, str, bytes, bytes], "bytes | str"]
-"""(digest of the asking kvsm, number of the task, task, item) -> a pickled outcome, or why there is none."""
+"""(digest of the driver's kvsm, unique id of the task, pickled task, pickled item) -> the pickled outcome, or
+why there is none."""
 
 
 def asked() -> Asked:
-    """A function that Ray pickles by value, because it is local to this one."""
+    """Return the function that Ray runs in a worker. As a local function it is pickled by value."""
 
     def ask(ours: str, number: str, task: bytes, item: bytes) -> bytes | str:
         try:
@@ -38,11 +39,11 @@ def asked() -> Asked:
 
 
 def answered(ours: str, number: str, task: bytes, item: bytes) -> bytes | str:
-    """Do the task in this process, if it runs the same code."""
+    """Run the task for an item in this process, if this process has the driver's code."""
     if ours != code_digest():
         return f"a worker on {socket.gethostname()} runs another kvsm, from {_PACKAGE}"
     if number not in _loaded:
-        _loaded.clear()  # the task before is over
+        _loaded.clear()  # the previous task is over
         _loaded[number] = pickle.loads(task)
     return pickle.dumps(outcome_of(_loaded[number], pickle.loads(item)))
 
@@ -52,7 +53,7 @@ _loaded: dict[str, Callable[[Any], Any]] = {}
 
 @cache
 def code_digest() -> str:
-    """A digest of the source of kvsm in this process."""
+    """Return a digest of the kvsm source in this process."""
     digest = hashlib.sha256()
     for path in sorted(_PACKAGE.rglob("*.py")):
         code = path.read_bytes()
