@@ -119,6 +119,9 @@ class HandOverWorld:
         self._left = {name: int(getattr(options, name)) for name in _BUDGETS}
         self._keys = [self._tracked("own", prompt, None).all_keys()[0] for prompt in range(options.prompts)]
         """The keys of each prompt in the first KV cache group."""
+        self._drawable: dict[str | int, list[Action]] = {}
+        """The actions that `draw` chooses from, by kind. Empty after an action: a walk often draws several
+        times before it takes one."""
 
     def _new_name(self) -> str:
         self._names += 1
@@ -187,9 +190,10 @@ class HandOverWorld:
 
     def draw(self, random: Random) -> Action:
         """Draw first a kind of action, then an action of this kind. Raises `IndexError` if there is none."""
-        kinds: dict[str | int, list[Action]] = {}
-        for action in self.actions():
-            kinds.setdefault(action[0], []).append(action)
+        kinds = self._drawable
+        if not kinds:
+            for action in self.actions():
+                kinds.setdefault(action[0], []).append(action)
         weights = [_WEIGHTS.get(kind, 1) for kind in kinds]
         drawn = kinds[random.choices(list(kinds), weights)[0]]
         useful = [action for action in drawn if self._is_useful(action)]
@@ -213,6 +217,7 @@ class HandOverWorld:
         return name != "arrive" or self._answered[place].lease in self.leases._leases
 
     def do(self, action: Action) -> bool:
+        self._drawable.clear()
         move: Callable[..., bool] | None = getattr(self, f"_do_{action[0]}", None)
         try:
             if move is None or not move(*action[1:]):
