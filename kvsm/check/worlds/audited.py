@@ -57,7 +57,7 @@ def difference(one: object, other: object, where: str = "") -> str | None:
 
     The order of a dict is ignored, that of an `OrderedDict` is not. A tuple of ids equals an array of them.
     """
-    if one is other:
+    if one is other or (isinstance(one, array) and isinstance(other, array) and one == other):
         return None
     mine, theirs = _fields(one), _fields(other)
     if mine is None or theirs is None:
