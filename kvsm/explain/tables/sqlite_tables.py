@@ -16,7 +16,7 @@ Everything is plain SQL: `sqlite3` and DuckDB read the file as well.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from types import NoneType
 from typing import Any, TypeVar, get_args, get_type_hints
@@ -36,6 +36,10 @@ INDEXES: dict[str, tuple[str, ...]] = {
 
 RUN_BLOCKS = 4096
 """Most blocks of one run."""
+_NUMBERS = """
+INSERT INTO _numbers
+WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers LIMIT ?) SELECT n FROM numbers
+"""
 
 _TYPES = {int: "INTEGER", str: "TEXT", bool: "INTEGER"}
 _VIEWS = ("blocks",)
@@ -69,10 +73,11 @@ def make_tables(connection: sqlite3.Connection) -> None:
     """Make the tables in an empty database."""
     for statement in schema():
         connection.execute(statement)
-    connection.executemany("INSERT INTO _numbers VALUES (?)", ((number,) for number in range(RUN_BLOCKS)))
+    connection.execute(_NUMBERS, (RUN_BLOCKS,))
 
 
-def columns_of(table: str) -> dict[str, tuple[type, bool]]:
+@cache
+def columns_of(table: str) -> Mapping[str, tuple[type, bool]]:
     """Column -> (its type, whether it may be None), in order."""
     return {name: _plain(hint) for name, hint in get_type_hints(TABLES[table]).items()}
 
