@@ -21,6 +21,7 @@ from disk_rig import IN_MEMORY
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from examples import examples
 from kvsm.copies import (
     CopyEngine,
     FailingCopyEngine,
@@ -196,7 +197,7 @@ def run_machine(machine: type[CopyEngineMachine], examples: int, monkeypatch: py
 def test_engines_keep_their_promises(
     machine: type[CopyEngineMachine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_machine(machine, 20, monkeypatch)
+    run_machine(machine, examples(20), monkeypatch)
 
 
 @pytest.mark.slow

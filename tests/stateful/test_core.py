@@ -16,6 +16,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
+from examples import examples
 from kvsm.check.worlds.core_options import CoreOptions, action_kinds
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
@@ -148,7 +149,8 @@ for _name, (_, _sizes) in action_kinds(SMALLEST).items():
 
 
 def test_core_keeps_its_promises() -> None:
-    run_state_machine_as_test(CoreMachine, settings=settings(max_examples=60, stateful_step_count=60))
+    chosen = settings(max_examples=examples(60), stateful_step_count=60)
+    run_state_machine_as_test(CoreMachine, settings=chosen)
 
 
 @pytest.mark.slow

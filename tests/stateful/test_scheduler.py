@@ -9,13 +9,14 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from examples import examples
 from kvsm.testing import OffloadMachine
 
 SETTINGS = OffloadMachine.TestCase.settings
 
 
 def test_scheduler_keeps_its_promises() -> None:
-    chosen = settings(SETTINGS, max_examples=60, stateful_step_count=50)
+    chosen = settings(SETTINGS, max_examples=examples(60), stateful_step_count=50)
     run_state_machine_as_test(OffloadMachine, settings=chosen)
 
 

@@ -12,6 +12,7 @@ import pytest
 from disk_rig import directory as memory_directory
 from test_tiers import KEYS, Tiers
 
+from examples import examples
 from kvsm.core.log import LogReader
 from kvsm.core.offloader import LookupResult, PendingHit
 from kvsm.core.plan import TransferJob
@@ -308,7 +309,7 @@ def test_each_request_that_waits_for_its_blocks_holds_them_at_once(pressed: Pres
 
 def test_requests_that_fail_leave_and_lose_their_blocks_come_to_an_end(place: Path) -> None:
     """Progress (S9), with all that goes wrong: every run checks at its end that nothing is left."""
-    for seed in range(3):
+    for seed in range(examples(3, least=2)):
         options: dict[str, Any] = {
             "abort_rate": 0.1,
             "preempt_rate": 0.02,

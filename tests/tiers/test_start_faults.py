@@ -16,6 +16,7 @@ import pytest
 from disk_rig import DISK_IDENTITY, PAYLOAD
 from start_faults import AWAY, SLOTS, DiskStartWorld, Plan, StartWorld, failing, try_start
 
+from examples import SHARE
 from kvsm.core.log import LateLog, LogReader
 from kvsm.core.log.late import AGAIN_S
 from kvsm.errors import UnusableFiles
@@ -53,7 +54,7 @@ def all_from(number: int, error: int) -> Plan:
     return lambda n, name: error if n >= number and name in which else None
 
 
-STEPS = [pytest.param(5, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+STEPS = [pytest.param(5 if SHARE == 1 else 16, id="some"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 """Each n-th fault is tried."""
 
 LAST_ENDS = ("none", "killed", "closed", "other pool")

@@ -144,11 +144,11 @@ def test_a_small_scope_alone_refutes_the_exhibit(id: str) -> None:
 
 
 def test_the_command_explores_a_family_and_tells_its_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(MODELS["serving"]), "families", {"pairs": ("pairs-01", "pairs-02")})
+    monkeypatch.setattr(type(MODELS["serving"]), "families", {"pairs": ("pairs-05", "pairs-08")})
     result = CliRunner().invoke(main, ["check", "serving", "--scope", "pairs", "--jobs", "1"])
     assert result.exit_code == 0, result.output
     lines = result.stdout.splitlines()
-    assert lines[0].startswith("serving, pairs-01: PROVED, ")
+    assert lines[0].startswith("serving, pairs-05: PROVED, ")
     assert "serving, pairs: 2 of 2 scopes" in lines
     assert any(
         line.startswith("    never taken: block FREE --INVALIDATE--> FREE: what a reset") for line in lines

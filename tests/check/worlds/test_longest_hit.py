@@ -15,6 +15,7 @@ import pytest
 from museum.other_engines import second_thoughts
 from scheduler_traffic import FULL, MAMBA, SLIDING, WIDE
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.longest_hit import Prompt, tokens_read
@@ -159,7 +160,7 @@ DRAWN = attention, states
 
 @pytest.mark.parametrize("drawn", DRAWN, ids=lambda one: one.__name__)
 def test_each_answer_is_the_longest(drawn: Drawn) -> None:
-    result = walk(drawn, 5, runs=60)
+    result = walk(drawn, 5, runs=examples(60))
     assert result.failure is None, result.failure
 
 

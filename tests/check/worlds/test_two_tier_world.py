@@ -13,6 +13,7 @@ import pytest
 from click.testing import CliRunner
 from planted_bugs import plant
 
+from examples import examples
 from kvsm.check.walks import failures
 from kvsm.check.walks.targets import draw_case, draw_two_tier_options
 from kvsm.check.walks.walk import walk
@@ -33,7 +34,7 @@ def drawn(random: Random) -> World:
 
 def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
     """All properties that the head of the world names, with the real recovery."""
-    assert walk(drawn, 1, runs=20).failure is None
+    assert walk(drawn, 1, runs=examples(20)).failure is None
 
 
 @pytest.mark.slow

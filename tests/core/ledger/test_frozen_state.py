@@ -167,9 +167,12 @@ def test_refused_events_change_no_copy(seed: int) -> None:
 
 
 @needs_native
-@pytest.mark.parametrize("world", [audited_core, audited_serving, audited_tiers])
+@pytest.mark.parametrize(
+    ("world", "operations"),
+    [(audited_core, 1_500), (audited_serving, examples(1_500)), (audited_tiers, examples(1_500))],
+)
 def test_worlds_whose_ledgers_are_copied(
-    world: Callable[[Random], AuditedWorld], monkeypatch: pytest.MonkeyPatch
+    world: Callable[[Random], AuditedWorld], operations: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Two tiers among them: copies to another tier leave a block in the eviction order."""
     apply, random = NativeLedger.apply, Random(5)
@@ -182,7 +185,7 @@ def test_worlds_whose_ledgers_are_copied(
     monkeypatch.setattr(NativeLedger, "apply", copied)
     # A native core folds without `apply`.
     monkeypatch.setattr(Offloader, "emit", lambda *given: EventEmitter.emit(*given))
-    result = walk(world, seed=17, operations=1_500)
+    result = walk(world, seed=17, operations=operations)
     assert result.failure is None, result.failure
     assert sum(one.finished for one in ledgers.values()) > 10
 

@@ -123,7 +123,7 @@ def test_each_event_of_a_walk_is_folded_alike(seed: int) -> None:
 def test_walks_end_alike(world: Callable[[Random], AuditedWorld]) -> None:
     """The auditor beside each world folds with the Python body, and compares each field with the live ledger.
     Of two tiers: copies to another tier leave a block in the eviction order."""
-    result = walk(world, seed=11, operations=2_500)
+    result = walk(world, seed=11, operations=examples(2_500))
     assert result.failure is None, result.failure
 
 
@@ -137,7 +137,7 @@ def test_long_batches_are_folded_alike(seed: int) -> None:
         assert twins.apply(event).error is None
 
 
-@pytest.mark.parametrize("examples", [5, pytest.param(40, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [examples(5, least=2), pytest.param(40, marks=pytest.mark.slow)])
 def test_resets_are_folded_alike(examples: int) -> None:
     """Whatever is in flight, and to whatever tier: the words, the order of the free slots, the eviction order
     and what a listener hears. Pools end within a group of 64 slots, or with one."""

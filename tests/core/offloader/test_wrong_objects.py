@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 
+from examples import examples
 from kvsm.copies import CopyEngine, HostCopyEngine
 from kvsm.core.policies.lru import LRUPolicy
 from kvsm.core.scheduler import LoadEnded, OffloadScheduler
@@ -140,11 +141,15 @@ NAMED = re.compile(r"^[a-z ]+ \(S\d+\): ")
 
 
 def said_with(
-    monkeypatch: pytest.MonkeyPatch, machine: type[PropertyMachine], method: str, answer: str
+    monkeypatch: pytest.MonkeyPatch,
+    machine: type[PropertyMachine],
+    method: str,
+    answer: str,
+    examples: int = 25,
 ) -> str | None:
     monkeypatch.setattr(Fault, "method", method)
     monkeypatch.setattr(Fault, "answer", staticmethod(ANSWERS[answer]))
-    return said_of(machine)
+    return said_of(machine, examples)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
@@ -156,7 +161,7 @@ def test_no_wrong_answer_shows_an_error_from_inside_kvsm(
     wrong: tuple[type[PropertyMachine], str], answer: str
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        said = said_with(patch, *wrong, answer)
+        said = said_with(patch, *wrong, answer, examples(25))
     assert said is None or NAMED.match(said), said
 
 

@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import run_state_machine_as_test
 from places import ROOT
 
+from examples import examples
 from kvsm.core.policies import POLICIES, Choice, EvictionPolicy, make_policy, refuse_foreign
 from kvsm.core.policies.arc import ARCState
 from kvsm.core.policies.lru import LRUPolicy
@@ -37,7 +38,7 @@ from kvsm.errors import ConfigError
 from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.testing import OffloadMachine
 
-EXAMPLES = [pytest.param(120, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(examples(120), id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 NAMES = sorted(POLICIES)
 
 

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core import native
 from kvsm.core.ledger.snapshot import digest, restore, snapshot
 from kvsm.core.log import MemoryLog
@@ -23,7 +24,7 @@ from kvsm.ids import SMALL, to_list
 
 Body = Callable[[], AbstractContextManager[None]]
 BODIES = [pytest.param(native.without, id="Python"), pytest.param(nullcontext, id="native")]
-EXAMPLES = [pytest.param(60, id="fast"), pytest.param(2_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(examples(60), id="fast"), pytest.param(2_000, id="slow", marks=pytest.mark.slow)]
 EVERY_POLICY = pytest.mark.parametrize("policy", sorted(POLICIES))
 EITHER_BODY = pytest.mark.parametrize("body", BODIES)
 

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from examples import examples
 from kvsm.core.policies.slot_queue import SlotQueue, join, split
 from kvsm.ids import SMALL, IdArray
 
-EXAMPLES = [pytest.param(150, id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(examples(150), id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
 
 CAPACITY = 99
 """More than 64: the native body has one number for 64 slots."""
