@@ -1,4 +1,4 @@
-"""The serving engine behind `kvsm run`: it carries real bytes through the offload core.
+"""The serving engine behind `kvsm run`: it serves workloads with real copies, planned by the offload core.
 
     result = run_workload(RunOptions(requests=100))
     assert result.good
@@ -8,20 +8,21 @@ real bytes. The other one (`kvsm.check.worlds`) is a value that an explorer can 
 
 =====================  =====================================================================
 `serving_engine`       the loop: time, arrivals, copies, compute
-`serving_scheduler`    which requests run, and on which device blocks
+`serving_scheduler`    chooses the requests of a step, and their device blocks
 `serving_request`      a request: its tokens, its keys, its block tables
-`serving_block_pool`   the device blocks: who holds them, and what they cache
+`serving_block_pool`   the device blocks: their references, and the keys that they cache
 `block_tables`         fills and empties the block tables of requests, by KV cache group
-`in_flight`            transfers that the workers have, and when their reports are handed on
+`in_flight`            transfers in flight, and the step in which each is reported
 `ranks`                the memory, compute and copy engine of each worker
 `run_disk`             the disk tier below the host pools
-`copy_totals`          what copies come to, all workers together
-`content`              which bytes a block must hold
-`offload_checks`       what must have been offloaded
+`copy_totals`          totals of copies over all workers
+`content`              the bytes that a block must hold
+`offload_checks`       properties that need the engine's requests and steps
 `disturbances`         aborts, preemptions and resets, drawn from a seed
 `run_options`          the options of a run
-`stopwatch`            how long the decisions take
-`workload_run`         a whole run, and the proof of it by its log
+`stopwatch`            the time that the decisions take
+`traces`               workloads: read from a trace, or generated
+`workload_run`         a whole run, and its verification by the log
 =====================  =====================================================================
 """
 

@@ -1,9 +1,9 @@
 """The block tables of requests: one for each KV cache group, all from one pool.
 
-A place of a table stands for one block of tokens. A place without a block has the null block: a request gives
-back what lies before its window (sliding window) or before its last state (mamba). A mamba block holds the
-running state while the tokens of its place are computed. At their end it holds the state that a hit needs,
-and the next place begins with a copy of it.
+Each entry of a table is for one block of tokens. An entry without a block holds the null block: a request
+frees the blocks before its window (sliding window) or before its last state (mamba). A mamba block holds the
+running state while the tokens of its entry are computed. After the last of these tokens it holds the state
+that a hit needs, and the next entry begins with a copy of that state.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from kvsm.serving.traces import started_blocks
 
 
 def peak_blocks(group: KVCacheGroup, tokens: int, step_tokens: int) -> int:
-    """The most blocks of a group that a request of `tokens` tokens holds at once.
+    """Return the most blocks of a group that a request of `tokens` tokens holds at once.
 
-    step_tokens: how many tokens a step computes at most.
+    step_tokens: the most tokens that a step computes.
     """
     blocks = started_blocks(tokens, group.block_tokens)
     if group.kind is GroupKind.FULL:
         return blocks
-    # The connector is handed the states of the last step, which are held until then.
+    # The states of the last step stay held until the connector gets them in this step.
     reach = group.window if group.kind in WINDOWED else step_tokens
     return min(blocks, started_blocks(reach + step_tokens, group.block_tokens) + 1)
 
@@ -34,7 +34,7 @@ def peak_blocks(group: KVCacheGroup, tokens: int, step_tokens: int) -> int:
 class BlockTables:
     """Fills and empties the block tables of requests.
 
-    step_tokens: how many tokens a step computes for one request, at most.
+    step_tokens: the most tokens that a step computes for one request.
     """
 
     def __init__(self, pool: ServingBlockPool, config: SchedulerConfig, step_tokens: int) -> None:
@@ -43,7 +43,7 @@ class BlockTables:
         self.block_sizes = tuple(dict.fromkeys(group.block_tokens for group in config.groups))
 
     def longest_hit(self, request: ServingRequest) -> int:
-        """How many tokens the device serves for all groups. At least one is left to compute (S18)."""
+        """Return how many tokens the device serves for all groups. At least one is left to compute (S18)."""
         if request.skip_reading_prefix_cache:
             return 0
         cached = self._pool.cached_block
@@ -51,7 +51,7 @@ class BlockTables:
         return lookup.longest_hit(request.num_tokens - 1, lambda key: cached(key) is not None)
 
     def has_room(self, request: ServingRequest, hit: int) -> bool:
-        """Whether the pool has blocks for the whole request, behind a device hit of `hit` tokens."""
+        """Whether the pool has blocks for the whole request, of which the device serves `hit` tokens."""
         lacking = free_hits = 0
         for group, hits in zip(self.groups, self._hits(request, hit, hit)):
             blocks = [block for block in hits if block != self._config.null_block]
@@ -60,7 +60,7 @@ class BlockTables:
         return lacking <= self._pool.num_free_blocks - free_hits
 
     def _hits(self, request: ServingRequest, hit: int, end: int) -> list[list[int]]:
-        """The device blocks of each group up to `hit`; null where the token at `end` needs none."""
+        """Return each group's device blocks up to token `hit`, null where the token at `end` needs none."""
         tables = []
         for group, keys in zip(self.groups, request.keys):
             last = hit // group.block_tokens
@@ -73,11 +73,11 @@ class BlockTables:
         return tables
 
     def place(self, request: ServingRequest, hit: int, end: int, tokens: int) -> bool:
-        """Give a waiting request its tables. False, and nothing changes, if there is no room.
+        """Fill the tables of a waiting request. Returns False, without any change, if there is no room.
 
-        hit: the tokens that the device has; their blocks are shared.
-        end: the tokens that it has after a load; new blocks take what is loaded.
-        tokens: how many tokens behind `end` get new blocks.
+        hit: the number of tokens that the device has; their blocks are shared.
+        end: the number of tokens that the request has after its load; loaded tokens get new blocks.
+        tokens: the number of tokens behind `end` that also get new blocks.
         """
         tables = self._hits(request, hit, end)
         hits = [block for table in tables for block in table if block != self._config.null_block]
@@ -98,7 +98,7 @@ class BlockTables:
     def grow(self, request: ServingRequest, tokens: int) -> list[list[int]] | None:
         """Extend the tables to `tokens` tokens. Returns the new blocks by group.
 
-        None, and nothing changes, if there is no room.
+        Returns None, without any change, if there is no room.
         """
         lacking = [
             max(0, started_blocks(tokens, group.block_tokens) - len(table))
@@ -112,7 +112,7 @@ class BlockTables:
         return new
 
     def remove_skipped_blocks(self, request: ServingRequest) -> None:
-        """Give back the blocks that no later token needs."""
+        """Free the blocks that no later token needs."""
         null = self._config.null_block
         for group, table in zip(self.groups, request.tables):
             if group.kind is GroupKind.FULL:
@@ -127,31 +127,35 @@ class BlockTables:
             self._pool.free_blocks(skipped)
 
     def free(self, request: ServingRequest) -> None:
-        """Give back all blocks, the last one first: the end of a prefix is reused before its beginning."""
+        """Free all blocks, the last one first, so that the end of a prefix is reused before its beginning."""
         null = self._config.null_block
         for table in request.tables:
             self._pool.free_blocks([block for block in reversed(table) if block != null])
 
     def cache_blocks(self, request: ServingRequest) -> None:
-        """Let the full blocks serve hits."""
+        """Add the blocks that have become full to the prefix cache."""
         first, last = request.num_cached_tokens, request.num_computed_tokens
         if first < last:
             self._pool.cache_full_blocks(*self.full_blocks(request, first, last))
             request.num_cached_tokens = last
 
     def full_blocks(self, request: ServingRequest, first: int, last: int) -> tuple[list[int], list[bytes]]:
-        """The blocks of all groups that end behind token `first` and up to token `last`, and their keys."""
+        """Return the blocks of all groups that end after token `first` and up to token `last`, and their
+        keys."""
         return self._blocks_and_keys(request, [first] * len(self.groups), last)
 
     def needed_blocks(self, request: ServingRequest) -> tuple[list[int], list[bytes]]:
-        """The full blocks that the next token of the request needs, and their keys."""
+        """Return the full blocks that the next token of the request needs, and their keys."""
         end = request.num_computed_tokens
         return self._blocks_and_keys(request, [group.first_needed_token(end) for group in self.groups], end)
 
     def _blocks_and_keys(
         self, request: ServingRequest, firsts: Sequence[int], last: int
     ) -> tuple[list[int], list[bytes]]:
-        """Blocks from token `firsts[group]` of each group up to token `last`, without null blocks."""
+        """Return the full blocks from token `firsts[group]` of each group up to token `last`, and their keys.
+
+        Null blocks are left out.
+        """
         blocks: list[int] = []
         keys: list[bytes] = []
         for group, first, table, own_keys in zip(self.groups, firsts, request.tables, request.keys):
@@ -167,7 +171,7 @@ class BlockTables:
     def completed_states(
         self, request: ServingRequest, first: int, last: int
     ) -> Sequence[tuple[int, int, int]]:
-        """The mamba states at the block boundaries behind token `first` and up to `last`.
+        """Return the mamba states at the block boundaries after token `first` and up to `last`.
 
         Each is (group, block, tokens that the state covers).
         """

@@ -1,10 +1,10 @@
-"""What the bytes of a device block must be, so that a wrong copy is seen (S15).
+"""The bytes that a device block must hold, so that a wrong copy is detected (S15).
 
 The content follows from the block's key (hash and KV cache group) and the rank: eight bytes, repeated over
-the block. So a block that was copied from the wrong place, too early, too late or in part does not pass. The
-order of the bytes inside one block is not checked, because every eighth byte is the same.
+the block. So a block that was copied from the wrong place, too early, too late or in part is detected. The
+order of the eight-byte words of a block is not checked, because all are equal.
 
-Writing and checking are compute of the rank: they are queued, and done when the rank gets to them.
+Writing and checking are compute of the rank: they are queued, and run in the order of the rank's compute.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ _MIX = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio. It is odd, so different words stay different when multiplied by it."""
 
 _COMPARED_AT_MOST = 256
-"""How many checks may wait before their outcome is read. To read one is to wait for the device."""
+"""The most checks that may wait before their results are read. Reading a result waits for the device."""
 
 
 class Mismatch(NamedTuple):
-    """`block` of `rank` did not hold `key` when `reader` read it."""
+    """Device block `block` of rank `rank` did not hold the content of `key` when request `reader` read it."""
 
     rank: int
     block: int
@@ -36,7 +36,7 @@ class Mismatch(NamedTuple):
 
 
 class _Compared(NamedTuple):
-    """The outcome of one check on one rank. equal: a row for each block, perhaps still on the device."""
+    """The result of one check on one rank. equal: whether each block is right; may still be on the device."""
 
     rank: int
     equal: Any
@@ -54,7 +54,7 @@ class DeviceContent:
         self._mismatches: list[Mismatch] = []
 
     def write(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Compute: on every rank blocks[i] gets the content of keys[i]."""
+        """Queue the compute of blocks: on every rank, blocks[i] gets the content of keys[i]."""
         where = np.asarray(blocks, dtype=np.int64)
         for number, rank in enumerate(self._ranks):
             content = _expected(keys, number, rank.block_bytes)
@@ -65,7 +65,7 @@ class DeviceContent:
             rank.launch("write", (), blocks, action)
 
     def check(self, blocks: Sequence[int], keys: Sequence[bytes], readers: Sequence[str]) -> None:
-        """Check before compute: on every rank blocks[i] must hold the content of keys[i].
+        """Queue a check before compute: on every rank, blocks[i] must hold the content of keys[i].
 
         readers: readers[i] is the request that needs blocks[i].
         """
@@ -79,16 +79,16 @@ class DeviceContent:
 
             rank.launch("read", blocks, (), action)
         if len(self._compared) > _COMPARED_AT_MOST:
-            self._look()
+            self._read_results()
 
     def mismatches(self) -> list[Mismatch]:
-        """All that were found so far. Waits for everything that is queued."""
+        """Return all mismatches so far. Waits for all queued compute."""
         for rank in self._ranks:
             rank.synchronize()
-        self._look()
+        self._read_results()
         return list(self._mismatches)
 
-    def _look(self) -> None:
+    def _read_results(self) -> None:
         compared, self._compared = self._compared, []
         for number, equal, blocks, keys, readers in compared:
             for place in np.flatnonzero(~self._ranks[number].download(equal)).tolist():
@@ -96,7 +96,7 @@ class DeviceContent:
 
 
 def _expected(keys: Sequence[bytes], rank: int, block_bytes: int) -> NDArray[Any]:
-    """One row a key: the word to repeat over the block, or all bytes of a block without whole words."""
+    """Return a row for each key: the word to repeat over the block, or all bytes if words do not fit."""
     # A key starts with a hash, so its first eight bytes are a hash too; it ends with the group.
     whole = np.frombuffer(b"".join(keys), np.uint8).reshape(-1, HASH_BYTES + GROUP_INDEX_BYTES)
     heads = np.ascontiguousarray(whole[:, :WORD_BYTES]).view("<u8")

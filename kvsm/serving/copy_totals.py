@@ -1,4 +1,4 @@
-"""What the copies of a run come to, all ranks together."""
+"""Totals of the copies of a run, over all ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ from kvsm.events import Direction
 
 
 class CopyTotals(msgspec.Struct, frozen=True):
-    """Copies in one direction, all workers. gigabytes_per_second: per copying thread; 0 if simulated."""
+    """Totals of copies in one direction, over all workers.
+
+    gigabytes_per_second: rate of one copying thread; 0 if copies are simulated.
+    """
 
     transfers: int
     failed: int
@@ -20,13 +23,13 @@ class CopyTotals(msgspec.Struct, frozen=True):
 
 
 def copy_totals(workers: Sequence[Worker], direction: Direction) -> CopyTotals:
-    """What these workers have reported so far."""
+    """Return the totals of the copies that these workers have reported so far."""
     statistics = [worker.statistics() for worker in workers]
-    parts = [one.store if direction is Direction.STORE else one.load for one in statistics]
-    copied, seconds = sum(one.bytes for one in parts), sum(one.seconds for one in parts)
+    parts = [of_rank.store if direction is Direction.STORE else of_rank.load for of_rank in statistics]
+    copied, seconds = sum(part.bytes for part in parts), sum(part.seconds for part in parts)
     return CopyTotals(
-        sum(one.transfers for one in parts),
-        sum(one.failed for one in parts),
+        sum(part.transfers for part in parts),
+        sum(part.failed for part in parts),
         copied,
         copied / seconds / 1e9 if seconds else 0.0,
     )

@@ -1,4 +1,4 @@
-"""What goes wrong on purpose, and when. All of it follows from the seed of a run."""
+"""Disturbances on purpose: aborts, preemptions, resets. All follow from the seed of a run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONGEST_PATIENCE_STEPS = 1000
 
 
 class Disturbances:
-    """Draws aborts, preemptions, resets and requests for remote decode, as often as `options` say."""
+    """Draws aborts, preemptions, resets and requests for remote decode, at the rates in `options`."""
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
@@ -21,12 +21,15 @@ class Disturbances:
         return self._draw("remote decode", request, self._options.remote_decode) is not None
 
     def patience_steps(self, request: str) -> int | None:
-        """After how many steps its client leaves; None if it stays. Each order of magnitude is as likely."""
+        """Return the number of steps until its client leaves; None if it stays.
+
+        The logarithm is uniform: each order of magnitude up to `LONGEST_PATIENCE_STEPS` is equally likely.
+        """
         random = self._draw("aborts", request, self._options.abort_rate)
         return None if random is None else int(LONGEST_PATIENCE_STEPS ** random.random())
 
     def preempts(self, running: int) -> int | None:
-        """Which of the running requests is preempted in this step, if any."""
+        """Return the index of the running request to preempt in this step; None: none is preempted."""
         if not running or self._preempting.random() >= self._options.preempt_rate:
             return None
         return int(self._preempting.random() * running)
@@ -37,7 +40,10 @@ class Disturbances:
         return bool(every and step and step % every == 0)
 
     def _draw(self, what: str, request: str, rate: float) -> Random | None:
-        """A random source for this request, if `rate` hits it. The order of requests does not matter."""
+        """Return a random source for this request with probability `rate`, else None.
+
+        It depends on the seed and the request alone, not on the order of requests.
+        """
         if not rate:
             return None
         random = Random(f"{what} {self._options.seed} {request}")

@@ -1,8 +1,8 @@
-"""Transfers in flight: plans go to the workers, and reports are handed on at a step fixed beforehand.
+"""Transfers in flight: plans go to the workers, and the reports of a transfer are delivered in a fixed step.
 
-Threads end copies at any time. The same workload must make the same decisions every time. So the reports of a
-transfer are handed on at a step that follows from its size alone. A report that comes earlier is kept until
-then; a worker that is later is waited for. A transfer that a plan flushes is due in the step after the plan.
+Threads end copies at any time, but the same workload must make the same decisions every time. So the reports
+of a transfer are delivered in a step that follows from its size alone: earlier reports are kept until then,
+and later ones are waited for. A transfer that a plan flushes is due in the step after the plan.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from kvsm.ids import count
 from kvsm.properties import Property
 
 OVERDUE_SECONDS = 60.0
-"""How late a worker may be, in real time, before the run ends with an error."""
+"""How late a worker's report may be, in real time (s), before the run ends with an error."""
 
 _PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 5e-6, 1e-3
 
 
 class Latency(NamedTuple):
-    """How long a copy takes: `steps`, and one more step for each `blocks_per_step` blocks."""
+    """The time that a copy takes: `steps`, and one more step for each `blocks_per_step` blocks."""
 
     steps: int
     blocks_per_step: int
 
 
 HOST_LATENCY = {Direction.LOAD: Latency(1, 64), Direction.STORE: Latency(2, 32)}
-"""Of copies between device and host. Loads are faster than stores, because requests wait for them."""
+"""Latencies between device and host. Loads are faster than stores, because requests wait for loads."""
 
 
 def latency_steps(job: TransferJob, latency: Mapping[Direction, Latency] = HOST_LATENCY) -> int:
-    """How many steps a copy takes."""
+    """Return the number of steps that a copy takes."""
     steps, blocks_per_step = latency[job.direction]
     return steps + count(job.host_blocks) // blocks_per_step
 
 
 class TransfersInFlight:
-    """The transfers that the workers have, and whose reports the offload core has not got.
+    """The transfers that the workers have, and whose reports are not delivered yet.
 
-    latency: how long copies take, by direction.
+    latency: the time that copies take, by direction.
 
-    Attribute `blocks`: device blocks that were copied well on every worker so far, by direction.
+    Attribute `blocks`: the number of device blocks copied without error on every worker so far, by direction.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class TransfersInFlight:
         self.blocks = dict.fromkeys(Direction, 0)
         self._workers, self._latency = workers, latency
         self._due: dict[int, dict[int, None]] = {}
-        """Step -> transfers whose reports are handed on in it."""
+        """Step -> transfers whose reports are delivered in it."""
         self._jobs: dict[int, TransferJob] = {}
         self._reports: dict[int, list[WorkerReport]] = {}
         """Transfer -> reports that have arrived."""
@@ -66,7 +66,7 @@ class TransfersInFlight:
         return len(self._jobs)
 
     def start(self, plan: TransferPlan, step: int) -> None:
-        """Hand the plan of this step to every worker. What it flushes is due in the next step."""
+        """Give the plan of this step to every worker. Transfers that it flushes are due in the next step."""
         if not plan:
             return
         for worker in self._workers:
@@ -79,12 +79,13 @@ class TransfersInFlight:
             for due in self._due.values():
                 for transfer in flushed:
                     due.pop(transfer, None)
-            self._due.setdefault(step + 1, {}).update({one: None for one in flushed if one in self._jobs})
+            in_flight = {transfer: None for transfer in flushed if transfer in self._jobs}
+            self._due.setdefault(step + 1, {}).update(in_flight)
 
     def collect(self, step: int) -> list[WorkerReport]:
-        """Wait for all reports that are due in this step. They are in the order of transfers and workers.
+        """Wait for all reports that are due in this step, and return them, sorted by transfer and worker.
 
-        Raises `PropertyBroken` (progress, S9) if a worker stays silent for `OVERDUE_SECONDS`.
+        Raises `PropertyBroken` (progress, S9) if a report does not come for `OVERDUE_SECONDS`.
         """
         due = sorted(self._due.pop(step, ()))
         if not due:
@@ -99,16 +100,15 @@ class TransfersInFlight:
         return reports
 
     def _await(self, due: list[int]) -> None:
-        # A wait inside a worker has no bound, so this polls. The pause gives the interpreter to copying
-        # threads.
+        # `Worker.wait` has no time limit, so this polls. The pauses let copying threads take the interpreter.
         deadline, pauses = time.monotonic() + OVERDUE_SECONDS, 0
         while True:
             for worker in self._workers:
                 for report in worker.poll():
-                    # Its clock is real and the engine's is not: with its times, no two logs would be equal.
+                    # A report has real times. They are dropped: otherwise equal runs had different logs.
                     untimed = msgspec.structs.replace(report, queued_us=None, copied_us=None)
                     self._reports[report.transfer].append(untimed)
-            missing = [one for one in due if len(self._reports[one]) < len(self._workers)]
+            missing = [transfer for transfer in due if len(self._reports[transfer]) < len(self._workers)]
             if not missing:
                 return
             if time.monotonic() > deadline:

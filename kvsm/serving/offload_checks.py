@@ -1,8 +1,8 @@
-"""Properties that need the engine's prompts and steps, and cannot be checked from the log.
+"""Check the properties that need the engine's requests and steps, and cannot be checked from the log.
 
-Full offload (S16) is checked when a request finishes, which is earlier than it has to hold. A block counts
-while the request can name it. So the blocks of a sliding window count until they are given back; the states
-of a mamba group, which were handed over one by one, do not count.
+Full offload (S16) is checked when a request finishes, which is earlier than it has to hold. It is checked for
+the blocks that are still in the request's tables: the blocks of a sliding window until they are freed, but no
+states of a mamba group, which are offered one by one.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from kvsm.serving.serving_block_pool import ServingBlockPool
 from kvsm.serving.serving_request import ServingRequest
 
 PROPERTIES = (Property.CORRECT_BYTES, Property.FULL_OFFLOAD, Property.LAST_STEP, Property.ONE_TOKEN_LEFT)
-"""What the engine checks besides the log."""
+"""The properties that the engine checks, in addition to the checks of the log."""
 
 
 class SkipNotes:
-    """Passes events on to a log, and notes which keys of watched requests were skipped."""
+    """Forwards events to a log, and notes which keys of watched requests were skipped."""
 
     def __init__(self, log: EventSink) -> None:
         self._log = log
         self._skipped: dict[str, set[bytes]] = {}
 
     def watch(self, request: str) -> None:
-        """Note what is skipped of this request, until `take`."""
+        """Note the skipped keys of this request from now on, until `take`."""
         self._skipped[request] = set()
 
     def take(self, request: str) -> set[bytes]:
-        """The keys that were skipped so far, with a reason. Ends the watch."""
+        """Return the keys that were skipped so far, each with a reason in the log. Ends the watch."""
         return self._skipped.pop(request)
 
     def append(self, event: OffloadingEvent) -> None:
-        """Hand an event on."""
+        """Forward an event to the log."""
         if self._skipped and type(event) is StoreSkipped:
             first = 0
             for name, count in event.owners:
@@ -54,10 +54,10 @@ class SkipNotes:
 
 
 class OffloadChecks:
-    """Watches one engine.
+    """Checks one engine while it serves.
 
-    Attributes: `violations`; `remote_decode`, finished requests for remote decode; `fully_offloaded`, how
-    many of them had no skipped block.
+    Attributes: `violations`; `remote_decode`, the number of finished requests for remote decode;
+    `fully_offloaded`, the number of these with every full block on the host or in flight.
     """
 
     def __init__(self, connector: OffloadScheduler, pool: ServingBlockPool, notes: SkipNotes) -> None:
@@ -67,19 +67,19 @@ class OffloadChecks:
         self._chunk = connector.offloader.config.blocks_per_chunk
 
     def arrived(self, request: ServingRequest) -> None:
-        """A request has come."""
+        """Begin to watch a request if it is for remote decode."""
         if _is_for_remote_decode(request):
             self._notes.watch(request.request_id)
 
     def matched(self, request: ServingRequest, end: int) -> None:
-        """One token left (S18): a match that ends at `end` leaves a token to compute."""
+        """Check one token left (S18): a match that ends at `end` leaves a token to compute."""
         if end >= request.num_tokens:
             name = request.request_id
             message = f"request {name} has {request.num_tokens} tokens, and {end} of them are matched"
             self.violations.append(Violation(Property.ONE_TOKEN_LEFT, message, requests=(name,)))
 
     def request_finished(self, request: ServingRequest) -> None:
-        """Full offload (S16): each full block is resident, in flight, or skipped with a reason."""
+        """Check full offload (S16): each full block is resident, in flight, or skipped with a reason."""
         if not _is_for_remote_decode(request):
             return
         name, index = request.request_id, self._connector.offloader.ledger.index
@@ -96,7 +96,7 @@ class OffloadChecks:
             self.violations.append(Violation(Property.FULL_OFFLOAD, message, requests=(name,)))
 
     def last_step(self, plan: TransferPlan) -> None:
-        """Flush at last step (S17): no request is left, so the plan must flush all transfers."""
+        """Check flush at last step (S17): no request is left, so the plan must flush all transfers."""
         if self._connector.config.last_step is LastStep.FLUSH:
             transfers = self._connector.offloader.ledger.transfers.keys() - set(plan.flush)
             if transfers:
@@ -106,7 +106,7 @@ class OffloadChecks:
                 )
 
     def _full_chunks(self, request: ServingRequest) -> Iterator[bytes]:
-        """The keys of the chunks that are computed and that the request can name."""
+        """Yield the keys of the computed full chunks whose blocks are still in the request's tables."""
         config = self._connector.config
         for index, (group, table) in enumerate(zip(config.groups, request.tables)):
             tokens = group.block_tokens * self._chunk

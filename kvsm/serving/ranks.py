@@ -1,8 +1,8 @@
-"""The ranks of the serving engine: the memory of each, where it computes, and what copies for it.
+"""The ranks of the serving engine: their memory, their compute and their copy engines.
 
-Compute on a rank is queued, like a model's kernels, and done in that order. When it is done depends on the
-rank. A host rank computes before `launch` returns. A simulated rank lags behind its host as its seed says,
-and notices a copy that overtakes compute (S12). A GPU computes when it gets to it.
+Compute on a rank is queued, like a model's kernels, and runs in that order. A host rank computes before
+`launch` returns. A simulated rank lags behind its host by delays that are drawn from its seed, and detects a
+copy that overtakes compute (S12). A GPU computes asynchronously.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ class HostBlocks(Protocol):
     blocks: NDArray[np.uint8]
 
     def close(self) -> None:
-        """Give the pool back. No copy may be under way."""
+        """Free the pool. No copy may be in flight."""
 
 
 class Rank(NamedTuple):
     """One rank.
 
     device: the device pool, `[blocks, block_bytes]`.
-    words: the same in words of eight bytes if a block has whole ones, else in bytes.
+    words: the same memory in words of eight bytes if a block consists of whole words, else in bytes.
     host: the host pool.
-    engine: copies between the two.
-    launch: queues compute: its name, device blocks it reads, device blocks it writes, what it does.
-    synchronize: returns when everything that was launched is done.
-    upload, download: bring arrays to where compute takes them, and back.
-    verified: what `verify_copies` has counted; zeros if it was not asked for.
-    checksums: what the host blocks must hold, if `verify_copies` was asked for.
+    engine: copies between device and host.
+    launch: queues compute: its name, the device blocks it reads, those it writes, the function that runs.
+    synchronize: returns when all launched compute has run.
+    upload, download: copy an array to the device, and back to the host.
+    verified: the counts of `verify_copies`; zeros without that option.
+    checksums: the checksums of the host blocks with `verify_copies`; None without it.
     """
 
     device: Any
@@ -78,7 +78,7 @@ class Rank(NamedTuple):
 
 
 def make_rank(options: RunOptions, number: int) -> Rank:
-    """Raises `ConfigError` for what this machine does not have."""
+    """Make a rank. Raises `ConfigError` if this machine lacks what it needs."""
     rank = COPIES[options.copies].make(options, number)
     if options.verify_copies:
         verifying = _verifying(rank)
@@ -90,7 +90,7 @@ def make_rank(options: RunOptions, number: int) -> Rank:
 def _verifying(rank: Rank) -> VerifyingCopyEngine:
     host, device = rank.host.blocks, rank.device if isinstance(rank.device, np.ndarray) else None
     if isinstance(rank.engine, SimulatedCopyEngine):
-        # Threads would make equal runs differ, so it checks without them. Its reads are watched for races
+        # Threads would make equal runs differ, so it checks without threads. Its reads are checked for races,
         # too.
         reads = partial(rank.engine.simulated.host_accesses, "check")
         return VerifyingCopyEngine(rank.engine, host, device, threads=0, reads=reads)
@@ -106,7 +106,7 @@ def _file_rank(options: RunOptions, number: int) -> Rank:
     device = np.zeros((options.device_blocks, options.block_bytes), dtype=np.uint8)
     with NamedTemporaryFile(prefix=f"kvsm-rank-{number}-") as file:
         engine = FileCopyEngine(device, file.name, options.host_places)
-    # The file has no name any more. It goes with the engine, however the run ends.
+    # The file is unlinked by now, so it disappears with the engine, however the run ends.
     return _numpy_rank(device, engine, engine)
 
 
@@ -149,7 +149,7 @@ def _cuda_rank(options: RunOptions, _number: int) -> Rank:
     host = HostPool(options.host_places, options.block_bytes, page_locking=CUDA_PAGE_LOCKING)
 
     def upload(array: NDArray[Any]) -> Any:
-        # Page-locked and not waited for, so that the host runs ahead of the device, as it does in serving.
+        # Page-locked and asynchronous, so that the host runs ahead of the device, as it does in serving.
         signed = array.view(np.int64) if array.dtype == np.uint64 else array
         return torch.from_numpy(signed).pin_memory().to(device.device, non_blocking=True)
 
@@ -167,12 +167,12 @@ def _cuda_rank(options: RunOptions, _number: int) -> Rank:
 
 
 class CopiesChoice(NamedTuple):
-    """A way to copy, as `kvsm run --copies` offers it.
+    """A value of `kvsm run --copies`.
 
-    make: makes rank `number` of a run. Raises `ConfigError` for what this machine does not have.
-    told: who copies, for the help.
-    has_virtual_time: whether the run has a virtual clock, and the order of copies and compute is watched.
-    device_in_memory, host_in_memory: whether that pool takes memory of this machine.
+    make: makes rank `number` of a run. Raises `ConfigError` if this machine lacks what it needs.
+    told: what makes the copies, for the help.
+    has_virtual_time: whether events have virtual times, and the order of copies and compute is checked.
+    device_in_memory, host_in_memory: whether that pool takes main memory of this machine.
     """
 
     make: Callable[[RunOptions, int], Rank]
@@ -188,4 +188,4 @@ COPIES = {
     "simulated": CopiesChoice(_simulated_rank, "a simulated device", has_virtual_time=True),
     "cuda": CopiesChoice(_cuda_rank, "a GPU", device_in_memory=False),
 }
-"""All ways to copy, by name. What lists, checks or explains them reads this."""
+"""The values of `kvsm run --copies`, by name."""

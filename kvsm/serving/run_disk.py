@@ -1,6 +1,6 @@
 """The disk tier of a run: a file of slots for each rank, the disk's core with its log, and the copies.
 
-All ranks are in this process. So recovery reads their files one after the other, and needs no messages.
+All ranks are in this process, so recovery reads their files one after the other, without messages.
 """
 
 from __future__ import annotations
@@ -56,30 +56,30 @@ WEIGHTS = ""
 """The version of the weights: the bytes of a block follow from its key, in each run."""
 
 CHECK_STEPS = 256
-"""From one comparison of the two ledgers to the next."""
+"""The number of steps between two comparisons of the two ledgers."""
 
 DISK_LATENCY = {Direction.LOAD: Latency(2, 16), Direction.STORE: Latency(4, 16)}
-"""A disk moves a quarter of what the copies of the host move in a step."""
+"""Latencies of copies to and from the disk, which is slower than host memory."""
 
 
 class DiskResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What the disk tier of a run came to. Its blocks are slots of the host pool.
+    """The result of the disk tier of a run. Its blocks are slots of the host pool.
 
-    directory: where the files of slots are.
-    slots: how many blocks the disk has room for.
-    slot_bytes: what a block takes in the file of one rank, header and padding included (bytes).
+    directory: the directory of the slot files.
+    slots: the number of blocks for which the disk has room.
+    slot_bytes: the size of a block in the file of one rank, with header and padding (bytes).
     blocks_found: blocks that earlier runs have stored, and that could be served at the start.
-    why_cold: why the files of all ranks had nothing, a line each; empty if they were taken as they are.
-    last_log: how what was found agrees with the log of the run before.
-    blocks_loaded: hits: blocks that came from the disk because the host did not have them any more.
-    blocks_stored: blocks that are on the disk of every rank since this run.
-    blocks_not_stored: blocks whose copy to the disk failed, found no room, or was overtaken.
-    blocks_evicted: blocks that made room for others.
-    blocks: on the disk at the end.
+    why_cold: why the slot files were empty at the start, a line for each reason; empty if they were reused.
+    last_log: how the blocks that were found agree with the log of the run before.
+    blocks_loaded: blocks that were loaded from the disk because the host had evicted them.
+    blocks_stored: blocks that this run has stored on the disk of every rank.
+    blocks_not_stored: blocks whose copy to the disk failed, found no room, or was overtaken by a reset.
+    blocks_evicted: blocks that were evicted from the disk.
+    blocks: blocks on the disk at the end.
     stores, loads: copies to and from the disk.
     log: directory of the log of the disk's core; None: it is not kept.
     log_entries: slots named in events.
-    digest, replayed_digest: of the state at the end, live and rebuilt from the log.
+    digest, replayed_digest: digests of the state at the end, live and rebuilt from the log.
     """
 
     directory: str
@@ -104,13 +104,13 @@ class DiskResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RunFiles:
-    """The files of slots of all ranks, open, and what earlier runs have left in them.
+    """The open slot files of all ranks, and the blocks that earlier runs have stored in them.
 
-    era: with which the run starts.
+    era: the era with which the run starts.
     found: which slots serve which keys.
-    last_log: how that agrees with the log of the last run.
+    last_log: how these slots agree with the log of the last run.
 
-    Raises `ConfigError`, and leaves no file open then.
+    Raises `ConfigError`, and closes all files first.
     """
 
     def __init__(self, options: RunOptions) -> None:
@@ -122,16 +122,16 @@ class RunFiles:
                 opened.enter_context(closing(_slot_file(self.place, options, rank)))
                 for rank in range(options.workers)
             ]
-            self.why_cold = tuple(dict.fromkeys(why for one in self.files for why in one.cold_reason))
+            self.why_cold = tuple(dict.fromkeys(why for file in self.files for why in file.cold_reason))
             try:
-                life = max(one.life for one in self.files)
+                life = max(file.life for file in self.files)
                 self.era = era_at_start(self.place.era, WEIGHTS, life)
                 self.found = recover(self.files, self.era.id)
             except OSError as error:
                 raise ConfigError(
                     f"{self.place.name}: cannot be written: {error}; give another disk_dir"
                 ) from error
-            made = [rank for rank, one in enumerate(self.files) if not one.found_life]
+            made = [rank for rank, file in enumerate(self.files) if not file.found_life]
             self.last_log = compare_with_last_log(
                 read_log_note(self.place.log_note),
                 self.found,
@@ -160,14 +160,14 @@ def _slot_file(place: TierDirectory, options: RunOptions, rank: int) -> SlotFile
 class RunDisk:
     """Drives the disk tier of a run.
 
-    options: of the run.
-    files: open. `close` closes them.
-    ranks: whose host pools are stored.
+    options: the options of the run.
+    files: the open slot files. `close` closes them.
+    ranks: the ranks whose host pools are stored.
     host: the core of the host.
     core: the core of the disk.
-    clock: seconds, by which a disk that fails is left alone for a while.
+    clock: returns seconds; after a failure, the tier takes no stores for some time of this clock.
 
-    Attributes: `tier`; `violations`, what was found so far.
+    Attributes: `tier`; `violations`, the violations so far.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class RunDisk:
         self.violations: list[Violation] = []
 
     def has_work(self) -> bool:
-        """Whether a copy is in flight, or one may begin."""
+        """Whether a copy is in flight or may begin."""
         return self.tier.has_work()
 
     def take(self, step: int) -> None:
@@ -218,27 +218,27 @@ class RunDisk:
         self._core.end_step()
 
     def flush(self, transfers: Sequence[int], step: int) -> None:
-        """Copies to and from the disk among these transfers of the host's ledger end with this step."""
+        """Make the disk copies among these transfers of the host's ledger end with this step."""
         flushed = [copy.disk for copy in self.tier.copies.values() if copy.host in transfers]
         self._in_flight.start(TransferPlan(flush=tuple(flushed)), step)
 
     def check_rest(self) -> list[Violation]:
-        """After the last step: all violations, with what is left although progress (S9) says that it must be
-        gone."""
+        """Return all violations after the last step, with the transfers and requests that must have ended by
+        now (progress, S9)."""
         self._compare()
         return [*self.violations, *check_rest(self._core.ledger)]
 
     def _compare(self) -> None:
-        """Conservation (S1): both ledgers have each copy between the tiers."""
+        """Check conservation (S1): each copy between the tiers is in both ledgers."""
         self.violations += [Violation(Property.CONSERVATION, line) for line in disagreements(self.tier)]
 
     def close(self) -> None:
-        """Wait for all copies, and close the files. What was stored is flushed, unless nothing ever is."""
+        """Wait for all copies, flush unless `disk_flush` is `none`, and close the files."""
         for worker in self._workers:
             worker.close()
 
     def result(self, log: str | None, verification: Verification) -> DiskResult:
-        """What it came to. verification: of its log."""
+        """Return the result of the disk tier. verification: the verification of the disk's log."""
         counts = self.tier.counts
         return DiskResult(
             directory=str(self._files.files[0].path.parent),
@@ -289,5 +289,5 @@ def _disk_engine(options: RunOptions, number: int, rank: Rank, file: SlotFile) -
         FlushPolicy(options.disk_flush),
         checksums=rank.checksums,
     )
-    # A rank's own copies fail by other draws.
+    # Another seed than that of the rank's copies between device and host.
     return FailingCopyEngine(engine, options.seed + options.workers + number, options.failure_rate)

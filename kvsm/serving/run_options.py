@@ -1,4 +1,4 @@
-"""The options of a run, as one value that is checked before anything is made."""
+"""The options of a run, as one value that is checked before the run begins."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from kvsm.tiers import DEFER_TICKS, WritePolicy, host_config
 from kvsm.tiers.disk import FlushPolicy
 
 STORES = tuple(mode.value for mode in StoreMode)
-LAST_STEPS = tuple(one.value.replace(" ", "-") for one in LastStep)
-DISK_WRITES = tuple(one.value for one in WritePolicy)
-DISK_FLUSHES = tuple(one.value for one in FlushPolicy)
+LAST_STEPS = tuple(last_step.value.replace(" ", "-") for last_step in LastStep)
+DISK_WRITES = tuple(policy.value for policy in WritePolicy)
+DISK_FLUSHES = tuple(policy.value for policy in FlushPolicy)
 
 BUDGET_BLOCKS = 16
-"""How many blocks of tokens a step computes at most."""
+"""The token budget of a step, in blocks."""
 
 _GROUP = re.compile(r"(?P<kind>full|sliding|chunked|mamba)(:(?P<window>[0-9]+))?(/(?P<tokens>[0-9]+))?")
 
 
 class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run: each field is an option of `kvsm run`. Raises `ConfigError` for a value that cannot work.
+    """The options of a run: each field is an option of `kvsm run`. Raises `ConfigError` for unusable values.
 
-    With `simulated` copies the event log has virtual times. A later run with the same sizes and groups finds
-    what is stored in `disk_dir`.
+    With `simulated` copies, the event log has virtual times. A later run with the same sizes and groups finds
+    the blocks in `disk_dir`.
     """
 
     trace: Annotated[str | None, says("Mooncake-format JSONL trace. Default: a generated workload.")] = None
@@ -51,23 +51,21 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = "full"
     device_blocks: Annotated[int, says("Blocks of each device pool, for all groups.")] = 2048
     host_blocks: Annotated[int, says("Slots of each host pool.")] = 16384
-    disk_blocks: Annotated[
-        int, says("Slots of each rank's file below its host pool; 0: no disk tier.", 0, 1 << 31)
-    ] = 0
+    disk_blocks: Annotated[int, says("Slots of each rank's file on disk; 0: no disk tier.", 0, 1 << 31)] = 0
     disk_dir: Annotated[
-        str | None, says("Keep these files in DIR. The next run finds what this one stored.")
+        str | None, says("Directory of the disk tier's files. The next run finds their blocks.")
     ] = None
     disk_write: Annotated[
-        str, says("Store on disk at once, or before the host evicts.", choices=DISK_WRITES)
+        str, says("Store on disk at once, or before the host evicts a block.", choices=DISK_WRITES)
     ] = WritePolicy.THROUGH.value
     disk_flush: Annotated[str, says("When stores to the disk are flushed.", choices=DISK_FLUSHES)] = (
         FlushPolicy.INTERVAL.value
     )
     block_bytes: Annotated[int, says("Bytes of a block on one worker.", 1, 1 << 40)] = 4096
     blocks_per_chunk: Annotated[int, says("Device blocks that one host slot holds.")] = 1
-    workers: Annotated[int, says("Ranks, each with pools of its own.")] = 2
+    workers: Annotated[int, says("Ranks, each with its own pools.")] = 2
     policy: Annotated[str, says(f"Eviction: {', '.join(POLICIES)}, or package.module:Class.")] = "lru"
-    store: Annotated[str, says("Store what is computed, or only what nears eviction.", choices=STORES)] = (
+    store: Annotated[str, says("Store blocks once computed, or only close to eviction.", choices=STORES)] = (
         StoreMode.EAGER.value
     )
     store_threshold: Annotated[int, says("Store a block when it is offered for the n-th time.")] = 1
@@ -84,21 +82,19 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
     ] = None
     remote_decode: Annotated[float, says("Share of requests prefilled for remote decode.", 0, 1)] = 0.0
     abort_rate: Annotated[float, says("Share of requests whose client leaves within 1000 steps.", 0, 1)] = 0.0
-    # If every step preempted a request, nothing need ever end.
+    # If every step preempted a request, no request might ever end.
     preempt_rate: Annotated[
-        float, says("Share of steps that preempt a running request without need.", 0, 0.9)
+        float, says("Share of steps that preempt a running request on purpose.", 0, 0.9)
     ] = 0.0
-    failure_rate: Annotated[
-        float, says("Share of copies that copy a part and fail, on each worker.", 0, 1)
-    ] = 0.0
+    failure_rate: Annotated[float, says("Share of each worker's copies that fail halfway.", 0, 1)] = 0.0
     reset_every: Annotated[
         int, says("Steps from one reset of the whole cache to the next; 0: none.", 0, 1 << 31)
     ] = 0
-    seed: Annotated[int, says("Seed of the generator, of simulated copies, and of what goes wrong.")] = 0
+    seed: Annotated[int, says("Seed of the workload, of simulated copies and of disturbances.")] = 0
     copies: Annotated[
         str,
         says(
-            f"Who copies: {'; '.join(f'{name} ({one.told})' for name, one in COPIES.items())}.",
+            f"How to copy: {'; '.join(f'{name} ({choice.told})' for name, choice in COPIES.items())}.",
             choices=tuple(COPIES),
         ),
     ] = "host"
@@ -134,16 +130,17 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def token_budget(self) -> int:
-        """How many tokens a step computes at most."""
+        """The most tokens that a step computes."""
         return BUDGET_BLOCKS * self.block_tokens
 
     @property
     def host_places(self) -> int:
-        """How many device blocks the host pool of one worker holds."""
+        """The number of device blocks that the host pool of one worker holds."""
         return self.host_blocks * self.blocks_per_chunk
 
     def offload_config(self) -> OffloadConfig:
-        """The configuration of the offload core. With a disk tier it has places that stand for the disk."""
+        """Return the configuration of the offload core. With a disk tier, it has more device blocks, which
+        stand for the disk."""
         config = OffloadConfig(
             host_blocks=self.host_blocks,
             device_blocks=self.device_blocks,
@@ -159,9 +156,9 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         return config if self.defer_ticks is None else replace(config, defer_ticks=self.defer_ticks)
 
     def scheduler_config(self) -> SchedulerConfig:
-        """The configuration of the offload scheduler.
+        """Return the configuration of the offload scheduler.
 
-        A lazy store keeps a quarter of the device pool ready: free blocks whose content the host has.
+        A lazy store keeps a quarter of the device pool as free blocks whose content is on the host.
         """
         groups = parse_groups(self.groups, self.block_tokens)
         last_step = self.last_step or LAST_STEPS[self.disk_dir is not None]
@@ -174,14 +171,14 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def least_pools(self, tokens: int) -> dict[str, int]:
-        """The least pools for a request of `tokens` tokens, output included, by the names of options."""
+        """Return the smallest pools for a request of `tokens` tokens, with its output, by option name."""
         peaks = [peak_blocks(group, tokens, self.token_budget) for group in self.scheduler_config().groups]
         slots = [-(-blocks // self.blocks_per_chunk) for blocks in peaks]
         least = {"device_blocks": sum(peaks), "host_blocks": sum(slots)}
         return least if self.disk_dir is None else {**least, "disk_blocks": sum(slots)}
 
     def check_size(self, number: int, request: TraceRequest) -> None:
-        """Raises `ConfigError` if request `number` of the workload does not fit into an empty pool."""
+        """Raise `ConfigError` if request `number` of the workload does not fit into empty pools."""
         for name, needed in self.least_pools(request.input_length + request.output_length).items():
             if getattr(self, name) < needed:
                 raise ConfigError(
@@ -191,10 +188,10 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def parse_groups(spec: str, block_tokens: int) -> tuple[KVCacheGroup, ...]:
-    """KV cache groups from text, as in `full,sliding:4096/1024,mamba`. Raises `ConfigError`.
+    """Parse KV cache groups, as in `full,sliding:4096/1024,mamba`. Raises `ConfigError`.
 
-    A group is `full`, `sliding:WINDOW`, `chunked:WINDOW` (chunked local attention) or `mamba`. `/TOKENS`
-    gives its block size; without it `block_tokens`.
+    A group is `full`, `sliding:WINDOW`, `chunked:WINDOW` (chunked local attention) or `mamba`. `/TOKENS` is
+    its block size; the default is `block_tokens`.
     """
     return tuple([_parse_group(part.strip(), spec, block_tokens) for part in spec.split(",")])
 

@@ -1,9 +1,9 @@
-"""The device blocks of the engine: who holds them, and which keys they cache.
+"""The device blocks of the engine: their reference counts, and the keys that they cache.
 
-Names and behaviour follow vLLM's `BlockPool`. The blocks of all KV cache groups come from one pool, and
-keys end with the group. A block has a reference count: one for each request whose table names it, and one for
-each copy in flight that touches it. A block without references stands in the free queue. It keeps its key,
-and serves prefix hits, until it is taken. The block that was freed first is taken first.
+Names and behaviour follow vLLM's `BlockPool`. The blocks of all KV cache groups come from one pool, and keys
+end with the group. A block has a reference for each request whose table contains it, and for each copy in
+flight that touches it. A block without references is in the free queue. It keeps its key, and serves prefix
+hits, until it is taken. The block that was freed first is taken first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,10 @@ from kvsm.states.words import STATE_MASK, StateWords
 
 
 class ServingBlockPool:
-    """Device blocks. leases: of the offload ledger; looked at before a block is handed out.
+    """A pool of device blocks.
 
-    num_blocks: how many of the blocks that have leases are the engine's, from the first on; None: all.
+    leases: the leases of the offload ledger, checked whenever a block is taken.
+    num_blocks: the first `num_blocks` blocks with leases belong to the engine; None: all of them.
     """
 
     def __init__(self, leases: StateWords, num_blocks: int | None = None) -> None:
@@ -34,15 +35,15 @@ class ServingBlockPool:
 
     @property
     def num_free_blocks(self) -> int:
-        """How many blocks nobody holds."""
+        """The number of blocks without references."""
         return len(self._free)
 
     def is_free(self, block: int) -> bool:
-        """Whether nobody holds the block."""
+        """Whether the block has no references."""
         return self._references[block] == 0
 
     def held_blocks(self) -> list[int]:
-        """The blocks with references, except retired ones: a lost copy may still write those for good."""
+        """Return the blocks with references, except retired ones, which a lost copy keeps forever."""
         words, retired = self._leases.words, int(LeaseState.RETIRED)
         return [
             block
@@ -51,21 +52,21 @@ class ServingBlockPool:
         ]
 
     def key_of(self, block: int) -> bytes | None:
-        """The key of the content that the block caches; None if it caches nothing."""
+        """Return the key of the content that the block caches; None if it caches none."""
         return self._key_of[block]
 
     def cached_block(self, key: bytes) -> int | None:
-        """The block with the content of `key`, or None. It gets no reference: `touch` it."""
+        """Return the block with the content of `key`, or None. It gets no reference: `touch` it."""
         return self._cached.get(key)
 
     def free_queue(self) -> Iterator[int]:
-        """The free blocks, the next to be taken first."""
+        """Return the free blocks, beginning with the next one to be taken."""
         return iter(self._free)
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take `count` blocks, the longest free first. They cache nothing any more.
+        """Take `count` blocks, the longest free first, and drop their keys.
 
-        There must be as many: see `num_free_blocks`. Raises `PropertyBroken` (no reuse in flight, S3) if a
+        So many must be free: see `num_free_blocks`. Raises `PropertyBroken` (no reuse in flight, S3) if a
         copy still holds a lease on one of them, although it has no references.
         """
         blocks = [self._free.popitem(last=False)[0] for _ in range(count)]
@@ -91,9 +92,9 @@ class ServingBlockPool:
             references[block] += 1
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Take a reference from each block.
+        """Remove a reference from each block.
 
-        Give the blocks of a request from its last to its first: then the end of a prefix is reused first.
+        Pass the blocks of a request from its last to its first: then the end of a prefix is reused first.
         """
         references = self._references
         for block in blocks:
@@ -107,15 +108,15 @@ class ServingBlockPool:
                 self._free[block] = None
 
     def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Let blocks[i] serve hits on keys[i]. A key that another block serves stays with that block."""
+        """Let blocks[i] serve hits on keys[i], unless another block already serves the key."""
         for block, key in zip(blocks, keys, strict=True):
             if self._key_of[block] is None and self._cached.setdefault(key, block) == block:
                 self._key_of[block] = key
 
     def reset_prefix_cache(self) -> bool:
-        """Let no block serve hits any more. Held blocks keep their content for their holders.
+        """Make every block stop serving hits. Held blocks keep their content for their holders.
 
-        True if no block is held.
+        Returns whether no block is held.
         """
         self._cached.clear()
         self._key_of = [None] * self.num_blocks

@@ -1,9 +1,9 @@
 """The loop of the serving engine: requests arrive, copies end, tokens are computed, time passes.
 
-Time is virtual. A step lasts `STEP_MS`, and `TOKEN_MS` for each token that it computes: about what a large
-model takes on one node. A request arrives in the first step that begins after its timestamp. When nothing is
-left to do, the clock jumps to the next arrival. So a trace of an hour runs in seconds, and the same workload
-takes the same steps on every machine.
+Time is virtual. A step lasts `STEP_MS`, plus `TOKEN_MS` for each token that it computes: about the times of a
+large model on one node. A request arrives in the first step that begins after its timestamp. When no work is
+left, the clock jumps to the next arrival. So a trace of an hour runs in seconds, and the same workload takes
+the same steps on every machine.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ class VirtualClock:
         self.now_ms = 0.0
 
     def now_ns(self) -> int:
-        """The same as a Unix time, for logs that must be equal byte for byte."""
+        """Return the time as Unix time (ns), for logs that must be equal byte for byte."""
         return int(self.now_ms * 1e6)
 
 
 class ServingEngine:
     """Serves a trace. Call `step` until it returns False, then `check_rest`.
 
-    scheduler: decides what runs, and asks the offload scheduler.
+    scheduler: decides which requests run, and calls the offload scheduler.
     workers, ranks: one of each for every rank.
     trace: the requests, in order of arrival.
-    clock: only the engine advances it.
-    disturbances: what goes wrong, and when.
-    block_tokens: how many tokens a hash id of the trace stands for.
+    clock: the virtual time, which only the engine advances.
+    disturbances: draws aborts, preemptions and resets.
+    block_tokens: the number of tokens of a hash id in the trace.
     time_scale: real seconds to sleep for each virtual second.
-    disk: drives the tier below the host pool; None: there is none.
+    disk: drives the disk tier; None: there is none.
 
-    Attributes: `scheduler`, `in_flight`; so far: `arrived` (requests), `steps`, `resets`.
+    Attributes: `scheduler`, `in_flight`; counts so far: `arrived` (requests), `steps`, `resets`.
     """
 
     def __init__(
@@ -76,16 +76,16 @@ class ServingEngine:
         self._next = next(self._trace, None)
         self._disturbances, self._block_tokens, self._time_scale = disturbances, block_tokens, time_scale
         self._aborts: dict[int, list[str]] = {}
-        """Step -> the requests whose clients leave then."""
+        """Step -> the requests whose clients leave in it."""
 
     @property
     def violations(self) -> list[Violation]:
-        """All that were found so far. Waits for everything that the ranks compute."""
-        wrong = [_wrong_content(one) for one in self._content.mismatches()]
+        """All violations so far. Waits for all compute of the ranks."""
+        wrong = [_wrong_content(mismatch) for mismatch in self._content.mismatches()]
         return [*wrong, *self.scheduler.checks.violations]
 
     def step(self) -> bool:
-        """One step, with the connector's calls in vLLM's order. Returns whether anything is left to do."""
+        """Run one step, with the connector's calls in vLLM's order. Returns whether work is left."""
         scheduler, step = self.scheduler, self.steps
         self._take_arrivals(step)
         if self._disk is not None:
@@ -114,20 +114,20 @@ class ServingEngine:
         return bool(self.scheduler.unfinished) or self._is_copying()
 
     def _is_copying(self) -> bool:
-        """Whether further steps are needed although no request is left."""
-        return self._connector.has_pending_work() or self._below_has_work()
+        """Whether copies need further steps, even without requests."""
+        return self._connector.has_pending_work() or self._disk_has_work()
 
-    def _below_has_work(self) -> bool:
+    def _disk_has_work(self) -> bool:
         return self._disk is not None and self._disk.has_work()
 
     def abort(self, name: str) -> None:
-        """The client of this request has left. Legal at any time, also when the request is over."""
+        """Abort a request, because its client has left. Does nothing if the request is over."""
         self.scheduler.abort(name, self.steps)
 
     def reset_cache(self) -> bool:
         """Reset the prefix cache of the device, of the host and of the disk.
 
-        False while earlier copies of the host are in flight.
+        Returns False if earlier copies of the host are still in flight.
         """
         self.resets += 1
         self.scheduler.pool.reset_prefix_cache()
@@ -137,7 +137,7 @@ class ServingEngine:
         return done
 
     def check_rest(self) -> list[Violation]:
-        """After the last step: what is left although progress (S9) says that it must be gone."""
+        """Return the violations after the last step: whatever must have ended by now (progress, S9)."""
         left = check_rest(self._connector.offloader.ledger)
         held = self.scheduler.pool.held_blocks()
         if held:
@@ -149,7 +149,7 @@ class ServingEngine:
 
     def _take_arrivals(self, step: int) -> None:
         while self._next is not None and self._next.arrival_ms <= self.clock.now_ms:
-            # Named by its line in the trace.
+            # The name is its line number in the trace.
             self.arrived += 1
             name = f"r{self.arrived}"
             for_remote = self._disturbances.is_for_remote_decode(name)
@@ -177,7 +177,7 @@ class ServingEngine:
             self.reset_cache()
 
     def _check_begun(self) -> None:
-        """Correct bytes (S15): the blocks that a starting request computes from hold their content."""
+        """Check correct bytes (S15): the blocks that a starting request reads hold their content."""
         blocks: list[int] = []
         keys: list[bytes] = []
         readers: list[str] = []
@@ -193,9 +193,9 @@ class ServingEngine:
     def _let_time_pass(self, step_ms: float) -> None:
         began_ms = self.clock.now_ms
         self.clock.now_ms += step_ms
-        # An engine that flushes at its last step makes no further one, and takes the reports in its next
-        # step. What went to the host in it begins its way to a disk then, so a disk brings more steps.
-        flushes = self._connector.config.last_step is LastStep.FLUSH and not self._below_has_work()
+        # An engine that flushes at its last step runs no further one until a request arrives, and takes the
+        # reports then. A disk needs further steps: blocks go to the disk only after their store to the host.
+        flushes = self._connector.config.last_step is LastStep.FLUSH and not self._disk_has_work()
         stops = flushes or not self._is_copying()
         if self._next is not None and not self.scheduler.unfinished and stops:
             self.clock.now_ms = max(self.clock.now_ms, self._next.arrival_ms)
@@ -203,6 +203,9 @@ class ServingEngine:
             time.sleep((self.clock.now_ms - began_ms) / 1000 * self._time_scale)
 
 
-def _wrong_content(one: Mismatch) -> Violation:
-    found = f"request {one.reader}: on worker {one.rank}, block {one.block} does not hold key {one.key.hex()}"
-    return Violation(Property.CORRECT_BYTES, found, (), (one.block,), (), (one.reader,))
+def _wrong_content(wrong: Mismatch) -> Violation:
+    message = (
+        f"request {wrong.reader}: on worker {wrong.rank}, block {wrong.block} does not hold key "
+        f"{wrong.key.hex()}"
+    )
+    return Violation(Property.CORRECT_BYTES, message, (), (wrong.block,), (), (wrong.reader,))

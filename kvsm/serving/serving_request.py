@@ -1,4 +1,4 @@
-"""A request of the serving engine: its block hashes, its block tables, and how far it is computed."""
+"""A request of the serving engine: its block hashes, its block tables, and its token counts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvsm.serving.traces import TraceRequest, output_hash, prompt_hashes
 
 
 class ServingStatus(Enum):
-    """Where a request stands in the serving scheduler."""
+    """The status of a request in the serving scheduler."""
 
     WAITING = "waiting"
     LOADING = "loading"
@@ -26,11 +26,11 @@ class ServingRequest:
     """One request, from its arrival to its end. It is an `EngineRequest` of the offload scheduler.
 
     Its tokens are the prompt and the output so far. The first `num_computed_tokens` of them have their KV in
-    the block tables, one table for each KV cache group. While it decodes one token has no KV yet: the one
-    that was sampled last. It is computed in the next step; the token of the last step is never computed.
+    the block tables, one table for each KV cache group. While it decodes, the token that was sampled last has
+    no KV yet: it is computed in the next step. The token of the last step is never computed.
 
-    A decoding request computes one token in every step, so its counts need no work step by step. They are
-    those at the end of step `counted_at`, and `count_to` brings them forward.
+    A decoding request computes one token in every step, so its counts are not updated step by step. They hold
+    for the end of step `counted_at`, and `count_to` updates them.
     """
 
     __slots__ = (
@@ -63,7 +63,7 @@ class ServingRequest:
         kv_transfer_params: Mapping[str, Any] | None = None,
         skip_reading_prefix_cache: bool = False,
     ) -> None:
-        """block_tokens: how many tokens a hash id of the trace stands for."""
+        """Make a request. block_tokens: the number of tokens of a hash id in the trace."""
         self.request_id = request_id
         self.num_prompt_tokens, self.output_length = trace.input_length, trace.output_length
         self.kv_transfer_params = kv_transfer_params
@@ -73,28 +73,28 @@ class ServingRequest:
         self.num_computed_tokens = self.num_output_tokens = self.counted_at = 0
         self.num_output_placeholders = 0
         self.num_cached_tokens = 0
-        """How many tokens have their full blocks in the prefix cache of the device."""
+        """The number of tokens whose full blocks are in the prefix cache of the device."""
         self.preemptions = 0
         self._hash_tokens = config.tokens_per_hash
         self._key_strides = [group.block_tokens // self._hash_tokens for group in config.groups]
         self.block_hashes = prompt_hashes(trace, block_tokens, self._hash_tokens)
-        """One for every `tokens_per_hash` tokens."""
+        """One hash for every `tokens_per_hash` tokens."""
         self.keys: list[list[bytes]] = [[] for _ in config.groups]
         """For each group, one key for each full block."""
         self._update_keys()
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far. All of them are computed before the next token is sampled."""
+        """The number of tokens of prompt and output so far. All must be computed to sample the next one."""
         return self.num_prompt_tokens + self.num_output_tokens
 
     @property
     def is_done(self) -> bool:
-        """Whether its whole output is sampled."""
+        """Whether the whole output has been sampled."""
         return self.num_output_tokens >= self.output_length
 
     def compute(self, tokens: int) -> bool:
-        """Give `tokens` more tokens their KV. Returns whether all have it; then the next one is sampled."""
+        """Count `tokens` more tokens as computed. If all tokens are, sample the next one and return True."""
         self.num_computed_tokens += tokens
         if self.num_computed_tokens < self.num_tokens:
             return False
@@ -102,7 +102,7 @@ class ServingRequest:
         return True
 
     def count_to(self, step: int) -> None:
-        """Bring the counts of a decoding request forward to the end of `step`."""
+        """Update the counts of a decoding request to the end of `step`."""
         decoded = step - self.counted_at
         self.num_computed_tokens += decoded
         self.counted_at = step
@@ -125,7 +125,7 @@ class ServingRequest:
             keys += [hashes[n] + suffix for n in range((len(keys) + 1) * stride - 1, len(hashes), stride)]
 
     def restart(self) -> None:
-        """Back to waiting, without blocks. It keeps its sampled tokens, and computes all tokens again."""
+        """Make the request wait again, without blocks. Sampled tokens are kept, but all KV is recomputed."""
         self.status = ServingStatus.WAITING
         self.tables = [[] for _ in self.tables]
         self.num_computed_tokens = self.num_cached_tokens = 0

@@ -1,21 +1,21 @@
-"""Which requests run, and on which device blocks. The connector decides what is offloaded.
+"""Choose the requests of each step, and their device blocks. The connector decides what is offloaded.
 
-Continuous batching as in vLLM. In each step every decoding request computes one token. The rest of the token
+Continuous batching as in vLLM: in each step, every decoding request computes one token. The rest of the token
 budget goes to prefills, in chunks, in the order of admission. Then waiting requests are admitted. The
-connector (`OffloadScheduler`) is called where vLLM calls it.
+connector (`OffloadScheduler`) is called at the same points as in vLLM.
 
-The life of a request, from top to bottom:
+The life of a request:
 
 1. `_place`      its prefix is looked up on the device, then on the host (`get_num_new_matched_tokens`). It
    gets blocks (`update_state_after_alloc`), and waits for its load (LOADING) or starts;
-2. `take`        its load has ended. After a good load it computes the rest; after a bad one more, or all;
+2. `take`        its load has ended. After a good load it computes the rest; after a failed one more, or all;
 3. `_prefill`    it gets blocks for a chunk of the prompt; the last chunk samples the first output token;
-4. `update`      the step before has been computed: full blocks are cached, and the request ends or goes on;
+4. `update`      the last step has been computed: full blocks are cached, and the request ends or continues;
 5. `preempt`     no device block is free: the youngest request goes back to waiting.
 
-Each holder of device blocks has references in the pool: a request for its tables, a copy for what it touches.
-So neither abort nor preemption frees a block under a copy (S3). A decoding request costs no work until one of
-its blocks is full or its output ends (`_calendar`).
+Each holder of device blocks has references in the pool: a request for its tables, a copy for the blocks that
+it touches. So neither abort nor preemption frees a block under a copy (S3). A decoding request costs no work
+until one of its blocks is full or its output ends (`_calendar`).
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from kvsm.serving.serving_request import ServingRequest, ServingStatus
 
 
 class SchedulerCounts(msgspec.Struct):
-    """What has happened so far.
+    """Counts of a scheduler so far.
 
-    preemptions: because no block was free, or forced.
-    deferrals: times that a request waited for a transfer before it was admitted.
-    failed_loads: loads that ended badly; lost_loads: those among them that no worker will report.
-    restarts: requests that a failed load left nothing to go on with.
-    device_hit_tokens, host_hit_tokens, computed_tokens: all prompt tokens; again after each preemption.
+    preemptions: preemptions because no block was free, or on purpose.
+    deferrals: lookups after which a request had to wait for a transfer.
+    failed_loads: loads that failed; lost_loads: failed loads that some worker never reported.
+    restarts: failed loads after which the request lost all blocks and waits again.
+    device_hit_tokens, host_hit_tokens, computed_tokens: the prompt tokens, counted again after a preemption.
     """
 
     finished: int = 0
@@ -57,7 +57,7 @@ class SchedulerCounts(msgspec.Struct):
 
 
 class ComputedBatch(NamedTuple):
-    """What one step computes: how many tokens, and the blocks that are full at its end."""
+    """The compute of one step: the number of tokens, and the blocks that are full at its end, with keys."""
 
     tokens: int
     blocks: list[int]
@@ -74,10 +74,10 @@ class ServingScheduler:
     """Serves requests over one pool of device blocks.
 
     connector: the offload scheduler.
-    notes: what its log says of skipped blocks.
-    token_budget: how many tokens a step computes at most.
-    max_running: how many requests run at once at most.
-    device_blocks: blocks of the pool, if the connector's core has more than these; None: as many.
+    notes: notes the skipped blocks in the connector's log.
+    token_budget: the most tokens that a step computes.
+    max_running: the most requests that run at once.
+    device_blocks: blocks of the pool; None: all device blocks of the connector's core.
 
     Attribute `begun`: the requests that start to compute in this step.
     """
@@ -105,16 +105,16 @@ class ServingScheduler:
         self._prefilling: dict[str, ServingRequest] = {}
         self._decoding = 0
         self._calendar: dict[int, list[tuple[ServingRequest, int]]] = {}
-        """Step -> the decoding requests whose block is full or whose output ends then.
+        """Step -> the decoding requests that fill a block or end their output in it.
 
-        Each with its preemptions so far: an entry from before a preemption does not count.
+        Each has its number of preemptions so far: an entry is void after a later preemption.
         """
         self._batch: list[tuple[ServingRequest, int]] = []
-        """The requests for which the step before filled a block, or ended a chunk or the output.
+        """The requests for which the last step filled a block, or ended a chunk or the output.
 
-        Each with the number of its computed tokens before that step.
+        Each has its number of computed tokens before that step.
         """
-        # Of the step that is decided now:
+        # State of the step that is scheduled now:
         self._growing: list[ServingRequest] = []
         self._chunks: dict[str, int] = {}
         self._confirmed: dict[str, None] = {}
@@ -124,18 +124,18 @@ class ServingScheduler:
 
     @property
     def unfinished(self) -> int:
-        """How many requests wait or run."""
+        """The number of requests that wait or run."""
         return len(self.waiting) + len(self.running)
 
     def add_request(self, request: ServingRequest) -> None:
-        """A request has arrived."""
+        """Add a request that has arrived."""
         self.connector.add_request(request)
         self.waiting.append(request)
 
-    # What the step before did.
+    # The results of the last step.
 
     def take(self, results: StepResults, step: int) -> None:
-        """Loads have ended: their requests go on, unless they were aborted or preempted since."""
+        """Continue the requests whose loads have ended, unless they were aborted or preempted meanwhile."""
         for ended in results.loads:
             request = self.running.get(ended.request)
             if request is None or request.status is not ServingStatus.LOADING:
@@ -156,7 +156,7 @@ class ServingScheduler:
                 self._start(request)
 
     def update(self) -> None:
-        """The step before has been computed: cache full blocks, finish requests, note which ones go on."""
+        """Process the computed last step: cache full blocks, finish requests, note which ones continue."""
         batch, self._batch = self._batch, []
         for request, before in batch:
             if request.status not in (ServingStatus.PREFILL, ServingStatus.DECODE):
@@ -168,7 +168,7 @@ class ServingScheduler:
             self._confirmed[request.request_id] = None
             states = self.block_tables.completed_states(request, before, request.num_computed_tokens)
             if states:
-                # The connector sees them in this step; until then they keep a reference.
+                # The connector gets the states in this step; until then, each block keeps a reference.
                 self.pool.touch([block for _, block, _ in states])
                 self._states[request.request_id] = list(states)
             if request.status is ServingStatus.DECODE:
@@ -182,8 +182,8 @@ class ServingScheduler:
         request.status = ServingStatus.FINISHED
 
     def abort(self, name: str, step: int) -> None:
-        """The client of this request has left. Legal at any time; nothing happens if the request is over."""
-        waiting = (one for one in self.waiting if one.request_id == name)
+        """Abort a request, because its client has left. Does nothing if the request is over."""
+        waiting = (request for request in self.waiting if request.request_id == name)
         request = self.running.get(name) or next(waiting, None)
         if request is None:
             return
@@ -199,10 +199,10 @@ class ServingScheduler:
         request.status = ServingStatus.FINISHED
         self.counts.aborted += 1
 
-    # What this step does.
+    # The decisions of this step.
 
     def schedule(self, step: int) -> StepOutput:
-        """Choose the tokens of `step`, and give their requests blocks. `compute` counts the tokens."""
+        """Choose the tokens of `step`, and give their requests blocks. `compute` counts the tokens later."""
         growing, self._growing = self._growing, []
         for request in growing:
             if request.status is ServingStatus.DECODE and self._grow(request, 1, step):
@@ -215,7 +215,7 @@ class ServingScheduler:
             if request.status is ServingStatus.PREFILL:
                 budget -= self._prefill(request, budget, step)
         if not self._preempted:
-            # As in vLLM: a step that preempts admits nobody.
+            # As in vLLM, a step that preempts admits no request.
             self._admit(budget)
         output = StepOutput(
             scheduled=tuple(dict.fromkeys((*self._confirmed, *self._chunks))),
@@ -229,13 +229,16 @@ class ServingScheduler:
         return output
 
     def _steps_to_event(self, request: ServingRequest) -> int:
-        """Steps until a block of a decoding request is full, or its output ends."""
+        """Return the number of steps until a block of a decoding request is full, or its output ends."""
         computed = request.num_computed_tokens
         to_full_block = min([size - computed % size for size in self.block_tables.block_sizes])
         return min(to_full_block, request.output_length - request.num_output_tokens)
 
     def _grow(self, request: ServingRequest, tokens: int, step: int) -> bool:
-        """Get blocks for its next tokens, by preemption if necessary. False if it was preempted itself."""
+        """Get blocks for a request's next tokens, by preemption if necessary.
+
+        Returns False if the request itself was preempted.
+        """
         self.block_tables.remove_skipped_blocks(request)
         while True:
             new = self.block_tables.grow(request, request.num_computed_tokens + tokens)
@@ -250,12 +253,12 @@ class ServingScheduler:
         return True
 
     def _youngest(self) -> ServingRequest:
-        """The request that was admitted last, except loading ones: blocks under a load do not become free."""
+        """Return the request that was admitted last. Loading ones are left out: a load keeps their blocks."""
         running = reversed(self.running.values())
-        return next(one for one in running if one.status is not ServingStatus.LOADING)
+        return next(request for request in running if request.status is not ServingStatus.LOADING)
 
     def preempt(self, request: ServingRequest, step: int) -> None:
-        """Take the blocks of a running request before it runs in `step`. It is admitted first again."""
+        """Free the blocks of a running request before it runs in `step`. It will be admitted first again."""
         self.counts.preemptions += 1
         self._put_back(request, step)
 
@@ -270,7 +273,7 @@ class ServingScheduler:
         self.waiting.appendleft(request)
 
     def _leave(self, request: ServingRequest) -> None:
-        """The request does not run any more, and drops its references. Copies keep theirs."""
+        """Remove a request from the running ones, and free its references. Copies keep their references."""
         name = request.request_id
         del self.running[name]
         self._prefilling.pop(name, None)
@@ -294,10 +297,10 @@ class ServingScheduler:
         return chunk
 
     def _admit(self, budget: int) -> None:
-        """Admit from the head of the queue while there is room.
+        """Admit requests from the head of the queue while there is room.
 
-        A request that waits for a transfer is passed over. A request that needs more blocks than are free is
-        not: it could wait without end.
+        A request that waits for a transfer is skipped. A request that needs more blocks than are free stops
+        the admission: if it were skipped, it might never be admitted.
         """
         passed = []
         while self.waiting and budget > 0 and len(self.running) < self._max_running:
@@ -313,10 +316,10 @@ class ServingScheduler:
         self.waiting.extendleft(reversed(passed))
 
     def _place(self, request: ServingRequest, budget: int) -> _Placement:
-        """Admit the request, or say why not.
+        """Admit the request, or return why not.
 
-        Room for the whole request is checked first: a match pins blocks of the host, which a request that
-        cannot be placed must not do.
+        Room for the whole request is checked first: a match pins host blocks, and a request that cannot be
+        placed must pin none.
         """
         hit = self.block_tables.longest_hit(request)
         if not self.block_tables.has_room(request, hit):

@@ -1,4 +1,4 @@
-"""How long some methods of an object take."""
+"""Measure the time that some methods of an object take."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Stopwatch:
-    """Adds up in `seconds` how long these methods of `watched` take. A call inside another counts once."""
+    """Adds up the time in these methods of `watched`, in `seconds`. A nested call does not count twice."""
 
     def __init__(self, watched: object, *methods: str) -> None:
         self.seconds, self._running = 0.0, False

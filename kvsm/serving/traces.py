@@ -1,11 +1,11 @@
-"""Workloads: requests as a serving engine meets them, read from a trace or generated.
+"""Workloads: the requests of a serving engine, read from a trace or generated.
 
-Both have the form of the Mooncake traces: when a request arrives, how long its prompt and its output are, and
-one hash id for each started block of `block_tokens` prompt tokens (Mooncake: 512). A hash id stands for the
-*whole* prefix that ends with its block. Equal ids mean equal prefixes, so a cache may share them. An engine
-with smaller blocks gives each part of an id a hash of its own. Output tokens have no ids. The blocks that
-they fill get hashes that belong to one request (`output_hash`): they are stored and evicted like others, but
-no other request hits them.
+Both have the form of the Mooncake traces: a request has an arrival time, the lengths of its prompt and its
+output, and one hash id for each started block of `block_tokens` prompt tokens (Mooncake: 512). A hash id
+identifies the *whole* prefix that ends with its block. Equal ids mean equal prefixes, so a cache may share
+them. An engine with smaller blocks has several hashes for one id. Output tokens have no ids. The blocks that
+they fill get hashes that belong to one request (`output_hash`): these blocks are stored and evicted like
+others, but no other request hits them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import msgspec
 from kvsm.errors import TraceError
 
 BLOCK_TOKENS = 512
-"""How many tokens a hash id of a Mooncake trace stands for."""
+"""The number of tokens of a hash id in a Mooncake trace."""
 
 HASH_BYTES = 32
 
@@ -37,9 +37,9 @@ class TraceRequest(msgspec.Struct, frozen=True, rename={"arrival_ms": "timestamp
     """One line of a trace.
 
     arrival_ms: time since the start of the trace (ms).
-    input_length: of the prompt (tokens).
-    output_length: of the output (tokens).
-    hash_ids: one for each started block of the prompt.
+    input_length: length of the prompt (tokens).
+    output_length: length of the output (tokens).
+    hash_ids: one id for each started block of the prompt.
     """
 
     arrival_ms: _Milliseconds
@@ -49,15 +49,15 @@ class TraceRequest(msgspec.Struct, frozen=True, rename={"arrival_ms": "timestamp
 
 
 def started_blocks(tokens: int, block_tokens: int) -> int:
-    """How many blocks hold `tokens` tokens. The last block may not be full."""
+    """Return the number of blocks that hold `tokens` tokens. The last block may not be full."""
     return -(-tokens // block_tokens)
 
 
 def prompt_hashes(request: TraceRequest, block_tokens: int, hash_tokens: int) -> list[bytes]:
-    """One block hash for every `hash_tokens` tokens of the prompt. `hash_tokens` divides `block_tokens`.
+    """Return a block hash for every `hash_tokens` tokens of the prompt. `hash_tokens` divides `block_tokens`.
 
-    The last part of a block has the hash of the block's id, whatever the size of the parts. The hashes of the
-    parts before it also depend on their place.
+    The last part of a block has the hash of the block's id, for every `hash_tokens`. The hashes of the
+    earlier parts also depend on their index in the block.
     """
     ids, parts, full = request.hash_ids, block_tokens // hash_tokens, request.input_length // hash_tokens
     return [
@@ -69,7 +69,7 @@ def prompt_hashes(request: TraceRequest, block_tokens: int, hash_tokens: int) ->
 
 
 def output_hash(request: str, index: int) -> bytes:
-    """Block hash number `index` of a request, for a block that ends with an output token."""
+    """Return block hash number `index` of a request, for a block that ends with an output token."""
     return blake2b(f"{request}/{index}".encode(), digest_size=HASH_BYTES, person=b"kvsm output").digest()
 
 
@@ -83,10 +83,10 @@ def _hash(name: bytes) -> bytes:
 def read_trace(path: str | os.PathLike[str], block_tokens: int = BLOCK_TOKENS) -> Iterator[TraceRequest]:
     """Stream a JSONL trace with `timestamp`, `input_length`, `output_length` and `hash_ids`.
 
-    Other fields are ignored. block_tokens: how many tokens a hash id stands for.
+    Other fields are ignored. block_tokens: the number of tokens of a hash id.
 
-    Raises `TraceError` at the first line that is not such a request, is earlier than the line above it, or
-    has another number of ids than its length needs; and for a file without requests.
+    Raises `TraceError` at the first line that is not such a request, arrives before the line above it, or has
+    another number of ids than its length needs; and for a file without requests.
     """
     name, number, latest = os.fspath(path), 0, 0.0
     decode = msgspec.json.Decoder(TraceRequest).decode
@@ -137,7 +137,7 @@ INPUT_MOST, OUTPUT_MOST, CONTEXT_MOST = 8192, 2000, 32 * 1024
 
 
 class _Conversation:
-    """A conversation so far."""
+    """The state of a conversation."""
 
     __slots__ = ("context", "ids")
 
@@ -173,8 +173,8 @@ def multi_turn(seed: int, requests: int, block_tokens: int = BLOCK_TOKENS) -> It
         length = lengths.draw(2000, 0.5, INPUT_MOST)
         systems.append(([next(fresh) for _ in range(length // block_tokens)], length))
     weights = list(accumulate(1 / rank for rank in range(1, SYSTEM_PROMPTS + 1)))
-    # One conversation (None) always waits to start; when it starts, the next one enters the heap. The number
-    # decides between equal times, so conversations are never compared.
+    # The heap always has one entry (None) for the next conversation to start. When it starts, the entry of
+    # the one after it is pushed. The number decides between equal times, so conversations are never compared.
     turns: list[tuple[float, int, _Conversation | None]] = [(0.0, next(numbers), None)]
     for _ in range(requests):
         now_ms, _, conversation = heappop(turns)
@@ -185,9 +185,9 @@ def multi_turn(seed: int, requests: int, block_tokens: int = BLOCK_TOKENS) -> It
             conversation = _Conversation(system_ids, length)
         request = _take_turn(conversation, int(now_ms), lengths, fresh)
         yield request
-        goes_on = random.random() < ANOTHER_TURN_PROBABILITY
+        has_another_turn = random.random() < ANOTHER_TURN_PROBABILITY
         longest = conversation.context + lengths.of(INPUT_MOST + OUTPUT_MOST)
-        if goes_on and longest <= lengths.of(CONTEXT_MOST):
+        if has_another_turn and longest <= lengths.of(CONTEXT_MOST):
             wait_ms = request.output_length * OUTPUT_TOKEN_MS + random.expovariate(1 / THINK_TIME_MS)
             heappush(turns, (now_ms + wait_ms, next(numbers), conversation))
 
@@ -199,11 +199,11 @@ class _Lengths:
         self.random, self.block_tokens = random, block_tokens
 
     def of(self, tokens: int) -> int:
-        """`tokens` tokens for blocks of 512, scaled to these blocks."""
+        """Scale a length for blocks of 512 tokens to these blocks."""
         return tokens * self.block_tokens // BLOCK_TOKENS
 
     def draw(self, median: int, sigma: float, most: int) -> int:
-        """Lognormal, at least 1."""
+        """Draw a lognormal length, at least 1 and at most `most` (scaled)."""
         return max(1, self.of(min(most, int(self.random.lognormvariate(log(median), sigma)))))
 
 
@@ -214,7 +214,7 @@ def _take_turn(
     input_length = conversation.context + lengths.draw(1000, 1.2, INPUT_MOST)
     output_length = lengths.draw(250, 0.7, OUTPUT_MOST)
     ids += [next(fresh) for _ in range(input_length // block_tokens - len(ids))]
-    # A block that is not full yet holds other tokens in the next turn, so its id is used in this turn only.
+    # A block that is not full gets more tokens in the next turn, so its id is used in this turn only.
     tail = [next(fresh)] if input_length % block_tokens else []
     conversation.context = input_length + output_length
     return TraceRequest(arrival_ms, input_length, output_length, tuple(ids + tail))

@@ -1,7 +1,7 @@
-"""A whole run: build everything, serve a workload, then prove by the log what happened.
+"""A whole run: build the engine, serve a workload, then verify the run by its log.
 
-All input is checked before anything is made, the whole trace included. So bad input leaves neither a
-directory nor half a log behind.
+All input, including the whole trace, is checked first. So bad input leaves neither a directory nor a partial
+log behind.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from kvsm.tiers import disk_config
 
 GENERATED_REQUESTS = 4000
 LEDGER_BYTES_PER_BLOCK = 200
-"""About how much the ledger and the device pool keep for each block, besides its content."""
+"""About how much memory the ledger and the device pool need for each block, besides its content."""
 
 PROGRESS_STEPS = 64
 
@@ -60,16 +60,16 @@ _DECIDING = (
 )
 """The calls of the engine whose time is measured."""
 
-_DECIDING_BELOW = ("plan", "report", "reset")
-"""The calls to the disk tier whose time is measured. The others are made in calls of the engine."""
+_DISK_DECIDING = ("plan", "report", "reset")
+"""The calls to the disk tier whose time is measured. Its other calls are part of measured engine calls."""
 
 
 class RunProgress(msgspec.Struct, frozen=True):
-    """How far a run has come.
+    """The progress of a run.
 
     hit_rate: share of the prompt tokens that were found on the device or the host.
-    copied_bytes: both ways, all workers.
-    verified_events: how many events of the log are verified; 0 while the workload runs.
+    copied_bytes: bytes copied in both directions, on all workers.
+    verified_events: events of the logs verified so far; 0 while the workload runs.
     """
 
     requests_done: int
@@ -81,22 +81,21 @@ class RunProgress(msgspec.Struct, frozen=True):
 
 
 class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.run/1"):
-    """What `kvsm run --json` prints: what a run came to.
+    """What `kvsm run --json` prints: the result of a run.
 
     The fields up to `decoded_tokens` come from `SchedulerCounts`.
 
     remote_decode: finished requests for remote decode.
-    fully_offloaded: how many of them have every full block on the host.
-    blocks_stored, blocks_loaded: device blocks of copies that ended well on every worker.
+    fully_offloaded: the number of these requests with every full block on the host.
+    blocks_stored, blocks_loaded: device blocks of copies that ended without error on every worker.
     blocks_skipped: offered blocks that were not stored, by reason.
     transfers_lost: transfers that were given up because a worker did not report.
     verified: blocks that were checked on all workers; None without `verify_copies`.
-    disk: what the disk tier came to; None if there was none.
-    decision_us: time in the offload scheduler, including the log, for each slot named in an event (us). The
-        disk tier counts with both.
+    disk: the result of the disk tier; None if there was none.
+    decision_us: time in offload scheduler, log and disk tier, for each slot named in an event (us).
     log_entries: slots named in events.
-    digest, replayed_digest: of the state at the end, live and rebuilt from the log.
-    properties: all that were checked.
+    digest, replayed_digest: digests of the state at the end, live and rebuilt from the log.
+    properties: all properties that were checked.
     """
 
     requests: int
@@ -142,16 +141,16 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 
     @property
     def good(self) -> bool:
-        """Whether the logs give the live state, and no property is broken."""
+        """Whether the logs replay to the live state, and no property is broken."""
         return not self.violations and all(
-            one.digest == one.replayed_digest and one.damage is None
-            for one in (self, self.disk)
-            if one is not None
+            tier.digest == tier.replayed_digest and tier.damage is None
+            for tier in (self, self.disk)
+            if tier is not None
         )
 
 
 def load_workload(options: RunOptions) -> list[TraceRequest]:
-    """All requests of the run. Raises `TraceError`, and `ConfigError` if one does not fit into the pools."""
+    """Return the run's requests. Raises `TraceError`, and `ConfigError` if one does not fit the pools."""
     if options.trace is None:
         generated = options.requests or GENERATED_REQUESTS
         requests = list(multi_turn(options.seed, generated, options.block_tokens))
@@ -167,8 +166,8 @@ def load_workload(options: RunOptions) -> list[TraceRequest]:
 def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
     """Serve the workload, verify the log, and compare its state with the live one.
 
-    Raises `ConfigError`, `TraceError` or `LogError` for input that cannot be used, before anything is made.
-    Raises `PropertyBroken` if the engine cannot go on, and `LogWriteFailed`.
+    Raises `ConfigError`, `TraceError` or `LogError` for input that cannot be used, before it creates a file.
+    Raises `PropertyBroken` if the engine cannot continue, and `LogWriteFailed`.
     """
     requests = load_workload(options)
     _check_memory(options)
@@ -180,7 +179,7 @@ def run_workload(options: RunOptions, progress: Callable[[RunProgress], None] | 
 
 
 def _run_id(options: RunOptions, tier: str) -> bytes:
-    """An id that runs with equal options share, wherever they keep their logs and files. tier: whose log."""
+    """Return a run id that is equal for equal options, wherever logs and files are. tier: the log's tier."""
     decisive = {**msgspec.structs.asdict(options), "log": None, "disk_dir": None}
     return blake2b(msgspec.msgpack.encode((decisive, tier)), digest_size=RUN_BYTES).digest()
 
@@ -188,7 +187,7 @@ def _run_id(options: RunOptions, tier: str) -> bytes:
 class WorkloadRun:
     """One run, in two parts: `serve` the workload, then `prove` it by the log.
 
-    Attributes, to look at or to interfere with: `engine`, `connector`, `offloader`, `ranks` (one for each
+    Public attributes, which tests also modify: `engine`, `connector`, `offloader`, `ranks` (one for each
     worker), `directory` (of the log), `disk` (None if there is no disk tier).
     """
 
@@ -199,7 +198,7 @@ class WorkloadRun:
         with ExitStack() as undo:
             files = None
             if options.disk_dir is not None:
-                files = undo.enter_context(closing(RunFiles(options)))  # before a log is made
+                files = undo.enter_context(closing(RunFiles(options)))  # before a log is created
             self.offloader = self._open_core(options.offload_config(), Path(directory), "host")
             self.disk = None if files is None else self._make_disk(files)
             undo.pop_all()
@@ -207,11 +206,11 @@ class WorkloadRun:
         self._writer = self.offloader.writer
         self.offloader.log = notes = SkipNotes(self._writer)
         self.metrics = Metrics.attached_to(self.offloader)
-        below = None if self.disk is None else self.disk.tier
-        self.connector = CheckedScheduler(self.offloader, options.scheduler_config(), below)
+        lower_tier = None if self.disk is None else self.disk.tier
+        self.connector = CheckedScheduler(self.offloader, options.scheduler_config(), lower_tier)
         self._deciding = [Stopwatch(self.connector, *_DECIDING)]
-        if below is not None:
-            self._deciding.append(Stopwatch(below, *_DECIDING_BELOW))
+        if lower_tier is not None:
+            self._deciding.append(Stopwatch(lower_tier, *_DISK_DECIDING))
         self._workers = [Worker(number, rank.engine) for number, rank in enumerate(self.ranks)]
         self.engine = ServingEngine(
             ServingScheduler(
@@ -232,9 +231,9 @@ class WorkloadRun:
         self._seconds = 0.0
 
     def _open_core(self, config: OffloadConfig, directory: Path, tier: str) -> Offloader:
-        """The core of a tier, with a log in this directory."""
-        # A simulated run has no wall time: it does not sync, and its options decide its run id. So equal runs
-        # have equal logs.
+        """Open the core of a tier, with a log in this directory."""
+        # A simulated run uses no wall time: it does not sync, and its run id follows from its options. So
+        # equal runs have equal logs.
         simulated = COPIES[self._options.copies].has_virtual_time
         durability: Durability = "none" if simulated else "interval"
         return Offloader.open(
@@ -253,14 +252,14 @@ class WorkloadRun:
 
     @property
     def disk_directory(self) -> Path:
-        """Of the log of the disk's core, if there is a disk tier."""
+        """The directory of the log of the disk's core, if there is a disk tier."""
         return Path(self.directory) / "disk"
 
     def serve(self, progress: Callable[[RunProgress], None] | None = None) -> None:
         """Run the workload to its end, and close the log.
 
-        The workers are closed only after a good end: a worker that never reports would never close either.
-        Its threads do not outlive the process.
+        After an error the workers are not closed: closing a worker that never reports would never return. Its
+        threads end with the process.
         """
         started = time.perf_counter()
         with ExitStack() as logs:
@@ -280,13 +279,13 @@ class WorkloadRun:
         self._seconds = time.perf_counter() - started
 
     def prove(self, progress: Callable[[RunProgress], None] | None = None) -> RunResult:
-        """Verify what `serve` wrote into the logs, and put the result together."""
+        """Verify the logs that `serve` wrote, and return the result of the run."""
         verification = self._verify(self.offloader, self.directory, 0, progress)
         if self.disk is None:
             return self._result(verification, None, None)
-        below = self._verify(self.disk.tier.disk, self.disk_directory, verification.events, progress)
+        of_disk = self._verify(self.disk.tier.disk, self.disk_directory, verification.events, progress)
         log = None if self._options.log is None else str(self.disk_directory)
-        return self._result(verification, below, self.disk.result(log, below))
+        return self._result(verification, of_disk, self.disk.result(log, of_disk))
 
     def _verify(
         self,
@@ -295,7 +294,7 @@ class WorkloadRun:
         before: int,
         progress: Callable[[RunProgress], None] | None,
     ) -> Verification:
-        """before: how many events of other logs are verified."""
+        """Verify a log. before: the number of events of other logs that are verified already."""
 
         def verified(events: int) -> None:
             if progress is not None:
@@ -322,10 +321,10 @@ class WorkloadRun:
         )
 
     def _properties(self) -> tuple[Property, ...]:
-        """All properties that this run checks; the order of copies only on a simulated device."""
+        """Return all properties that this run checks; the order of copies only on a simulated device."""
         order = (Property.COPY_ORDER,) if COPIES[self._options.copies].has_virtual_time else ()
         checked = {*PROPERTIES, *offload_checks.PROPERTIES, *order}
-        return tuple(sorted(checked, key=lambda one: one.number))
+        return tuple(sorted(checked, key=lambda checked_property: checked_property.number))
 
     def _verified(self) -> VerifyingStatistics | None:
         if not self._options.verify_copies:
@@ -333,11 +332,11 @@ class WorkloadRun:
         return sum((rank.verified() for rank in self.ranks), VerifyingStatistics())
 
     def _result(
-        self, verification: Verification, below: Verification | None, disk: DiskResult | None
+        self, verification: Verification, of_disk: Verification | None, disk: DiskResult | None
     ) -> RunResult:
         counts, engine, metrics = self.engine.scheduler.counts, self.engine, self.metrics.values()
-        entries = verification.entries + (0 if below is None else below.entries)
-        found = (*verification.violations, *(() if below is None else below.violations))
+        entries = verification.entries + (0 if of_disk is None else of_disk.entries)
+        found = (*verification.violations, *(() if of_disk is None else of_disk.violations))
         return RunResult(
             requests=len(self._requests),
             **msgspec.structs.asdict(counts),
@@ -356,7 +355,7 @@ class WorkloadRun:
             steps=engine.steps,
             workload_seconds=engine.clock.now_ms / 1000,
             run_seconds=self._seconds,
-            decision_us=sum(one.seconds for one in self._deciding) / max(1, entries) * 1e6,
+            decision_us=sum(stopwatch.seconds for stopwatch in self._deciding) / max(1, entries) * 1e6,
             log=self._options.log,
             log_events=verification.events,
             log_entries=verification.entries,
@@ -373,7 +372,7 @@ class WorkloadRun:
 
 
 def _check_memory(options: RunOptions) -> None:
-    """Refuse what this machine cannot hold, before the kernel does so in the middle of the run."""
+    """Raise `ConfigError` if this machine lacks memory for the run: else the kernel may kill it midway."""
     choice = COPIES[options.copies]
     device_blocks = options.device_blocks if choice.device_in_memory else 0
     host_blocks = options.host_places if choice.host_in_memory else 0
