@@ -188,7 +188,7 @@ COPIES = (
     Metric("copied_bytes", "counter", "Bytes that copies moved, on all workers.", _DIRECTIONS),
     Metric("copy_seconds", "counter", "Time spent in copies, on all workers.", _DIRECTIONS),
 )
-"""What the workers of the connector count themselves."""
+"""Counters of the connector's workers."""
 
 HAND_OVERS = (
     Metric(
@@ -197,7 +197,7 @@ HAND_OVERS = (
         "Requests that compute a prompt which another engine was to hand over. vLLM's log says why.",
     ),
 )
-"""What the connector counts itself: a decode engine's event log has no refused hand-over."""
+"""Counters of the scheduler's side that no event shows: a refused hand-over leaves no event."""
 
 DISK = (
     Metric("disk_blocks", "gauge", "Blocks that the disk tier holds, or is storing."),
@@ -210,7 +210,7 @@ DISK = (
         "host.",
     ),
 )
-"""What the connector counts of its disk tier, if it has one."""
+"""Metrics of the disk tier, if the engine has one."""
 
 SERVES_WITHOUT = Metric(
     "serves_without",

@@ -85,14 +85,14 @@ def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramVa
 
 
 _INSIDE = 1e-9
-"""How far within a bucket a value lies at least, as a share of the bucket."""
+"""The least distance of a value from the lower bound of its bucket, as a share of the bucket's width."""
 
 
 def spread(bounds: Sequence[float], counts: Sequence[int], total: float) -> list[tuple[float, int]]:
-    """Values that fill these buckets and have this sum: (value, how often).
+    """Return values that fill these buckets and have this sum: (value, how often).
 
-    bounds: the largest value in each bucket; the last bucket has none.
-    counts: values in each bucket.
+    bounds: the upper bound of each bucket; the last bucket has none.
+    counts: the number of values in each bucket.
     total: the sum of the real values, which were all at least 0.
     """
     lowest = [min(0.0, bounds[0]), *bounds]
@@ -100,7 +100,7 @@ def spread(bounds: Sequence[float], counts: Sequence[int], total: float) -> list
     least = sum(low * times for low, times in zip(lowest, counts))
     room = sum(width * times for width, times in zip(widths, counts))
     more, beyond = total - least, counts[len(bounds)]
-    # A value above all bounds has no upper limit, so what is left of the sum goes there.
+    # A value above all bounds has no upper limit, so the rest of the sum goes to these values.
     share = _INSIDE if beyond or not room else min(1.0, max(_INSIDE, more / room))
     values = [
         (min(low + share * width, high), times)

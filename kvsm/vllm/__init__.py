@@ -1,23 +1,24 @@
-"""kvsm in vLLM. This room translates; the offload core decides.
+"""kvsm in vLLM. This package translates vLLM's calls; the offload core decides.
 
-A user names one of these in vLLM's `--kv-transfer-config`, and vLLM imports it:
+A user names one of these classes in vLLM's `--kv-transfer-config`, and vLLM imports it:
 
 =========================  =================================================================================
 `KvsmConnector`            a `KVConnectorBase_V1`: all of kvsm, with its scheduler, workers and log
 `RecordingSpec`            vLLM's own `CPUOffloadingManager`, unchanged, with an event log of what it does
 =========================  =================================================================================
 
-`plugin` makes these names known to vLLM, if kvsm is installed, and `KVSM_OFFLOAD=1` chooses the connector.
+`vllm_plugin` registers these names with vLLM, if kvsm is installed, and `KVSM_OFFLOAD=1` chooses the
+connector.
 
-Shared by all: `versions` (the installed vLLM), `interface` with `interface_table/` and `vllm_options` (what
+Shared by both: `versions` (the installed vLLM), `interface` with `interface_table/` and `vllm_options` (what
 vLLM calls and reads, and what kvsm does with it), `extra_config` (a user's options), `engine_offloader`
-(the offload core of an engine with its log), `log_watch` (says that the log is broken), `rank_copies` (host
-memory and copy engine of a rank), `copy_cores` (where it copies on a CPU).
+(the offload core of an engine with its log), `log_watch` (warns if the log cannot be written), `rank_copies`
+(host memory and copy engine of a rank), `copy_cores` (the cores for copies on a CPU).
 
-- `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `messages`. They use
+- `connector` has two sides, `scheduler_side` and `worker_side`, which exchange `step_messages`. They use
   `kv_cache_config`, `vllm_block_pool`, `vllm_kv_events`, `connector_stats`,
   `own_process`, `startup_checks` and `deadlines` (copies that are never reported). Between engines they use
-  `hand_overs` (which threads talk to other engines) and `prompt_layout` (what two engines compare).
+  `hand_overs` (the threads that talk to other engines) and `prompt_layout` (what two engines compare).
 - `recording_spec` consists of `recording_manager`, `manager_recorder` and `log_stats`. On a CPU its copies
   are `host_copy_worker`'s.
 - To try kvsm: `tiny_model`, `trial` (one engine in its own process), `installation_check` (for the command
@@ -41,8 +42,7 @@ __all__ = ["KvsmConnector", "RecordingSpec"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a class when it is needed, so that a changed interface of vLLM breaks only the class that uses
-    it.
+    """Import a class on first use, so that a changed interface of vLLM breaks only the class that uses it.
 
     Raises `ConfigError` if vLLM is missing or lacks what the class needs.
     """

@@ -1,16 +1,17 @@
-"""What kvsm costs and gains in a vLLM engine, beside no offload and beside vLLM's own connectors.
+"""Measure what kvsm costs and gains in a vLLM engine, against no offload and vLLM's own connectors.
 
     found = compare(Bench(rounds=3), peers=True)
     print(page(found))
 
 Each contestant is an engine in its own process. All of them live at the same time and serve each round one
 after the other, in rotating order, so other load on the machine affects all alike. A round consists of new
-conversations. In each turn every conversation asks once, so when one returns, others have taken its device
-blocks: the device holds a quarter of what all conversations need. A turn's prompt ends with the last answer.
+conversations. In each turn, every conversation sends one request: its whole history and new tokens. The
+device holds a quarter of what all conversations need, so until a conversation's next turn, others have taken
+its device blocks.
 
 An engine steps and computes in one thread, on a core of its own. Copies run in other threads, on the other
-cores. The connector's own time is what the engine's thread spends in calls of its connector, on the
-scheduler's side and on the worker's (`step_clock`). Copies that run beside the step are not part of it.
+cores. The connector's own time is the time that the engine's thread spends in calls of its connector, on the
+scheduler's side and on the worker's side (`step_clock`). Copies that run in parallel are not part of it.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ from kvsm.vllm.versions import installed
 PLAIN, KVSM = "no offload", "KvsmConnector"
 
 SMALL, SMALL_AND_DISK = "KvsmConnector, host tenth", "KvsmConnector, host tenth and disk"
-"""Engines whose host pool has a tenth of what the conversations of a round need, and what they are compared
-with: `KvsmConnector`, whose pool has room for all of it."""
+"""Engines whose host pool holds a tenth of what the conversations of a round need. They are compared with
+`KVSM`, whose pool has room for all of it."""
 
 
 def _peer(**transfer: Any) -> Callable[..., dict[str, Any]]:
-    """The `kv_transfer_config` of a connector of vLLM's, with a worker of `bench_peers`."""
+    """Return a function that makes the `kv_transfer_config` of a connector of vLLM, with a worker of
+    `bench_peers`."""
     extra = transfer.pop("extra", {})
 
     def config(cpu_bytes_to_use: int) -> dict[str, Any]:
@@ -70,7 +72,7 @@ PEERS: Mapping[str, Callable[..., dict[str, Any]]] = {
         kv_connector="HostCopySimpleConnector", kv_connector_module_path=_PEER_WORKERS
     ),
 }
-"""vLLM's own connectors, and the `kv_transfer_config` of each."""
+"""vLLM's own connectors -> a function that makes the `kv_transfer_config` of each."""
 
 MODEL: dict[str, Any] = {**LLAMA, "hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 4}
 """Large enough that a prompt takes longer to compute than to look up."""
@@ -80,11 +82,11 @@ _BLOCK_BYTES: int = (
 )
 
 _RUNNING = 4
-"""Most requests that run at the same time."""
+"""The most requests that run at the same time."""
 
 
 class Bench(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured. The descriptions are also the help of `kvsm bench vllm`."""
+    """The size of the benchmark. The descriptions are also the help of `kvsm bench vllm`."""
 
     requests: Annotated[int, Meta(ge=1, description="Requests of a round, all turns together.")] = 96
     turns: Annotated[int, Meta(ge=1, description="Turns of a conversation.")] = 4
@@ -117,21 +119,21 @@ class Bench(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device_blocks(self) -> int:
-        """A quarter of what all conversations need, but enough for the running ones to avoid preemption.
+        """Device blocks for a quarter of all conversations, and at least for all running ones.
 
-        One more block is vLLM's own.
+        One more block is vLLM's null block.
         """
         held = max(self.conversations // 4, _RUNNING)
         return held * self.conversation_blocks + 1
 
     @property
     def needed_bytes(self) -> int:
-        """What the conversations of a round need."""
+        """Bytes of KV cache of all conversations of a round."""
         return self.conversations * self.conversation_blocks * _BLOCK_BYTES
 
     @property
     def host_bytes(self) -> int:
-        """One and a half times that."""
+        """One and a half times `needed_bytes`."""
         return self.needed_bytes * 3 // 2
 
 
@@ -140,7 +142,7 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 
     seconds: wall time in `LLM.generate`.
     other_answers: answers that differ from the answers without offload.
-    times: of all its steps together.
+    times: times of all its steps together.
     """
 
     seconds: float
@@ -160,8 +162,8 @@ class Contestant(msgspec.Struct, frozen=True, kw_only=True):
 class Comparison(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.bench-vllm/1"):
     """What `kvsm bench vllm --json` prints: the engines side by side, round by round.
 
-    bench: what was measured.
-    vllm: its version.
+    bench: the size of the benchmark.
+    vllm: the version of vLLM.
     device: the platform of the engines.
     contestants: the first one has no offload.
     """
@@ -181,10 +183,10 @@ def compare(
 ) -> Comparison:
     """Run the benchmark.
 
-    tell: is called with its progress.
+    tell: called with a line of progress.
     peers: whether vLLM's own connectors take part.
-    disk: compare `KvsmConnector` with small host pools instead, one of them with a disk tier below this
-        directory; None: compare it with an engine without offload.
+    disk: a directory for disk tiers: engines with a small host pool take part, with and without a disk tier;
+        None: they do not.
 
     Raises `ConfigError` without vLLM, and `TrialFailed`.
     """
@@ -200,7 +202,7 @@ def compare(
             tier = stack.enter_context(TemporaryDirectory(prefix="kvsm-bench-disk-", dir=disk))
             engines.append((name, stack.enter_context(running_engine(_trial(name, bench, log, tier)))))
         rounds: dict[str, list[Round]] = {name: [] for name in names}
-        # Round 0 is for warming up and does not count.
+        # Round 0 warms up and does not count.
         for number in range(bench.rounds + 1):
             first = number % len(engines)
             served: dict[str, TrialOutcome] = {}
@@ -230,7 +232,7 @@ def _round(served: TrialOutcome, plain: TrialOutcome) -> Round:
 def _trial(name: str, bench: Bench, log: str, tier: str) -> Trial:
     kv_transfer = None
     if name in (SMALL, SMALL_AND_DISK):
-        # Twice what a round needs: each slot has a header of its own.
+        # Twice what a round needs: each slot also has a header.
         disk: dict[str, Any] = (
             {} if name == SMALL else {"disk_dir": tier, "disk_bytes": 2 * bench.needed_bytes}
         )
@@ -253,16 +255,16 @@ def _trial(name: str, bench: Bench, log: str, tier: str) -> Trial:
 
 
 def _serve(engine: RunningEngine, bench: Bench, number: int) -> TrialOutcome:
-    """One round: all turns of new conversations."""
+    """Serve one round: all turns of new conversations."""
     drawn = random.Random(number)
     conversations: list[list[int]] = [[] for _ in range(bench.conversations)]
     turns = []
     for _ in range(bench.turns):
-        for one in conversations:
-            one += [drawn.randrange(3, VOCABULARY) for _ in range(bench.turn_tokens)]
+        for conversation in conversations:
+            conversation += [drawn.randrange(3, VOCABULARY) for _ in range(bench.turn_tokens)]
         turns.append(engine.serve(conversations))
-        for one, answer in zip(conversations, turns[-1].tokens):
-            one += answer
+        for conversation, answer in zip(conversations, turns[-1].tokens):
+            conversation += answer
     return TrialOutcome.of_rounds(turns)
 
 
@@ -270,7 +272,7 @@ def _serve(engine: RunningEngine, bench: Bench, number: int) -> TrialOutcome:
 
 
 def page(found: Comparison) -> str:
-    """The comparison as Markdown, with the command that made it."""
+    """Format the comparison as Markdown, with the command that made it."""
     bench, names = found.bench, [one.name for one in found.contestants]
     compared, has_disk = PEERS.keys() <= set(names), SMALL_AND_DISK in names
     lines = [
@@ -316,9 +318,9 @@ _DISK_NOTE = (
 
 
 def _rates(found: Comparison) -> list[str]:
-    """A table of requests per second."""
+    """Format a table of requests per second."""
     requests, (first, *_) = found.bench.requests, found.contestants
-    # The last one of vLLM's, if they took part.
+    # The last of vLLM's connectors, if they took part.
     rival = next((one for one in found.contestants if one.name == list(PEERS)[-1]), None)
     header = ["engine", "requests/s", "times no offload"]
     header += [f"times {rival.name}"] if rival else []
@@ -336,7 +338,7 @@ def _rates(found: Comparison) -> list[str]:
 
 
 def _times(found: Comparison) -> list[str]:
-    """A table of steps and CPU time."""
+    """Format a table of steps and CPU time."""
     lines = [
         "| engine | steps a round | all threads | engine's thread | in the connector | share |",
         "| --- | --- | --- | --- | --- | --- |",

@@ -1,9 +1,9 @@
 """vLLM's own two offload connectors on a CPU, for `kvsm bench vllm --peers`.
 
-vLLM's connectors copy with CUDA, and refuse to run without it. Here each gets another worker, at the place
-where vLLM itself puts one: an `OffloadingWorker` for the OffloadingConnector, a copy backend for the
+vLLM's connectors copy with CUDA, and refuse to run without it. Here each gets another worker, through vLLM's
+own interface: an `OffloadingWorker` for the OffloadingConnector, a copy backend for the
 SimpleCPUOffloadConnector. Both copy with kvsm's host copy engine. So all contestants copy equally fast, and
-differ in what they decide and in what that costs. Everything on the scheduler's side is vLLM's, unchanged.
+differ only in their decisions and the cost of these. The scheduler's side is vLLM's, unchanged.
 
 This module is for the benchmark only. Nothing else imports it.
 """
@@ -38,7 +38,7 @@ class HostCopySpec(CPUOffloadingSpec):
     _worker: Any
 
     def get_worker(self, kv_caches: Any) -> OffloadingWorker:
-        """The worker of one rank. kv_caches: vLLM's `CanonicalKVCaches`."""
+        """Return the worker of one rank. kv_caches: vLLM's `CanonicalKVCaches`."""
         if self._worker is None:
             self._worker = HostCopyWorker(kv_caches, self.num_chunks, self.blocks_per_chunk)
         return self._worker
@@ -66,7 +66,7 @@ class HostCopySimpleConnector(SimpleCPUOffloadConnector):
 
 
 class HostCopySimpleWorker(SimpleCPUOffloadWorker):
-    """vLLM's worker, over another copy backend and without CUDA streams."""
+    """vLLM's worker, with another copy backend and without CUDA streams."""
 
     _backend: Any
 
@@ -77,7 +77,7 @@ class HostCopySimpleWorker(SimpleCPUOffloadWorker):
         self._backend = HostCopyBackend(make_copies(tensors, self.num_cpu_blocks, verify=False))
 
     def wait_for_save(self) -> None:
-        """Begin the step's stores. On a CPU the step has been computed by now."""
+        """Begin the step's stores. On a CPU, the step's compute has ended by now."""
         metadata = self._connector_metadata
         if metadata is not None and metadata.store_gpu_blocks:
             self._backend.launch_copy(
@@ -96,7 +96,7 @@ class HostCopySimpleWorker(SimpleCPUOffloadWorker):
 
 
 class HostCopyBackend:
-    """What vLLM calls a copy backend: it begins copies, and gives an event for each."""
+    """A copy backend in vLLM's sense: it begins copies, and returns an event for each."""
 
     def __init__(self, copies: RankCopies) -> None:
         self._copies = copies
@@ -111,7 +111,7 @@ class HostCopyBackend:
         event_idx: int,
         events_list: list[tuple[int, Any]],
     ) -> None:
-        """Begin a copy. Its event joins `events_list` under the number `event_idx`."""
+        """Begin a copy, and append (`event_idx`, its event) to `events_list`."""
         self._begun += 1
         direction = Direction.STORE if is_store else Direction.LOAD
         device, host = (src_blocks, dst_blocks) if is_store else (dst_blocks, src_blocks)
@@ -119,7 +119,8 @@ class HostCopyBackend:
         events_list.append((event_idx, CopyEvent(self, self._begun)))
 
     def has_ended(self, copy: int) -> bool:
-        """Whether this copy has ended. Raises `TransferFailed` if one failed: vLLM cannot be told."""
+        """Whether this copy has ended. Raises `TransferFailed` if any copy failed: vLLM's interface cannot
+        report a failure."""
         for result in self._copies.engine.poll():
             if not result.good:
                 raise TransferFailed(f"copy {result.transfer} failed: {result.error}")
@@ -139,13 +140,13 @@ class HostCopyBackend:
 
 
 class CopyEvent:
-    """The end of one copy, under the names of `torch.Event`."""
+    """The end of one copy, with the methods of `torch.Event`."""
 
     def __init__(self, backend: HostCopyBackend, copy: int) -> None:
         self._backend, self._copy = backend, copy
 
     def query(self) -> bool:
-        """Whether the copy has ended. vLLM asks no more after a yes."""
+        """Whether the copy has ended. vLLM does not call this again once it is true."""
         return self._backend.has_ended(self._copy)
 
     def synchronize(self) -> None:

@@ -7,9 +7,9 @@ layer after layer, each with all KV heads. Each rank reads and writes its own by
     two ranks, two layers     | layer 0, rank 0 | layer 0, rank 1 | layer 1, rank 0 | layer 1, rank 1 |
     one rank                  | layer 0                           | layer 1                           |
 
-So another process can read the pool without knowing how many ranks wrote it. vLLM says for each layer where
-a rank's bytes belong (`CanonicalPageMapping`), and for which layers that does not depend on the ranks. A
-model with any other layer is refused.
+So another process can read the pool without knowing how many ranks wrote it. For each layer, vLLM's
+`CanonicalPageMapping` gives the place of a rank's bytes, and whether that place exists for any number of
+ranks. A model with a layer for which it does not is refused.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from kvsm.vllm.kv_cache_config import layer_rows
 
 
 class CanonicalRows(NamedTuple):
-    """Where the bytes of this rank belong in a row of the host pool.
+    """The place of this rank's bytes in a row of the host pool.
 
-    tensors: parts of the device pool, each of them a row for each block.
+    tensors: parts of the device pool, each with a row for each block.
     offsets: where each part begins in a row of the host pool (bytes).
-    row_bytes: length of a row.
+    row_bytes: length of a row of the host pool.
     """
 
     tensors: list[Any]
@@ -35,7 +35,8 @@ class CanonicalRows(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """A layer of the model. rows: its bytes, a row for each block. mapping: vLLM's, if it has one."""
+    """A layer of the model. rows: its bytes, a row for each block. mapping: its `CanonicalPageMapping`, or
+    None."""
 
     name: str
     rows: Any
@@ -43,7 +44,7 @@ class Layer(NamedTuple):
 
 
 def layers_of_connector(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Layer]:
-    """The layers of a model whose KV cache vLLM gave to a connector."""
+    """Return the layers whose KV cache vLLM gave to the connector."""
     from vllm.distributed.kv_transfer.kv_connector.v1.offloading.canonical_mapping import (
         derive_canonical_mappings,
     )
@@ -54,14 +55,17 @@ def layers_of_connector(vllm_config: Any, kv_cache_config: Any, kv_caches: Mappi
 
 
 def canonical_rows(layers: Iterable[Layer], replicas: int) -> CanonicalRows:
-    """replicas: how many ranks write the same bytes. Raises `ConfigError`."""
+    """Return the place of this rank's bytes in a row of the host pool.
+
+    replicas: the number of ranks that hold the same bytes. Raises `ConfigError` for an unsuitable layer.
+    """
     known: dict[tuple[int, int], Any] = {}
     tensors, offsets, end = [], [], 0
     for layer in layers:
         mapping, place = layer.mapping, (layer.rows.data_ptr(), layer.rows.stride(0))
         _check(layer, replicas)
         if place in known:
-            # Groups of layers may share their bytes: a block belongs to one of them at a time.
+            # Layers of different groups may share their bytes: a block belongs to one group at a time.
             if known[place] != mapping:
                 raise _refused(layer, "shares its bytes with a layer of another shape")
             continue

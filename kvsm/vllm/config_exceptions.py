@@ -1,13 +1,13 @@
-"""The fields of vLLM's configuration that are no part of a pool's identity, each with its reason.
+"""The fields of vLLM's configuration that are not part of a pool's identity, each with the reason.
 
 Every field without a row here counts: two starts that differ in it do not read each other's blocks. So a
-field that a new vLLM brings counts until it gets a row.
+new field of vLLM counts until it gets a row.
 
-A row is for a field that can differ between two starts, or two engines, whose blocks mean the same. The
-kernel and the batch that compute a block change its rounding. vLLM's own prefix cache serves blocks from
-batches of every size, so rounding makes no difference here.
+A field gets a row if it can differ between two starts, or two engines, whose blocks mean the same. A block
+may be rounded differently by another kernel or in another batch. That does not count: vLLM's own prefix cache
+also serves blocks from batches of any size.
 
-A row of a sub-configuration stands for everything in it.
+A row for a sub-configuration covers all of its fields.
 """
 
 from __future__ import annotations
@@ -247,4 +247,4 @@ BETWEEN_ENGINES: Mapping[str, str] = {
     "KernelConfig.moe_backend": "Prefill and decode have kernels of their own: rounding.",
     "SchedulerConfig.scheduler_cls": "Prefill and decode may have schedulers of their own.",
 }
-"""Further fields that may differ between two engines of which one hands blocks over to the other."""
+"""More fields that may differ if one engine hands blocks over to another, and why."""

@@ -1,7 +1,7 @@
-"""vLLM's configuration as facts: each field that is not at its default, except those that an exception names.
+"""vLLM's configuration as facts: each field that is not at its default and not in `config_exceptions`.
 
 A fact has the name of its field: `parallel_config.tensor_parallel_size`. A default needs no fact, because the
-version of vLLM is a fact of its own. So an identity stays small, and says what was chosen.
+version of vLLM is a separate fact. So an identity stays small, and lists only what the user chose.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from kvsm.vllm.config_exceptions import EXCEPTIONS
 
 MOST_CHARACTERS = 96
-"""Of a value that is shown in full. A longer one is shown as its beginning and a digest."""
+"""The longest value that is shown in full. A longer value is shown as its beginning and a digest."""
 
 _DRAFTS_ONLY = ("ngram", "[ngram]", "ngram_gpu", "suffix")
 """Speculative methods without a draft model: they have no KV cache."""
@@ -46,7 +46,7 @@ def short(value: object) -> str:
 def plain(value: Any, inside: tuple[int, ...] = ()) -> str:
     """Return a value as text: equal for equal values, in every process.
 
-    inside: the ids of the objects around it. An object that contains itself is shown once.
+    inside: the ids of the objects that contain it. An object that contains itself is shown once.
     """
     if isinstance(value, Enum):
         return value.name
@@ -83,7 +83,10 @@ def _plain_object(value: Any, inside: tuple[int, ...]) -> str:
 
 
 def _facts_of(config: Any, path: str, excepted: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Yield the facts of a configuration and of those below it. path: its name and a dot; empty for all."""
+    """Yield the facts of a configuration and its sub-configurations.
+
+    path: the prefix of the facts' names: the configuration's name and a dot; empty for `VllmConfig` itself.
+    """
     for field in fields(config):
         if f"{type(config).__name__}.{field.name}" in excepted:
             continue
@@ -97,7 +100,7 @@ def _facts_of(config: Any, path: str, excepted: Collection[str]) -> Iterator[tup
 
 
 def is_config(value: object) -> bool:
-    """Whether this is a configuration of vLLM's, whose fields are facts of their own."""
+    """Whether this is a configuration class of vLLM, whose fields become separate facts."""
     return is_dataclass(value) and type(value).__module__.startswith("vllm.config")
 
 
@@ -106,6 +109,6 @@ def default_of(field: Field[Any]) -> object:
     if field.default_factory is not MISSING:
         return field.default_factory()
     default = field.default
-    # vLLM's classes are made by pydantic, whose `Field` may stand in the place of a default.
+    # vLLM's configurations are pydantic classes, and the default may be a `Field` of pydantic.
     given = getattr(default, "get_default", None)
     return default if given is None else given(call_default_factory=True)

@@ -32,7 +32,7 @@ from kvsm.vllm.worker_side import WorkerSide
 
 
 def _forwarded(method: Callable[..., Any]) -> Any:
-    """A method of the connector that calls the method of the same name on its side in this process."""
+    """Make a method that calls the method of the same name on the connector's side in this process."""
 
     name = method.__name__
 
@@ -44,7 +44,7 @@ def _forwarded(method: Callable[..., Any]) -> Any:
 
 
 class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
-    """KV cache offload to host memory. `ConnectorOptions` are its options.
+    """Offloads KV cache to host memory. `ConnectorOptions` are its options.
 
     Raises `ConfigError` at start-up for options that cannot work, and for a model that kvsm cannot serve.
     """
@@ -70,17 +70,17 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
 
     @property
     def requires_kv_delivery(self) -> bool:
-        """Whether other engines get the blocks of requests that end here.
+        """Whether this engine hands the blocks of its requests over to other engines.
 
-        A request that is preempted while its last step runs has lost its blocks. If this is true, vLLM drops
-        the output of that step, and computes the request again. Otherwise the request ends with that output
-        and has nothing to hand over.
+        It matters for a request that is preempted while its last step runs, because the request has lost its
+        blocks. If this is true, vLLM drops the output of that step and computes the request again. Otherwise
+        the request ends with that output, and has no blocks to hand over.
         """
         return self._hands_over
 
     @classmethod
     def get_required_kvcache_layout(cls, vllm_config: Any) -> str:  # noqa: ARG003 (vLLM's signature)
-        """Layers, then blocks: within a layer each block is contiguous."""
+        """Return the layout with layers outermost, then blocks: within a layer, each block is contiguous."""
         return "LBHNC"
 
     # In a worker process, in the order of a step. Copies start before the step computes (`WorkerSide`).
@@ -92,23 +92,23 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
     def bind_connector_metadata(self, connector_metadata: Any) -> None:
         """Start the step's copies.
 
-        Not in `handle_preemptions`: there other children of a MultiConnector still read blocks that are to be
-        overwritten.
+        `handle_preemptions` would be too early: other children of a MultiConnector may still read blocks that
+        these copies overwrite.
         """
         super().bind_connector_metadata(connector_metadata)
         self._side.begin_step(connector_metadata)  # type: ignore[union-attr]
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
-        """Loads have started already."""
+        """Do nothing: `bind_connector_metadata` has started the loads."""
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """A request is not scheduled before its load has ended."""
+        """Do nothing: a request is scheduled only when its load has ended."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Blocks are stored when they are complete, all layers together."""
+        """Do nothing: a block is stored when it is complete, with all its layers."""
 
     def wait_for_save(self) -> None:
-        """A store holds its device blocks, so nothing has to wait for it."""
+        """Do nothing: a store holds references to its device blocks, so no step must wait for it."""
 
     get_transfer_results = _forwarded(WorkerSide.get_transfer_results)
     build_connector_worker_meta = _forwarded(WorkerSide.build_connector_worker_meta)
@@ -129,7 +129,7 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
     set_weights_version = _forwarded(SchedulerSide.set_weights_version)
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        """The same for a model with one KV cache group."""
+        """Call `request_finished_all_groups` for a model with one KV cache group."""
         answer: tuple[bool, dict[str, Any] | None] = self.request_finished_all_groups(request, (block_ids,))
         return answer
 
@@ -140,19 +140,20 @@ class KvsmConnector(KVConnectorBase_V1, SupportsHMA):
 
     @classmethod
     def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KvsmStats:
-        """Statistics that came from another process."""
+        """Return the statistics that another process sent."""
         return KvsmStats(data or {})
 
     @classmethod
     def build_prom_metrics(
         cls, vllm_config: Any, metric_types: Any, labelnames: list[str], per_engine_labelvalues: Any
     ) -> KvsmPromMetrics:
-        """The exporter of the statistics."""
+        """Return the exporter of the statistics."""
         return KvsmPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
 
 def _register() -> None:
-    """A MultiConnector finds its children's statistics by name, also in processes without a module path."""
+    """Register the connector's name: a MultiConnector finds its children's statistics by name alone, also in
+    processes that know no module path."""
     if KvsmConnector.__name__ not in KVConnectorFactory._registry:
         KVConnectorFactory.register_connector(KvsmConnector.__name__, "kvsm.vllm", KvsmConnector.__name__)
 

@@ -1,17 +1,18 @@
 """kvsm's metrics in vLLM's log and at its metrics endpoint.
 
-Counters and histograms are sent as their growth since they were sent last, gauges as their value. The names
-are `vllm:kvsm_` and the name in `kvsm.explain.metric_table`. Two counters come from the workers: bytes
-copied, and time spent in copies. vLLM passes plain numbers from the engine to the process that exports them,
-and adds them up on the way. So a histogram travels as the growth of each bucket, by its place, and of the
-sum. A Prometheus histogram takes single values only, and `spread` gives such values.
+Counters and histograms are sent as their growth since the last time, gauges as their value. The names are
+`vllm:kvsm_` and the name in `kvsm.explain.metric_table`. Two counters come from the workers: bytes copied,
+and time spent in copies. vLLM passes plain numbers from the engine to the process that exports them, and adds
+them up on the way. So a histogram travels as growth: of each bucket, by its index, and of the sum. A
+Prometheus histogram accepts only single values, which `spread` computes.
 
-A MultiConnector may have several connectors, and Prometheus has each name only once:
+A MultiConnector may have several connectors, but Prometheus allows each name only once:
 
-- Two KvsmConnectors share their metrics, because vLLM merges their statistics. Counters are added there. So a
-  gauge has one value for each host pool, and their sum is exported.
-- A `RecordingSpec` has the metrics of its log under the same names. vLLM registers them when it starts. So
-  the connector registers its own when it exports the first numbers, under other names where these are taken.
+- Two KvsmConnectors share their metrics, because vLLM merges their statistics by adding. That is right for
+  counters. A gauge is sent with a value for each host pool, and the sum over pools is exported.
+- A `RecordingSpec` has the metrics of its log under the same names, which vLLM registers when it starts. So
+  the connector registers its own metrics later, when it exports the first numbers, under other names if these
+  are taken.
 """
 
 from __future__ import annotations
@@ -29,18 +30,20 @@ from kvsm.explain.metric_table import EXPORTED, FACTS, Metric
 from kvsm.explain.metrics import HistogramValue, Metrics, spread
 
 ADDED = frozenset(name for name, metric in EXPORTED.items() if metric.kind != "gauge")
-"""The metrics whose numbers are growth. The others say what is there now."""
+"""The metrics whose numbers are growth. The others are current values."""
 
 SUM = "sum"
-"""Stands for the place of a bucket, where a histogram's sum is sent."""
+"""Used instead of the index of a bucket for the sum of a histogram."""
 
 Series = tuple[str, ...]
 """(name, *values of its labels)."""
 
 
 class KvsmStats(KVConnectorStats):
-    """data: metric -> label values, joined with commas -> number; for a gauge, the number of each host pool.
-    It is plain data that crosses processes. A histogram has one label more: the place of a bucket, or `sum`.
+    """Statistics of a connector, as plain data that crosses processes.
+
+    data: metric -> label values, joined with commas -> number; for a gauge, host pool -> number. A histogram
+        has one more label: the index of a bucket, or `sum`.
     """
 
     data: dict[str, dict[str, Any]]
@@ -71,7 +74,7 @@ class KvsmStats(KVConnectorStats):
         self.data = {}
 
     def reduce(self) -> dict[str, int | float]:
-        """The numbers for one line of vLLM's log: counters and gauges that are not 0."""
+        """Return the numbers for one line of vLLM's log: counters and gauges that are not 0."""
         totals = {
             f"kvsm_{name}{'{' + labels + '}' if labels else ''}": value
             if name in ADDED
@@ -88,19 +91,19 @@ class KvsmStats(KVConnectorStats):
 
 
 STATS_INTERVAL_S = 1.0
-"""Between two statistics of a busy engine (s). vLLM asks in each step. But vLLM's log has a line every ten
-seconds, and Prometheus rarely looks more often than once a second."""
+"""The shortest time between two statistics of a busy engine (s). vLLM asks for them in each step, but it logs
+a line every ten seconds, and Prometheus rarely scrapes more often than once a second."""
 
 _POOLS = count()
 
 
 class StatsSource:
-    """The statistics of a ledger since they were taken last.
+    """Makes the statistics of a ledger since the last ones.
 
-    facts: the values of `config_info`, by label; none if there is no such metric.
-    beside: gives values of metrics that do not follow from the events.
-    busy: whether other steps are sure to follow. Then statistics are taken once in `STATS_INTERVAL_S`.
-    clock: monotonic time (s); public, so that a test can choose it.
+    facts: the values of `config_info`, by label; None: there is no such metric.
+    beside: returns the values of metrics that do not follow from the events.
+    busy: whether more steps are certain to follow. Then statistics are made once in `STATS_INTERVAL_S`.
+    clock: returns monotonic time (s); public, so that a test can replace it.
     """
 
     def __init__(
@@ -117,15 +120,15 @@ class StatsSource:
         self._metrics, self._ledger = metrics, metrics.ledger
         self._sent: dict[Series, float] = {}
         self._values: dict[str, Any] = {}
-        """All values when they were sent last. None of them may change by itself."""
+        """All values as they were last sent. They must be immutable."""
         self._sent_at = -1, (0, 0)
 
     def take(self) -> KvsmStats | None:
-        """What has changed since the last statistics.
+        """Return what has changed since the last statistics.
 
-        None if no event has happened, and nothing to the log; and None while the engine is busy, until
-        `STATS_INTERVAL_S` is over. An engine that is not busy may take no other step: then all that has
-        changed is told at once.
+        None if there was no event and the health of the log is the same; and None while the engine is busy
+        and `STATS_INTERVAL_S` is not over. An idle engine may take no further step, so its changes are
+        returned at once.
         """
         if self.clock() < self._due_at and self._busy():
             return None
@@ -135,12 +138,14 @@ class StatsSource:
         self._sent_at, self._due_at = now, self.clock() + STATS_INTERVAL_S
         stats = KvsmStats()
         if self._facts is not None:
-            # The same for each host pool with these facts: it is always 1.
+            # Not one value for each host pool: pools with the same facts share this value, which is 1.
             stats.gauge("config_info", tuple(str(self._facts[name]) for name in FACTS), "", 1)
             self._facts = None
         before, values = self._values, {**self._metrics.values(), **self._metrics.gauges(), **self._beside()}
         self._values = values
-        changed = {name: one for name, one in values.items() if name not in ADDED or one != before.get(name)}
+        changed = {
+            name: value for name, value in values.items() if name not in ADDED or value != before.get(name)
+        }
         for name, labels, value in _numbers(changed):
             if name in ADDED:
                 series = (name, *labels)
@@ -154,7 +159,7 @@ class StatsSource:
 
 
 _LABELS = {name: [tuple(labels) for _, *labels in metric.series()] for name, metric in EXPORTED.items()}
-"""Metric -> the values of the labels of each of its numbers."""
+"""Metric -> the label values of each of its numbers."""
 
 
 def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
@@ -173,7 +178,7 @@ def _numbers(values: Mapping[str, Any]) -> Iterator[tuple[str, Series, float]]:
 
 
 def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series, float, int]]:
-    """The values of a histogram, from its data in `KvsmStats`: (labels, value, how often)."""
+    """Yield values that reproduce a histogram from its data in `KvsmStats`: (labels, value, how often)."""
     bounds = EXPORTED[name].bounds
     counts: dict[Series, list[int]] = defaultdict(lambda: [0] * (len(bounds) + 1))
     sums: dict[Series, float] = defaultdict(float)
@@ -183,9 +188,9 @@ def histograms(name: str, series: Mapping[str, float]) -> Iterator[tuple[Series,
             sums[tuple(labels)] = number
         else:
             counts[tuple(labels)][int(place)] = int(number)
-    for labels_of_one, filled in counts.items():
-        for value, times in spread(bounds, filled, sums[labels_of_one]):
-            yield labels_of_one, value, times
+    for labels_of_series, filled in counts.items():
+        for value, times in spread(bounds, filled, sums[labels_of_series]):
+            yield labels_of_series, value, times
 
 
 class KvsmPromMetrics(KVConnectorPromMetrics):
@@ -200,16 +205,16 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
         """(engine, gauge, label values) -> host pool -> its last value."""
 
     def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
-        """Export what an engine has sent. transfer_stats_data: the data of a `KvsmStats`."""
+        """Export the statistics that an engine has sent. transfer_stats_data: the data of a `KvsmStats`."""
         if not self._families:
             self._families = {name: self._family(metric) for name, metric in EXPORTED.items()}
         engine = self.per_engine_labelvalues[engine_idx]
         for name, series in transfer_stats_data.items():
             family, kind = self._families[name], EXPORTED[name].kind
             if kind == "histogram":
-                for of_one, number, times in histograms(name, series):
+                for labels_of_series, number, times in histograms(name, series):
                     for _ in range(times):
-                        family.labels(*engine, *of_one).observe(number)
+                        family.labels(*engine, *labels_of_series).observe(number)
                 continue
             for labels, value in series.items():
                 child = family.labels(*engine, *(labels.split(",") if labels else ()))
@@ -221,13 +226,15 @@ class KvsmPromMetrics(KVConnectorPromMetrics):
                     child.set(sum(of_pools.values()))
 
     def _family(self, metric: Metric) -> Any:
-        """The metric, registered. Another engine of this process may have done it, or a
-        `RecordingSpec`."""
+        """Return the metric, registered here or by another engine of this process.
+
+        A `RecordingSpec` may have taken the name; then the metric gets another one.
+        """
         for name in (f"vllm:kvsm_{metric.name}", f"vllm:kvsm_connector_{metric.name}"):
             try:
                 _REGISTERED[name] = self._register(metric, name)
             except ValueError:  # The name is taken.
-                # A later engine unregisters what earlier ones have registered, so ours may be gone.
+                # A later engine unregisters the metrics of earlier engines, so ours may be gone.
                 if _REGISTERED.get(name) not in REGISTRY._collector_to_names:
                     continue
             return _REGISTERED[name]

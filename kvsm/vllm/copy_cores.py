@@ -1,9 +1,9 @@
-"""`copy_cores`: where the threads that copy for one rank run, if the rank computes on a CPU.
+"""`copy_cores`: choose the cores for the copying threads of a rank that computes on a CPU.
 
 vLLM binds each worker process to the cores on which its model computes, one thread to each core, before the
-worker runs any code. Every later thread inherits the binding of the thread that makes it. So without more the
-copies would run on the first core of the model, where they take turns with its compute. All other threads of
-the model wait for that one.
+worker runs any code. Every later thread inherits the binding of the thread that makes it. So by default the
+copies would run on the model's first core and slow its thread down, for which all other threads of the model
+wait.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from multiprocessing import parent_process
 
 
 def copy_cores() -> Collection[int] | None:
-    """The cores for copies in this process; None: wherever a new thread may run.
+    """Return the cores for copies in this process; None: leave new threads where they are.
 
-    The process that started this one is not bound. Its cores are what the user has given to the engine.
+    The parent process is not bound to cores of the model: its cores are those that the user gives the engine.
     """
     parent = parent_process()
     if parent is None or not hasattr(os, "sched_getaffinity"):

@@ -1,13 +1,13 @@
-"""Which transfers in flight have waited too long for the reports of their ranks.
+"""Find the transfers in flight that have waited too long for the reports of their ranks.
 
-A report may never come: a copy hangs, or a message is lost. Only wall time tells this from a slow copy. So
-the scheduler's side notes here when transfers leave and when they end, and asks once in each step which are
-overdue. The core loses these (`Offloader.lose`), which is an event: a replay needs no clock.
+A report may never come: a copy hangs, or a message is lost. Only wall time distinguishes this from a slow
+copy. So the scheduler's side notes here when transfers leave and when they end, and asks once in each step
+which are overdue. The core gives these up (`Offloader.lose`) with an event, so a replay needs no clock.
 
-- **Since when.** A transfer's time begins when it is submitted. It begins again whenever an earlier transfer
+- **Since when.** A transfer's time starts when it is submitted. It starts again whenever an earlier transfer
   of its direction ends, because copies of one direction queue. So no transfer is overdue while its queue
   moves, however long the queue is.
-- **Until when.** Reports travel with the output of a step, and a step may take long itself: the model is
+- **Until when.** Reports travel with the output of a step, and a step may itself take long: the model is
   compiled, the host swaps. So an overdue transfer is given up only after the output of one more step, which
   was scheduled when the time was up.
 """
@@ -24,11 +24,11 @@ from kvsm.events import Direction
 
 
 class TransferDeadlines:
-    """The transfers of one engine that are in flight, and when the time of each is up.
+    """The transfers of one engine in flight, and the deadline of each.
 
-    timeout_s: how long a transfer waits (s); 0: without a bound.
-    most_steps: how many steps of the engine may be in flight at once.
-    clock: monotonic time (s); public, so that a test can choose it.
+    timeout_s: how long a transfer may stay unreported (s); 0: no limit.
+    most_steps: the most steps of the engine that may be in flight at once.
+    clock: returns monotonic time (s); public, so that a test can replace it.
     """
 
     def __init__(
@@ -39,23 +39,23 @@ class TransferDeadlines:
         self._queues = {direction: _Queue() for direction in Direction}
 
     def submitted(self, jobs: Iterable[TransferJob]) -> None:
-        """These jobs leave for the workers now."""
+        """Start the time of these jobs, which leave for the workers now."""
         for job in jobs:
             self.began(job.transfer, job.direction)
 
     def began(self, transfer: int, direction: Direction) -> None:
-        """This transfer leaves for the workers now. Its id is larger than every earlier id."""
+        """Start the time of a transfer that leaves for the workers now. Its id must be the largest so far."""
         if self.timeout_s:
             self._queues[direction].submitted_at[transfer] = self.clock()
 
     def ended(self, transfer: int) -> None:
-        """All ranks have reported this transfer. Others are ignored."""
+        """Stop the time of a transfer that all ranks have reported. Unknown transfers are ignored."""
         for queue in self._queues.values():
             if transfer in queue.submitted_at:
                 queue.end(transfer, self.clock())
 
     def overdue(self) -> list[int]:
-        """Give up the transfers whose time is up, the oldest first.
+        """Remove and return the transfers whose time is up, the oldest of each direction first.
 
         Call it once in each step, before the step's own transfers leave.
         """
@@ -69,9 +69,9 @@ class TransferDeadlines:
 class _Queue:
     """The transfers of one direction in flight, the oldest first.
 
-    ends: (transfer, when it ended) of ended ones, ascending in both. An end hides the earlier ends of later
-        transfers, because whatever waits behind those waits behind it too.
-    overdue_steps: in how many consecutive steps the oldest one was found overdue.
+    ends: (transfer, end time) of ended transfers, ascending in both. When a transfer ends, the entries of
+        later transfers are dropped: all transfers queued behind those are queued behind this one, too.
+    overdue_steps: the number of consecutive steps in which the oldest transfer was found overdue.
     """
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class _Queue:
         self.overdue_steps = 0
 
     def end(self, transfer: int, now: float) -> None:
-        """Take the transfer out of the queue: the time of the ones behind it begins again."""
+        """Take an ended transfer out of the queue: the time of the transfers behind it starts again."""
         del self.submitted_at[transfer]
         if not self.submitted_at:
             self.ends.clear()
@@ -91,9 +91,10 @@ class _Queue:
         self.ends.append((transfer, now))
 
     def give_up(self, before: float, most_steps: int) -> list[int]:
-        """Take out every transfer whose time began at `before` or earlier.
+        """Remove and return every transfer whose time began at `before` or earlier.
 
-        Nothing at first: steps in flight may still bring its report.
+        The first `most_steps` calls that find such a transfer return none: steps in flight may still bring
+        its report.
         """
         given_up: list[int] = []
         while self.submitted_at and self._oldest_began() <= before:
@@ -117,5 +118,5 @@ class _Queue:
 
 
 def silent_ranks(transfer: TransferRecord, ranks: int) -> list[int]:
-    """The ranks that have not reported this transfer."""
+    """Return the ranks that have not reported this transfer."""
     return [rank for rank in range(ranks) if not transfer.reported >> rank & 1]

@@ -1,4 +1,4 @@
-"""The files of an engine's disk tier in vLLM: where they are, and how many slots they have."""
+"""The files of an engine's disk tier in vLLM: their directory and their number of slots."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvsm.vllm.kv_cache_config import block_bytes_of
 
 
 class DiskPlace(TierFiles):
-    """The files of one engine's disk tier. Touches none of them yet.
+    """The files of one engine's disk tier. Making this object opens none of them.
 
-    Raises `ConfigError` if this engine cannot have one.
+    Raises `ConfigError` if this engine cannot have a disk tier.
     """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
@@ -48,5 +48,5 @@ class DiskPlace(TierFiles):
 
 
 def disk_place(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> DiskPlace | None:
-    """Where this engine keeps its disk tier; None if it has none. Raises `ConfigError`."""
+    """Return the files of this engine's disk tier; None if it has none. Raises `ConfigError`."""
     return None if options.disk_dir is None else DiskPlace(options, vllm_config, kv_cache_config)

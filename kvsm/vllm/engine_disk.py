@@ -34,10 +34,10 @@ log = init_logger("vllm.kvsm")
 
 
 class FoundDisk(NamedTuple):
-    """The disk tier as the scheduler finds it.
+    """The disk tier as the scheduler's side finds it at start-up.
 
     decided: which slots serve which keys.
-    note: which log the last process has left, or why none is known.
+    note: the log of the last process, or why it is unknown.
     """
 
     place: DiskPlace
@@ -46,8 +46,8 @@ class FoundDisk(NamedTuple):
 
 
 def find_disk(place: DiskPlace | None, options: ConnectorOptions, vllm_config: Any) -> FoundDisk | None:
-    """What the workers have opened; None without a disk tier, or if its files cannot be used. Then one
-    warning says why, and the engine serves without it."""
+    """Read the disk tier that the workers have opened; None without a disk tier, or if its files cannot be
+    used. In the last case the engine serves without it, and one warning says why."""
     if place is None:
         return None
     weights = weights_version(vllm_config, options.weights_version)
@@ -63,9 +63,9 @@ def find_disk(place: DiskPlace | None, options: ConnectorOptions, vllm_config: A
 
 
 class EngineDisk:
-    """Couples the host's core of an engine with the disk below it.
+    """Connects the host's core of an engine with its disk tier.
 
-    tier: what goes down and comes back.
+    tier: plans the copies to the disk and back.
 
     announces: whether the disk publishes KV events.
     """
@@ -93,20 +93,23 @@ class EngineDisk:
         self.tier = DiskTier(host.offloader, core, self._begin_era, name=place.name, writes=writes)
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         log.info("kvsm: %s holds %d blocks of earlier processes", place.name, kept)
-        for rank, told in enumerate(found.told):
-            rows = ", ".join(f"{count:,} {row}" for row, count in told.items() if count)
+        for rank, counts in enumerate(found.told):
+            rows = ", ".join(f"{count:,} {row}" for row, count in counts.items() if count)
             log.info("kvsm: disk slots of rank %d: %s", rank, rows)
         self._beside = ThreadPoolExecutor(1, "kvsm-last-log")
-        self._compared = self._beside.submit(_tell_last_log, place, decided, note, options.policy)
+        self._compared = self._beside.submit(_compare_last_log, place, decided, note, options.policy)
 
     @property
     def last_log(self) -> LastLog:
-        """How what was found agrees with the log of the last process. Waits until that is known: they are
-        compared while the engine serves, because nothing depends on it and a million slots take 2 s."""
+        """How the slots that were found agree with the log of the last process.
+
+        Waits for the comparison. It runs while the engine serves, because no decision depends on it, and a
+        million slots take 2 s.
+        """
         return self._compared.result()
 
     def plan(self) -> tuple[TransferJob, ...]:
-        """The copies that leave with this step."""
+        """Return the copies that leave with this step."""
         self._give_up_overdue()
         jobs = self._era.named(self.tier.plan())
         self.deadlines.submitted(jobs)
@@ -114,11 +117,11 @@ class EngineDisk:
         return jobs
 
     def copies_of(self, transfers: Sequence[int]) -> tuple[int, ...]:
-        """The copies of the disk, out of transfers of the host's ledger: their ids in the disk's ledger."""
+        """Return the disk copies among these transfers of the host's ledger, as ids in the disk's ledger."""
         return tuple([copy.disk for copy in self.tier.copies.values() if copy.host in transfers])
 
     def take(self, reports: Sequence[WorkerReport]) -> None:
-        """Take what the workers report of copies to and from the disk."""
+        """Take the workers' reports of copies to and from the disk."""
         disk = self.tier.disk
         for report in reports:
             self.tier.report(report)
@@ -128,7 +131,7 @@ class EngineDisk:
             disk.flush_log(LogFlush.REPORTS_TAKEN)
 
     def counts(self) -> Mapping[str, int]:
-        """The values of `kvsm.explain.metric_table.DISK`."""
+        """Return the values of `kvsm.explain.metric_table.DISK`."""
         counts = self.tier.counts
         return {
             "disk_blocks": len(self.tier.disk.ledger.index),
@@ -138,7 +141,7 @@ class EngineDisk:
         }
 
     def close(self) -> None:
-        """Close the event log of the disk."""
+        """Close the event log of the disk. Waits for the comparison with the last log."""
         self._beside.shutdown()
         error = self._compared.exception()
         if error is not None:
@@ -165,8 +168,8 @@ class EngineDisk:
         self._era.begin(weights, self.tier.disk.ledger.seq)
 
 
-def _tell_last_log(place: DiskPlace, decided: Decided, note: LogNote | str, policy: str) -> LastLog:
-    """Compare what was found with the log of the last process, and tell what differs."""
+def _compare_last_log(place: DiskPlace, decided: Decided, note: LogNote | str, policy: str) -> LastLog:
+    """Compare the slots that were found with the log of the last process, and log the differences."""
     last = compare_with_last_log(note, decided.found, decided.era, decided.made, place.num_slots, policy)
     for line in last.told():
         log.warning("kvsm: %s: %s", place.name, line)
@@ -174,14 +177,14 @@ def _tell_last_log(place: DiskPlace, decided: Decided, note: LogNote | str, poli
 
 
 def _note_log(place: DiskPlace, found: Recovered, core: EngineOffloader, flush: str) -> None:
-    """Note the log for the next process. If that fails, the next process cannot compare the slots with it."""
+    """Write the log's directory to a file. Without it, the next process cannot compare the slots with it."""
     written = core.event_log is not None and core.event_log.failure is None
     directory = str(core.event_log.directory) if core.event_log is not None and written else None
     try:
         note_log(place, found.life, directory, flush)
     except OSError as error:
         with suppress(OSError):
-            place.log_note.unlink()  # It names an earlier log, which says nothing of this life.
+            place.log_note.unlink()  # It names an earlier log, which has no events of this process.
         log.warning(
             "kvsm: %s cannot be written, so the log of the disk is not found: %s", place.log_note, error
         )

@@ -1,6 +1,6 @@
 """The offload core of one engine, with its metrics and its event log.
 
-Each start of an engine has its own log: a directory whose name tells the time and the engine.
+Each start of an engine has its own log: a directory whose name contains the time and the engine.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from kvsm.vllm.log_watch import LogWatch
 log = init_logger("vllm.kvsm")
 
 SEGMENT_BYTES, LEAST_SEGMENTS = 64 << 20, 8
-"""A log with a limit has at least this many segments, however low the limit is: the oldest of them is deleted
-to make room."""
+"""The size of a segment, and the least number of segments of a log with a limit. Segments are smaller if the
+limit is low, because room is made by deleting the oldest segment."""
 
 FLUSH_WITHIN_MS = 250
-"""How long the end of a step may wait to be written to the log, while requests run (ms). What is copied is
-written before its copy starts."""
+"""How long events may wait to be written to the log while requests run (ms). The plan of a copy never waits:
+it is written before the copy starts."""
 
 
 POOL_LOG_BYTES = 1 << 30
-"""The most bytes of the log of an engine that restarts warm, if the user names no limit: it may be in
-memory."""
+"""The limit for the log of an engine that restarts warm, if the user sets none: the log may be in memory."""
 
 
 class WarmPools(NamedTuple):
-    """The pools of an engine that restarts warm, as they are found when its scheduler starts.
+    """The pools of an engine that restarts warm, as its scheduler finds them at start-up.
 
-    directory: where they are.
-    marks: of the pools that could be opened. This process writes the log, and so it sets them.
-    why_cold: what speaks against a warm start, a line each.
+    directory: the directory of the pools.
+    weights: the version of the weights with which the engine starts.
+    marks: the marks of the pools that could be opened. This process sets them, because it writes the log.
+    why_cold: the reasons against a warm start, a line each.
     """
 
     directory: str
@@ -67,20 +67,20 @@ class WarmPools(NamedTuple):
 
 
 class EngineOffloader(NamedTuple):
-    """An offloader, the metrics that count its events, and the log that they are written to, if any."""
+    """An offloader, the metrics that count its events, and the log of these events, if any."""
 
     offloader: Offloader
     metrics: Metrics
     event_log: LogWatch | None
 
     def close(self) -> None:
-        """Close the event log. All that was decided is on disk then, if the log is not broken."""
+        """Close the event log. Unless the log is broken, all events are on disk then."""
         if self.event_log is not None:
             self.event_log.close()
 
     def mark_stops(self) -> None:
-        """Record, beside the log, the signals that ask this process to end: for readers of the log and for
-        the next start. A process can do this once; its other logs share the mark."""
+        """Record, beside the log, the signals that ask this process to end, for readers of the log and for
+        the next start. A process can do this for one log; its other logs share the record."""
         if self.event_log is not None:
             self.event_log.mark_stops(self.event_log)
 
@@ -97,8 +97,9 @@ def open_engine_offloader(
     publisher: Publisher | None,
     warm: WarmPools | None = None,
 ) -> EngineOffloader:
-    """engine: the data-parallel index, and which tier if it is not the host's.
+    """Make the offloader of an engine, warm or empty, with its metrics and its log.
 
+    engine: the data-parallel index, followed by the tier if it is not the host's.
     warm: the pools of an engine that restarts warm; None: it does not.
 
     Raises `LogError` if a log is wanted that cannot be created, and `log_on_failure` is `stop`; or if another
@@ -138,7 +139,7 @@ def _start_on_pools(
     publisher: Publisher | None,
     warm: WarmPools,
 ) -> EngineOffloader:
-    """Start warm if that is safe, and say what was kept, or why nothing was."""
+    """Start warm if that is safe; log how many blocks were kept, or why none was."""
     started = start(
         Path(options.event_log or warm.directory) / f"engine{engine}",
         config,
@@ -164,7 +165,7 @@ def _start_on_pools(
 
 
 def _past_logs_max_bytes(options: LogOptions) -> int:
-    """The limit beside a kept pool, which lies in memory."""
+    """Return the limit for past logs beside a kept pool, which may be in memory."""
     return PAST_LOGS_BYTES if options.past_logs_max_bytes is None else options.past_logs_max_bytes
 
 
@@ -189,7 +190,7 @@ def open_event_log(
     on_failure: OnFailure = "continue",
     first: int = 1,
 ) -> LogWriter:
-    """A log in a new directory below `parent`, from event `first` on. Raises `LogError`."""
+    """Open a log in a new directory below `parent`, from event `first` on. Raises `LogError`."""
     more = _writer_options(options, options.log_max_bytes, on_failure)
     directory = _new_directory(Path(parent), engine)
     try:
@@ -211,7 +212,7 @@ def _writer_options(options: LogOptions, most: int | None, on_failure: OnFailure
         if most is None
         else max(1, min(SEGMENT_BYTES, most // LEAST_SEGMENTS)),
         "durability": options.log_durability,
-        "sync_thread": True,  # The engine's thread would wait 10 ms for a busy disk, ten times a second.
+        "sync_thread": True,  # Else the engine's thread would wait 10 ms for a busy disk, ten times a second.
         "max_bytes": most,
         "on_failure": on_failure,
     }

@@ -20,14 +20,13 @@ Bytes = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class LogOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How an event log is written, by `KvsmConnector` and by `RecordingSpec`.
+    """How `KvsmConnector` and `RecordingSpec` write an event log.
 
     log_durability: when the log is synced to disk: `none`, `interval`, or `every` frame before its copies
         start.
-    log_max_bytes: the most that all files of a log may have together (bytes). The oldest segments are
-        deleted.
-    past_logs_max_bytes: the most that the logs of earlier starts may have together in their directory
-        (bytes). The oldest are deleted at a start. `null`: 1 GiB beside a kept pool, and no limit elsewhere.
+    log_max_bytes: the largest total size of all files of a log (bytes). The oldest segments are deleted.
+    past_logs_max_bytes: the largest total size of the logs of earlier starts in their directory (bytes). The
+        oldest are deleted at a start. `null`: 1 GiB beside a kept pool, and no limit elsewhere.
     """
 
     log_durability: Durability = "interval"
@@ -43,38 +42,38 @@ class ConnectorOptions(LogOptions, frozen=True, kw_only=True):
     cpu_bytes_to_use_per_rank: host memory for KV cache, for each rank (bytes).
     policy: the eviction policy: a name in `kvsm.core.policies.POLICIES`, or `package.module:Class`.
     store_threshold: how often a block must be offered before it is stored.
-    verify_copies: whether each stored block gets a checksum, which every load compares. A load that brings
-        other bytes fails.
+    verify_copies: whether each stored block gets a checksum, which every load compares. A load of wrong bytes
+        fails.
     event_log: a directory for event logs. Each start of an engine creates its own directory in it.
     log_on_failure: what happens if the log cannot be written: `continue` without it, or `stop` the engine.
     transfer_timeout_s: how long a copy may stay unreported while no earlier copy of its direction ends
         (seconds). Then it is given up, and the memory that it may touch is not used again. 0: never.
     last_step: what happens to copies in flight when no request is left. With `keep_stepping` the engine takes
-        empty steps until all are reported. With `flush` one last step waits for all of them. With a disk tier
-        each later step waits for the copies to the disk, which begin when their blocks are on the host.
-    file_group: a group (gid) whose members share all files of this engine: pools, disk tier and logs. So an
-        engine finds what another user id has left, as pods with random ids do. `null`: only this user can.
+        empty steps until all are reported. With `flush` one last step waits for all of them. With a disk
+        tier, further steps wait for copies to the disk, which begin when their blocks are on the host.
+    file_group: a group (gid) whose members share all files of this engine: pools, disk tier and logs. It lets
+        an engine use the files of another user id, as for pods with random ids. `null`: only this user can.
     store: `eager` stores a block once it is computed, `lazy` when it is about to be evicted from the device.
     prompt_only: whether only blocks of prompts are stored, and none of generated tokens.
     lazy_target_blocks: how many blocks at the head of the device's free queue a lazy store keeps stored; 0
-        means twice what one step can take to compute its tokens.
+        means twice the number that one step can take to compute its tokens.
     blocks_per_chunk: device blocks that are stored and found together, under one key.
     hand_over_directory: a directory in which this engine hands the blocks of prompts to other engines of this
-        machine, or gets them (disaggregated prefill). All of them name the same one. Its host memory is a
-        file there, so it should be on tmpfs, below /dev/shm.
-    hand_over_timeout_s: how long blocks are kept for an engine that does not come, and how long it may read
-        them (seconds).
-    hand_over_share: the most of host memory that blocks which wait for other engines hold together, from 0
-        (not included) to 1. For newer ones the oldest are given up.
-    canonical_layout: whether the bytes of a block on the host do not depend on the number of ranks. All ranks
-        share one host pool then.
+        machine, or gets them (disaggregated prefill). All these engines name the same directory. Each keeps
+        its host memory in a file there, so it should be on tmpfs, below /dev/shm.
+    hand_over_timeout_s: how long blocks are kept until another engine claims them, and how long it may then
+        read them (seconds).
+    hand_over_share: the largest share of host memory that blocks for other engines may hold, above 0 and at
+        most 1. When it is reached, the oldest hand-overs are given up for new ones.
+    canonical_layout: whether a block has the same bytes on the host for every number of ranks. All ranks then
+        share one host pool.
     pool_dir: a directory for a host pool that outlives its process: the next engine with this directory
-        serves what the last one stored, also after a kill -9. Its log is there too, if `event_log` names no
-        other place. It should be on tmpfs, below /dev/shm. Each engine needs one of its own.
+        serves the blocks that the last one stored, also after a kill -9. The log is there too, unless
+        `event_log` names another place. It should be on tmpfs, below /dev/shm. Each engine needs its own.
     weights_version: the name of the model's weights. `null`: it follows from the files of the model.
-    disk_dir: a directory for a disk tier below host memory: what is stored goes there too, and is found there
-        when host memory has lost it, also by a later process. Each engine needs one of its own. If it cannot
-        be used, the engine serves without it and warns.
+    disk_dir: a directory for a disk tier below host memory: stored blocks are also written there, and are
+        found there after host memory has evicted them, also by a later process. Each engine needs its own. If
+        it cannot be used, the engine serves without it and warns.
     disk_bytes: the size of the disk tier, for all ranks of one engine together (bytes). It is allocated at
         the first start.
     disk_write: when a block goes to the disk: `through`, as soon as host memory has it; or `back`, before
@@ -151,10 +150,9 @@ Options = TypeVar("Options", bound=LogOptions)
 
 
 def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str] = ()) -> Options:
-    """The given values as options of this kind.
+    """Convert the given values to options of this kind. Raises `ConfigError`.
 
-    others: names that vLLM reads.
-    Raises `ConfigError`.
+    others: names that vLLM reads; they are ignored here.
     """
     known = kind.__struct_fields__
     ours = {name: value for name, value in given.items() if name not in others}
@@ -168,7 +166,7 @@ def parse(kind: type[Options], given: Mapping[str, Any], others: Collection[str]
 
 
 def described(name: str) -> str:
-    """What the docstrings of the options say of an option of `KvsmConnector`."""
+    """Return the description of an option of `KvsmConnector` from the docstrings of the option classes."""
     for kind in ConnectorOptions.__mro__:
         lines = (kind.__doc__ or "").splitlines()
         begins = [number for number, line in enumerate(lines) if line.startswith(f"    {name}: ")]
@@ -180,11 +178,11 @@ def described(name: str) -> str:
 
 
 def _problem(name: str, known: Collection[str]) -> str:
-    """What is wrong with an option that is not known."""
-    for one in OPTIONS:
-        if one.name == name:
-            ours = [f"KvsmConnector has {other!r}: {described(other)}" for other in one.instead]
-            return " ".join(["an option of vLLM's own offload; omit it.", *ours, one.why]).rstrip()
+    """Return what is wrong with an unknown option, and what to use instead."""
+    for option in OPTIONS:
+        if option.name == name:
+            ours = [f"KvsmConnector has {other!r}: {described(other)}" for other in option.instead]
+            return " ".join(["an option of vLLM's own offload; omit it.", *ours, option.why]).rstrip()
     near = get_close_matches(name, known, 1)
     hint = f"; did you mean {near[0]}?" if near else "."
     return f"which kvsm does not know{hint} It knows: {', '.join(known)}"

@@ -1,4 +1,4 @@
-"""Hand-overs in vLLM: the threads that talk to other engines, for the options and the role of this one."""
+"""Hand-overs in vLLM: the threads that talk to other engines, by the options and the role of this engine."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ log = init_logger("vllm.kvsm")
 
 
 class HandOvers(NamedTuple):
-    """The hand-overs that this engine gives and gets, and the thread that answers its readers. None for what
-    its options and its role rule out, and for what cannot be used.
+    """The parts of an engine for hand-overs. A part is None if options or role exclude it, or if its files
+    cannot be used.
 
+    outgoing: hand-overs to other engines.
+    incoming: hand-overs from other engines.
+    service: the thread that answers engines that read from this one.
     serves_without: whether the directory or the socket cannot be used.
     """
 
@@ -37,7 +40,7 @@ class HandOvers(NamedTuple):
 
 
 def usable_directory(options: ConnectorOptions) -> Path | str | None:
-    """The directory in which this engine meets others, or why it cannot be used; None if none is named."""
+    """Return the directory for hand-overs, or why it cannot be used; None if the options name none."""
     try:
         return hand_over_directory(options.hand_over_directory)
     except UnusableFiles as error:
@@ -51,8 +54,9 @@ def hand_overs(
     core: Offloader,
     config: SchedulerConfig,
 ) -> HandOvers:
-    """The hand-overs of this engine. Without a usable directory and socket it serves without them, and one
-    warning says why. Raises `ConfigError` if another engine has its id, or the path is too long."""
+    """Make the parts for hand-overs. If directory or socket cannot be used, the engine serves without
+    hand-overs, and one warning says why. Raises `ConfigError` if another engine has this engine's id, or the
+    path is too long."""
     directory = usable_directory(options)
     if directory is None:
         return HandOvers()

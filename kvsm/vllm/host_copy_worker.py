@@ -1,8 +1,8 @@
 """`HostCopyWorker`: copies for vLLM's OffloadingConnector on a CPU, where vLLM itself has no worker.
 
-vLLM names device blocks one by one, group after group, and slots of `blocks_per_chunk` blocks each. The
-blocks of a group are consecutive in their request, from block index i on. So the first slot of the group is
-used from place i % blocks_per_chunk on, and the last one may be used in part.
+vLLM lists device blocks one by one, group after group, and slots of `blocks_per_chunk` blocks each. The
+blocks of a group are consecutive in their request, from block index i on. So the group uses its first slot
+from position i % blocks_per_chunk on, and may use its last slot in part.
 
     blocks_per_chunk 4, a group of 5 blocks, block index 6     slots   | 9: . . 0 1 | 3: 2 3 4 . |
 
@@ -37,7 +37,7 @@ class HostCopyWorker(OffloadingWorker):
         return self._submit(job_id, Direction.STORE, src_spec, dst_spec)
 
     def submit_load(self, job_id: int, src_spec: Any, dst_spec: Any, **_: bool) -> bool:
-        """Begin a load, from host chunks into device blocks. Newer versions also say whether it is urgent."""
+        """Begin a load, from host chunks into device blocks. Newer versions of vLLM also pass `expedited`."""
         return self._submit(job_id, Direction.LOAD, dst_spec, src_spec)
 
     def _submit(self, job_id: int, direction: Direction, device: Any, host: Any) -> bool:
@@ -47,10 +47,10 @@ class HostCopyWorker(OffloadingWorker):
         return True
 
     def get_finished(self) -> list[TransferResult]:
-        """The jobs that have ended since the last call."""
+        """Return the jobs that have ended since the last call."""
         return [
-            TransferResult(one.transfer, one.good, one.bytes, one.seconds)
-            for one in self._copies.engine.poll()
+            TransferResult(result.transfer, result.good, result.bytes, result.seconds)
+            for result in self._copies.engine.poll()
         ]
 
     def wait(self, job_ids: set[int]) -> None:
@@ -63,7 +63,7 @@ class HostCopyWorker(OffloadingWorker):
 
 
 def host_blocks(device: Any, slots: Sequence[int], blocks_per_chunk: int) -> list[int]:
-    """The host block for each device block, in order.
+    """Return the host block for each device block, in order.
 
     device: vLLM's `GPULoadStoreSpec`.
     Raises `TransferFailed` if the number of slots does not fit these blocks.
@@ -91,7 +91,7 @@ def host_blocks(device: Any, slots: Sequence[int], blocks_per_chunk: int) -> lis
 
 
 def block_rows(cache: Any) -> Any:
-    """A `CanonicalKVCacheTensor` as `byte_rows`. Raises `ConfigError` if a block is not contiguous."""
+    """Return a `CanonicalKVCacheTensor` as `byte_rows`. Raises `ConfigError` if blocks are not contiguous."""
     tensor, page_bytes = cache.tensor, cache.page_size_bytes
     if not tensor[0].is_contiguous() or not 0 < page_bytes <= tensor.stride(0) * tensor.element_size():
         raise ConfigError(

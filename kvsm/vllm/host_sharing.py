@@ -1,8 +1,8 @@
-"""Ranks that share a host pool: KV cache that several ranks hold is kept on the host once.
+"""Ranks that share a host pool: KV cache that is the same on several ranks is kept on the host once.
 
 Tensor-parallel ranks hold the same KV cache if the model has latent attention (MLA), or fewer KV heads than
-ranks. Then these ranks are replicas, and share one host pool in a file (`HostPool`). So with two replicas the
-same host memory holds twice the blocks.
+ranks. Such ranks are replicas, and share one host pool in a file (`HostPool`). With two replicas, the same
+host memory holds twice the blocks.
 
 ====================================  =======================================  ==============================
 what                                  who decides                              how all ranks agree
@@ -14,9 +14,9 @@ who writes a row of the pool          `ReplicaCopyEngine`, on each rank        a
 when a store has ended                the core: all ranks have reported        one ledger for all ranks
 ====================================  =======================================  ==============================
 
-Where the ranks are not certain to hold the same bytes, or are not on one machine, each rank keeps its own
-pool, and `why_not_shared` says why. In the canonical layout all ranks share one pool, whether they hold the
-same bytes or not; there such a reason is an error.
+If ranks are not certain to hold the same bytes, or are not on one machine, each rank keeps its own pool. In
+the canonical layout all ranks share one pool, whether they hold the same bytes or not. What keeps ranks from
+sharing (`why_not_shared`) is then an error.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ from kvsm.vllm.rank_copies import HostSharing
 log = init_logger("vllm.kvsm")
 
 SHARED_MEMORY = Path("/dev/shm")
-"""Where ranks share their host pool, unless it is kept for a warm restart."""
+"""The directory for a host pool that ranks share, unless it is kept for a warm restart."""
 
 _HEADS = re.compile(r"(kv|key_value)_heads")
-"""Names under which a model's configuration says how many KV heads a layer has."""
+"""Fields of a model's configuration with the number of KV heads of a layer."""
 
 
 def kv_replicas(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many consecutive ranks share a host pool; 1: each rank has its own."""
+    """Return the number of consecutive ranks that are replicas and share a host pool; 1: there are none."""
     replicas = _equal_ranks(vllm_config, kv_cache_config)
     return _shared(replicas, why_not_shared(options, vllm_config.parallel_config))
 
 
 def sharing_of(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> HostSharing | None:
-    """How this rank shares its host pool; None: it does not. Raises `ConfigError`."""
+    """Return how this rank shares its host pool; None: it does not. Raises `ConfigError`."""
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     replicas = kv_replicas(options, vllm_config, kv_cache_config)
     if not shares_pool(options, vllm_config, kv_cache_config):
@@ -60,7 +60,7 @@ def sharing_of(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any
 
 
 def shares_pool(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> bool:
-    """Whether the ranks of this engine have one host pool together."""
+    """Whether ranks of this engine share a host pool."""
     replicas = kv_replicas(options, vllm_config, kv_cache_config)
     return _is_shared(replicas, options.canonical_layout, vllm_config.parallel_config.world_size)
 
@@ -70,7 +70,10 @@ def _is_shared(replicas: int, is_canonical: bool, ranks: int) -> bool:
 
 
 def check_canonical(is_canonical: bool, problem: str) -> None:
-    """Raises `ConfigError` if ranks in the canonical layout cannot share a host pool."""
+    """Raise `ConfigError` if the layout is canonical and ranks cannot share a host pool.
+
+    problem: why they cannot; empty if they can.
+    """
     if is_canonical and problem:
         raise ConfigError(f"canonical_layout: all ranks share one host pool, but {problem}; omit the option")
 
@@ -87,7 +90,7 @@ def _shared(replicas: int, problem: str) -> int:
 
 
 def why_not_shared(options: ConnectorOptions, parallel: Any) -> str:
-    """Why ranks cannot share a host pool; empty if they can."""
+    """Return why ranks cannot share a host pool; empty if they can."""
     if options.hand_over_directory is not None:
         return "with hand_over_directory each rank hands over a pool of its own"
     if options.disk_dir is not None:
@@ -96,7 +99,7 @@ def why_not_shared(options: ConnectorOptions, parallel: Any) -> str:
 
 
 def _why_apart(parallel: Any) -> str:
-    """Why ranks cannot share memory; empty if they can."""
+    """Return why ranks cannot share memory; empty if they can."""
     if parallel.nnodes_within_dp > 1:
         return "they are on several machines"
     if parallel.distributed_executor_backend != "mp":
@@ -105,32 +108,32 @@ def _why_apart(parallel: Any) -> str:
 
 
 def pool_path(engine_id: str, extra_config: Any) -> Path:
-    """The file in which the ranks of an engine share their pool.
+    """Return the file of the pool that the ranks of an engine share.
 
-    The engine's id is new at each start, unless the user gives one; it differs between data-parallel
-    engines. Two connectors of a MultiConnector have the same id, so their options count too. A run that uses
-    the same file at the same time is refused (`SharedPoolFile`).
+    Its name is a digest of the engine's id and options. The id is new at each start, unless the user gives
+    one, and differs between data-parallel engines. Two connectors of a MultiConnector have the same id, but
+    other options. A run that uses the same file at the same time is refused (`SharedPoolFile`).
     """
-    whose = json.dumps([engine_id, dict(extra_config)], sort_keys=True, default=str)
-    return SHARED_MEMORY / f"kvsm-{sha256(whose.encode()).hexdigest()[:32]}"
+    owner = json.dumps([engine_id, dict(extra_config)], sort_keys=True, default=str)
+    return SHARED_MEMORY / f"kvsm-{sha256(owner.encode()).hexdigest()[:32]}"
 
 
 def _equal_ranks(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many consecutive ranks hold the same KV cache in every layer."""
+    """Return the number of consecutive ranks that hold the same KV cache in every layer."""
     parallel = vllm_config.parallel_config
     ranks = int(parallel.tensor_parallel_size)
     if ranks == 1 or parallel.world_size != ranks or parallel.decode_context_parallel_size > 1:
         return 1
-    # vLLM knows it of latent attention.
+    # For latent attention, vLLM says it.
     known = int(getattr(kv_cache_config, "kv_tp_replicas", 1))
     return known if known > 1 else _equal_heads(vllm_config.model_config, kv_cache_config, ranks)
 
 
 def _equal_heads(model: Any, kv_cache_config: Any, ranks: int) -> int:
-    """The same for attention with KV heads: one head is on several ranks if there are fewer heads than ranks.
+    """Return the same number for attention with KV heads: with fewer heads than ranks, ranks share a head.
 
-    Layers of different kinds may have different numbers of heads. A model whose configuration says so is not
-    certain to be equal in all layers.
+    Layers of different kinds may have different numbers of heads. If the model's configuration says so, the
+    ranks are not certain to hold the same bytes in all layers, and the result is 1.
     """
     from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec
 

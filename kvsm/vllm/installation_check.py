@@ -1,13 +1,14 @@
-"""Does the installed vLLM work with kvsm?
+"""Check whether the installed vLLM works with kvsm.
 
-First the interface is read: whether vLLM has the names that kvsm imports, and whether kvsm's methods fit
-vLLM's calls. Then a tiny model serves the same prompts without kvsm, with `KvsmConnector`, and with the short
-start if vLLM finds kvsm's plugin. The device pool holds a third of the prompts, so without offload no
-prompt is found again. The tokens must be equal, blocks must be loaded, and each event log must verify.
+First the interface is checked: whether vLLM has the names that kvsm imports, and whether kvsm's methods fit
+vLLM's calls. Then a tiny model serves the same prompts without kvsm, with `KvsmConnector`, and with
+`KVSM_OFFLOAD=1` if vLLM finds kvsm's plugin. The device pool holds a third of the prompts, so without offload
+a repeated prompt is never a hit. The tokens must be equal, blocks must be loaded, and each event log must
+verify.
 
-This does not show that your model, options and load work. The tests of kvsm cover more, for the tested
-versions. Equal tokens would also not show that blocks within one request were swapped, because cached keys
-carry their positions; the connector's checksums show it.
+This does not show that your model, options and load work. kvsm's tests cover more, for the tested versions.
+Equal tokens also do not exclude that blocks of one request were swapped, because cached keys carry their
+positions; the connector's checksums exclude it.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from kvsm.explain.metrics import Metrics
 from kvsm.explain.story import verify_log
 from kvsm.vllm.interface import changes
 from kvsm.vllm.interface_table import INTERFACES
-from kvsm.vllm.new_weights import TOLD
+from kvsm.vllm.new_weights import SET_WEIGHTS_VERSION
 from kvsm.vllm.tiny_model import BLOCK_TOKENS, LLAMA, VOCABULARY
 from kvsm.vllm.trial import Trial, TrialFailed, TrialOutcome, connector_config, run_trial
 from kvsm.vllm.versions import TESTED, installed
@@ -39,7 +40,7 @@ from kvsm.vllm.vllm_plugin import SWITCH, why_not_loaded
 LATER = frozenset(
     method.name for interface in INTERFACES.values() for method in interface.methods if method.since
 )
-"""Methods that only versions newer than the oldest tested one call."""
+"""Methods that vLLM calls only in versions newer than the oldest tested one."""
 
 CALLED = (
     ("kvsm.vllm.connector", "KvsmConnector"),
@@ -60,7 +61,7 @@ _HOST_BYTES = 1 << 26
 
 
 class EngineCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine did.
+    """The result of one engine.
 
     wrong: one line for each problem.
     other_tokens: requests whose tokens differ from those without kvsm.
@@ -82,12 +83,12 @@ class EngineCheck(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
-    """The result.
+    """The result of a check of the installed vLLM.
 
     version: of vLLM.
-    platform: what its engines run on.
-    interface: what kvsm needs and vLLM does not have.
-    news: what vLLM has and kvsm does not know. Nothing need be wrong.
+    platform: the device type that the engines run on.
+    interface: names and arguments that kvsm needs and vLLM does not have.
+    news: names that vLLM has and kvsm does not know; they need not be a problem.
     engines: the first one has no kvsm.
     no_short_start: why `KVSM_OFFLOAD=1` has no effect here; empty if it has. Other ways may work.
     """
@@ -104,7 +105,8 @@ class InstallationCheck(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def wrong(self) -> list[str]:
         """One line for each problem; none if kvsm works here."""
-        return [*self.interface, *(f"{one.name}: {line}" for one in self.engines for line in one.wrong)]
+        of_engines = (f"{engine.name}: {line}" for engine in self.engines for line in engine.wrong)
+        return [*self.interface, *of_engines]
 
 
 def check_installation(
@@ -114,7 +116,7 @@ def check_installation(
 
     ranks: tensor-parallel ranks of each engine.
     logs: the directory in which event logs are kept; None keeps none.
-    tell: called with the progress.
+    tell: called with a line of progress.
     Raises `ConfigError` without vLLM, and `TrialFailed` if vLLM does not serve even without kvsm.
     """
     version = installed()
@@ -145,10 +147,10 @@ def check_installation(
 
 
 def _look() -> tuple[list[str], list[str], str]:
-    """(what is missing, what is new, the platform of vLLM)."""
+    """Check the interface. Returns (what is missing, what is new, the platform of vLLM)."""
     try:
         from vllm.platforms import current_platform
-    except Exception as error:  # The user must hear the reason, whatever it is.
+    except Exception as error:  # The user must see the reason, whatever it is.
         raise KvsmError(f"vLLM cannot be imported: {type(error).__name__}: {error}") from error
     missing = missing_names(Path(__file__).parent)
     if not missing:
@@ -157,7 +159,7 @@ def _look() -> tuple[list[str], list[str], str]:
 
 
 def missing_names(package: Path) -> list[str]:
-    """The names that the files of this directory import from vLLM and that do not exist."""
+    """Return a line for each name that a file of this directory imports from vLLM and that does not exist."""
     missing = []
     for path in sorted(package.glob("*.py")):
         for module, name in _imported(ast.parse(path.read_text())):
@@ -180,7 +182,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def misfits(ours: type) -> list[str]:
-    """Why vLLM cannot call this class of kvsm: missing methods, unknown methods, other arguments."""
+    """Return why vLLM cannot call this class of kvsm: missing methods, unknown methods, other arguments."""
     title = ours.__name__
     theirs = [base for base in ours.__mro__ if base.__module__.split(".")[0] == "vllm"]
     found = [f"{title} lacks {name}, which vLLM needs" for name in sorted(_abstract(ours))]
@@ -189,7 +191,7 @@ def misfits(ours: type) -> list[str]:
             continue
         base = next((base for base in theirs if name in vars(base)), None)
         if base is None:
-            if name not in LATER and name != TOLD:
+            if name not in LATER and name != SET_WEIGHTS_VERSION:
                 found.append(f"vLLM does not call {title}.{name}, which kvsm needs")
         elif not isinstance(method, property):
             found += _arguments(title, name, getattr(ours, name), getattr(base, name))
@@ -215,7 +217,7 @@ def _arguments(title: str, name: str, ours: Any, theirs: Any) -> list[str]:
 
 
 def prompts() -> list[list[int]]:
-    """Prompts that share nothing. Together they need three times the blocks of the device."""
+    """Return prompts without common prefixes. Together they need three times the blocks of the device."""
     drawn = random.Random(0)
     return [[drawn.randrange(3, VOCABULARY) for _ in range(_PROMPT_TOKENS)] for _ in range(_CONVERSATIONS)]
 
@@ -232,7 +234,7 @@ def _trial(ranks: int, kv_transfer: dict[str, Any] | None) -> Trial:
 
 
 def _short_start(trial: Trial) -> Trial:
-    """The trial as a user starts vLLM with one word."""
+    """Return the trial as if the user started vLLM with `KVSM_OFFLOAD=1` and `--kv-offloading-size`."""
     size = {"kv_offloading_size": _HOST_BYTES / (1 << 30)}
     return msgspec.structs.replace(trial, engine=trial.engine | size, environment={SWITCH: "1"})
 
@@ -260,7 +262,7 @@ def _served(name: str, outcome: TrialOutcome) -> EngineCheck:
 
 
 def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
-    """The same, with what the engine's event log shows."""
+    """Add the findings of the engine's event log to its result."""
     directories = sorted(logs.iterdir()) if logs.exists() else []
     if not directories:
         return msgspec.structs.replace(served, wrong=(f"no event log in {logs}",))
@@ -286,12 +288,12 @@ def _read_log(served: EngineCheck, logs: Path, kept: bool) -> EngineCheck:
 
 
 def judged(served: EngineCheck, plain: TrialOutcome, outcome: TrialOutcome) -> EngineCheck:
-    """The same, compared with the engine without kvsm."""
+    """Add the comparison with the engine without kvsm to an engine's result."""
     others = sum(ours != theirs for ours, theirs in zip_longest(outcome.tokens, plain.tokens))
     wrong = list(served.wrong)
     if others:
         wrong.append(f"{others} of {len(plain.tokens)} requests got other tokens than without kvsm")
-    # Whole blocks are loaded, and the last token of a prompt is computed. A few blocks may come too late.
+    # Only whole blocks are loaded, and a prompt's last token is computed. A few stores may end too late.
     again = (_ROUNDS - 1) * _CONVERSATIONS * ((_PROMPT_TOKENS - 1) // BLOCK_TOKENS)
     if served.blocks_loaded < again * 3 // 4:
         wrong.append(

@@ -1,8 +1,8 @@
-"""Is the installed vLLM's interface the one that kvsm knows?
+"""Compare the interface of the installed vLLM with the one that kvsm was written for.
 
-It compares vLLM's classes, records and options with `interface_table` and `vllm_options`. Most additions of a
-new vLLM have a default. So kvsm starts with them, and nobody notices what it lacks. This finds it.
-`kvsm vllm-check` shows it to users, and a test fails by it.
+The tables `interface_table` and `vllm_options` list vLLM's classes, records and options. Most additions of a
+new vLLM have a default, so kvsm starts with them, and the missing part would go unnoticed. This comparison
+finds it: `kvsm vllm-check` prints it, and a test fails.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.vllm.vllm_options import OPTION_READERS, OPTIONS
 
 
 def changes() -> list[str]:
-    """One line for each difference between the installed vLLM and the tables; none if kvsm knows it all."""
+    """Return a line for each difference between the installed vLLM and the tables."""
     import vllm
     from vllm.v1.kv_offload.base import OffloadingManager
 
@@ -41,23 +41,24 @@ def changes() -> list[str]:
         )
     for record in RECORDS:
         module, _, name = record.name.rpartition(".")
-        expected = {one for one in record.fields if has_since(version, record.later.get(one, ""))}
+        expected = {field for field in record.fields if has_since(version, record.later.get(field, ""))}
         theirs = getattr(import_module(module), name, object)
         found += _compared(f"field of {name}", expected, fields_of(theirs))
-    expected = {one.name for one in OPTIONS if has_since(version, one.since)}
+    expected = {option.name for option in OPTIONS if has_since(version, option.since)}
     root = Path(vllm.__path__[0])
     read = options_read(path for reader in OPTION_READERS for path in _files(root / reader))
     return found + _compared("option in kv_connector_extra_config", expected, read)
 
 
 def changed_methods(name: str, interface: Interface, theirs: type, version: str) -> list[str]:
-    """The differences between a class of vLLM of this version and its table."""
-    expected = {one.name: one.parameters for one in interface.methods if has_since(version, one.since)}
+    """Return the differences between a class of this version of vLLM and its table."""
+    expected = {row.name: row.parameters for row in interface.methods if has_since(version, row.since)}
     there = methods_of(theirs)
     found = _compared(f"method of {name}", expected.keys(), there.keys())
-    for one in sorted(expected.keys() & there.keys()):
-        if expected[one] != there[one]:
-            found.append(f"vLLM has changed {name}.{one}: it was ({expected[one]}), and is ({there[one]})")
+    for method in sorted(expected.keys() & there.keys()):
+        was, now = expected[method], there[method]
+        if was != now:
+            found.append(f"vLLM has changed {name}.{method}: it was ({was}), and is ({now})")
     return found
 
 
@@ -68,7 +69,7 @@ def _compared(what: str, expected: Iterable[str], there: Iterable[str]) -> list[
 
 
 def methods_of(theirs: type) -> dict[str, str]:
-    """The public methods of a class and its constructor, each with its parameters as `Method` has them."""
+    """Return the constructor and the public methods of a class, with parameters in the form of `Method`."""
     found = {}
     for name, member in vars(theirs).items():
         if name.startswith("_") and name != "__init__":
@@ -92,16 +93,19 @@ def _written(member: Any) -> str:
 
 
 def fields_of(theirs: Any) -> list[str]:
-    """The public fields of a record."""
+    """Return the names of the public fields of a record."""
     if dataclasses.is_dataclass(theirs):
-        names = [one.name for one in dataclasses.fields(theirs)]
+        names = [field.name for field in dataclasses.fields(theirs)]
     else:
         names = list(getattr(theirs, "_fields", ()))
     return [name for name in names if not name.startswith("_")]
 
 
 def options_read(files: Iterable[Path]) -> set[str]:
-    """The names that these files read from `kv_connector_extra_config`, or a copy with a similar name."""
+    """Return the option names that these files read from `kv_connector_extra_config` or a copy of it.
+
+    A copy is recognized by its name, which ends with `extra_config`.
+    """
     return {name for path in files for name in _read_in(ast.parse(path.read_text(encoding="utf-8")))}
 
 
@@ -133,10 +137,10 @@ def _files(place: Path) -> list[Path]:
 
 
 def has_since(version: str, since: str) -> bool:
-    """Whether this version has what `since` added. An empty `since` stands for every tested version."""
+    """Whether `version` is at least `since`. An empty `since` means every tested version."""
     return not since or _numbers(version) >= _numbers(since)
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """0.33.0+cpu and 0.33.0rc1 count as 0.33.0."""
+    """Return the numbers of a version. 0.33.0+cpu and 0.33.0rc1 count as 0.33.0."""
     return tuple(int("".join(takewhile(str.isdigit, part)) or 0) for part in version.split("+")[0].split("."))

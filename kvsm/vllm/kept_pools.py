@@ -1,9 +1,9 @@
-"""The host pools of an engine that restarts warm: where they are, and what its scheduler finds in them.
+"""The host pools of an engine that restarts warm: their files, and what the scheduler's side reads from them.
 
-Each rank keeps its pool in a file of `pool_dir`, and the checksums of its blocks in another one beside it.
-Ranks that share a pool share both files. vLLM makes the workers before the scheduler. So the pools are open
-when the scheduler's side starts, and it reads which ones they are from their files. It also maps the mark of
-each file (`kvsm/copies/host_pools/pool_mark.py`), because it writes the log.
+Each rank keeps its pool in a file of `pool_dir`, and the checksums of its blocks in a second file. Ranks that
+share a pool share both files. vLLM makes the workers before the scheduler, so the pools are open when the
+scheduler's side starts, and it reads their ids from the files. It also maps the mark of each file
+(`kvsm/copies/host_pools/pool_mark.py`), because it writes the log.
 
     pool_dir/engine0-rank0            blocks of rank 0
     pool_dir/engine0-rank0-checksums  their checksums
@@ -29,9 +29,9 @@ from kvsm.vllm.rank_copies import CHECKSUMS, KeptPlace
 def kept_place(
     options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, layout: dict[str, object]
 ) -> KeptPlace | None:
-    """Where this rank keeps its pool; None if it does not. Makes the directory.
+    """Return the file of this rank's kept pool; None if it keeps none. Creates the directory.
 
-    layout: how this rank's tensors lie in memory. Ranks that share a pool have the same.
+    layout: the memory layout of this rank's tensors. Ranks that share a pool have the same layout.
     Raises `ConfigError`.
     """
     if options.pool_dir is None:
@@ -44,7 +44,7 @@ def kept_place(
 
 
 def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> WarmPools | None:
-    """The pools that the workers have opened; None if this engine does not restart warm."""
+    """Read the pools that the workers have opened; None if this engine does not restart warm."""
     if options.pool_dir is None:
         return None
     paths = {
@@ -68,6 +68,6 @@ def warm_pools(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any
 
 
 def _path(options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any, rank: int) -> Path:
-    whose = "shared" if shares_pool(options, vllm_config, kv_cache_config) else f"rank{rank}"
+    owner = "shared" if shares_pool(options, vllm_config, kv_cache_config) else f"rank{rank}"
     assert options.pool_dir is not None
-    return Path(options.pool_dir) / f"engine{vllm_config.parallel_config.data_parallel_index}-{whose}"
+    return Path(options.pool_dir) / f"engine{vllm_config.parallel_config.data_parallel_index}-{owner}"

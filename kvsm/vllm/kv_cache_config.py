@@ -1,4 +1,4 @@
-"""What kvsm reads from vLLM's `KVCacheConfig`: the groups of layers, and where their bytes are."""
+"""Read vLLM's `KVCacheConfig`: the KV cache groups, and where the bytes of their layers are."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ _LOST_BYTES = "the model would read KV cache that was never loaded"
 
 
 def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...]:
-    """The KV cache groups, in the order of the block tables.
+    """Return the KV cache groups, in the order of the block tables.
 
-    Raises `ConfigError` for layers that kvsm cannot serve: a hit that leaves out a group would be wrong.
+    Raises `ConfigError` for layers that kvsm cannot serve: a hit must cover every group.
     """
     from vllm.v1 import kv_cache_interface as kv
     from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
@@ -38,19 +38,19 @@ def groups_of(vllm_config: Any, kv_cache_config: Any) -> tuple[KVCacheGroup, ...
 
 
 def _single_spec(index: int, spec: Any) -> Any:
-    """Layers of one group may differ in bytes per token, but not in how far back they look."""
+    """Return the spec of a group. Its layers may differ in bytes per token, but not in kind and window."""
     from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs
 
     if not isinstance(spec, UniformTypeKVCacheSpecs):
         return spec
     specs = list(spec.kv_cache_specs.values())
-    if len({_kind_of(index, one) for one in specs}) > 1:
+    if len({_kind_of(index, layer_spec) for layer_spec in specs}) > 1:
         raise ConfigError(f"KV cache group {index} has layers with different windows")
     return specs[0]
 
 
 def _kind_of(index: int, spec: Any) -> tuple[GroupKind, int]:
-    """(kind, window in tokens). Subclasses do not count: they may look back in another way."""
+    """Return (kind, window in tokens). Subclasses are refused: they may need other blocks."""
     from vllm.v1 import kv_cache_interface as kv
 
     if type(spec) in (kv.FullAttentionSpec, kv.MLAAttentionSpec):
@@ -73,26 +73,26 @@ def _kind_of(index: int, spec: Any) -> tuple[GroupKind, int]:
 
 
 def hash_tokens_of(vllm_config: Any, kv_cache_config: Any) -> int:
-    """How many tokens one block hash of a request covers."""
+    """Return the number of tokens that one block hash of a request covers."""
     from vllm.v1.core.kv_cache_utils import resolve_kv_cache_block_sizes
 
     return int(resolve_kv_cache_block_sizes(kv_cache_config, vllm_config)[1])
 
 
 def block_bytes_of(kv_cache_config: Any) -> int:
-    """Bytes of one block on one rank, in all layers together."""
+    """Return the bytes of one block on one rank, in all layers together."""
     if not kv_cache_config.kv_cache_tensors:
         return 0
-    # All tensors share one allocation, and each names its whole size.
+    # All tensors share one allocation, and `size` of each is the size of the whole allocation.
     return int(kv_cache_config.kv_cache_tensors[0].size // kv_cache_config.num_blocks)
 
 
 def host_slots(cpu_bytes: int, ranks: int, slot_bytes: int) -> int:
-    """How many slots fit into each rank's share of the host memory.
+    """Return the number of slots that fit into each rank's share of the host memory.
 
     cpu_bytes: host memory of all ranks together.
     slot_bytes: bytes of one slot on one rank.
-    Raises `ConfigError` if there is none.
+    Raises `ConfigError` if no slot fits.
     """
     if slot_bytes < 1:
         raise ConfigError("the model has no KV cache, and so nothing to offload")
@@ -106,12 +106,12 @@ def host_slots(cpu_bytes: int, ranks: int, slot_bytes: int) -> int:
 
 
 def block_tensors(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> list[Any]:
-    """The blocks of each layer as `byte_rows`. Layers that share bytes have overlapping views."""
+    """Return the blocks of each layer as `byte_rows`. Layers that share bytes have overlapping views."""
     return list(layer_rows(kv_cache_config, kv_caches).values())
 
 
 def layer_rows(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, Any]:
-    """Layer -> its blocks as `byte_rows`."""
+    """Return the blocks of each layer as `byte_rows`, by the layer's name."""
     from vllm.v1.kv_cache_interface import group_kernel_blocks
 
     rows = {}
@@ -127,9 +127,9 @@ def layer_rows(kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, 
 
 
 def byte_rows(cache: Any, page_bytes: int) -> Any:
-    """A KV cache tensor as int8 rows `[num_blocks, page_bytes]`, viewed without copying.
+    """View a KV cache tensor as int8 rows `[num_blocks, page_bytes]`, without copying.
 
-    A row ends where the next block begins, if that is earlier.
+    If blocks are less than `page_bytes` apart, a row ends where the next block begins.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""The metrics of an event log, in the form of vLLM's OffloadingConnector, for a manager that is recorded."""
+"""The metrics of a recorded manager's event log, in the form that vLLM's OffloadingConnector exports."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def metric_definitions() -> dict[str, OffloadingMetricMetadata]:
 
 
 class LogStats:
-    """Adds the metrics of a log to the statistics of a manager that knows nothing of the log."""
+    """Adds the metrics of an event log to the statistics of vLLM's manager."""
 
     def __init__(self, writer: LogWriter) -> None:
         self._writer = writer
@@ -34,7 +34,7 @@ class LogStats:
         self._broken = False
 
     def added_to(self, stats: OffloadingConnectorStats | None) -> OffloadingConnectorStats | None:
-        """Return these statistics, with what has changed of the log since the last call."""
+        """Return these statistics, with the metrics of the log that have changed since the last call."""
         dropped, broken = self._writer.dropped, self._writer.failure is not None
         if (dropped, broken) == (self._dropped, self._broken):
             return stats

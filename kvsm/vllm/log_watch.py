@@ -1,8 +1,9 @@
-"""`LogWatch`: says in vLLM's log that an event log cannot be written. Nobody else would: the engine goes on.
+"""`LogWatch`: warn in vLLM's log if an event log cannot be written, because the engine continues without it.
 
-It stands where the log would. It says so at the first flush that fails, once a minute while that lasts, and
-once more when the log goes on. Each line says which events are missing. `kvsm.explain.metrics` tells the same
-with `log_broken` and `log_events_dropped`, and a reader of the log finds the gap (`LogReader.gaps`).
+The offloader writes to the watch instead of the log. The watch warns at the first flush that fails, once a
+minute while the failure lasts, and once when the log can be written again. Each warning names the missing
+events. The metrics `log_broken` and `log_events_dropped` (`kvsm.explain.metrics`) show the same, and a reader
+of the log finds the gap (`LogReader.gaps`).
 """
 
 from __future__ import annotations
@@ -21,55 +22,56 @@ from kvsm.errors import LogError
 log = init_logger("vllm.kvsm")
 
 AGAIN_S = 60.0
-"""Between two warnings of the same failure (s)."""
+"""The time between two warnings of the same failure (s)."""
 
 
 class LogWatch:
-    """Passes events on to `sink`, and watches the writer behind it.
+    """Forwards events to `sink`, and watches the writer behind it.
 
-    sink: the writer itself, or what counts events on their way to it.
-    ledger: of the offloader that emits the events.
-    clock: monotonic time (s); public, so that a test can choose it.
+    sink: the writer itself, or the metrics that count events and forward them to the writer.
+    ledger: the ledger of the offloader that emits the events.
+    clock: returns monotonic time (s); public, so that a test can replace it.
     """
 
     def __init__(self, sink: EventSink, writer: LogWriter | LateLog, ledger: Ledger) -> None:
         self.append = sink.append
         self._stop_mark: StopMark | None = None
         self._mark_wanted_of: LogWatch | None = None
-        """The log that has the mark of stops, until the mark is beside this one."""
+        """The log whose mark of stops this log should share, until it does; None: none is wanted."""
         self.clock: Callable[[], float] = time.monotonic
         self._writer, self._ledger = writer, ledger
-        self._said_at: float | None = None
-        """When a warning was given last. None while the log is whole."""
+        self._warned_at: float | None = None
+        """When the last warning was logged. None while the log can be written."""
         self._dropped_before = 0
-        """How many events were missing before this failure."""
+        """The number of events that were missing before this failure."""
         self._first = 0
         """The first event that is missing because of this failure."""
 
     @property
     def directory(self) -> Path:
-        """Of the log."""
+        """The directory of the log."""
         return self._writer.directory
 
     @property
     def failure(self) -> str | None:
-        """Why the log cannot be written now; None while it is written."""
+        """Why the log cannot be written now; None if it can."""
         return self._writer.failure
 
     def flush(self) -> None:
-        """Flush the log."""
+        """Flush the log, and warn if it cannot be written or can be written again."""
         writer = self._writer
-        writer.flush()  # The sink passes events on at once, so it has nothing to flush.
+        writer.flush()  # The sink forwards events at once, so it has nothing to flush.
         if self._mark_wanted_of is not None and writer.failure is None:
             self.mark_stops(self._mark_wanted_of)
-        # A flush that loses events may also open the next segment: then nothing fails any more.
-        if writer.failure is not None or self._said_at is not None or writer.dropped != self._dropped_before:
-            self._look()
+        # A flush that loses events may also open the next segment: then there is no failure any more.
+        has_dropped = writer.dropped != self._dropped_before
+        if writer.failure is not None or self._warned_at is not None or has_dropped:
+            self._warn()
 
     def mark_stops(self, of: LogWatch) -> None:
-        """Record, beside this log, the signals that ask the process to end: now, or once the log is written.
+        """Record, beside this log, the signals that ask the process to end: now, or once it can be written.
 
-        of: the log of this process that has the mark, itself or another one.
+        of: the log of this process that has the record: this one, or another one whose record it shares.
         """
         self._mark_wanted_of = of
         if self.failure is not None:
@@ -83,7 +85,7 @@ class LogWatch:
         self._mark_wanted_of = None
 
     def close(self) -> None:
-        """Close the log. Nothing that a broken log raises reaches vLLM, which is shutting down."""
+        """Close the log. Errors of a broken log are logged and not raised, because vLLM is shutting down."""
         if self._stop_mark is not None:
             self._stop_mark.close()
         try:
@@ -94,15 +96,15 @@ class LogWatch:
         if self._writer.failure is not None:
             log.warning("kvsm: the event log ends broken. %s", self._missing())
 
-    def _look(self) -> None:
+    def _warn(self) -> None:
         failure, now = self._writer.failure, self.clock()
-        if self._said_at is None:
+        if self._warned_at is None:
             self._first = self._ledger.seq - self._dropped() + 1
         if failure is None:
             log.warning("kvsm: the event log could not be written, and goes on. %s", self._missing())
-            self._said_at, self._dropped_before = None, self._writer.dropped
-        elif self._said_at is None or now - self._said_at >= AGAIN_S:
-            self._said_at = now
+            self._warned_at, self._dropped_before = None, self._writer.dropped
+        elif self._warned_at is None or now - self._warned_at >= AGAIN_S:
+            self._warned_at = now
             log.warning(
                 "kvsm: the event log cannot be written: %s. The engine goes on, and tries again. %s",
                 failure,

@@ -1,7 +1,7 @@
-"""`ManagerRecorder`: writes what a manager of vLLM was asked and answered as kvsm's events, and checks it.
+"""`ManagerRecorder`: record the calls of a vLLM manager and its answers as kvsm's events, and check them.
 
-It hears of each call afterwards, and emits the events that kvsm's own core would have written. An answer that
-is wrong, or an event that the ledger refuses, becomes a finding with the property that it breaks.
+It is called after each call of the manager, and emits the events that kvsm's own core would have written. A
+wrong answer, or an event that the ledger refuses, becomes a finding with the property that it breaks.
 docs/vllm-recording.md says which properties these calls show.
 """
 
@@ -33,24 +33,24 @@ from kvsm.vllm.placeholder_blocks import PlaceholderBlocks
 log = init_logger("vllm.kvsm")
 
 LOADED_AT_ONCE = 1 << 16
-"""Most blocks in all loads in flight together: as many placeholders does the log have for them."""
+"""The most blocks in all loads in flight together: the log has this many placeholders for them."""
 
 STORES_PER_SLOT = 2
-"""One store in flight, and one from before a reset, whose end the manager never hears."""
+"""A slot may have a store in flight, and one from before a reset, whose end the manager does not see."""
 
 KEPT = 100
-"""Most findings that are kept and written out. All are counted."""
+"""The most findings that are kept and written out. All are counted."""
 
 FINDINGS = "findings.txt"
-"""The file beside the event log that lists the findings, one a line. There is none without findings."""
+"""The file beside the event log that lists the findings, one a line. It is created by the first finding."""
 
 
 class ManagerRecorder(Offloader):
-    """An offloader that does not decide: it hears of a manager's decisions, writes them and checks them.
+    """An offloader that does not decide: it records a manager's decisions as events, and checks them.
 
     findings: the first broken properties.
-    found: how often each property was broken.
-    stopped: why nothing is recorded any more; None while it records.
+    found: the number of times that each property was broken.
+    stopped: why recording has ended; None while it records.
     """
 
     def __init__(
@@ -61,38 +61,40 @@ class ManagerRecorder(Offloader):
         announces: bool = False,
         clock_ns: Callable[[], int] = time.time_ns,
     ) -> None:
-        """announces: whether the manager publishes KV events, so that these are checked too."""
+        """Make a recorder. announces: whether the manager publishes KV events, which are then checked."""
         self.findings: list[Violation] = []
         self.found: Counter[Property] = Counter()
         self.stopped: str | None = None
         self._written: set[tuple[Property, str]] = set()
         self._reset_at = 0
-        """Number of the last reset's event."""
+        """The number of the last reset's event; 0 before the first reset."""
         self._missed: dict[str, bytes] = {}
         """Request -> the first key that its lookups missed in this step."""
         self._answers: dict[str, bytes | None] = {}
-        """Request -> the first key that its last lookups missed, until it is known to be admitted."""
+        """Request -> the first key that its last lookups missed, until a later call shows its admission."""
         self._admitted: set[str] = set()
+        """Requests whose admission is recorded."""
         self._failed: set[bytes] = set()
         """Keys whose last store failed."""
         self._skipped: dict[str, tuple[bytes, ...]] = {}
-        """Request -> the keys of its last offer that were not stored. The same keys again are no event."""
+        """Request -> the keys of its last offer that were not stored. Equal keys emit no second event."""
         self._loads: dict[int, frozenset[bytes]] = {}
+        """Load in flight -> its keys."""
         stores = range(STORES_PER_SLOT * config.host_blocks)
         loads = range(len(stores), config.device_blocks)
         self._placeholders = {
             Direction.STORE: PlaceholderBlocks(stores),
             Direction.LOAD: PlaceholderBlocks(loads),
         }
-        """Stores and loads have separate numbers. After a reset, a number that a load wrote counts as a
-        device block with stale content, which must not be stored."""
+        """Stores and loads have separate placeholders. After a reset, a placeholder that a load wrote counts
+        as a device block with stale content, which must not be stored."""
         self._writer = event_log
         super().__init__(config, event_log, publisher=Publisher() if announces else None, clock_ns=clock_ns)
 
     # The calls of the manager.
 
     def looked_up(self, request: str, key: bytes, answer: str) -> None:
-        """The manager answered a lookup. answer: the name of a member of vLLM's `LookupResult`."""
+        """Record the manager's answer to a lookup. answer: the name of a member of vLLM's `LookupResult`."""
         expected = self.lookup(key)
         if answer == "MISS":
             self._missed.setdefault(request, key)
@@ -110,7 +112,7 @@ class ManagerRecorder(Offloader):
         self._find(broken, f"a lookup of request {request} answers {answer} for key {key.hex()}, but {why}")
 
     def load_prepared(self, request: str, keys: Sequence[bytes], slots: Sequence[int]) -> None:
-        """The manager told the request to load these keys from these slots."""
+        """Record that the manager prepared a load of these keys from these slots for the request."""
         if not keys:
             return
         for key, slot in zip(keys, slots):
@@ -130,14 +132,14 @@ class ManagerRecorder(Offloader):
         self.submit([transfer])
 
     def _note_admission(self, request: str) -> None:
-        """Record that the request is admitted, if it was looked up since the last time."""
+        """Record the request's admission, if it had lookups since the last admission."""
         if request in self._answers:
             missed, resumed = self._answers.pop(request), request in self._admitted
             self._admitted.add(request)
             self.admit(request, missed=missed, resumed=resumed)
 
     def load_completed(self, request: str, keys: Collection[bytes]) -> None:
-        """vLLM told the manager that the request's load of these keys has ended."""
+        """Record that vLLM reported the end of the request's load of these keys."""
         entry = self.ledger.requests.get(request)
         transfer = self._in_flight(entry.load) if entry is not None else None
         if transfer is None or self._loads[transfer.id] != frozenset(keys):
@@ -155,10 +157,11 @@ class ManagerRecorder(Offloader):
         *,
         has_room: bool = True,
     ) -> None:
-        """The request offered these keys.
+        """Record the manager's answer to the request's offer of these keys.
 
         stored, slots: the keys that the manager stores, and the slot of each.
         evicted: the keys that it evicted for them.
+        has_room: whether the manager had room; if not, it stores none.
         """
         self._note_admission(request)
         chosen, held = set(stored), self.ledger.index
@@ -176,7 +179,7 @@ class ManagerRecorder(Offloader):
             self.submit([self.ledger.seq])
 
     def store_completed(self, request: str, keys: Collection[bytes], good: bool) -> None:
-        """vLLM told the manager that the request's store of these keys has ended."""
+        """Record that vLLM reported the end of the request's store of these keys."""
         slot = next((self.ledger.index[key] for key in keys if key in self.ledger.index), None)
         transfer = self._in_flight(self.ledger.generation[slot]) if slot is not None else None
         if transfer is None or set(transfer.keys) != set(keys):
@@ -187,7 +190,7 @@ class ManagerRecorder(Offloader):
                 self._failed.update(keys)
 
     def request_finished(self, request: str) -> None:
-        """vLLM told the manager that the request is over."""
+        """Record that vLLM reported the end of the request."""
         self._missed.pop(request, None)
         self._answers.pop(request, None)
         self._admitted.discard(request)
@@ -195,17 +198,17 @@ class ManagerRecorder(Offloader):
         self.finish(request)
 
     def cache_reset(self) -> None:
-        """The manager dropped all its keys."""
+        """Record that the manager dropped all its keys."""
         self.flush()
         self.reset()
         if self.publisher is not None:
-            # vLLM announces a reset as one event for the whole cache, and not through the manager.
+            # vLLM publishes a reset as one event for the whole cache, and not through the manager.
             self.publisher.take_events()
         self._reset_at = self.ledger.seq
         self._skipped.clear()
 
     def schedule_ended(self, preempted: Iterable[str]) -> None:
-        """vLLM has scheduled a step. In the log, a step lasts from one such call to the next."""
+        """Record that vLLM has scheduled a step. In the log, a step lasts from one such call to the next."""
         for request in sorted(preempted):
             self.preempt(request)
         self.abandoned_ended()
@@ -218,23 +221,23 @@ class ManagerRecorder(Offloader):
         self.end_step()
 
     def abandoned_ended(self) -> None:
-        """The copies from before a reset have ended: the workers finish them before they begin a copy that is
-        planned from now on."""
+        """Record the end of all copies from before a reset: the workers finish these copies before they begin
+        any copy that is planned from now on."""
         for transfer in list(self.ledger.transfers.values()):
             if transfer.state is TransferState.ABANDONED:
                 self._end_copy(transfer, True)
 
     def announced(self, events: Sequence[tuple[Collection[bytes], bool]]) -> None:
-        """The manager published these KV events: (keys, whether they were removed)."""
+        """Compare the KV events that the manager published: (keys, whether they were removed)."""
         if self.publisher is None:
             return
         expected = [(event.keys, event.removed) for event in self.publisher.take_events()]
-        told, happened = (
+        published, happened = (
             {key: "removed" if removed else "stored" for keys, removed in changes for key in keys}
             for changes in (events, expected)
         )
-        for key in sorted(told.keys() | happened.keys()):
-            ours, theirs = happened.get(key, "unchanged"), told.get(key, "unchanged")
+        for key in sorted(published.keys() | happened.keys()):
+            ours, theirs = happened.get(key, "unchanged"), published.get(key, "unchanged")
             if ours != theirs:
                 self._find(
                     Property.EVENTS_ARE_STATE,
@@ -242,10 +245,10 @@ class ManagerRecorder(Offloader):
                 )
 
     def counted(self, gauges: Mapping[str, float]) -> None:
-        """The manager reported its gauges, as fractions of its slots."""
-        copies = [one for one in self.ledger.transfers.values() if one.state is TransferState.SUBMITTED]
-        stores = sum(len(one.slots) for one in copies if one.direction is Direction.STORE)
-        read = [one.slots for one in copies if one.direction is Direction.LOAD]
+        """Compare the gauges that the manager reported, as fractions of its slots."""
+        copies = [copy for copy in self.ledger.transfers.values() if copy.state is TransferState.SUBMITTED]
+        stores = sum(len(copy.slots) for copy in copies if copy.direction is Direction.STORE)
+        read = [copy.slots for copy in copies if copy.direction is Direction.LOAD]
         held = stores + len(set().union(*map(listed, read)))
         for gauge, slots in (
             (CPUOffloadingMetrics.CPU_CACHE_WRITE_USAGE_PERC, stores),
@@ -259,7 +262,7 @@ class ManagerRecorder(Offloader):
                 )
 
     def stop(self, reason: str) -> None:
-        """Close the log, and record nothing any more."""
+        """Close the log, and stop recording."""
         self.stopped = reason
         if self._writer is not None:
             with suppress(KvsmError, OSError):
@@ -277,19 +280,19 @@ class ManagerRecorder(Offloader):
             raise
 
     def _end_with(self, event: OffloadingEvent, refusal: KvsmError) -> None:
-        """What happened is illegal: report it, make it the log's last event, and stop."""
+        """Report an event that the ledger refuses, make it the log's last event, and stop."""
         broken = Witness.of(self.ledger).follow(event)
-        for one in broken or [Violation(Property.EVENTS_ARE_STATE, str(refusal))]:
-            self._find(one.property, one.message)
+        for violation in broken or [Violation(Property.EVENTS_ARE_STATE, str(refusal))]:
+            self._find(violation.property, violation.message)
         if self._writer is not None:
             self._writer.append(event)
         self.stop(f"event {event.seq} is illegal")
         log.error("kvsm: recording ends with event %d: what happened is illegal (%s)", event.seq, refusal)
 
     def _find(self, property: Property, message: str) -> None:
-        """Report a broken property, in vLLM's log and beside the event log: many findings are no event."""
+        """Report a broken property, in vLLM's log and beside the event log: many findings leave no event."""
         if (property, message) in self._written:
-            return  # vLLM may ask a wrong manager the same question many times.
+            return  # A wrong manager may give vLLM the same answer many times.
         self.found[property] += 1
         if len(self.findings) >= KEPT:
             return
@@ -310,12 +313,12 @@ class ManagerRecorder(Offloader):
             if key not in self.ledger.index:
                 self._find(Property.EVENTS_ARE_STATE, f"key {key.hex()} is evicted, but it is in no slot")
         if known:
-            # The event after this one is the store that needs the room.
+            # The event behind the eviction is the store that needs the room.
             slots = pack([self.ledger.index[key] for key in known])
             self.emit(ev.BlocksEvicted, slots, (), self.ledger.seq + 2)
 
     def _in_flight(self, transfer: int) -> TransferRecord | None:
-        """This transfer; None if it has ended, or if a reset has abandoned it."""
+        """Return this transfer; None if it has ended, or if a reset has abandoned it."""
         found = self.ledger.transfers.get(transfer)
         return found if found is not None and found.state is TransferState.SUBMITTED else None
 
@@ -327,7 +330,7 @@ class ManagerRecorder(Offloader):
                 f"{min(keys).hex()}, but no {what} in flight has exactly these keys",
             )
             self.report(0, 0, good)
-            # vLLM may end with an error now.
+            # vLLM may stop with an error now.
             self.flush_log(LogFlush.ENGINE_FAILS)
 
     def _end_copy(self, transfer: TransferRecord, good: bool) -> None:

@@ -1,8 +1,8 @@
-"""How kvsm hears of new weights: vLLM's `set_weight_version` tells the connector of the same engine.
+"""Notify kvsm's connector of new weights, when vLLM calls `EngineCore.set_weight_version`.
 
-An engine whose weights are updated in place calls it (`LLM.finish_weight_update`, `/set_weight_version`, or
-`EngineCore` itself). vLLM tells no connector, so its method is wrapped when a scheduler's side is made, in
-its process.
+vLLM calls it when weights are updated in place (`LLM.finish_weight_update`, `/set_weight_version`, or
+`EngineCore` itself), but notifies no connector. So the method is wrapped when a scheduler's side is made, in
+the process of that side.
 """
 
 from __future__ import annotations
@@ -10,29 +10,29 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-TOLD = "set_weights_version"
-"""The method of a connector that is told of new weights. kvsm calls it; vLLM does not know it."""
+SET_WEIGHTS_VERSION = "set_weights_version"
+"""The method of kvsm's connector for new weights. Only the wrapped method calls it, vLLM does not."""
 
-_TELLS = "_tells_kvsm"
-"""The mark of the method that is wrapped."""
+_IS_WRAPPED = "_notifies_kvsm"
+"""An attribute that marks the wrapped method."""
 
 
-def hear_of_new_weights() -> None:
+def notify_of_new_weights() -> None:
     """Let `EngineCore.set_weight_version` notify the engine's connector, if this vLLM has it. Idempotent."""
     from vllm.v1.engine.core import EngineCore
 
-    told = getattr(EngineCore, "set_weight_version", None)
-    if told is None or hasattr(told, _TELLS):
+    vllms_method = getattr(EngineCore, "set_weight_version", None)
+    if vllms_method is None or hasattr(vllms_method, _IS_WRAPPED):
         return
 
-    @wraps(told)
+    @wraps(vllms_method)
     def set_weight_version(self: Any, weight_version: str) -> None:
-        told(self, weight_version)
+        vllms_method(self, weight_version)
         connector = self.scheduler.get_kv_connector()
-        # A MultiConnector has several; each of them may be kvsm's.
-        for one in getattr(connector, "_connectors", [connector]):
-            if hasattr(one, TOLD):
-                getattr(one, TOLD)(weight_version)
+        # A MultiConnector has several connectors; each of them may be kvsm's.
+        for child in getattr(connector, "_connectors", [connector]):
+            if hasattr(child, SET_WEIGHTS_VERSION):
+                getattr(child, SET_WEIGHTS_VERSION)(weight_version)
 
-    setattr(set_weight_version, _TELLS, True)
+    setattr(set_weight_version, _IS_WRAPPED, True)
     EngineCore.set_weight_version = set_weight_version

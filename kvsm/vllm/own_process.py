@@ -1,8 +1,8 @@
-"""Which worker's side runs in the process of its scheduler's side.
+"""Find the worker's side that runs in the same process as its scheduler's side.
 
-vLLM's `LLM` may run its engine in the caller's own process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Such an
-engine takes no step after the last answer, so the last copies neither start nor are reported. With `flush` as
-`last_step` the scheduler's side takes this step itself, with the worker's side that it finds here.
+vLLM's `LLM` may run its engine in the caller's process (`VLLM_ENABLE_V1_MULTIPROCESSING=0`). Such an engine
+runs no step after the last answer, so the last copies would neither start nor be reported. With `last_step`
+set to `flush`, the scheduler's side runs this step itself, with the worker's side that it finds here.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ WORKERS: WeakSet[WorkerSide] = WeakSet()
 
 
 def only_worker(vllm_config: Any) -> WorkerSide | None:
-    """The side of the engine's only rank.
+    """Return the worker's side of the engine's only rank.
 
-    None if the engine has a process of its own, or several ranks, or two connectors of kvsm.
+    None if the engine has its own process, several ranks, or two connectors of kvsm.
     """
     if envs.VLLM_ENABLE_V1_MULTIPROCESSING or vllm_config.parallel_config.world_size > 1:
         return None

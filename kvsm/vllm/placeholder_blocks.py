@@ -1,4 +1,4 @@
-"""`PlaceholderBlocks`: numbers in place of device blocks, for managers that never hear of the real ones."""
+"""`PlaceholderBlocks`: numbers in place of device blocks, for managers that do not know the device blocks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 
 
 class PlaceholderBlocks:
-    """Hands out these numbers. Each stands for a block of one copy until that copy ends."""
+    """Hands out numbers. Each stands for a device block of one copy until that copy ends."""
 
     def __init__(self, numbers: range) -> None:
         self._fresh = iter(numbers)
@@ -16,11 +16,11 @@ class PlaceholderBlocks:
 
     @property
     def num_free(self) -> int:
-        """How many can be taken."""
+        """The number of placeholders that can be taken."""
         return self._num_fresh + len(self._returned)
 
     def take(self, wanted: int) -> list[int] | None:
-        """Take some numbers; None if fewer are free."""
+        """Take `wanted` numbers; None if fewer are free."""
         if wanted > self.num_free:
             return None
         first = max(0, len(self._returned) - wanted)
@@ -31,5 +31,5 @@ class PlaceholderBlocks:
         return taken + list(islice(self._fresh, fresh))
 
     def give_back(self, numbers: Iterable[int]) -> None:
-        """Their copies have ended."""
+        """Free these numbers, when their copies have ended."""
         self._returned.extend(numbers)

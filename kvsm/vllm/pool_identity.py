@@ -1,13 +1,14 @@
-"""What the bytes of a kept host pool mean in vLLM, and which weights computed them.
+"""The identity of a kept host pool in vLLM: the facts that define what its bytes mean.
 
-Two starts of vLLM read each other's blocks only if all of this is equal. What differs is logged at the start,
-and the pool is cold then. Each field of vLLM's configuration counts, unless `config_exceptions` names it. The
-scheduler's process and the workers have the same configuration; a worker adds how its tensors lie in memory.
-The weights have a version of their own, which the event log keeps: they may change while the engine runs.
+Two starts of vLLM read each other's blocks only if all facts are equal. Otherwise the pool is cold, and the
+differences are logged at the start. Each field of vLLM's configuration counts, unless `config_exceptions`
+names it. The scheduler's process and the workers have the same configuration; a worker adds the memory layout
+of its tensors. The version of the weights is kept in the event log instead: weights may change while the
+engine runs.
 
-Not seen: an adapter (LoRA) whose contents change under its name and path, weight files that change under
-their name, size and time of change, and what vLLM reads from environment variables alone. Name these changes
-with `weights_version`.
+Not detected: an adapter (LoRA) whose contents change while its name and path stay the same, weight files that
+change while their names, sizes and times of change stay the same, and settings that vLLM reads from
+environment variables alone. Name such changes with `weights_version`.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from kvsm.vllm.config_facts import config_facts, short
 from kvsm.vllm.host_sharing import shares_pool
 
 WEIGHT_FILES = (".safetensors", ".bin", ".pt", ".pth", ".gguf")
-"""Suffixes of the files whose names, sizes and times of change make the version of a model's weights."""
+"""Suffixes of weight files. Their names, sizes and times of change make the version of a model's weights."""
 
 _SAME_EVERYWHERE = ("sha256_cbor", "xxhash_cbor")
-"""Hash algorithms whose input does not depend on the version of Python. The others pickle theirs."""
+"""Hash algorithms whose input does not depend on the version of Python. The others pickle their input."""
 
 
 def engine_identity(vllm_config: Any, kv_cache_config: Any, options: Any) -> PoolIdentity:
-    """What both processes know."""
+    """Return the identity of the configuration, which the scheduler's process and the workers share."""
     return PoolIdentity.of(engine_facts(vllm_config, kv_cache_config, options))
 
 
 def engine_facts(vllm_config: Any, kv_cache_config: Any, options: Any) -> dict[str, object]:
-    """The facts of the configuration, by name."""
+    """Return the facts of the configuration, by name."""
     algorithm = vllm_config.cache_config.prefix_caching_hash_algo
     facts: dict[str, object] = {
         **model_facts(vllm_config, kv_cache_config),
@@ -49,9 +50,9 @@ def engine_facts(vllm_config: Any, kv_cache_config: Any, options: Any) -> dict[s
 
 
 def model_facts(vllm_config: Any, kv_cache_config: Any, exceptions: Collection[str] = ()) -> dict[str, str]:
-    """The facts that decide what a block of the KV cache means, by name.
+    """Return the facts that decide what a block of the KV cache means, by name.
 
-    exceptions: fields of vLLM's configuration that do not count, besides `config_exceptions.EXCEPTIONS`.
+    exceptions: more fields of vLLM's configuration that do not count, besides `config_exceptions.EXCEPTIONS`.
     """
     import vllm
 
@@ -63,7 +64,7 @@ def model_facts(vllm_config: Any, kv_cache_config: Any, exceptions: Collection[s
 
 
 def layout_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str, Any]) -> dict[str, object]:
-    """What a worker adds: how the tensors of its layers lie in memory, and which backend reads them."""
+    """Return the facts that a worker adds: the memory layout of its layers' tensors, and their backends."""
     layers = vllm_config.compilation_config.static_forward_context
     alike: dict[str, list[str]] = {}
     for name, cache in kv_caches.items():
@@ -75,7 +76,7 @@ def layout_facts(vllm_config: Any, kv_cache_config: Any, kv_caches: Mapping[str,
 def rank_identity(
     options: Any, vllm_config: Any, kv_cache_config: Any, layout: Mapping[str, object]
 ) -> PoolIdentity:
-    """What the bytes of a rank's blocks mean. layout: how its tensors lie in memory."""
+    """Return the identity of a rank's pool. layout: the rank's `layout_facts`."""
     facts = engine_facts(vllm_config, kv_cache_config, options)
     if not shares_pool(options, vllm_config, kv_cache_config):
         facts["rank"] = vllm_config.parallel_config.rank
@@ -83,13 +84,16 @@ def rank_identity(
 
 
 def _layers(names: Sequence[str]) -> str:
-    """Layers in few words, and yet each other set of them in other words."""
+    """Describe a set of layers by its size and a digest, so that different sets have different texts."""
     digest = blake2b("\n".join(sorted(names)).encode(), digest_size=4).hexdigest()
     return f"{len(names)} layers ({digest})"
 
 
 def weights_version(vllm_config: Any, named: str | None) -> str:
-    """The version of the weights with which the engine starts. named: as the user names it, if at all."""
+    """Return the version of the weights with which the engine starts.
+
+    named: the version that the user gives (`weights_version`); None: it follows from the model's files.
+    """
     if named is not None:
         return named
     model = vllm_config.model_config
@@ -113,7 +117,7 @@ def _files_in(path: Path) -> Iterator[str]:
 
 
 def _hash_seed(algorithm: str) -> str:
-    """From what vLLM's block hashes start. Some algorithms begin with random bytes in each process."""
+    """Return the seed of vLLM's block hashes. Some algorithms use random bytes in each process."""
     from vllm.utils.hashing import get_hash_fn_by_name
     from vllm.v1.core import kv_cache_utils
 
@@ -130,12 +134,12 @@ def _backend_of(layer: Any) -> str:
 
 
 def _shape_of(cache: Any, num_blocks: int) -> str:
-    """The shape and dtype of a tensor, and the order of its axes in memory; of one layer or of its states.
+    """Describe the dtype, the shape and the order of axes in memory of a layer's tensor, or of its states.
 
-    How many blocks there are is no part of a block's meaning: a profile may find room for another number.
+    The number of blocks is left out: vLLM may find room for another number at the next start.
     """
     if isinstance(cache, list | tuple):
-        return "; ".join(_shape_of(one, num_blocks) for one in cache)
+        return "; ".join(_shape_of(state, num_blocks) for state in cache)
     sizes = ["blocks" if size == num_blocks else str(size) for size in cache.shape]
     order = sorted(range(cache.dim()), key=lambda axis: -cache.stride(axis))
     return f"{cache.dtype} [{', '.join(sizes)}] in the order {order}"

@@ -1,4 +1,4 @@
-"""What two engines compare before blocks go from one to the other: what a block means, and the prompt."""
+"""Facts that two engines compare before a hand-over: what a block means, and the prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.vllm.pool_identity import model_facts
 
 
 def block_layout(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int) -> dict[str, str]:
-    """What decides which bytes a host block of each rank has, by names for people.
+    """Return the facts that decide the bytes of a rank's host block, by readable names.
 
     Two engines with equal layouts and equal weights compute equal blocks of equal prompts. Each field of
     vLLM's configuration counts, unless `config_exceptions` names it.
@@ -26,9 +26,11 @@ def block_layout(vllm_config: Any, kv_cache_config: Any, blocks_per_chunk: int) 
 
 
 def prompt_digest(request: Any, num_tokens: int, weights: str) -> bytes:
-    """A digest of the first tokens of a request, and of whatever else decides their KV: the version of the
-    weights, and the extra keys of vLLM's block hashes (the adapter, the images, the salt, embeddings of the
-    prompt). Equal for two engines, whatever their hash function is."""
+    """Return a digest of a request's first tokens and of all else that decides their KV.
+
+    That is the version of the weights, and the extra keys of vLLM's block hashes: the adapter, images, the
+    salt, embeddings of the prompt. The digest does not depend on the engine's hash function.
+    """
     from vllm.v1.core.kv_cache_utils import generate_block_hash_extra_keys
 
     tokens = np.asarray(request.all_token_ids[:num_tokens], np.int64)

@@ -1,8 +1,8 @@
-"""Host memory and copy engine of one rank. On a GPU streams copy, on a CPU platform threads.
+"""Host memory and copy engine of one rank. On a GPU, streams copy; on a CPU platform, threads copy.
 
-Host memory has no file unless other engines read it (`hand_over_directory`), ranks share it, or the next run
-finds it again (`pool_dir`). The file of ranks that share it loses its name when all of them have it, so a
-crash leaves nothing behind. A pool that is kept stays under its name.
+Host memory is in a file only if other engines read it (`hand_over_directory`), ranks share it, or the next
+run reuses it (`pool_dir`). A file that ranks share is unlinked once all of them have opened it, so a crash
+leaves no file behind. A pool that is kept for the next run stays under its name.
 """
 
 from __future__ import annotations
@@ -28,29 +28,29 @@ from kvsm.vllm.canonical_layout import CanonicalRows
 from kvsm.vllm.copy_cores import copy_cores
 
 SHORTEST_PAUSE_S, LONGEST_PAUSE_S = 50e-6, 1e-3
-"""Between two looks at copies that a step waits for. The pause doubles each time."""
+"""The pauses between two polls of copies that a step waits for: each is twice the one before."""
 
 A_MOMENT_S = (50e-6, 100e-6, 200e-6, 400e-6, 800e-6)
 """The pauses of a step that computes nothing, as long as copies are in flight."""
 
 
 OTHERS_WAIT_S, KEPT_WAIT_S = 300.0, 60.0
-"""How long a rank waits for another one that makes a shared pool, and until the last run of a kept pool has
-ended (s)."""
+"""How long a rank waits for another one that makes a shared pool, and for the end of a kept pool's last run
+(s)."""
 
 CHECKSUMS = "-checksums"
-"""What the name of a file of checksums has more than its pool's."""
+"""The suffix of a checksum file: it is appended to the name of its pool's file."""
 
 
 class KeptPlace(NamedTuple):
-    """Where a rank keeps its pool and its checksums, and what its bytes mean."""
+    """The file of a rank's kept pool, beside which its checksums are, and what the pool's bytes mean."""
 
     path: Path
     keep: KeptPool
 
 
 def pauses() -> Iterator[float]:
-    """How long to pause between two looks at copies that a step waits for (s), without end."""
+    """Yield the pauses between two polls of copies that a step waits for (s), without end."""
     pause_s = SHORTEST_PAUSE_S
     while True:
         yield pause_s
@@ -60,10 +60,10 @@ def pauses() -> Iterator[float]:
 class HostSharing(NamedTuple):
     """How the ranks of an engine share a host pool.
 
-    path: the file that they map.
-    ranks: how many map it.
-    rank: the number of this one.
-    replicas: how many consecutive ranks hold the same bytes.
+    path: the file that all of them map.
+    ranks: the number of ranks that map it.
+    rank: the number of this rank.
+    replicas: the number of consecutive ranks that hold the same bytes.
     """
 
     path: Path
@@ -72,12 +72,12 @@ class HostSharing(NamedTuple):
     replicas: int
 
     def kept_at(self, place: KeptPlace | None) -> HostSharing:
-        """The same, in the file of a pool that is kept."""
+        """Return a copy with the file of a kept pool; None: this sharing itself."""
         return self if place is None else self._replace(path=place.path)
 
     @property
     def number(self) -> int:
-        """Of this rank among its replicas."""
+        """The number of this rank among its replicas, from 0."""
         return self.rank % self.replicas
 
     def pool(
@@ -89,10 +89,10 @@ class HostSharing(NamedTuple):
         keep: KeptPool | None = None,
         **more: Any,
     ) -> HostPool:
-        """A pool that these ranks share.
+        """Make or open a pool that these ranks share.
 
-        replicas: how many consecutive ranks have their rows together.
-        suffix: of the file's name.
+        replicas: the number of consecutive ranks that share rows.
+        suffix: appended to the file's name.
         """
         return HostPool(
             num_blocks,
@@ -136,13 +136,13 @@ def make_copies(
     canonical: CanonicalRows | None = None,
     kept: KeptPlace | None = None,
 ) -> RankCopies:
-    """An engine that copies between the rows of these tensors and a new host pool, or a kept one.
+    """Make an engine that copies between the rows of these tensors and a new host pool, or a kept one.
 
     host_blocks: rows of the host pool.
     verify: whether loads compare checksums.
     path: a file for the host pool, from which engines of this user may copy. None: no other process reads it.
-    sharing: with which ranks the host pool is shared; None: with none.
-    canonical: the tensors in parts, and where each part belongs on the host; None: one after another.
+    sharing: how ranks share the host pool; None: this rank has its own.
+    canonical: the tensors in parts, and the place of each part on the host; None: one after another.
     kept: where the host pool outlives this process; None: it does not.
     Raises `ConfigError`.
     """
@@ -194,9 +194,10 @@ def moved_copies(
     sharing: HostSharing | None = None,
     canonical: CanonicalRows | None = None,
 ) -> RankCopies:
-    """The same host pool with a KV cache that has moved into these tensors. No copy may be live.
+    """Make a new copy engine for the same host pool, after the KV cache has moved into these tensors.
 
-    Checksums that are not shared are lost, so loads of blocks stored before are not checked.
+    No copy may be in flight. Checksums without a pool of their own are lost, so loads of blocks that were
+    stored before are not checked.
     """
     copies.engine.close()
     engine = _make_engine(tensors, copies.pool, copies.checksums, verify, copies.kept, sharing, canonical)
@@ -241,9 +242,9 @@ def _make_engine(
 
 
 def _beside_the_model(engine: HostCopyEngine) -> HostCopyEngine:
-    """The same engine. Its threads run where the model does not, if that is possible."""
+    """Bind the engine's threads to cores that the model does not use, if there are any; return the engine."""
     cores = copy_cores()
     if cores:
-        with suppress(OSError):  # A sandbox may refuse: then the threads run where they are.
+        with suppress(OSError):  # A sandbox may refuse: then the threads stay on their cores.
             engine.run_on(cores)
     return engine

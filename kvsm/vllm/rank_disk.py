@@ -1,4 +1,4 @@
-"""The disk tier of one rank, in its worker: it copies between the host pool and a file, and reports."""
+"""The disk tier of one rank, in its worker: copies between the host pool and a file, and their reports."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ log = init_logger("vllm.kvsm")
 
 
 class RankDisk:
-    """What a rank does for the disk tier.
+    """Copies between the host pool and the disk file of one rank.
 
-    place: the files of the engine.
+    place: the files of the engine's disk tier.
     identity: what the bytes of a block mean on this rank.
     blocks: the host pool, uint8 `[host blocks, block bytes]`.
     chunk: host blocks per slot.
     flush: when stores are flushed.
-    checksums: of the blocks of the host pool; None: there are none.
+    checksums: checksums of the blocks of the host pool; None: there are none.
 
-    Raises `UnusableFiles`, and `ConfigError` if another process has the file.
+    Raises `UnusableFiles`, and `ConfigError` if another process uses the file.
     """
 
     def __init__(
@@ -58,13 +58,14 @@ class RankDisk:
         self._loads: set[int] = set()
         """Copies from the disk in flight."""
         self._reports: list[WorkerReport] = []
-        """Not handed out yet."""
+        """Reports that `poll` has not returned yet."""
         log.info("kvsm: rank %d has %d disk slots in %s", rank, place.num_slots, self._file.path)
         for reason in self._file.cold_reason:
             log.info("kvsm: the disk tier of rank %d is cold: %s", rank, reason)
 
     def start(self, jobs: Sequence[TransferJob]) -> None:
-        """Start these copies. If the decision of recovery cannot be read, they fail; later ones try again."""
+        """Start these copies. If the decision of recovery cannot be read, they fail, and the next call tries
+        again."""
         if jobs and not self._has_begun:
             try:
                 take(self._file, self._place.read_decided())
@@ -80,25 +81,25 @@ class RankDisk:
 
     def is_loading(self) -> bool:
         """Whether a copy from the disk is in flight. A request may wait for it."""
-        self._look()
+        self._poll_worker()
         return bool(self._loads)
 
     def unreported(self, transfers: Iterable[int]) -> set[int]:
-        """Which of these copies have not ended."""
-        self._look()
+        """Return which of these copies have not ended."""
+        self._poll_worker()
         return self._worker.unreported(transfers)
 
     def wait(self, transfers: Iterable[int]) -> None:
-        """Return when these copies have ended."""
+        """Wait until these copies have ended."""
         self._worker.wait(transfers)
 
     def poll(self) -> list[WorkerReport]:
-        """The copies that have ended since the last call."""
-        self._look()
+        """Return the reports of the copies that have ended since the last call."""
+        self._poll_worker()
         reports, self._reports = self._reports, []
         return reports
 
-    def _look(self) -> None:
+    def _poll_worker(self) -> None:
         reports = self._worker.poll()
         self._reports += reports
         for report in reports:
@@ -107,7 +108,7 @@ class RankDisk:
             self._loads.discard(report.transfer)
 
     def prove_host(self, checksums: BlockChecksums | None) -> None:
-        """The checksums of the host pool are these from now on."""
+        """Use these checksums of the host pool from now on."""
         self._engine.prove_host(checksums)
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""`RecordingSpec`: vLLM's own offload, with kvsm's event log of what its manager does.
+"""`RecordingSpec`: vLLM's own offload, with an event log of the decisions of its manager.
 
 vLLM's `CPUOffloadingManager` makes all decisions. A `RecordingManager` forwards each call to it and returns
-its answer unchanged. Beside it a `ManagerRecorder` folds kvsm's events of these calls into a ledger of its
-own. So `kvsm replay`, `kvsm verify` and `kvsm show` read a log of vLLM's own offload. docs/vllm-recording.md
-says which properties such a log shows, and what it cannot show.
+its answer unchanged. A `ManagerRecorder` emits kvsm's events for these calls, and folds them into its own
+ledger. So `kvsm replay`, `kvsm verify` and `kvsm show` can read a log of vLLM's own offload.
+docs/vllm-recording.md says which properties such a log shows, and what it cannot show.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from kvsm.vllm.versions import warn_if_untested
 class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
     """vLLM's `CPUOffloadingSpec`, recorded. `RecordingOptions` are its options.
 
-    On a CPU platform vLLM has no worker for this spec; there kvsm copies what vLLM's manager decides.
+    On a CPU platform, vLLM has no worker for this spec, so kvsm's `HostCopyWorker` makes the copies.
     Raises `ConfigError` or `LogError` at start-up if no log can be created.
     """
 
     @classmethod
     def build_metric_definitions(cls, extra_config: dict[str, Any]) -> dict[str, Any]:
-        """vLLM's metrics, and the event log's."""
+        """Return vLLM's metrics and those of the event log."""
         return {**super().build_metric_definitions(extra_config), **metric_definitions()}
 
     def __init__(self, config: Any) -> None:
@@ -48,14 +48,14 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
         self._cpu_worker: HostCopyWorker | None = None
 
     def get_manager(self) -> Any:
-        """vLLM's manager, recorded."""
+        """Return vLLM's manager, recorded."""
         if self._recording is None:
             event_log, recorder = self._open_recorder()
             self._recording = RecordingManager(super().get_manager(), recorder, LogStats(event_log))
         return self._recording
 
     def get_worker(self, kv_caches: Any) -> Any:
-        """vLLM's worker, or kvsm's on a CPU platform."""
+        """Return vLLM's worker; on a CPU platform, kvsm's."""
         if not current_platform.is_cpu():
             return super().get_worker(kv_caches)
         if self._cpu_worker is None:
@@ -69,7 +69,7 @@ class RecordingSpec(CPUOffloadingSpec):  # type: ignore[misc,unused-ignore]
             block_bytes=self.kv_bytes_per_chunk,
             defer_ticks=0,
             transfer_ticks=0,
-            # A chunk of vLLM's counts as one block in this log.
+            # vLLM's chunks are the blocks of this log.
             block_tokens=lcm(*self.tokens_per_block) * self.blocks_per_chunk,
         )
         options, engine = self._options, self.config.parallel.data_parallel_index

@@ -1,8 +1,8 @@
 """The connector in the scheduler's process: it translates vLLM's calls for `OffloadScheduler`.
 
-vLLM's scheduler hears from the workers which loads have ended and which of them failed. In kvsm the core
-decides this, when all ranks have reported: a load that a reset abandoned has failed, even if every copy was
-good. So the workers send reports, and the core's verdicts take two ways to vLLM:
+vLLM's scheduler learns from the workers' output which loads have ended and which of them failed. In kvsm the
+core decides this when all ranks have reported: a load that a reset abandoned has failed, even if every copy
+was good. So the workers send reports to the core, and its verdicts reach vLLM in two ways:
 
 - A good load is added to the workers' output, in `update_connector_output`, before vLLM reads it there.
 - vLLM reads failures before it calls the connector. So a failed load is sent to the workers with the next
@@ -45,7 +45,7 @@ from kvsm.vllm.hand_overs import hand_overs
 from kvsm.vllm.host_sharing import kv_replicas
 from kvsm.vllm.kept_pools import warm_pools
 from kvsm.vllm.kv_cache_config import block_bytes_of, groups_of, hash_tokens_of, host_slots
-from kvsm.vllm.new_weights import hear_of_new_weights
+from kvsm.vllm.new_weights import notify_of_new_weights
 from kvsm.vllm.own_process import only_worker
 from kvsm.vllm.step_messages import StepPlan, StepReports
 from kvsm.vllm.vllm_block_pool import VllmBlockPool
@@ -57,19 +57,19 @@ BoundaryState = tuple[int, int, int]
 """A state of a mamba group: (group, device block, tokens before the boundary)."""
 
 _WHOLE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
-"""How a request ends that was served to its end."""
+"""The final statuses of a request that was served completely."""
 
 UNNAMED_WEIGHTS = "not named since a reset"
-"""The version of the weights after a reset by vLLM. No engine starts with it."""
+"""The version of the weights after a reset by vLLM. No engine starts with this version."""
 
 NULL_BLOCK = 0
-"""Stands in a block table where there is no block."""
+"""The entry of a block table where there is no block."""
 
 
 class SchedulerSide:
-    """The scheduler's side of one engine.
+    """The scheduler's side of the connector of one engine.
 
-    deadlines: which copies have waited too long for their reports.
+    deadlines: finds the copies that have waited too long for their reports.
     """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
@@ -84,20 +84,20 @@ class SchedulerSide:
         self._core = open_engine_offloader(config, options, index, publisher, warm)
         self._core.mark_stops()
         self._weights_after_reset = None if warm is None and place is None else UNNAMED_WEIGHTS
-        hear_of_new_weights()
+        notify_of_new_weights()
         self._host_blocks = config.host_blocks * config.blocks_per_chunk
-        self._nothing = {one: StepPlan(self._host_blocks, computes=one) for one in (False, True)}
-        """Whether a step computes -> what workers do in most such steps."""
+        self._empty_plans = {flag: StepPlan(self._host_blocks, computes=flag) for flag in (False, True)}
+        """Whether a step computes -> its plan without copies, made once because most steps have none."""
         self._disk: EngineDisk | None = None
         if found is not None:
             self._disk = EngineDisk(found, options, vllm_config, self._core, announces=publisher is not None)
         self._unused_place = place if found is None else None
         """The place of a configured disk tier that this engine could not open; else None."""
-        below = None if self._disk is None else self._disk.tier
-        self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, below)
-        hands = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
-        self._outgoing, self._incoming, self._service = hands.outgoing, hands.incoming, hands.service
-        self._lacks_hand_overs = hands.serves_without
+        lower_tier = None if self._disk is None else self._disk.tier
+        self._scheduler = OffloadScheduler(self._core.offloader, scheduler_config, lower_tier)
+        parts = hand_overs(options, vllm_config, kv_cache_config, self._core.offloader, scheduler_config)
+        self._outgoing, self._incoming, self._service = parts.outgoing, parts.incoming, parts.service
+        self._lacks_hand_overs = parts.serves_without
         self._imports: list[ImportJob] = []
         """Copies from other engines' host pools that leave with the next step."""
         self._stats = StatsSource(
@@ -106,98 +106,101 @@ class SchedulerSide:
             beside=self._counts_beside_events,
             busy=lambda: bool(self._scheduler.state.tracked),
         )
-        self._gives_back = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
-        """Whether some layers give blocks back while their request runs."""
+        self._frees_early = any(group.kind is not GroupKind.FULL for group in scheduler_config.groups)
+        """Whether some KV cache groups free blocks while their request still runs."""
         self.deadlines = TransferDeadlines(options.transfer_timeout_s, vllm_config.max_concurrent_batches)
         self._failed_loads: set[str] = set()
         """Requests whose failed load the workers must report in the next step."""
         self._ended_loads: set[str] = set()
-        """Requests whose good load the workers must report in the next step, because it ended outside one."""
-        self._told_early: set[int] = set()
-        """Transfers whose report vLLM still brings, although it was taken."""
-        self._told_early_of_disk: set[int] = set()
+        """Requests with a good load that ended outside a step. The workers must report it in the next one."""
+        self._taken_early: set[int] = set()
+        """Transfers whose reports were taken already; vLLM will bring these reports once more."""
+        self._taken_early_of_disk: set[int] = set()
         self._config_if_flushing = vllm_config if options.last_step == "flush" else None
         self._waiting: set[str] = set()
-        """Requests that got blocks without a load of ours, and were not scheduled since. Another connector of
-        a MultiConnector may still be filling these blocks, although vLLM counts their tokens as computed.
-        """
+        """Requests that got blocks without a load by kvsm and were not scheduled since. Their tokens count as
+        computed, but another connector of a MultiConnector may still be filling the blocks."""
         self._recomputing: dict[str, bool] = {}
-        """Request whose load has failed, and that was not scheduled since -> whether it asked for a match."""
+        """Request whose load has failed and that has not been scheduled since -> whether vLLM has asked for
+        its match since the failure."""
         self._admitted: set[str] = set()
         """Requests that got blocks since the last step."""
         self._states: dict[str, Sequence[BoundaryState]] = {}
         """Request -> boundary states that the last step computes; their blocks are held. vLLM offers a state
-        in the step that computes it, and a store that leaves with that step would read it too early."""
+        in the step that computes it. A store that leaves with this step would read the state too early."""
         self._pool: VllmBlockPool | None = None
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
-        """Take vLLM's block pool."""
+        """Keep vLLM's block pool."""
         self._pool = VllmBlockPool(gpu_block_pool)
         self._scheduler.bind_gpu_block_pool(self._pool)
 
     def on_new_request(self, request: Any) -> None:
-        """Make the request known."""
+        """Start to track the request."""
         self._scheduler.add_request(request)
         if self._incoming is not None:
             self._incoming.arrived(self._scheduler.state.tracked[request.request_id], request)
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        """(tokens that the host serves beyond the computed ones, whether they are loaded asynchronously).
+        """Return (tokens that the host serves beyond the computed ones, whether the load is asynchronous).
 
-        None instead of the tokens: ask again later.
+        None instead of the tokens makes vLLM ask again later.
         """
         name = request.request_id
         if self._recomputing and not self._recomputing.get(name):
             if name in self._recomputing:
-                # vLLM has taken the request's blocks, but left it in the queue of requests that hold blocks.
+                # vLLM has freed the request's blocks, but left it in the queue of requests that hold blocks.
                 # That queue is served in order, so a request with blocks could wait until this one gets new
-                # ones. Told to wait once, it moves to the other queue.
+                # blocks. After one answer of None, vLLM moves it to the other queue.
                 self._recomputing[name] = True
-            # Others come later. vLLM keeps room on the device for a load that has failed until its request is
-            # scheduled. Loads find no room meanwhile, and what computes behind them would wait for ever.
+            # All other requests wait, too. vLLM reserves device blocks for a failed load until its request is
+            # scheduled. Their loads would find no room meanwhile, and requests behind them would never run.
             return None, False
         if self._incoming is not None and self._incoming.awaits(request.request_id):
-            self._hear_of_hand_overs()
+            self._take_hand_overs()
             if self._incoming.awaits(request.request_id):
                 return None, False
         answer = self._scheduler.get_num_new_matched_tokens(request, num_computed_tokens)
         return (0, False) if answer[0] and name in self._recomputing else answer
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        """The request got these blocks. num_external_tokens: how many tokens are loaded into them."""
+        """Note that the request got these blocks, and plan the load into them.
+
+        num_external_tokens: the number of tokens to load.
+        """
         self._admitted.add(request.request_id)
         if not num_external_tokens:
             self._waiting.add(request.request_id)
         self._scheduler.update_state_after_alloc(request, blocks.get_block_ids(), num_external_tokens)
 
     def build_connector_meta(self, scheduler_output: Any) -> StepPlan:
-        """What the workers do in this step."""
-        # The conditions are for a step that decides nothing: each call in it takes a microsecond.
+        """Return the plan of this step for the workers."""
+        # The conditions keep steps without any decision short: each call takes a microsecond.
         output = scheduler_output
         if self._core.offloader.ledger.transfers:
             self._give_up_overdue()
         if self._incoming is not None:
-            self._hear_of_hand_overs()
+            self._take_hand_overs()
         disk = () if self._disk is None else self._disk.plan()
         if self._waiting:
             self._waiting.difference_update(output.num_scheduled_tokens)
         for name in output.num_scheduled_tokens if self._recomputing else ():
             self._recomputing.pop(name, None)
-        if self._gives_back:
+        if self._frees_early:
             plan = self._plan_with_states(output)
         else:
             plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, {}))
         self._admitted.clear()
         if self._scheduler.state.ended_loads:
-            # An abandoned load has failed, and there may be no report that makes vLLM ask.
+            # An abandoned load has failed, and no report may come that makes vLLM call us.
             good = self._take(())
             assert not good, "a good load needs a report"
         if self._outgoing is not None:
-            # What this plan may write must not be promised to a reader any more.
+            # Slots that this plan may overwrite must not be promised to another engine any more.
             self._outgoing.look()
         computes = output.total_num_scheduled_tokens > 0
         if not (plan or disk or self._imports or self._failed_loads or self._ended_loads):
-            return self._nothing[computes]
+            return self._empty_plans[computes]
         imports, self._imports = tuple(self._imports), []
         leaving = {job.transfer: job.direction for job in (*plan.loads, *plan.stores)}
         leaving.update({job.transfer: Direction.STORE for job in imports})
@@ -209,9 +212,9 @@ class SchedulerSide:
         return StepPlan(self._host_blocks, plan, failed, ended, imports, disk, flush, computes)
 
     def _plan_with_states(self, output: Any) -> TransferPlan:
-        """The step's plan, if some layers give blocks back or have states."""
+        """Return the step's plan if some KV cache groups free blocks early or have mamba states."""
         if self._pool is not None:
-            # The scheduler looks for blocks in the pool that were given back.
+            # The scheduler looks in the pool for blocks that the request has freed.
             self._pool.computing = _computed_blocks(output, self._scheduler.config.groups)
         computed, self._states = self._states, self._hold_states(output)
         plan = self._scheduler.build_connector_meta(_step_output(output, self._admitted, computed))
@@ -221,8 +224,8 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """The values of `metric_table.SERVES_WITHOUT`, and of `HAND_OVERS` and `DISK` if this engine has
-        them."""
+        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT`, and `HAND_OVERS` and
+        `DISK` if this engine has hand-overs and a disk tier."""
         without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
         counts: dict[str, Any] = {"serves_without": without}
         if self._disk is not None:
@@ -231,8 +234,8 @@ class SchedulerSide:
             counts["hand_overs_missed"] = self._incoming.missed
         return counts
 
-    def _hear_of_hand_overs(self) -> None:
-        """Take what prefill engines have answered."""
+    def _take_hand_overs(self) -> None:
+        """Take the answers of prefill engines: copies to start, and reports."""
         if self._incoming is not None:
             jobs, reports = self._incoming.look()
             self._imports += jobs
@@ -241,26 +244,30 @@ class SchedulerSide:
                 assert not good, "a good load needs a report of its own"
 
     def update_connector_output(self, connector_output: Any) -> None:
-        """Take the workers' reports, and add the loads that ended well to their output."""
+        """Take the workers' reports, and add the loads that ended well to the workers' output."""
         meta = connector_output.kv_connector_worker_meta
         if meta is None and self._incoming is None and not self._scheduler.state.ended_loads:
             self._core.offloader.flush_log(LogFlush.REPORTS_TAKEN)
             return
         reports = meta.reports if isinstance(meta, StepReports) else ()
         if self._disk is not None and isinstance(meta, StepReports):
-            told, early = meta.disk, self._told_early_of_disk
-            self._disk.take([report for report in told if report.transfer not in early] if early else told)
-            early.difference_update([report.transfer for report in told])
-        if self._told_early:
-            early = self._told_early.intersection(report.transfer for report in reports)
+            early = self._taken_early_of_disk
+            fresh = [report for report in meta.disk if report.transfer not in early] if early else meta.disk
+            self._disk.take(fresh)
+            early.difference_update([report.transfer for report in meta.disk])
+        if self._taken_early:
+            early = self._taken_early.intersection(report.transfer for report in reports)
             reports = tuple([report for report in reports if report.transfer not in early])
-            self._told_early -= early
+            self._taken_early -= early
         good = self._take(reports)
         if good:
             connector_output.finished_recving = (connector_output.finished_recving or set()) | good
 
     def _hold_states(self, output: Any) -> dict[str, Sequence[BoundaryState]]:
-        """Hold the states that this step computes. A request preempted in it has lost its blocks already."""
+        """Hold the blocks of the mamba states that this step computes.
+
+        A request that is preempted in this step is left out: it has lost its blocks already.
+        """
         offered, gone = output.kv_connector_block_state, output.preempted_req_ids or ()
         if offered is None or not offered.boundary_state_offloads or self._pool is None:
             return {}
@@ -277,7 +284,7 @@ class SchedulerSide:
             self._pool.free_blocks([block for found in states.values() for _, block, _ in found])
 
     def _take(self, reports: Sequence[WorkerReport]) -> set[str]:
-        """Take reports, and note the failed loads. Returns the requests whose load ended well."""
+        """Give reports to the core, and note the failed loads. Returns the requests whose load ended well."""
         if self._incoming is not None:
             reports = self._incoming.keep_back(reports)
         ended = self._scheduler.update_connector_output(reports).loads
@@ -295,7 +302,7 @@ class SchedulerSide:
         return {load.request for load in ended if load.good}
 
     def _give_up_overdue(self) -> None:
-        """Lose the copies that some rank has not reported in time. A lost load has failed."""
+        """Give up the copies that some rank has not reported in time. A load that is given up has failed."""
         ledger = self._core.offloader.ledger
         for transfer in self.deadlines.overdue():
             lost = ledger.transfers[transfer]
@@ -321,10 +328,10 @@ class SchedulerSide:
     def request_finished_all_groups(
         self, request: Any, block_ids: Sequence[Sequence[int]]
     ) -> tuple[bool, dict[str, Any] | None]:
-        """The request is over.
+        """Note that the request is finished or aborted, and plan its last stores.
 
-        Returns (whether vLLM must keep its blocks until they are sent, what its client tells the engine that
-        decodes it).
+        Returns (whether vLLM must keep its blocks, the kv_transfer_params that the client sends to the decode
+        engine or None).
         """
         self._recomputing.pop(request.request_id, None)
         aborted = request.status == RequestStatus.FINISHED_ABORTED
@@ -343,52 +350,53 @@ class SchedulerSide:
         return keep, answer
 
     def _flush_in_own_process(self, vllm_config: Any) -> None:
-        """Take the last step here and now, if vLLM may take none: `own_process` says when.
+        """Run the last step at once if vLLM may run no further step: `own_process` says when.
 
-        A disk tier needs more steps: what they copy to the disk is on the host after the first one.
+        A disk tier needs several steps: blocks can go to the disk only when they are on the host.
         """
         worker = only_worker(vllm_config)
         if worker is None:
             return
-        goes_on = True
-        while goes_on and (self._scheduler.has_pending_work() or self._below_has_work()):
+        has_reports = True
+        while has_reports and (self._scheduler.has_pending_work() or self._disk_has_work()):
             step = self.build_connector_meta(SchedulerOutput.make_empty())
-            # What vLLM's scheduler has to hear waits for a step of its own.
+            # vLLM's scheduler reads ended loads only in a step of its own, so they wait for the next one.
             self._failed_loads |= step.failed_loads
             self._ended_loads |= step.ended_loads
             worker.start(step)
-            # After a step without any report the next one would wait for the same copies, in vain.
-            goes_on = self._take_outside_a_step(worker.handed_reports(), worker.take_all_reports())
+            # A step without any report has waited in vain, and so would the next one.
+            has_reports = self._take_outside_a_step(worker.handed_reports(), worker.take_all_reports())
 
     def _take_outside_a_step(self, handed: StepReports, taken: StepReports) -> bool:
-        """Take reports now. Returns whether there were any.
+        """Give reports to the core outside of a step of vLLM. Returns whether there were any.
 
-        handed: vLLM brings these again. taken: it does not.
+        handed: reports that vLLM already has, and will bring, too.
+        taken: reports that vLLM does not have.
         """
         in_flight = self._core.offloader.ledger.transfers
         early = [report for report in handed.reports if report.transfer in in_flight]
-        self._told_early.update(report.transfer for report in early)
+        self._taken_early.update(report.transfer for report in early)
         self._ended_loads |= self._take([*early, *taken.reports])
         if self._disk is None:
             return bool(early or taken.reports)
         copies = self._disk.tier.copies
-        below = [report for report in handed.disk if report.transfer in copies]
-        self._told_early_of_disk.update(report.transfer for report in below)
-        self._disk.take([*below, *taken.disk])
-        return bool(early or taken.reports or below or taken.disk)
+        early_of_disk = [report for report in handed.disk if report.transfer in copies]
+        self._taken_early_of_disk.update(report.transfer for report in early_of_disk)
+        self._disk.take([*early_of_disk, *taken.disk])
+        return bool(early or taken.reports or early_of_disk or taken.disk)
 
-    def _below_has_work(self) -> bool:
+    def _disk_has_work(self) -> bool:
         return self._disk is not None and self._disk.tier.has_work()
 
     def has_pending_push_work(self) -> bool:
         """Whether vLLM must keep stepping, even without requests."""
-        told_later = self._failed_loads or self._ended_loads or self._states or self._imports
+        for_next_step = self._failed_loads or self._ended_loads or self._states or self._imports
         if self._outgoing is not None and self._outgoing.has_ended():
             return True
-        return bool(told_later) or self._below_has_work() or self._scheduler.has_pending_work()
+        return bool(for_next_step) or self._disk_has_work() or self._scheduler.has_pending_work()
 
     def has_pending_block_frees(self) -> bool:
-        """Whether a store is the last holder of a block: waiting for it is cheaper than a preemption."""
+        """Whether a store holds the last reference to a block: then waiting is cheaper than a preemption."""
         pool = self._pool
         return pool is not None and any(
             pool.references(block) == 1
@@ -398,27 +406,28 @@ class SchedulerSide:
         )
 
     def take_events(self) -> Sequence[Any]:
-        """The KV events since the last call."""
+        """Return the KV events since the last call."""
         if self._core.offloader.publisher is None:
             return ()
-        told = self._scheduler.take_events()
+        events = self._scheduler.take_events()
         if self._disk is not None:
-            told += self._disk.tier.disk.take_kv_events()
-        return to_vllm_kv_events(told)
+            events += self._disk.tier.disk.take_kv_events()
+        return to_vllm_kv_events(events)
 
     def get_kv_connector_stats(self) -> KvsmStats | None:
-        """The metrics that have changed since the last call."""
+        """Return the metrics that have changed since the last call; None if there are none."""
         return self._stats.take()
 
     def reset_cache(self) -> bool:
-        """Make every key unmatchable. Returns whether no copy from before is left.
+        """Make every key unmatchable. Returns whether no copy from before the reset is in flight.
 
-        vLLM does not say why. The weights may have changed, so it is unknown which ones compute from here on.
+        vLLM gives no reason for a reset. The weights may have changed, so their version is unknown from here
+        on.
         """
         return self._forget(self._weights_after_reset)
 
     def set_weights_version(self, version: str) -> None:
-        """The engine computes with these weights from here on. What others computed cannot be matched."""
+        """Note new weights. Blocks that other weights computed can no longer be matched."""
         if version != self._core.offloader.ledger.weights:
             self._forget(version)
 
@@ -437,7 +446,7 @@ class SchedulerSide:
         return is_done
 
     def shutdown(self) -> None:
-        """Hand nothing over any more, and close the event log."""
+        """Stop all hand-overs, and close the event logs."""
         for part in (self._service, self._outgoing, self._incoming):
             if part is not None:
                 part.close()
@@ -447,7 +456,7 @@ class SchedulerSide:
 
 
 def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, object]:
-    """The values of `config_info`."""
+    """Return the label values of the metric `config_info`."""
     slot_bytes = config.block_bytes * config.blocks_per_chunk * config.workers
     return {
         "cpu_num_chunks": config.host_blocks,
@@ -460,7 +469,7 @@ def _facts(options: ConnectorOptions, config: OffloadConfig) -> Mapping[str, obj
 
 
 def _publisher(vllm_config: Any) -> Publisher | None:
-    """What publishes the host's KV events; None if vLLM publishes none."""
+    """Return the publisher of the host's KV events; None if vLLM publishes none."""
     events = vllm_config.kv_events_config
     if events is None or not events.enable_kv_cache_events:
         return None
@@ -481,8 +490,8 @@ def _core_config(
         blocks_per_chunk=chunk,
         policy=options.policy,
         store_threshold=options.store_threshold,
-        # Steps do not measure time: an idle engine makes a thousand a second, a busy one twenty. So a match
-        # waits long for a block in flight, and `TransferDeadlines` bounds a transfer.
+        # Steps are no measure of time: an idle engine makes a thousand a second, a busy one twenty. So the
+        # limit for waiting on a block in flight is high, and `TransferDeadlines` bounds each transfer.
         defer_ticks=256,
         transfer_ticks=0,
         block_tokens=block_tokens,
@@ -490,7 +499,7 @@ def _core_config(
 
 
 def _with_disk(config: OffloadConfig) -> OffloadConfig:
-    """Let requests wait longer: copies from a disk are slower, and requests take turns."""
+    """Let requests wait for more steps: copies from a disk are slower, and requests take turns."""
     return msgspec.structs.replace(host_config(config), defer_ticks=DEFER_TICKS)
 
 
@@ -510,10 +519,10 @@ def _scheduler_config(options: ConnectorOptions, vllm_config: Any, kv_cache_conf
 
 
 def _step_blocks(group: KVCacheGroup, vllm_config: Any) -> int:
-    """The most blocks of a group that a step takes from the free queue to compute its tokens.
+    """Return the most blocks of a group that a step takes from the free queue to compute its tokens.
 
-    Each request may begin a block of its own with a single token. Blocks for a load are not counted: no
-    number of tokens bounds how many requests are admitted with a hit.
+    Each request may begin a block of its own with a single token. Blocks for loads are not counted: no number
+    of tokens limits how many requests are admitted with a hit.
     """
     tokens: int = vllm_config.scheduler_config.max_num_batched_tokens
     requests: int = min(vllm_config.scheduler_config.max_num_seqs, tokens)
@@ -525,7 +534,7 @@ def _step_blocks(group: KVCacheGroup, vllm_config: Any) -> int:
 
 
 def _computed_blocks(output: Any, groups: Sequence[KVCacheGroup]) -> set[int]:
-    """The device blocks that the step writes."""
+    """Return the device blocks that the step writes."""
     cached, states = output.scheduled_cached_reqs, output.kv_connector_block_state
     begins = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
     begins.update(zip(cached.req_ids, cached.num_computed_tokens))
@@ -547,8 +556,8 @@ def _step_output(
         # New and resumed requests have reported all their blocks when they got them.
         grown.pop(name, None)
     if admitted:
-        # The prefix that an admitted request found on the device may be computed in this very step, so it is
-        # stored one step later.
+        # The prefix that an admitted request found on the device may still be computed by another request in
+        # this very step, so it is stored one step later.
         scheduled = [name for name in scheduled if name not in admitted]
     return StepOutput(
         scheduled=scheduled,

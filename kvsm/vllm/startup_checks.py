@@ -1,4 +1,4 @@
-"""What `KvsmConnector` checks when an engine starts."""
+"""The checks of `KvsmConnector` when an engine starts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ log = init_logger("vllm.kvsm")
 
 
 def refuse_schedulers_of_their_own(parallel_config: Any) -> None:
-    """Raises `ConfigError` if each rank has its own scheduler."""
+    """Raise `ConfigError` if each rank has its own scheduler."""
     if parallel_config.distributed_executor_backend == "external_launcher" and parallel_config.world_size > 1:
         raise ConfigError(
             "external_launcher makes a scheduler in each rank, and none hears of the copies of other "
@@ -22,10 +22,10 @@ def refuse_schedulers_of_their_own(parallel_config: Any) -> None:
 
 
 def refuse_without_prefix_cache(vllm_config: Any) -> None:
-    """Raises `ConfigError` if vLLM's prefix cache is off.
+    """Raise `ConfigError` if vLLM's prefix cache is off.
 
-    vLLM itself turns it off for models whose tokens a hit would change: MLA on a CPU, layers that are not
-    causal.
+    vLLM itself turns it off for models in which a hit would change the tokens: MLA on a CPU, layers that are
+    not causal.
     """
     if not vllm_config.cache_config.enable_prefix_caching:
         raise ConfigError(
@@ -35,7 +35,7 @@ def refuse_without_prefix_cache(vllm_config: Any) -> None:
 
 
 def warn_of_failing_requests(transfer_config: Any) -> None:
-    """Warn if a request ends with an error when its load fails."""
+    """Warn if requests end with an error when their load fails, by `kv_load_failure_policy`."""
     if transfer_config.kv_load_failure_policy != "recompute":
         log.warning(
             "kvsm: kv_load_failure_policy is %r, so a request whose load fails ends with an error; "
@@ -46,9 +46,9 @@ def warn_of_failing_requests(transfer_config: Any) -> None:
 
 
 def warn_of_immediate_kill(vllm_config: Any) -> None:
-    """Warn if vLLM kills this engine as soon as it is asked to end, and data would be lost.
+    """Warn if vLLM kills this engine as soon as it is asked to stop, and the kill would lose data.
 
-    An engine in its caller's process is not killed.
+    vLLM does not kill an engine that runs in its caller's process.
     """
     if getattr(vllm_config, "shutdown_timeout", None) != 0 or parent_process() is None:
         return

@@ -1,7 +1,8 @@
-"""`StepClock` measures how much of an engine's time is spent in its KV connector."""
+"""`StepClock`: measure how much of an engine's time is spent in its KV connector."""
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Callable
 from functools import wraps
@@ -11,12 +12,13 @@ import msgspec
 
 
 class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine spent in its steps. The thread is the one that steps; it also runs the model.
+    """The times that an engine spent in its steps.
 
-    steps: how many.
+    steps: the number of steps.
     step_seconds, connector_seconds: wall time in steps, and in calls of the connector.
-    step_cpu_seconds, connector_cpu_seconds: the same in CPU time of the engine's thread.
-    process_cpu_seconds: CPU time of all threads of the engine's process, with what lies between the steps.
+    step_cpu_seconds, connector_cpu_seconds: the same in CPU time of the engine's thread, which runs the steps
+        and the model.
+    process_cpu_seconds: CPU time of all threads of the engine's process, also between the steps.
     """
 
     steps: int = 0
@@ -27,22 +29,23 @@ class StepTimes(msgspec.Struct, frozen=True, kw_only=True):
     process_cpu_seconds: float = 0
 
     def __add__(self, other: StepTimes) -> StepTimes:
-        return _each(lambda mine, its: mine + its, self, other)
+        return _each(operator.add, self, other)
 
     def __sub__(self, other: StepTimes) -> StepTimes:
-        return _each(lambda mine, its: mine - its, self, other)
+        return _each(operator.sub, self, other)
 
 
-def _each(how: Callable[[Any, Any], Any], one: StepTimes, other: StepTimes) -> StepTimes:
+def _each(operation: Callable[[Any, Any], Any], left: StepTimes, right: StepTimes) -> StepTimes:
+    """Apply an operation to each field of two times."""
     names = StepTimes.__struct_fields__
-    return StepTimes(**{name: how(getattr(one, name), getattr(other, name)) for name in names})
+    return StepTimes(**{name: operation(getattr(left, name), getattr(right, name)) for name in names})
 
 
 class StepClock:
-    """Wraps an engine's step, and every method of its connector's two sides.
+    """Measures an engine: wraps its step, and every method of its connector's two sides.
 
-    A call that a connector makes to itself counts as part of the call that vLLM made. The measurement costs
-    about a microsecond a call.
+    A call of the connector to itself counts as part of vLLM's call. The measurement costs about a microsecond
+    a call.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -63,7 +66,7 @@ class StepClock:
                     setattr(side, name, self._timed_call(getattr(side, name)))
 
     def read(self) -> StepTimes:
-        """All since the engine began."""
+        """Return the times since this clock was made; CPU time of the process since its start."""
         return StepTimes(
             steps=self._steps,
             step_seconds=self._step_seconds,

@@ -1,4 +1,4 @@
-"""What the two sides of the connector send each other in each step. vLLM pickles it."""
+"""The messages between the two sides of the connector in each step. vLLM pickles them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvsm.core.plan import ImportJob, TransferJob, TransferPlan, WorkerReport
 
 @dataclass
 class StepPlan(KVConnectorMetadata):
-    """From the scheduler to every worker.
+    """The scheduler's message to every worker.
 
     host_blocks: the size of the host pool that the scheduler plans with (blocks).
-    plan: what is copied.
-    failed_loads: requests whose load has failed. The workers report them to vLLM's scheduler, which hears of
+    plan: the copies between device and host.
+    failed_loads: requests whose load has failed. The workers report them to vLLM's scheduler, which takes
         failures from workers alone.
-    ended_loads: requests whose load has ended well outside a step, so that no worker's output could say it.
-        The workers report them too.
-    imports: blocks that are copied from another engine's host pool.
+    ended_loads: requests whose load ended well outside a step, so no worker's output has reported it. The
+        workers report them, too.
+    imports: copies from another engine's host pool.
     disk: copies between the host pool and the disk tier.
-    disk_flush: which of these copies, of this step and of earlier ones, the step waits for.
-    computes: whether the step computes anything.
+    disk_flush: the disk copies, of this step and of earlier steps, for which the step waits.
+    computes: whether the step computes any token.
     """
 
     host_blocks: int = 0
@@ -40,16 +40,16 @@ class StepPlan(KVConnectorMetadata):
 
 @dataclass
 class StepReports(KVConnectorWorkerMetadata):
-    """From the workers. Each report names its rank, so the reports of all ranks form one list.
+    """The workers' message to the scheduler. Each report names its rank, so all ranks share one list.
 
-    reports: of copies to and from the device.
-    disk: of copies to and from the disk tier, which has transfers of its own.
+    reports: reports of copies to and from the device.
+    disk: reports of copies to and from the disk tier, which has its own transfer ids.
     """
 
     reports: tuple[WorkerReport, ...]
     disk: tuple[WorkerReport, ...] = ()
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> StepReports:
-        """The reports of two ranks together."""
+        """Return the reports of both messages."""
         assert isinstance(other, StepReports)
         return StepReports(self.reports + other.reports, self.disk + other.disk)

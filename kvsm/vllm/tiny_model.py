@@ -1,9 +1,9 @@
-"""Models that vLLM serves on a CPU in seconds: random weights, no tokenizer, no download.
+"""Tiny models that vLLM serves on a CPU in seconds: random weights, no tokenizer, no download.
 
     with tiny_model(LLAMA) as model:
         engine = LLM(model, **SETTINGS)
 
-Unlike vLLM's dummy weights, these are large, so the next token depends on what is attended to, and a wrong
+Unlike vLLM's dummy weights, these are large, so the next token depends on the attended tokens, and a wrong
 byte in the KV cache shows in the tokens. They follow from a seed, so two engines give the same answers.
 """
 
@@ -71,9 +71,9 @@ ENVIRONMENT: Mapping[str, str] = {
 
 @contextmanager
 def tiny_model(config: Mapping[str, Any] = LLAMA, seed: int = 0) -> Iterator[str]:
-    """The directory of a model with this configuration, for the time of a `with` block.
+    """Yield the directory of a model with this configuration; it is deleted at the end of the `with` block.
 
-    Needs safetensors, torch and transformers, which vLLM depends on.
+    Needs safetensors, torch and transformers, on which vLLM depends.
     """
     from safetensors.torch import save_file
 
@@ -104,4 +104,4 @@ def _weights(config: Mapping[str, Any], seed: int) -> dict[str, Any]:
 
 
 _GAIN = 2.0
-"""Each layer changes its input about as much as it keeps it."""
+"""The scale of weights. With this value, a layer's output is about as large as its input."""

@@ -1,4 +1,4 @@
-"""One vLLM engine in its own process: it serves prompts, and reports what came out.
+"""Run one vLLM engine in its own process: it serves prompts, and reports the outcome.
 
     outcome = run_trial(Trial(rounds=[prompts], kv_transfer=connector_config(cpu_bytes_to_use=1 << 26)))
 
@@ -34,15 +34,15 @@ SHUTDOWN_S = 60.0
 """vLLM kills an engine after 5 s by default; its event log would then not be closed."""
 
 WAKE_S = 2.0
-"""The time that vLLM's core has to notice the signal that ends it (s)."""
+"""The time until vLLM's core is woken, in case it has missed the signal that ends it (s)."""
 
 PASSIVE_WAITING: Mapping[str, str] = {
     "OMP_WAIT_POLICY": "passive",
     "GOMP_SPINCOUNT": "0",
     "KMP_BLOCKTIME": "0",
 }
-"""Threads of OpenMP sleep when they have nothing to compute. GNU's library obeys the first two variables,
-LLVM's and Intel's the first and the last."""
+"""Make idle OpenMP threads sleep. GNU's library obeys the first two variables, LLVM's and Intel's the first
+and the last."""
 
 _POLL_S = 0.5
 
@@ -50,9 +50,9 @@ _Answer = TypeVar("_Answer")
 
 
 class TrialFailed(KvsmError):
-    """The engine did not reach its end. The message ends with the last lines of its output.
+    """Raised if an engine fails or does not answer in time. The message ends with its last lines of output.
 
-    Attributes: `said` is the whole output. The processes of one engine write into it in turn.
+    Attributes: `said` is the whole output of all processes of the engine.
     """
 
     def __init__(self, reason: str, said: str = "") -> None:
@@ -61,17 +61,17 @@ class TrialFailed(KvsmError):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine is and what it serves.
+    """The settings of an engine, and the prompts that it serves.
 
-    rounds: prompts. The prompts of one round are served together.
+    rounds: the prompts of each round, which are served together.
     max_tokens: tokens generated for each prompt.
     kv_transfer: vLLM's `kv_transfer_config`; None means no offload.
     engine: further arguments of vLLM's `LLM`.
     environment: variables of the engine's process, in addition to `environment()`.
     model: the configuration of the tiny model.
-    in_process: whether `LLM` and the engine core share a process. If not, the core keeps stepping when no
+    in_process: whether `LLM` and the engine core share a process. If not, the core can keep stepping when no
         request is left.
-    timed: whether a `StepClock` measures the engine. It must be in the process of the engine core.
+    timed: whether a `StepClock` measures the engine. It implies `in_process`.
     """
 
     rounds: list[list[Prompt]] = []
@@ -88,11 +88,11 @@ class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine did, in one round or in several.
 
     tokens: the answer to each prompt, in order.
-    cached_tokens: for each prompt, how many of its tokens were not computed.
-    prompt_tokens: of all prompts together.
-    seconds: time in `LLM.generate`.
+    cached_tokens: for each prompt, the number of its tokens that were not computed.
+    prompt_tokens: the number of tokens of all prompts together.
+    seconds: wall time in `LLM.generate`.
     metrics: vLLM's counters and gauges that are not 0 at the end; the labels follow the name in braces.
-    times: of the steps; zeros if the trial is not timed.
+    times: times of the steps; zeros if the trial is not timed.
     """
 
     tokens: list[list[int]]
@@ -103,7 +103,7 @@ class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
     times: StepTimes = StepTimes()
 
     def metric(self, name: str, label: str = "") -> float:
-        """The sum of all series with this name, or of those whose labels contain `label`."""
+        """Return the sum of all series with this name whose text contains `label`."""
         return sum(
             value
             for series, value in self.metrics.items()
@@ -112,19 +112,19 @@ class TrialOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of_rounds(cls, rounds: Sequence[TrialOutcome]) -> TrialOutcome:
-        """Several consecutive rounds of one engine as one outcome."""
+        """Combine consecutive rounds of one engine into one outcome."""
         return cls(
-            tokens=[tokens for one in rounds for tokens in one.tokens],
-            cached_tokens=[cached for one in rounds for cached in one.cached_tokens],
-            prompt_tokens=sum(one.prompt_tokens for one in rounds),
-            seconds=sum(one.seconds for one in rounds),
+            tokens=[tokens for outcome in rounds for tokens in outcome.tokens],
+            cached_tokens=[cached for outcome in rounds for cached in outcome.cached_tokens],
+            prompt_tokens=sum(outcome.prompt_tokens for outcome in rounds),
+            seconds=sum(outcome.seconds for outcome in rounds),
             metrics=rounds[-1].metrics if rounds else {},
-            times=sum((one.times for one in rounds), StepTimes()),
+            times=sum((outcome.times for outcome in rounds), StepTimes()),
         )
 
 
 def connector_config(load_failure: str = "recompute", **options: Any) -> dict[str, Any]:
-    """vLLM's `kv_transfer_config` for `KvsmConnector` with these options."""
+    """Return vLLM's `kv_transfer_config` for `KvsmConnector` with these options."""
     return {
         "kv_connector": "KvsmConnector",
         "kv_connector_module_path": "kvsm.vllm",
@@ -145,9 +145,9 @@ def run_trial(trial: Trial, timeout_s: float = 300) -> TrialOutcome:
 
 @contextmanager
 def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngine]:
-    """An engine for the time of a `with` block. On a normal exit it shuts down; else it is killed.
+    """Run an engine during the `with` block. On a normal exit it shuts down; after an error it is killed.
 
-    timeout_s: most seconds for start-up, for each round and for shutdown.
+    timeout_s: the limit for start-up, for each round and for shutdown (s).
     Raises `TrialFailed`.
     """
     settings = environment(trial.in_process, int(trial.engine.get("tensor_parallel_size", 1)))
@@ -164,7 +164,7 @@ def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngi
             yield engine
             engine.end()
         except BaseException:
-            # With all processes that it started: vLLM's workers outlive a parent that was killed.
+            # Kill its whole process group: vLLM's workers outlive a parent that was killed.
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -174,9 +174,9 @@ def running_engine(trial: Trial, timeout_s: float = 300) -> Iterator[RunningEngi
 def begin_process(
     connection: Connection, said: IO[bytes], settings: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Begin the process of an engine: it serves this end of a pipe, in a session of its own.
+    """Start the process of an engine, in its own session. It serves the requests of this end of a pipe.
 
-    said: its output. settings: its environment.
+    said: the file for its output. settings: its environment.
     """
     return subprocess.Popen(
         [sys.executable, "-m", "kvsm.vllm.trial", str(connection.fileno())],
@@ -190,7 +190,7 @@ def begin_process(
 
 @dataclass
 class RunningEngine:
-    """The caller's end of an engine's process. device: the platform that vLLM found, such as `cpu`."""
+    """The caller's handle of an engine's process. device: the platform that vLLM found, such as `cpu`."""
 
     _connection: Connection
     _process: subprocess.Popen[bytes]
@@ -237,11 +237,11 @@ class RunningEngine:
 
 
 def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
-    """The environment for a process with an engine. Each rank computes with one thread.
+    """Return the environment for a process with an engine. Each rank computes with one thread.
 
-    vLLM binds the ranks to cores, each to its own. In the caller's process it binds nothing; there
-    `OMP_NUM_THREADS` keeps the cores free that the copies need. Threads that wait do not spin: a spinning
-    thread holds a core that a copy or another engine could use.
+    vLLM binds each rank to its own core. In the caller's process vLLM binds no thread; there
+    `OMP_NUM_THREADS` leaves cores free for the copies. Waiting threads do not spin: a spinning thread holds a
+    core that a copy or another engine could use.
 
     Variables that are already set keep their values.
     """
@@ -263,7 +263,7 @@ def environment(in_process: bool = True, ranks: int = 1) -> dict[str, str]:
 
 
 def make_engine(model: str, trial: Trial) -> Any:
-    """vLLM's `LLM` for the trial. model: the directory of the model."""
+    """Make vLLM's `LLM` for the trial. model: the directory of the model."""
     from vllm import LLM
 
     settings: Mapping[str, Any] = {**SETTINGS, "disable_log_stats": False, **trial.engine}
@@ -290,14 +290,14 @@ def _live(connection: Connection) -> None:
 
 
 def _shut_down(core: Any) -> None:
-    """Shut down vLLM's core. Raises `RuntimeError` if it has a process of its own that did not end by itself.
+    """Shut down vLLM's core. Raises `RuntimeError` if it has its own process, which ended with an error.
 
-    A signal ends such a core. Python overlooks a signal that comes in the moment in which the main thread
-    falls asleep, until something wakes that thread. So a message follows: it aborts a request that does not
-    exist.
+    A signal ends such a core. If the signal comes just before the main thread falls asleep, Python handles it
+    only when something wakes the thread. So a message follows that wakes it: the abort of a request that does
+    not exist.
     """
     if not hasattr(core, "resources"):
-        # It shares this process. A user's environment may say so, whatever the trial says.
+        # It shares this process. The user's environment may have set this, whatever the trial says.
         core.shutdown(timeout=SHUTDOWN_S)
         return
     processes = core.resources.engine_manager.processes
@@ -312,14 +312,14 @@ def _shut_down(core: Any) -> None:
 
 
 def _part_the_cores() -> None:
-    """This thread, which steps and runs the model, gets one core, and all other threads the others.
+    """Bind this thread, which runs the steps and the model, to one core, and all other threads to the others.
 
-    So the copies of every connector run beside the model in the same way, wherever the system would have put
-    them. With one core nothing changes.
+    So the copies of every connector run in parallel with the model, whatever the operating system would have
+    chosen. With a single core, no thread is bound.
     """
     first, *others = sorted(os.sched_getaffinity(0))
     for thread in map(int, os.listdir("/proc/self/task")) if others else ():
-        with suppress(ProcessLookupError):  # it has ended
+        with suppress(ProcessLookupError):  # the thread has ended
             os.sched_setaffinity(thread, [first] if thread == get_native_id() else others)
 
 
@@ -344,7 +344,7 @@ def _serve(engine: Any, clock: StepClock | None, prompts: list[Prompt], max_toke
 
 
 def _metrics_of(engine: Any) -> dict[str, float]:
-    """vLLM's counters and gauges that are not 0."""
+    """Return vLLM's counters and gauges that are not 0."""
     found = {}
     for metric in engine.get_metrics():
         labels = [f"{name}={label}" for name, label in sorted(metric.labels.items()) if name != "engine"]

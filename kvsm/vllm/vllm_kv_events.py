@@ -1,4 +1,4 @@
-"""kvsm's KV events as vLLM's own objects, which are the only ones that its publisher encodes."""
+"""Convert kvsm's KV events to vLLM's own objects: vLLM's publisher encodes no others."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ VLLM_EVENTS = {BlockStored: vllm_events.BlockStored, BlockRemoved: vllm_events.B
 
 
 def to_vllm_kv_events(events: Iterable[KVCacheEvent]) -> list[Any]:
-    """The same events. vLLM's settings decide whether block hashes become integers."""
+    """Convert events. vLLM's settings decide whether block hashes become integers."""
     return [_to_vllm_kv_event(event) for event in events]
 
 
 def _to_vllm_kv_event(event: KVCacheEvent) -> Any:
     fields = msgspec.structs.asdict(event)
-    fields["block_hashes"] = [maybe_convert_block_hash(one) for one in fields["block_hashes"]]
+    fields["block_hashes"] = [maybe_convert_block_hash(block_hash) for block_hash in fields["block_hashes"]]
     if fields.get("parent_block_hash") is not None:
         fields["parent_block_hash"] = maybe_convert_block_hash(fields["parent_block_hash"])
     return VLLM_EVENTS[type(event)](**fields)

@@ -1,7 +1,7 @@
 """The options that vLLM's own offload connectors read, and what kvsm does with each: a table of docs/vllm.md.
 
-`interface` compares it with the sources of the installed vLLM. An option that a new vLLM reads fails a test
-until it has its row here.
+`interface` compares it with the sources of the installed vLLM. If a new vLLM reads another option, a test
+fails until the option has a row here.
 """
 
 from __future__ import annotations
@@ -14,11 +14,10 @@ _OPTIONS = "test_interface.py::test_options_are_taken_or_refused_as_the_table_sa
 class Option(NamedTuple):
     """An option that one of vLLM's own offload connectors reads from `kv_connector_extra_config`.
 
-    readers: whose option it is in vLLM.
+    readers: the connectors or specs of vLLM that read it.
     connector: whether KvsmConnector has it.
-    why: what it means, or why kvsm needs no such option. Not what kvsm has instead: the descriptions of
-        kvsm's own options say that.
-    instead: the options of KvsmConnector that do this. A user who gives a refused option reads their
+    why: what it means, or why kvsm needs no such option. It does not describe the options in `instead`.
+    instead: the options of KvsmConnector to use instead. The error for a refused option prints their
         descriptions.
     since: the version that added it; empty if every tested version has it.
     """
@@ -53,7 +52,7 @@ OPTIONS: tuple[Option, ...] = (
         "block_size",
         "OffloadingConnector",
         False,
-        "Theirs is in tokens, and ours in device blocks.",
+        "vLLM's size is in tokens, kvsm's is in device blocks.",
         instead=("blocks_per_chunk",),
     ),
     Option(
@@ -80,14 +79,14 @@ OPTIONS: tuple[Option, ...] = (
         "canonical_layout",
         "OffloadingConnector",
         True,
-        "Whether the bytes on the host do not depend on the number of ranks.",
+        "Whether a block has the same bytes on the host for every number of ranks.",
         "test_replicated_kv.py::test_ranks_share_a_host_pool[canonical]",
     ),
     Option(
         "sync_load_budget_bytes",
         "OffloadingConnector",
         False,
-        "A step of vLLM's waits for loads up to this size. With kvsm other requests compute meanwhile.",
+        "vLLM's step waits for loads up to this size. With kvsm, other requests compute meanwhile.",
         since="0.33.0",
     ),
     Option(
@@ -110,7 +109,7 @@ OPTIONS: tuple[Option, ...] = (
         "max_tracker_size",
         "CPUOffloadingSpec",
         False,
-        "kvsm bounds by itself for how many keys it counts offers.",
+        "kvsm limits by itself for how many keys it counts offers.",
     ),
     Option("secondary_tiers", _TIERS, False, instead=("disk_dir", "disk_bytes")),
     Option("backpressure", _TIERS, False, "No request waits for a store to the disk tier."),
@@ -128,7 +127,7 @@ OPTIONS: tuple[Option, ...] = (
         "num_cpu_blocks",
         _SIMPLE,
         False,
-        "All pipeline stages have as many blocks.",
+        "In kvsm, all pipeline stages have the same number of host blocks.",
         since="0.33.0",
         instead=("cpu_bytes_to_use_per_rank",),
     ),

@@ -1,12 +1,12 @@
 """kvsm's plugin for vLLM, which vLLM loads in each of its processes (entry point `vllm.general_plugins`).
 
-- It makes kvsm's names known to vLLM, so that `"kv_connector": "KvsmConnector"` needs no module path.
+- It registers kvsm's names with vLLM, so that `"kv_connector": "KvsmConnector"` needs no module path.
 - With `KVSM_OFFLOAD=1`, `--kv-offloading-size` uses `KvsmConnector`. Otherwise vLLM uses its own
   OffloadingConnector, or SimpleCPUOffloadConnector with `VLLM_USE_SIMPLE_KV_OFFLOAD=1`. The variable's name
-  does not begin with `VLLM_`: vLLM warns of such names that it does not know, or refuses to start.
+  does not begin with `VLLM_`, because vLLM warns of unknown names with this prefix, or refuses to start.
 
-vLLM has no hook for this choice. So the plugin extends the one method in which vLLM makes it, and only if the
-variable is set. If the installed vLLM does not have this method, one line in the log says so.
+vLLM has no hook for this choice. So the plugin wraps the one method in which vLLM makes it, and only if the
+variable is set. If the installed vLLM does not have this method, a line in vLLM's log says so.
 """
 
 from __future__ import annotations
@@ -25,18 +25,20 @@ _CONNECTOR, _SPEC = "KvsmConnector", "RecordingSpec"
 
 
 def load() -> None:
-    """Called by vLLM, perhaps several times in a process. Whatever goes wrong here, vLLM goes on without."""
+    """Register kvsm with vLLM. vLLM calls this, perhaps several times in a process. After any error, vLLM
+    continues without the plugin."""
     try:
         _register_names()
         if _is_on():
             _choose_kvsm()
-    except Exception as error:  # vLLM would not start, even for users who do not use kvsm
+    except Exception as error:  # else vLLM would not start, even for users who do not use kvsm
         _log().warning("kvsm: vLLM and kvsm's plugin do not fit together, so it does nothing: %s", error)
 
 
 def why_not_loaded() -> str:
-    """Why vLLM does not load this plugin here. Empty if it does."""
-    if "kvsm.vllm.vllm_plugin:load" not in {one.value for one in entry_points(group="vllm.general_plugins")}:
+    """Return why vLLM does not load this plugin here; empty if it does."""
+    plugins = {point.value for point in entry_points(group="vllm.general_plugins")}
+    if "kvsm.vllm.vllm_plugin:load" not in plugins:
         return "vLLM does not find kvsm's plugin: install kvsm with pip in the environment of vLLM"
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "kvsm" not in allowed.split(","):
@@ -83,15 +85,15 @@ def _choose_kvsm() -> None:
 
 
 def _change(config: Any, has_transfer: bool) -> None:
-    """Replace vLLM's choice in this configuration.
+    """Replace vLLM's choice of a connector in this configuration.
 
-    has_transfer: whether the user has given a `kv_transfer_config`, with what vLLM leaves as it is.
+    has_transfer: whether the user has given a `kv_transfer_config`. Its `kv_load_failure_policy` is kept.
     """
     cache_config, transfer = config.cache_config, config.kv_transfer_config
     size = cache_config.kv_offloading_size
     if size is None:
         if transfer is None:
-            _say_without_size()
+            _warn_without_size()
         return
     if cache_config.kv_offloading_backend != "native":
         return
@@ -100,16 +102,16 @@ def _change(config: Any, has_transfer: bool) -> None:
     transfer.kv_connector_extra_config["cpu_bytes_to_use"] = host_bytes
     if not has_transfer:
         transfer.kv_load_failure_policy = "recompute"
-    _say_choice(host_bytes, transfer.kv_load_failure_policy)
+    _log_choice(host_bytes, transfer.kv_load_failure_policy)
 
 
 @cache
-def _say_without_size() -> None:
+def _warn_without_size() -> None:
     _log().warning("kvsm: %s is 1, but without --kv-offloading-size nothing is offloaded", SWITCH)
 
 
 @cache
-def _say_choice(host_bytes: int, load_failure: str) -> None:
+def _log_choice(host_bytes: int, load_failure: str) -> None:
     _log().info(
         "kvsm: KvsmConnector offloads to %d bytes of host memory (--kv-offloading-size, %s=1); "
         "kv_load_failure_policy is %r",

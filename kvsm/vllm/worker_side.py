@@ -1,4 +1,4 @@
-"""The connector in a worker process: it carries out the plans of one rank, and reports."""
+"""The connector in a worker process: it carries out the plans of one rank, and reports ended copies."""
 
 from __future__ import annotations
 
@@ -48,14 +48,15 @@ log = init_logger("vllm.kvsm")
 
 
 class WorkerSide:
-    """The worker's side of one rank.
+    """The worker's side of the connector of one rank.
 
-    A step's copies are submitted before the step computes, behind all compute that was queued before. So a
-    load overwrites nothing that is still read, a store reads what is computed, and both run beside the step.
+    A step's copies are submitted before the step computes, and run after all compute that was queued before.
+    So a load overwrites no block that is still read, a store reads a computed block, and both run in parallel
+    with the step.
 
     engine_id: vLLM's name of the engine.
-    clock: monotonic time (s). Public, as `pause` is, so that a test can choose it.
-    pause: sleeps for this time (s).
+    clock: returns monotonic time (s). Public, like `pause`, so that a test can replace it.
+    pause: sleeps for the given time (s).
     """
 
     def __init__(self, options: ConnectorOptions, vllm_config: Any, kv_cache_config: Any) -> None:
@@ -79,23 +80,24 @@ class WorkerSide:
         self._disk_place = disk_place(options, vllm_config, kv_cache_config)
         self._disk: RankDisk | None = None
         self._disk_reports: list[WorkerReport] = []
-        """Failed copies of a rank that has no disk, not handed to vLLM yet."""
+        """Reports of disk copies that failed because this rank has no disk; not handed to vLLM yet."""
         self._failed_loads: frozenset[str] = frozenset()
         self._ended_loads: frozenset[str] = frozenset()
         self._reports: list[WorkerReport] = []
-        """Not handed to vLLM yet."""
+        """Reports that are not handed to vLLM yet."""
         self._handed: deque[StepReports] = deque(maxlen=vllm_config.max_concurrent_batches)
-        """What vLLM got with each of the last outputs. The scheduler may not have seen all of them."""
+        """The reports in each of the last outputs. vLLM's scheduler may not have processed all of them."""
         self._hanging: set[int] = set()
-        """Copies that a step has waited for in vain. No other step does."""
+        """Copies for which a step has waited in vain. Later steps do not wait for them."""
         self._hanging_on_disk: set[int] = set()
+        """The same for copies of the disk tier."""
         self.clock: Callable[[], float] = time.monotonic
         self.pause: Callable[[float], None] = time.sleep
         self._sent: WorkerStatistics | None = None
         self._ended_when_sent = 0
 
     def register_kv_caches(self, kv_caches: Mapping[str, Any]) -> None:
-        """Take the device pool, and make the host pool for this rank's share."""
+        """Take the device pool, and make the host pool of this rank."""
         self._kv_caches = kv_caches
         self._tensors = block_tensors(self._kv_cache_config, kv_caches)
         self._canonical = self._canonical_rows()
@@ -105,17 +107,17 @@ class WorkerSide:
         self._make(slots * chunk)
 
     def unregister_kv_caches(self) -> None:
-        """The engine is about to sleep. When this returns, no copy touches the KV cache. The host pool stays.
+        """Wait until no copy touches the KV cache, before the engine sleeps. The host pool stays.
 
-        A copy that hangs keeps it waiting: the memory under it must not go away.
+        A copy that hangs makes this wait without limit: its memory must not be freed under it.
         """
         if self._copies is not None and self._worker is not None:
             self._copies.engine.drain()
             self._reports += self._worker.poll()
 
     def restore_kv_caches(self) -> None:
-        """The engine is awake. vLLM gives the KV cache its old addresses again. Another allocator may move
-        it."""
+        """Take the KV cache again after sleep. vLLM's allocator restores the old addresses; another allocator
+        may move the cache."""
         if self._copies is None or self._worker is None:
             return
         tensors = block_tensors(self._kv_cache_config, self._kv_caches)
@@ -130,10 +132,7 @@ class WorkerSide:
             log.info("kvsm: the KV cache of rank %d has moved", self._rank)
 
     def begin_step(self, step: KVConnectorMetadata) -> None:
-        """Start the step's copies, before the step computes.
-
-        Returns when the copies have ended that the step must wait for.
-        """
+        """Start the step's copies, before the step computes, and wait for those that the step flushes."""
         assert isinstance(step, StepPlan)
         self._failed_loads, self._ended_loads = step.failed_loads, step.ended_loads
         self.start(step)
@@ -141,7 +140,7 @@ class WorkerSide:
             self._wait_a_moment()
 
     def start(self, step: StepPlan) -> None:
-        """Start the step's copies, and wait for those that it flushes."""
+        """Start the copies of a plan, and wait for those that it flushes."""
         if not step.plan and not step.imports and not step.disk:
             return
         worker = self._worker
@@ -167,8 +166,9 @@ class WorkerSide:
         self._wait(worker, step.plan.flush, step.disk_flush)
 
     def _wait(self, worker: Worker, transfers: Iterable[int], on_disk: Iterable[int]) -> None:
-        """Return when these copies have ended, or after `transfer_timeout_s`: the scheduler's side gives up
-        what hangs, and the engine goes on.
+        """Wait until these copies have ended, at most `transfer_timeout_s`.
+
+        After that the engine continues, and the scheduler's side gives up the copies that hang.
 
         on_disk: copies of the disk tier.
         """
@@ -181,20 +181,20 @@ class WorkerSide:
         until = self.clock() + timeout_s
         for pause_s in pauses():
             awaited = worker.unreported(transfers) - self._hanging
-            below = set() if disk is None else disk.unreported(on_disk) - self._hanging_on_disk
-            if not (awaited or below) or self.clock() >= until:
+            awaited_on_disk = set() if disk is None else disk.unreported(on_disk) - self._hanging_on_disk
+            if not (awaited or awaited_on_disk) or self.clock() >= until:
                 self._hanging = worker.unreported(self._hanging | awaited)
                 if disk is not None:
-                    self._hanging_on_disk = disk.unreported(self._hanging_on_disk | below)
+                    self._hanging_on_disk = disk.unreported(self._hanging_on_disk | awaited_on_disk)
                 return
             self._reports += worker.poll()
             self.pause(pause_s)
 
     def _wait_a_moment(self) -> None:
-        """Let copies in flight end, for at most `A_MOMENT_S`, in a step that computes nothing.
+        """In a step that computes nothing, wait for copies in flight, at most for the pauses `A_MOMENT_S`.
 
-        Requests whose loads end in the same step begin to compute together. And without a pause vLLM would
-        take empty steps one after the other, which keep copying threads of its process from running.
+        So requests whose loads end at about the same time begin to compute in one step. Without a pause, vLLM
+        would also run empty steps in a row, which would keep copying threads of its process from running.
         """
         worker, disk = self._worker, self._disk
         if worker is None:
@@ -207,7 +207,7 @@ class WorkerSide:
             self._reports += worker.poll()
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:  # noqa: ARG002
-        """The requests whose load the scheduler's side has called failed or ended, once each."""
+        """Return the requests whose load the scheduler's side has declared failed or ended, each once."""
         if not self._failed_loads and not self._ended_loads:
             return KVConnectorTransferResults()
         failed, self._failed_loads = set(self._failed_loads), frozenset()
@@ -215,27 +215,27 @@ class WorkerSide:
         return KVConnectorTransferResults(finished_recving=failed | ended, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> StepReports | None:
-        """The copies that have ended. None if nothing ended: vLLM discards falsy metadata."""
+        """Return the reports of ended copies; None if there are none, because vLLM drops falsy metadata."""
         taken = self.take_all_reports()
         self._handed.append(taken)
         return taken if taken.reports or taken.disk else None
 
     def handed_reports(self) -> StepReports:
-        """The reports in the last outputs. vLLM may still bring them to the scheduler's side."""
+        """Return the reports in the last outputs. vLLM may still bring them to the scheduler's side."""
         handed = StepReports(())
-        for one in self._handed:
-            handed = handed.aggregate(one)
+        for reports in self._handed:
+            handed = handed.aggregate(reports)
         return handed
 
     def take_all_reports(self) -> StepReports:
-        """The reports since the last call, of the disk tier too."""
+        """Return all reports since the last call, with those of the disk tier."""
         disk, self._disk_reports = self._disk_reports, []
         if self._disk is not None:
             disk += self._disk.poll()
         return StepReports(tuple(self.take_reports()), tuple(disk))
 
     def take_reports(self) -> list[WorkerReport]:
-        """The reports since the last call."""
+        """Return the reports since the last call, without those of the disk tier. Logs failed copies."""
         reports, self._reports = self._reports, []
         if self._worker is not None:
             reports += self._worker.poll()
@@ -249,7 +249,7 @@ class WorkerSide:
         return reports
 
     def get_kv_connector_stats(self) -> KvsmStats | None:
-        """Bytes and seconds of copies since the last call; None if there were none."""
+        """Return bytes and seconds of copies since the last call; None if no copy has ended."""
         if self._worker is None or self._worker.ended == self._ended_when_sent:
             return None
         now, before = self._worker.statistics(), self._sent
@@ -275,13 +275,13 @@ class WorkerSide:
         self.shutdown()
         directory, path = self._directory, None
         if directory is not None and self._hands_over:
-            # What a killed engine has left there takes the memory that this one needs.
+            # Pools of killed engines there hold memory that this engine needs.
             remove_dead_pools(directory)
             path = pool_path(directory, self.engine_id, self._rank)
         kept = self._kept_place()
         self._copies = self._make_copies(host_blocks, path, kept)
         if kept is not None:
-            self._tell_of(kept, self._copies)
+            self._log_kept_pool(kept, self._copies)
         if directory is not None:
             pool = self._copies.pool
             self._imports = PoolImports(self._rank, directory, pool.blocks, self._took_over)
@@ -292,7 +292,10 @@ class WorkerSide:
         return self._worker
 
     def _make_copies(self, host_blocks: int, path: Path | None, kept: KeptPlace | None) -> RankCopies:
-        """path: a file from which other engines copy. If it cannot be used, the pool has no file."""
+        """Make the host pool and its copy engine.
+
+        path: a file from which other engines copy; None: no file. If it cannot be used, the pool has no file.
+        """
         verify = self._options.verify_copies
         try:
             return make_copies(self._tensors, host_blocks, verify, path, self._sharing, self._canonical, kept)
@@ -305,7 +308,7 @@ class WorkerSide:
             return self._make_copies(host_blocks, None, kept)
 
     def _make_disk(self, copies: RankCopies) -> RankDisk | None:
-        """The disk tier of this rank; None without one, and if its files cannot be used."""
+        """Open the disk tier of this rank; None if it has none, or its files cannot be used."""
         if self._disk_place is None:
             return None
         layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)
@@ -327,8 +330,8 @@ class WorkerSide:
         layout = layout_facts(self._vllm_config, self._kv_cache_config, self._kv_caches)
         return kept_place(self._options, self._vllm_config, self._kv_cache_config, layout)
 
-    def _tell_of(self, kept: KeptPlace, copies: RankCopies) -> None:
-        """Say which pool this rank keeps, and why it is cold."""
+    def _log_kept_pool(self, kept: KeptPlace, copies: RankCopies) -> None:
+        """Log which pool this rank keeps, and why it is cold."""
         state = "warm" if copies.pool.is_warm else "cold"
         log.info("kvsm: rank %d keeps its host pool in %s; it is %s", self._rank, kept.path, state)
         for reason in [] if copies.pool.is_warm else copies.pool.cold_reason:
@@ -341,14 +344,14 @@ class WorkerSide:
         return canonical_rows(layers, self._replicas)
 
     def _took_over(self, host_blocks: Sequence[int]) -> None:
-        """These host blocks came from another engine."""
+        """Note that these host blocks were copied from another engine."""
         engine = self._copies.engine if self._copies is not None else None
         if isinstance(engine, VerifyingCopyEngine):
             engine.took_over(host_blocks)
 
 
 def _checksums(copies: RankCopies) -> BlockChecksums | None:
-    """What the host blocks must hold, if anybody checks it."""
+    """Return the checksums of the host blocks; None if they are not verified."""
     engine = copies.engine
     return engine.checksums if isinstance(engine, VerifyingCopyEngine) else None
 

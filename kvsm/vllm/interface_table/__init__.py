@@ -1,10 +1,10 @@
-"""What vLLM calls, and what kvsm does with each call: a table of docs/vllm.md.
+"""The methods that vLLM calls, and what kvsm does in each call: a table of docs/vllm.md.
 
-`interface` compares it with the installed vLLM. A method that a new vLLM adds, removes or changes fails a
-test until it has its row here. `vllm_options` has the options.
+`interface` compares it with the installed vLLM. If a new vLLM adds, removes or changes a method, a test fails
+until the row here fits. `vllm_options` has the options.
 
-`connector_interfaces` has what vLLM calls on `KvsmConnector`, `records` what it passes to it and to
-`RecordingSpec`. `rows` says what a row means.
+`connector_interfaces` has the methods that vLLM calls on `KvsmConnector`, `interface_records` the records
+that it passes to `KvsmConnector` and `RecordingSpec`. `rows` defines the rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What vLLM calls on a connector, and on the classes that travel between its processes."""
+"""The methods that vLLM calls on a connector, and on the classes that travel between its processes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _CONNECTOR = (
     inherited(
         "supports_divergent_local_hybrid_hits",
         PROPERTY,
-        "No: a hit is the longest prefix that all groups serve, and it is loaded as a whole.",
+        "No: a hit is the longest prefix that all groups serve, and all of it is loaded.",
     ),
     inherited(
         "get_mem_pool_context", "", "None: kvsm copies to and from the KV cache where vLLM allocates it."
@@ -45,18 +45,18 @@ _CONNECTOR = (
     Method(
         "bind_connector_metadata",
         "connector_metadata",
-        "Begins the copies of the step: vLLM calls it before the step computes.",
+        "Starts the copies of the step: vLLM calls it before the step computes.",
         "test_real_scheduler.py::test_whatever_hangs_the_words_are_right",
     ),
-    inherited("clear_connector_metadata", "", "Forgets it after the step."),
+    inherited("clear_connector_metadata", "", "Drops the metadata after the step."),
     inherited("has_connector_metadata", "", "Whether there is metadata."),
     Method(
         "register_kv_caches",
         "kv_caches",
-        "Takes the KV cache, and makes the host pool for this rank's share.",
+        "Takes the KV cache, and makes the host pool of this rank.",
         "test_tokens.py::test_blocks_go_out_and_come_back",
     ),
-    inherited("supports_sleep_mode", "kv_transfer_config", "Yes: see the next two.", since="0.33.0"),
+    inherited("supports_sleep_mode", "kv_transfer_config", "Yes: see the next two methods.", since="0.33.0"),
     Method(
         "unregister_kv_caches",
         "",
@@ -67,19 +67,19 @@ _CONNECTOR = (
     Method(
         "restore_kv_caches",
         "",
-        "Takes the KV cache again after sleep, also at other addresses.",
+        "Takes the KV cache again after sleep, also if its addresses have changed.",
         "test_sleep.py::test_a_kv_cache_that_moved_is_copied_from_its_new_place",
         since="0.33.0",
     ),
     inherited("set_host_xfer_buffer_ops", "copy_operation", "Nothing: kvsm copies itself."),
     inherited("finish_forward", "", "Nothing: copies do not wait for the end of a step's compute."),
-    inherited("reset_capture_state", "", "Nothing: a capture of CUDA graphs begins no copy."),
+    inherited("reset_capture_state", "", "Nothing: a capture of CUDA graphs starts no copy."),
     inherited(
         "handle_preemptions",
         "kv_connector_metadata",
         "Nothing: a block that kvsm reads or writes is held until the copy has ended.",
     ),
-    Method("start_load_kv", "forward_context, **kwargs", "Nothing: loads have begun already."),
+    Method("start_load_kv", "forward_context, **kwargs", "Nothing: loads have started already."),
     Method("wait_for_layer_load", "layer_name", "Nothing: a request is scheduled when its load has ended."),
     Method(
         "save_kv_layer",
@@ -90,18 +90,18 @@ _CONNECTOR = (
     inherited(
         "get_finished",
         "finished_req_ids",
-        "Is not called: `get_transfer_results` says it, with the failures.",
+        "Is not called: `get_transfer_results` returns ended loads together with failed ones.",
     ),
     Method(
         "get_transfer_results",
         "finished_req_ids",
-        "The requests whose load has failed.",
+        "Returns the requests whose load has failed, or has ended outside a step.",
         "test_real_scheduler.py::test_failed_load_is_computed",
     ),
     inherited(
         "get_block_ids_with_load_errors",
         "",
-        "None: a failed load is told by its request, and all of it is computed.",
+        "None: a failed load is reported by its request, and all of its tokens are computed.",
     ),
     Method(
         "shutdown",
@@ -112,17 +112,19 @@ _CONNECTOR = (
     Method(
         "get_kv_connector_stats",
         "",
-        "The metrics that have changed.",
+        "Returns the metrics that have changed.",
         "test_event_log.py::test_the_log_tells_what_vllm_exported",
     ),
     inherited(
-        "get_kv_connector_kv_cache_events", "", "None: the scheduler's side knows all events (`take_events`)."
+        "get_kv_connector_kv_cache_events",
+        "",
+        "None: the scheduler's side returns all events (`take_events`).",
     ),
     inherited("get_handshake_metadata", "", "None: workers of different engines do not talk to each other."),
     Method(
         "build_connector_worker_meta",
         "",
-        "The reports of the copies that have ended.",
+        "Returns the reports of the copies that have ended.",
         "test_failures.py::test_one_rank_of_two_fails",
     ),
     inherited("bind_kv_cache_manager", "kv_cache_manager", "Gives the block pool to `bind_gpu_block_pool`."),
@@ -135,12 +137,12 @@ _CONNECTOR = (
     inherited(
         "get_loaded_kv_cache_group_ids",
         "request",
-        "All groups with a prefix cache: those are what kvsm loads.",
+        "All groups with a prefix cache: kvsm loads all of them.",
     ),
     Method(
         "get_num_new_matched_tokens",
         "request, num_computed_tokens",
-        "The longest hit in host memory, pinned; or that the request waits for blocks on their way there.",
+        "Pins and returns the longest hit in host memory, or makes the request wait for blocks in flight.",
         "test_tokens.py::test_with_offload_nearly_all_is_found",
     ),
     inherited(
@@ -155,13 +157,13 @@ _CONNECTOR = (
     Method(
         "build_connector_meta",
         "scheduler_output",
-        "Plans the stores of the step, gives overdue copies up, and sends the plan.",
+        "Plans the stores of the step, gives up overdue copies, and sends the plan.",
         "test_real_scheduler.py::test_prefix_of_the_same_step_is_stored_a_step_later",
     ),
     Method(
         "on_new_request",
         "request",
-        "Makes the request known.",
+        "Starts to track the request.",
         "test_event_log.py::test_one_run_has_one_truth",
     ),
     Method(
@@ -184,13 +186,13 @@ _CONNECTOR = (
     Method(
         "take_events",
         "",
-        "The KV events since the last call.",
+        "Returns the KV events since the last call.",
         "test_event_log.py::test_kv_events_fold_to_what_is_resident",
     ),
     Method(
         "has_pending_block_frees",
         "",
-        "Whether a store is the last holder of a block.",
+        "Whether a store holds the last reference to a block.",
         "test_real_scheduler.py::test_whatever_hangs_the_words_are_right",
     ),
     Method(
@@ -203,7 +205,7 @@ _CONNECTOR = (
     Method(
         "build_kv_connector_stats",
         "data=None",
-        "Statistics that came from another process.",
+        "Returns the statistics that another process sent.",
         "test_multi_connector.py::test_tokens_hits_and_statistics_beside_another",
     ),
     inherited("set_xfer_handshake_metadata", "metadata", "Nothing: see `get_handshake_metadata`."),
@@ -211,13 +213,13 @@ _CONNECTOR = (
     Method(
         "build_prom_metrics",
         "vllm_config, metric_types, labelnames, per_engine_labelvalues",
-        "The exporter of the statistics.",
+        "Returns the exporter of the statistics.",
         "test_serve.py::test_a_server_from_start_to_end",
     ),
     Method(
         "reset_cache",
         "",
-        "Makes every key unmatchable, and says whether no copy from before is left.",
+        "Makes every key unmatchable, and returns whether no earlier copy is in flight.",
         "test_disturbances.py::test_a_reset_under_load_is_refused_until_it_has_drained",
     ),
 )
@@ -228,13 +230,13 @@ _STATS = (
     Method(
         "aggregate",
         "other",
-        "Adds counters, and takes the last value of each gauge of a pool.",
+        "Adds counters, and keeps the last value of each gauge of a pool.",
         "test_shared_metrics.py::test_two_connectors_add_up",
     ),
     Method(
         "reduce",
         "",
-        "The numbers of one line of vLLM's log.",
+        "Returns the numbers for one line of vLLM's log.",
         "test_shared_metrics.py::test_two_connectors_add_up",
     ),
     Method("reset", "", "Forgets everything.", "test_serve.py::test_a_server_from_start_to_end"),
@@ -250,13 +252,13 @@ _PROM_METRICS = (
     Method(
         "__init__",
         "vllm_config, metric_types, labelnames, per_engine_labelvalues",
-        "Registers nothing yet: a `RecordingSpec` beside it comes first.",
+        "Registers no metric yet: a `RecordingSpec` in the same process must register first.",
         "test_shared_metrics.py::test_a_connector_and_a_recording_export_side_by_side",
     ),
     Method(
         "observe",
         "transfer_stats_data, engine_idx=0",
-        "Exports what an engine has sent.",
+        "Exports the statistics that an engine has sent.",
         "test_shared_metrics.py::test_a_connector_alone_has_the_documented_names",
     ),
 )
@@ -270,7 +272,7 @@ INTERFACES: Mapping[str, Interface] = {
             Method(
                 "request_finished_all_groups",
                 "request, block_ids",
-                "The request is over, and vLLM has its blocks at once. The answer says where another engine "
+                "Ends the request; vLLM may free its blocks at once. The answer says where another engine "
                 "finds them.",
                 "test_disaggregated.py::test_the_decode_engine_hits_every_full_block",
             ),
@@ -283,7 +285,7 @@ INTERFACES: Mapping[str, Interface] = {
             Method(
                 "aggregate",
                 "other",
-                "The reports of all ranks.",
+                "Joins the reports of all ranks.",
                 "test_failures.py::test_one_rank_of_two_fails",
             ),
         ),
@@ -293,4 +295,4 @@ INTERFACES: Mapping[str, Interface] = {
         _METRICS, ("kvsm.vllm.connector_stats", "KvsmPromMetrics"), _PROM_METRICS
     ),
 }
-"""A class of vLLM -> what `KvsmConnector` and its messages do with its methods."""
+"""A class of vLLM -> what the class of kvsm does in each of its methods."""

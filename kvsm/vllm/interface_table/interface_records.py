@@ -49,4 +49,4 @@ RECORDS = (
         ("req_ids", "resolve_block_ids", "boundary_state_offloads"),
     ),
 )
-"""Their public fields. A new field may carry something that kvsm should say or read."""
+"""The records with their public fields. A new field may be one that kvsm should set or read."""

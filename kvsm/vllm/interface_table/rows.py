@@ -1,4 +1,4 @@
-"""What a row of these tables says."""
+"""The rows of these tables."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 PROPERTY = "property"
-"""Stands for the parameters of a property."""
+"""Used instead of parameters for a property."""
 
 _TABLE = "test_interface.py::test_methods_are_implemented_or_inherited_as_the_table_says"
 
@@ -14,11 +14,11 @@ _TABLE = "test_interface.py::test_methods_are_implemented_or_inherited_as_the_ta
 class Method(NamedTuple):
     """A method of a class of vLLM.
 
-    parameters: as they are written, without self, types and results; or `PROPERTY`.
-    does: what kvsm's class does, or why vLLM's own method is right for it.
+    parameters: as in the source, without self, types and results; or `PROPERTY`.
+    does: what kvsm's class does, or why the method inherited from vLLM is right for it.
     test: the test that shows it.
     since: the version that added it; empty if every tested version has it.
-    inherited: whether kvsm's class has vLLM's own method.
+    inherited: whether kvsm's class inherits vLLM's method.
     """
 
     name: str
@@ -30,12 +30,12 @@ class Method(NamedTuple):
 
 
 def inherited(name: str, parameters: str, does: str, *, since: str = "", test: str = _TABLE) -> Method:
-    """A method that kvsm's class has from vLLM."""
+    """Return the row of a method that kvsm's class inherits from vLLM."""
     return Method(name, parameters, does, test, since, inherited=True)
 
 
 class Interface(NamedTuple):
-    """A class of vLLM and the class of kvsm that is one. module: where vLLM has it."""
+    """A class of vLLM, and kvsm's subclass or implementation of it. module: the module of vLLM's class."""
 
     module: str
     ours: tuple[str, str]
