@@ -1,4 +1,4 @@
-"""The tables of a log as Arrow, pandas and Parquet. Needs the extra `kvsm[analysis]`."""
+"""Export the tables of a log to Arrow, pandas and Parquet. Needs the extra `kvsm[analysis]`."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ BATCH_ROWS = 1 << 16
 
 
 def arrow_module(name: str = "pyarrow") -> Any:
-    """The module `pyarrow`, or one of its parts. Raises `ConfigError` if it is not installed."""
-    # By name: pyarrow has no types, and the strict type checker of an embedder would refuse an import.
+    """Import `pyarrow`, or one of its submodules. Raises `ConfigError` if it is not installed."""
+    # By name: pyarrow has no type hints, so an import statement fails in an embedder's strict type check.
     try:
         return import_module(name)
     except ImportError:
@@ -28,13 +28,13 @@ def arrow_module(name: str = "pyarrow") -> Any:
 
 
 def check_table(table: str) -> None:
-    """Raises `ConfigError` if there is no such table."""
+    """Raise `ConfigError` if there is no such table."""
     if table not in TABLES:
         raise ConfigError(f"there is no table {table!r}; there are {', '.join(TABLES)}")
 
 
 def arrow_schema(table: str) -> Any:
-    """The columns of a table with their types. Raises `ConfigError` if there is no such table."""
+    """The Arrow schema of a table. Raises `ConfigError` if there is no such table."""
     check_table(table)
     pa = arrow_module()
     types = {int: pa.int64(), str: pa.string(), bool: pa.bool_()}
@@ -43,13 +43,13 @@ def arrow_schema(table: str) -> Any:
 
 
 def arrow_batches(connection: sqlite3.Connection, table: str) -> Iterator[Any]:
-    """The rows of a table, `BATCH_ROWS` at a time."""
+    """Yield the rows of a table as Arrow record batches of at most `BATCH_ROWS` rows."""
     pa, schema = arrow_module(), arrow_schema(table)
     flags = [kind is bool for kind, _ in columns_of(table).values()]
     cursor = connection.execute(f"SELECT * FROM {table} ORDER BY {', '.join(KEYS[table])}")
     while rows := cursor.fetchmany(BATCH_ROWS):
         columns = [
-            [None if one is None else bool(one) for one in column] if flag else column
+            [None if value is None else bool(value) for value in column] if flag else column
             for column, flag in zip(zip(*rows), flags)
         ]
         arrays = [pa.array(column, field.type) for column, field in zip(columns, schema)]
@@ -59,7 +59,7 @@ def arrow_batches(connection: sqlite3.Connection, table: str) -> Iterator[Any]:
 def write_parquet(connection: sqlite3.Connection, table: str, path: Path, log: str) -> int:
     """Write a table to a file, with the log's name as its first column. Returns the number of rows.
 
-    The file has its name only when it is whole.
+    The file is written under a temporary name, and renamed to `path` when it is complete.
     """
     pa = arrow_module()
     schema = arrow_schema(table).insert(0, pa.field("log", pa.string(), False))

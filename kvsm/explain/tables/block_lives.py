@@ -1,8 +1,8 @@
-"""The lives of blocks, and why a key is gone: what `Extractor` knows of slots and keys.
+"""Follow the lives of blocks, and explain why a key is gone: the part of `Extractor` for slots and keys.
 
-Each life has a number. The blocks of a store get numbers one after another, and a number is left out between
-two stores. What the blocks of a store share is kept once, in an `Origin`. So a block costs a few entries of
-arrays until its life ends, and lives that end alike make one row.
+Each life has a number. The blocks of a store get consecutive numbers, and one number is skipped between two
+stores. The data that the blocks of a store share is in one `Origin`. So a living block takes a few entries in
+arrays, and consecutive lives that end alike make one row.
 """
 
 from __future__ import annotations
@@ -28,7 +28,13 @@ _Ints = NDArray[np.int64]
 
 
 class Origin(msgspec.Struct):
-    """What the blocks of one store share. blocks: how many of them live."""
+    """The data that the blocks of one store share.
+
+    requests: a JSON list of the requests that stored them.
+    planned_ns: when the store was planned; None: the log lacks its plan.
+    stored, stored_ns: the event that completed the store, and its time; None: not yet, or not in the log.
+    blocks: how many of the blocks are alive.
+    """
 
     requests: str
     planned_ns: int | None
@@ -38,7 +44,13 @@ class Origin(msgspec.Struct):
 
 
 class LifeRun(msgspec.Struct, array_like=True):
-    """Lives of one store, one after another, that had the same hits."""
+    """Lives of one store with consecutive numbers and the same hits.
+
+    life: the first number. blocks: how many lives.
+    store: the number of the first life of their store.
+    transfer: the store.
+    hits, last_hit, last_hit_ns: as in `BlockRow`; 0: no hit.
+    """
 
     life: int
     blocks: int
@@ -50,9 +62,12 @@ class LifeRun(msgspec.Struct, array_like=True):
 
 
 class LifeEnd(NamedTuple):
-    """What ended lives: the event (and its time), why, and the transfer behind it with its requests.
+    """Why lives ended.
 
-    wall_ns: None if the log lacks the event.
+    event, wall_ns: the event that ended them, and its time; wall_ns None: the log lacks the event.
+    why: the reason.
+    by: the transfer that caused it; None: no transfer did.
+    requests: the requests of this transfer, a JSON list; None: no transfer, or unknown.
     """
 
     event: int
@@ -63,7 +78,7 @@ class LifeEnd(NamedTuple):
 
 
 class MissCause(NamedTuple):
-    """Why a key is not readable: the columns of a lookup from `why` to `skipped`."""
+    """Why a key is not readable: the columns of `LookupRow` from `why` to `skipped`."""
 
     why: str | None
     event: int | None = None
@@ -73,7 +88,7 @@ class MissCause(NamedTuple):
 
 
 class MakingRoom(msgspec.Struct):
-    """An eviction whose store is not planned yet."""
+    """An eviction whose store is not planned yet. transfer: the store's number. lives: the evicted ones."""
 
     transfer: int
     event: int
@@ -82,7 +97,7 @@ class MakingRoom(msgspec.Struct):
 
 
 class SavedLives(msgspec.Struct):
-    """`BlockLives` as data."""
+    """The state of `BlockLives` as plain data, for the index."""
 
     origins: dict[int, Origin]
     arrays: tuple[bytes, ...]
@@ -97,9 +112,9 @@ _ARRAYS = ("_life", "_store", "_hits", "_last_hit", "_last_hit_ns")
 
 
 def _form(key: bytes) -> tuple[int, bytes]:
-    """What the keys of one row of `_stores` share: their length and their KV cache group."""
+    """The length of a key and its KV cache group: keys in one row of `_stores` have both in common."""
     group = key[-GROUP_INDEX_BYTES:]
-    # An engine whose keys do not end with a group has anything there. No model has 256 groups.
+    # Some engines' keys do not end with a group, but with arbitrary bytes. No model has 256 groups.
     return len(key), group if group[:-1] == _SMALL_GROUP else b""
 
 
@@ -109,7 +124,7 @@ _SMALL_GROUP = bytes(GROUP_INDEX_BYTES - 1)
 class BlockLives:
     """Follows the blocks of one ledger, and writes a row for each run of lives that ends.
 
-    saved: what `save` gave, if the tables go on.
+    saved: the result of `save`, to resume from an index; None: start with empty tables.
     """
 
     def __init__(self, tables: TableWriter, saved: SavedLives | None = None) -> None:
@@ -117,7 +132,7 @@ class BlockLives:
         self._origins: dict[int, Origin] = {}
         self._next_life = 1
         self._known_from = 0
-        """The event before the first one since which all were seen. Older ends of keys do not count."""
+        """All events after this one were seen. An earlier end of a life does not explain a missing key."""
         self._making_room: MakingRoom | None = None
         recent_keys: dict[bytes, int] = {}
         recent_skips: dict[bytes, int] = {}
@@ -133,7 +148,7 @@ class BlockLives:
 
     def _size(self, slots: int) -> None:
         self._life = np.zeros(slots, dtype=np.int64)
-        """By slot: the number of the life that lasts; 0 if there is none."""
+        """By slot: the number of the living block's life; 0: the slot has none."""
         self._store = np.zeros(slots, dtype=np.int64)
         """By slot: the number of the first life of its store."""
         self._hits = np.zeros(slots, dtype=np.int64)
@@ -141,7 +156,7 @@ class BlockLives:
         self._last_hit_ns = np.zeros(slots, dtype=np.int64)
 
     def save(self) -> SavedLives:
-        """All of this as data."""
+        """Return the state as plain data."""
         return SavedLives(
             self._origins,
             tuple([getattr(self, name).tobytes() for name in _ARRAYS]),
@@ -153,14 +168,17 @@ class BlockLives:
         )
 
     def fits(self, ledger: Ledger) -> bool:
-        """Whether these lives and the ledger's blocks are the same."""
+        """Whether exactly the slots that the ledger's index has are alive here."""
         sizes = {len(getattr(self, name)) for name in _ARRAYS}
         return sizes == {ledger.config.host_blocks} and bool(
             np.array_equal(self._life > 0, are_indexed(ledger.blocks.view))
         )
 
     def begin(self, ledger: Ledger, before: Ledger | None) -> None:
-        """The log begins, or goes on after a gap, with this ledger. before: the one up to the gap."""
+        """Start with the ledger at the beginning of the log or after a gap.
+
+        before: the ledger before the gap; None: the log begins here.
+        """
         now = are_indexed(ledger.blocks.view)
         if before is None:
             self._size(ledger.config.host_blocks)
@@ -184,7 +202,7 @@ class BlockLives:
                 origin.stored = ledger.seq
 
     def _number(self, keys: Sequence[bytes], slots: _Ints) -> None:
-        """Give numbers to lives that begin."""
+        """Number the lives that begin. Keys of different form get separate rows in `_stores`."""
         start = 0
         for _, some in groupby(keys, _form):
             part = list(some)
@@ -199,23 +217,23 @@ class BlockLives:
             self._keys.note(part, range(life, life + len(part)))
             start = end
 
-    # What events do. Each is called when the ledger has applied the event.
+    # One method for each effect of an event. Call it after the ledger has applied the event.
 
     def planned(self, event: StorePlanned, requests: str) -> None:
-        """New lives begin. The eviction that made room for them knows their requests now."""
+        """Begin the lives of a planned store, and write the eviction that made room for it, if any."""
         self.store_follows(event.seq, requests)
         slots = _indices(event.slots)
         self._origins[event.seq] = Origin(requests, event.wall_ns, blocks=len(slots))
         self._number(event.keys, slots)
 
     def stored(self, transfer: int, event: int, wall_ns: int) -> None:
-        """A store is complete."""
+        """Note that a store completed."""
         origin = self._origins.get(transfer)
         if origin is not None:
             origin.stored, origin.stored_ns = event, wall_ns
 
     def matched(self, event: HitMatched) -> None:
-        """A lookup is served by these blocks."""
+        """Count a hit of the blocks that an answer to a lookup pins."""
         if event.slots:
             slots = _indices(event.slots)
             self._hits[slots] += 1
@@ -223,34 +241,38 @@ class BlockLives:
             self._last_hit_ns[slots] = event.wall_ns
 
     def skipped(self, event: StoreSkipped) -> None:
-        """These keys were offered in vain."""
+        """Note that these keys were offered and not stored."""
         self._skips.note(event.keys, [event.seq] * len(event.keys))
 
     def evicted(self, ledger: Ledger, event: BlocksEvicted) -> None:
-        """These lives end as soon as it is known for whom: with the next event."""
+        """End the lives of evicted blocks. Their rows wait for the next event, which plans the store."""
         slots = _indices(event.slots)
         lives = self._runs(ledger, slots)
         self._life[slots] = 0
         self._making_room = MakingRoom(event.transfer, event.seq, event.wall_ns, lives)
 
     def store_follows(self, planned: int | None, requests: str | None = None) -> None:
-        """Finish an eviction that waits for its store. planned: the store that follows; None: none does."""
+        """Write the rows of an eviction that waits for its store; do nothing if there is none.
+
+        planned: the store that the next event plans; None: it plans none.
+        requests: the store's requests, a JSON list.
+        """
         room = self._making_room
         if room is not None:
             self._making_room = None
-            whose = requests if planned == room.transfer else None
-            self._end(room.lives, LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer, whose))
+            owners = requests if planned == room.transfer else None
+            self._end(room.lives, LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer, owners))
 
     def gone(self, ledger: Ledger, slots: IdArray, end: LifeEnd) -> None:
-        """An event removed the keys of these slots, if they lived."""
+        """End the lives in these slots, because an event removed their keys. Slots may be without a life."""
         self._all_end(ledger, np.array(slots, dtype=np.int64), end)
 
     def all_gone(self, ledger: Ledger, end: LifeEnd) -> int:
-        """An event removed all keys. Returns how many there were."""
+        """End all lives, because an event removed all keys. Returns the number of lives."""
         return self._all_end(ledger, np.arange(len(self._life)), end)
 
     def cut_off(self, ledger: Ledger, event: Restarted) -> None:
-        """Another process went on: the keys are gone whose stores had not ended."""
+        """End the lives of the blocks whose stores a restart cut off."""
         gone = np.flatnonzero((self._life > 0) & ~are_indexed(ledger.blocks.view))
         stores = ledger.generation_view[gone]
         for store in np.unique(stores).tolist():
@@ -266,7 +288,7 @@ class BlockLives:
     # Rows.
 
     def _runs(self, ledger: Ledger, slots: _Ints) -> list[LifeRun]:
-        """The lives in these slots, as runs. The ledger still knows the generations of their blocks."""
+        """The lives in these slots, as runs. The ledger must still have the generations of their blocks."""
         if not len(slots):
             return []
         slots = slots[np.argsort(self._life[slots])]
@@ -324,7 +346,7 @@ class BlockLives:
         )
 
     def living(self, ledger: Ledger) -> Iterator[BlockRunRow]:
-        """Rows for the lives that last, or that ended with an eviction whose store is not known yet."""
+        """Yield rows of the lives that have not ended, and of evicted ones whose store is not planned yet."""
         room = self._making_room
         if room is not None:
             end = LifeEnd(room.event, room.wall_ns, Gone.EVICTED, room.transfer)
@@ -335,7 +357,7 @@ class BlockLives:
     # Why a key is gone.
 
     def missed(self, ledger: Ledger, event: HitMatched | RequestAdmitted) -> MissCause:
-        """Why the lookup stops at its missed key; the key's last life is wanted."""
+        """Why the lookup stops at its missed key. Marks the key's last life as wanted, once."""
         key = event.missed
         if key is None:
             return MissCause(None)
@@ -344,9 +366,9 @@ class BlockLives:
             store = ledger.generation[slot]
             in_flight = MissCause(Gone.IN_FLIGHT.value, store, store, self._origins[store].requests)
             return MissCause(None) if ledger.readable(slot) else in_flight
-        # Two keys with one hash are so rare that a skip of the other one is not ruled out.
+        # Hash collisions are ignored here; the skip may be one of another key.
         skipped: int | None = next(self._skips.candidates(key), 0)
-        life = next((one for one in self._keys.candidates(key) if self._tables.key_of(one) == key), None)
+        life = next((life for life in self._keys.candidates(key) if self._tables.key_of(life) == key), None)
         run = None if life is None else self._tables.run_of(life)
         known_from = self._known_from if run is None else max(self._known_from, run.gone or 0)
         if (skipped or 0) <= known_from:
@@ -365,5 +387,5 @@ class BlockLives:
 
 
 def _indices(slots: Ids) -> _Ints:
-    """The slots that an event names, as numpy takes them for an index."""
+    """The slots that an event names, as an array for indexing."""
     return np.array(unpack(slots), dtype=np.int64)

@@ -1,9 +1,9 @@
-"""Key -> the last number noted under it, for more keys than fit in memory.
+"""Map keys to the last number noted for each, for more keys than fit in memory.
 
 A log of 1 GB stores some ten million keys, and a lookup may miss any of them. The latest keys are in a dict.
-When it is full, their hashes are sorted and written as a chunk: 16 bytes a key, in `BUCKETS` parts by the
-first bits of the hash. A search reads one part of each chunk. Two keys may have the same hash: `candidates`
-gives numbers that the caller compares with the key.
+When it is full, their hashes are sorted and written as a chunk: 16 bytes per key, in `BUCKETS` parts by the
+first bits of the hash. A search reads one part of each chunk. Two keys may have the same hash, so a caller of
+`candidates` must check that a number belongs to its key.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 BUCKETS = 64
 RECENT_KEYS = 1 << 18
-"""Keys in memory: about 30 MB."""
+"""Most keys in memory: about 30 MB."""
 
 _START, _FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _SHIFT, _TO_BUCKET = np.uint64(29), np.uint64(58)
@@ -29,25 +29,29 @@ SCHEMA = (
 
 
 class KeyHistory:
-    """The numbers noted under keys. history: a name: one database holds several."""
+    """The numbers noted for keys.
+
+    history: the name of this history; a database can have several.
+    recent: the keys that were not in a chunk when an earlier history was saved; None: there are none.
+    """
 
     def __init__(
         self, connection: sqlite3.Connection, history: str, recent: dict[bytes, int] | None = None
     ) -> None:
         self.recent = recent or {}
-        """What is not in a chunk yet."""
+        """key -> number, for the keys that are not in a chunk yet."""
         self._connection, self._history = connection, history
         query = "SELECT COALESCE(MAX(chunk) + 1, 0) FROM _key_chunks WHERE history = ?"
         (self._chunks,) = connection.execute(query, (history,)).fetchone()
 
     def note(self, keys: Sequence[bytes], numbers: Iterable[int]) -> None:
-        """Note a number, larger than all before it, under each key."""
+        """Note a number for each key. Numbers must increase from call to call."""
         self.recent.update(zip(keys, numbers))
         if len(self.recent) >= RECENT_KEYS:
             self._write_chunk()
 
     def candidates(self, key: bytes) -> Iterator[int]:
-        """The numbers that may be noted under the key, the last one first."""
+        """Yield the numbers noted for this key, or for keys with the same hash, the latest first."""
         if key in self.recent:
             yield self.recent[key]
         if not self._chunks:
@@ -82,7 +86,7 @@ class KeyHistory:
 
 
 def hashes_of(keys: Sequence[bytes]) -> _Hashes:
-    """A hash of 64 bits for each key, the same in every process."""
+    """A 64-bit hash of each key; unlike `hash`, the same in every process."""
     lengths = set(map(len, keys))
     if len(lengths) > 1:
         found = np.zeros(len(keys), np.uint64)

@@ -1,14 +1,14 @@
-"""Questions that people ask of a log again and again, as SQL over its tables, with parameters.
+"""Frequent questions about a log, as SQL over its tables, with parameters.
 
     query = named_query("late-reports")
     sql = query.filled({"seconds": "0.5"})
 
-`NAMED_QUERIES` is the only place where they are written: `kvsm query`, shell completion and docs/tables.md
-read it. In the SQL a parameter stands as `:name`. `filled` writes its value there, so `kvsm query --list`
-shows what runs, and its SQL can be changed and given to `kvsm query` as it is.
+`NAMED_QUERIES` defines all of them: `kvsm query`, shell completion and docs/tables.md read it. A parameter is
+written as `:name` in the SQL. `filled` replaces it by its value, so `kvsm query --list` prints complete SQL
+that can be edited and passed to `kvsm query`.
 
-Each query gives `event`, `step` and `time` (UTC) first: where in the log its row begins. Rows come in the
-order of `event`. A thing whose time is not in the log is left out where a query compares times.
+The first columns of each query are `event`, `step` and `time` (UTC): the place in the log where the row
+begins. Rows are sorted by `event`. A query that compares times omits things whose time is not in the log.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from kvsm.events import KINDS, Direction, SkipReason
 from kvsm.states.request import RequestState
 
 ANY = "any"
-"""The value of a parameter that restricts nothing: NULL in SQL."""
+"""The value of a parameter that does not restrict the query: NULL in SQL."""
 
 
 class ParameterType(Enum):
-    """What a value of a parameter is made of."""
+    """The type of a parameter's values."""
 
     INTEGER = "integer"
     NUMBER = "number"
@@ -37,18 +37,18 @@ class ParameterType(Enum):
 
 
 _FORMS = {ParameterType.INTEGER: r"\d{1,18}", ParameterType.NUMBER: r"\d{1,12}(\.\d{1,9})?"}
-"""The values that are no text: SQL reads them as they are written here."""
+"""Regular expressions for values that are not text. Such values are written into the SQL unquoted."""
 
 
 class QueryParameter(msgspec.Struct, frozen=True):
-    """A value that a named query is asked with.
+    """A parameter of a named query.
 
-    name: after a colon, as the SQL has it.
-    type: what a value is made of.
-    default: the value, if none is given; `any` restricts nothing.
-    sentence: what it means.
-    unit: of the value, such as `s`; empty: it has none.
-    choices: the only values besides `any`; empty: every value of the type.
+    name: its name; in the SQL it follows a colon.
+    type: the type of its values.
+    default: its value if none is given; `any` does not restrict the query.
+    sentence: its meaning.
+    unit: the unit of its value, such as `s`; empty: it has none.
+    choices: the allowed values besides `any`; empty: every value of the type.
     """
 
     name: str
@@ -59,7 +59,7 @@ class QueryParameter(msgspec.Struct, frozen=True):
     choices: tuple[str, ...] = ()
 
     def literal(self, value: str) -> str:
-        """Return the value as SQL. Raises `ConfigError` if it is not one of this parameter's."""
+        """Return the value as SQL. Raises `ConfigError` if this parameter cannot have the value."""
         if value == ANY == self.default:
             return "NULL"
         if self.choices and value not in self.choices:
@@ -74,7 +74,7 @@ class QueryParameter(msgspec.Struct, frozen=True):
         return value
 
     def values(self) -> tuple[str, ...]:
-        """The values to choose from; empty: there are too many to list."""
+        """The values to choose from; empty: every value of the type is allowed."""
         return (ANY, *self.choices) if self.choices and self.default == ANY else self.choices
 
 
@@ -82,7 +82,7 @@ class NamedQuery(msgspec.Struct, frozen=True):
     """A question, and the SQL that answers it.
 
     question: one sentence.
-    sql: a SELECT in which each parameter stands as `:name`.
+    sql: a SELECT in which each parameter is written as `:name`.
     """
 
     name: str
@@ -91,27 +91,30 @@ class NamedQuery(msgspec.Struct, frozen=True):
     sql: str
 
     def filled(self, given: Mapping[str, str] | None = None) -> str:
-        """Return the SQL with a value for each parameter: the one of `given`, or its default.
+        """Return the SQL with a value for each parameter, from `given` or its default.
 
         Raises `ConfigError` for a parameter that the query does not have, or a value that does not fit.
         """
         given = given or {}
-        names = [one.name for one in self.parameters]
+        names = [parameter.name for parameter in self.parameters]
         for name in given:
             if name not in names:
                 raise ConfigError(
                     f"{self.name} has no parameter {name!r}{_near(name, names)}; it has {', '.join(names)}"
                 )
-        values = {one.name: one.literal(given.get(one.name, one.default)) for one in self.parameters}
+        values = {
+            parameter.name: parameter.literal(given.get(parameter.name, parameter.default))
+            for parameter in self.parameters
+        }
         return re.sub(r":([a-z]\w*)", lambda found: values[found[1]], self.sql)
 
 
 def named_query(name: str) -> NamedQuery:
     """Return the query of this name. Raises `ConfigError` with all names if there is none."""
-    for one in NAMED_QUERIES:
-        if one.name == name:
-            return one
-    names = [one.name for one in NAMED_QUERIES]
+    for query in NAMED_QUERIES:
+        if query.name == name:
+            return query
+    names = [query.name for query in NAMED_QUERIES]
     raise ConfigError(f"there is no named query {name!r}{_near(name, names)}; there are {', '.join(names)}")
 
 
@@ -135,19 +138,19 @@ _DIRECTION = QueryParameter(
     ParameterType.TEXT,
     ANY,
     "Only transfers in this direction.",
-    choices=tuple(one.name.lower() for one in Direction),
+    choices=tuple(direction.name.lower() for direction in Direction),
 )
 _REASON = QueryParameter(
     "reason",
     ParameterType.TEXT,
     ANY,
     "Only blocks that were skipped for this reason.",
-    choices=tuple(one.value for one in SkipReason),
+    choices=tuple(reason.value for reason in SkipReason),
 )
 
 
 def _time(column: str) -> str:
-    """The column `time`: a wall time (ns) as `kvsm.explain.story.times.utc` writes it."""
+    """Return SQL for the column `time`: a wall time (ns) in the form of `kvsm.explain.story.times.utc`."""
     return f"strftime('%Y-%m-%dT%H:%M:%fZ', {column} / 1000000 / 1e3, 'unixepoch') AS time"
 
 
@@ -158,9 +161,13 @@ NAMED_QUERIES: tuple[NamedQuery, ...] = (
         "late-reports",
         "Which copies did a rank report late, or not at all?",
         (
-            _seconds("2", "The report came later than this after the submission, or did not come that long."),
+            _seconds("2", "The report came more than this after the submission, or has been missing longer."),
             QueryParameter(
-                "events", ParameterType.INTEGER, "0", "And later than this many events.", unit="events"
+                "events",
+                ParameterType.INTEGER,
+                "0",
+                "Also more than this many events after the submission.",
+                unit="events",
             ),
             _WORKER,
         ),
@@ -185,7 +192,7 @@ ORDER BY event, transfer, worker""",
     NamedQuery(
         "silent-transfers",
         "Which submitted transfers had no report from any rank, and no other end, for this long?",
-        (_seconds("10", "From the submission to the first report or the end."),),
+        (_seconds("10", "More than this from the submission to the first report or the end."),),
         f"""\
 WITH {_LOG_END},
 reports AS (
@@ -227,7 +234,7 @@ ORDER BY event""",
     ),
     NamedQuery(
         "rejected-reports",
-        "Which reports changed nothing, and how had their transfers ended?",
+        "Which reports were rejected, and how had their transfers ended?",
         (_WORKER,),
         f"""\
 SELECT r.event, r.step, {_time("r.wall_ns")},
@@ -240,7 +247,7 @@ ORDER BY r.event""",
     NamedQuery(
         "imported-stores",
         "Which stores copied from another engine, or from another tier, instead of the device?",
-        (QueryParameter("source", ParameterType.TEXT, ANY, "Only stores from here, such as `engine p-1`."),),
+        (QueryParameter("source", ParameterType.TEXT, ANY, "Only from this source, such as `engine p-1`."),),
         f"""\
 SELECT transfer AS event, step, {_time("wall_ns")},
        source, requests, slots, ended, outcome, ROUND((ended_ns - wall_ns) / 1e6, 3) AS took_ms
@@ -252,8 +259,8 @@ ORDER BY event""",
         "hits-after-reset",
         "Which lookups found blocks on the host soon after a reset of the cache?",
         (
-            _seconds("2", "The last reset was at most this long before."),
-            QueryParameter("slots", ParameterType.INTEGER, "1", "They found at least so many.", "host slots"),
+            _seconds("2", "The last reset was at most this long before the lookup."),
+            QueryParameter("slots", ParameterType.INTEGER, "1", "At least this many were hit.", "host slots"),
         ),
         f"""\
 SELECT l.event, l.step, {_time("l.wall_ns")},
@@ -265,7 +272,7 @@ ORDER BY l.event""",
     NamedQuery(
         "lookups-after-skip",
         "Which requests had blocks that were not stored, and looked up their prompt again?",
-        (_REASON, _seconds(ANY, "The lookup came at most this long after.")),
+        (_REASON, _seconds(ANY, "The lookup came at most this long after the skip.")),
         f"""\
 WITH skipped AS (
   SELECT s.event, s.step, s.wall_ns, s.blocks, s.reason, owner.value AS request
@@ -283,7 +290,7 @@ ORDER BY s.event, s.request""",
     NamedQuery(
         "misses-after-skip",
         "Which lookups stopped at a key that had been offered and not stored?",
-        (_REASON, _seconds(ANY, "The offer was at most this long before.")),
+        (_REASON, _seconds(ANY, "The offer was at most this long before the lookup.")),
         f"""\
 SELECT l.event, l.step, {_time("l.wall_ns")},
        l.request, l.missed, l.why, s.event AS skip, s.reason, s.requests AS skipped_for,
@@ -295,7 +302,7 @@ ORDER BY l.event""",
     ),
     NamedQuery(
         "misses-after-eviction",
-        "Which blocks were evicted, and stopped a lookup afterwards?",
+        "Which evicted blocks did a later lookup miss?",
         (_seconds(ANY, "The lookup came at most this long after the eviction."),),
         f"""\
 SELECT b.gone AS event, e.step, {_time("b.gone_ns")},
@@ -308,14 +315,14 @@ ORDER BY b.gone, b.life""",
     ),
     NamedQuery(
         "long-waits",
-        "Which requests waited long for a transfer, their own load or another's?",
+        "Which requests waited long for their own load, or for another request's transfer?",
         (
-            _seconds("2", "They waited longer than this, or still wait."),
+            _seconds("2", "They waited longer than this, or have been waiting longer."),
             QueryParameter(
                 "state",
                 ParameterType.TEXT,
                 ANY,
-                "Only waits for other transfers (`DEFERRED`), or for own loads (`LOADING`).",
+                "Only waits for another request's transfer (`DEFERRED`), or for the own load (`LOADING`).",
                 choices=(RequestState.DEFERRED.name, RequestState.LOADING.name),
             ),
         ),
@@ -348,7 +355,7 @@ ORDER BY event, r.request""",
         "Which events of one kind are followed by an event of another kind?",
         (
             _kind("kind", "CacheReset", "The kind of the first event."),
-            _kind("by", "BlocksEvicted", "The kind of the event that follows: the next one counts."),
+            _kind("by", "BlocksEvicted", "The kind of the following event; the nearest one counts."),
             _seconds(ANY, "It follows within this time."),
         ),
         f"""\
@@ -371,7 +378,7 @@ ORDER BY p.event""",
         (
             _kind("kind", "TransfersSubmitted", "The kind of the first event."),
             _kind("by", "WorkerReported", "The kind of the event that does not follow."),
-            _seconds(ANY, "It does not follow within this time, as far as the log goes."),
+            _seconds(ANY, "It does not follow within this time; the log must go on for longer than that."),
         ),
         f"""\
 WITH {_LOG_END},
@@ -394,7 +401,7 @@ ORDER BY p.event""",
         "Which events of one kind come after an event of another kind?",
         (
             _kind("kind", "HitMatched", "The kind of the second event."),
-            _kind("by", "CacheReset", "The kind of the event before: the last one counts."),
+            _kind("by", "CacheReset", "The kind of the event before; the nearest one counts."),
             _seconds(ANY, "It comes within this time."),
         ),
         f"""\
@@ -412,4 +419,4 @@ WHERE p.kind = :kind AND (:seconds IS NULL OR p.wall_ns - b.wall_ns <= :seconds 
 ORDER BY p.event""",
     ),
 )
-"""All of them, in the order in which they are listed."""
+"""All named queries, in the order in which they are listed."""

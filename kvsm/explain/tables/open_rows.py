@@ -1,6 +1,6 @@
-"""Requests and transfers whose rows may still change, and the rows that they give.
+"""Requests and transfers whose rows may still change, and how their rows are made.
 
-They are plain data, so an index can keep them and go on later.
+They are plain data, so an index can store them and resume from them later.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from kvsm.states.request import RequestState
 from kvsm.states.words import STATE_MASK
 
 CUT_OFF = "cut off"
-"""The outcome of a transfer whose process ended before it did."""
+"""The outcome of a transfer that had not ended when its process did."""
 
 
 class Moved(NamedTuple):
-    """When something changed: the event, its step and its wall time (ns). The log may lack the last two."""
+    """The event at which something changed, with its step and wall time (ns). None: not in the log."""
 
     event: int
     step: int | None = None
@@ -34,9 +34,11 @@ def _columns(at: Moved | None) -> tuple[int | None, int | None, int | None]:
 class RequestInProgress(msgspec.Struct):
     """A request whose row may still change: it is not over, or a store of its blocks has not ended.
 
-    state, since, awaits: the stay that lasts.
-    answer: to its last lookup, if it was not admitted with it yet.
-    stores: its stores that have not ended.
+    state, since, awaits: its current state, when it entered it, and the transfer that it waits for, if any.
+    answer: the row of its last lookup; None: there is none, or the request was admitted with it.
+    stores: number of its stores that have not ended.
+
+    The other fields are as in `RequestRow`.
     """
 
     request: str
@@ -64,7 +66,7 @@ class RequestInProgress(msgspec.Struct):
     stores: int = 0
 
     def row(self, now_ns: int) -> RequestRow:
-        """The row as it is now: a wait that lasts counts up to `now_ns`."""
+        """The row as it is now. A current wait counts up to `now_ns`."""
         wait = self.wait_ns(now_ns)
         return RequestRow(
             self.request,
@@ -89,18 +91,18 @@ class RequestInProgress(msgspec.Struct):
         )
 
     def stay(self, ended: Moved | None) -> RequestStateRow:
-        """Its stay in its state. ended: None: it lasts."""
+        """The row of its stay in the current state. ended: when it left the state; None: it has not."""
         state = RequestState(self.state).name
         return RequestStateRow(self.request, *self.since, state, self.awaits, *_columns(ended))
 
     def wait_ns(self, until_ns: int | None) -> int:
-        """How long its stay has lasted, as far as the log tells. A wall clock may have been set back."""
+        """The time since it entered its state (ns); 0: a time is not in the log, or a clock was set back."""
         if until_ns is None or self.since.wall_ns is None:
             return 0
         return max(0, until_ns - self.since.wall_ns)
 
     def move(self, state: int, awaits: int | None, at: Moved) -> None:
-        """The next stay begins."""
+        """Enter another state, and add the time in the current one to the waits. awaits: as in this class."""
         wait = self.wait_ns(at.wall_ns)
         if self.state == RequestState.DEFERRED:
             self.deferred_ns += wait
@@ -110,7 +112,7 @@ class RequestInProgress(msgspec.Struct):
 
 
 def awaited(record: RequestRecord) -> int | None:
-    """The transfer for which a request waits, if it does."""
+    """The transfer that a request waits for; None: it does not wait."""
     state = record.word & STATE_MASK
     if state == RequestState.DEFERRED:
         return record.awaits
@@ -120,13 +122,15 @@ def awaited(record: RequestRecord) -> int | None:
 class Flight(msgspec.Struct):
     """A transfer that has not ended.
 
-    planned: its event is also its number.
+    planned: the event that planned it; the event's number is also the transfer's.
     requests: a JSON list.
-    owners: (request, event of its arrival, its slots), for each request that is known.
-    sent: whether the workers have it. The log may not tell when it was submitted.
+    owners: (request, event of its arrival, number of its slots) for each owner whose row may still change.
+    slots: number of host slots.
+    submitted: when it was submitted; None: it was not, or the log lacks the event.
+    sent: whether it was submitted.
     reported: bit w is set when worker w has reported.
-    waited_for: events of flushes that named it.
-    elsewhere: the other end of the copy, if that is not the device.
+    waited_for: number of flushes that named it.
+    elsewhere: the other end of the copy; None: the device.
     """
 
     planned: Moved
@@ -146,7 +150,7 @@ class Flight(msgspec.Struct):
         return "store" if self.store else "load"
 
     def row(self, workers: int, outcome: str | None, ended: Moved | None) -> TransferRow:
-        """The row as it is now. outcome: None: it has not ended, or the log does not tell how."""
+        """The row as it is now. outcome: None: it has not ended, or the log lacks its end."""
         return TransferRow(
             *self.planned,
             self.direction,
@@ -163,7 +167,7 @@ class Flight(msgspec.Struct):
         )
 
     def copy(self, worker: int, report: WorkerReported | None) -> CopyRow:
-        """One rank's part. report: None: it has not reported."""
+        """The row of one rank's part. report: the rank's report; None: it has not reported."""
         submitted_ns = None if self.submitted is None else self.submitted.wall_ns
         row = self.planned.event, worker, self.direction, submitted_ns
         if report is None:
@@ -176,7 +180,7 @@ class Flight(msgspec.Struct):
         return CopyRow(*row, *at, queued, copied, noticed, report.good, report.error or None)
 
     def silent_copies(self, workers: int) -> list[Row]:
-        """The parts of ranks that have not reported."""
+        """The rows of the ranks that have not reported; empty if the transfer was not submitted."""
         if not self.sent:
             return []
         silent = [worker for worker in range(workers) if not self.reported >> worker & 1]

@@ -1,4 +1,4 @@
-"""A log, opened: its events and its tables.
+"""Open a log to read its events and tables.
 
 with kvsm.open("log") as log:
     for lookup in log.lookups("why = ?", ("evicted",)):
@@ -38,18 +38,18 @@ from kvsm.explain.tables.table_index import KeptTables, Progress, open_tables
 
 
 class OpenedLog:
-    """A log whose tables can be read. A context manager: leave it, or call `close`, to let the tables go.
+    """A log whose tables can be read. Use it as a context manager, or call `close`, to close the tables.
 
-    directory: of the log.
-    config: its configuration.
-    condition: what was found out about the log besides its events.
+    directory: the log's directory.
+    config: the configuration of the core that wrote the log.
+    condition: how the log ends, and whether it is damaged or lacks events.
     first, last: numbers of its first and last event.
-    began_ns, ended_ns: their wall times (Unix time in ns).
-    stopped: why the tables end before the log does: the error of damage, or of an event that cannot follow.
-        None: they hold all of the log.
-    connection: the database of the tables. It can only be read.
-    note: why the tables are not kept for the next time (`kvsm.explain.tables.table_index`), if they should
-    be.
+    began_ns, ended_ns: wall times of these two events (Unix time in ns).
+    stopped: why the tables end before the log does: the error for damage, or for an event that cannot follow;
+        None: they cover the whole log.
+    connection: the SQLite database of the tables, read-only.
+    note: why the tables could not be stored in an index (`kvsm.explain.tables.table_index`); None: they were,
+        or the log is too small for an index.
     """
 
     def __init__(self, reader: LogReader, tables: KeptTables) -> None:
@@ -72,11 +72,14 @@ class OpenedLog:
         self.close()
 
     def close(self) -> None:
-        """Let the tables go."""
+        """Close the tables."""
         self.connection.close()
 
     def events(self, first: int | None = None, last: int | None = None) -> Iterator[OffloadingEvent]:
-        """The events from `first` to `last`, streamed. Raises `LogError` if the log does not keep `first`."""
+        """Stream the events from `first` to `last`. Raises `LogError` if the log no longer has event `first`.
+
+        first, last: None: from the log's first event, to its last.
+        """
         for segment in LogReader(self.directory).segments(first):
             for event in segment.events():
                 if last is not None and event.seq > last:
@@ -84,7 +87,7 @@ class OpenedLog:
                 if first is None or event.seq >= first:
                     yield event
 
-    # The tables. where: a condition in SQL, with ? for each of `params`. Rows come in the order of their key.
+    # The tables. where: an SQL condition, with a `?` for each of `params`. Rows are sorted by their key.
 
     def requests(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RequestRow]:
         """The requests."""
@@ -111,7 +114,7 @@ class OpenedLog:
         return read(self.connection, "blocks", BlockRow, where, params)
 
     def block_runs(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[BlockRunRow]:
-        """Runs of blocks of one store that lived alike."""
+        """The lives of blocks, with consecutive blocks of a store that lived alike in one row."""
         return read(self.connection, "block_runs", BlockRunRow, where, params)
 
     def skips(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[SkipRow]:
@@ -123,15 +126,15 @@ class OpenedLog:
         return read(self.connection, "resets", ResetRow, where, params)
 
     def restarts(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RestartRow]:
-        """The processes that went on with the log of another one."""
+        """The restarts: a process resumed the log of an earlier process."""
         return read(self.connection, "restarts", RestartRow, where, params)
 
     def rejections(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[RejectionRow]:
-        """The reports of workers that changed nothing."""
+        """The rejected reports of workers."""
         return read(self.connection, "rejections", RejectionRow, where, params)
 
     def occupancy(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[OccupancyRow]:
-        """Samples of the pool."""
+        """Samples of how the slots of the pool are used."""
         return read(self.connection, "occupancy", OccupancyRow, where, params)
 
     def arrow(self, table: str) -> Any:
@@ -146,7 +149,7 @@ class OpenedLog:
         return self.arrow(table).to_pandas()
 
     def sql(self, query: str, params: Sequence[Any] = ()) -> sqlite3.Cursor:
-        """The result of a query over the tables. The tables cannot be changed.
+        """Run an SQL query over the tables. The tables cannot be changed.
 
         Raises `ConfigError` for a query that SQLite refuses.
         """
@@ -156,18 +159,18 @@ class OpenedLog:
             raise ConfigError(f"the query cannot be run: {error}") from error
 
     def memo(self, name: str) -> bytes | None:
-        """What `remember` kept of this log as it is; None: nothing."""
+        """The value that `remember` cached for the log up to its current last event; None: there is none."""
         return self._tables.memo(name, self.last)
 
     def remember(self, name: str, value: bytes) -> None:
-        """Keep what follows from the log as it is, in its index. Nothing if there is no index to write to."""
+        """Cache a value computed from the log in its index. Does nothing if no index can be written."""
         self._tables.remember(name, self.last, value)
 
     def resolve_request(self, name: str) -> list[str]:
-        """The requests that the log means by `name`, in the order in which they arrived.
+        """The ids of the requests that `name` matches, in the order of their arrival.
 
-        As `kvsm.explain.story.names.matching`: the request of this name or, if there is none, each one whose
-        name begins with it and a hyphen. An engine appends these characters to the name that a client gave.
+        Like `kvsm.explain.story.names.matching`: the request with this id or, if there is none, all requests
+        whose ids begin with `name` and a hyphen, because an engine appends to the id that a client sent.
         """
         rows = self.connection.execute(
             "SELECT request, MIN(arrived) AS came FROM requests WHERE request = ?"
@@ -184,14 +187,14 @@ def open(
     max_slots: int | None = None,
     progress: Progress | None = None,
 ) -> OpenedLog:
-    """Open a log: make its tables, or take them from its index (`kvsm.explain.tables.table_index`).
+    """Open a log: make its tables, or read them from its index (`kvsm.explain.tables.table_index`).
 
-    directory: of the log. It may still be written; the tables hold what was there when it was opened.
+    directory: the log's directory. The log may still be written; the tables cover what it has now.
     allow_policies, max_slots: as in `kvsm.explain.story.Trust`.
-    progress: is told the number of the event up to which the log was read.
+    progress: called with the number of the last event that was read, from time to time.
 
-    Damage and an event that cannot follow end the tables; `OpenedLog.stopped` tells them. Raises `LogError`
-    if there is no log, no whole event in it, or if it claims more than is allowed.
+    The tables end before damage, or before an event that cannot follow; `OpenedLog.stopped` has the error.
+    Raises `LogError` if there is no log, if it has no whole event, or if it exceeds the allowed limits.
     """
     reader, trust = LogReader(directory), Trust(allow_policies, max_slots)
     tables = open_tables(reader, trust, progress)

@@ -1,4 +1,4 @@
-"""Queries of other people over the tables of a log: only SELECT, and only for some time."""
+"""Run users' queries over the tables of a log: only SELECT, and with a time limit."""
 
 from __future__ import annotations
 
@@ -17,31 +17,32 @@ _ALLOWED = {
 }
 _FORBIDDEN_FUNCTIONS = {"load_extension", "fts3_tokenizer", "readfile", "writefile", "edit"}
 _STEPS = 10_000
-"""Instructions of SQLite's machine between two looks at the clock: less than a millisecond."""
+"""Instructions of SQLite's virtual machine between two checks of the time limit: less than a millisecond."""
 
 
 def run_query(
     connection: sqlite3.Connection, query: str, params: Sequence[Any], seconds: float
 ) -> tuple[list[str], Iterator[tuple[Any, ...]]]:
-    """(names of the columns, rows) of a query that only reads.
+    """Run a query that only reads. Returns (names of the columns, iterator over the rows).
 
-    seconds: the longest time that it may take. Ctrl-C ends it too.
+    seconds: time limit, from now to the last row. Ctrl-C ends the query too.
 
-    Raises `ConfigError` for a query that is wrong, takes too long, or does anything but SELECT. So do the
-    rows, and `LogError` for a damaged index.
+    Raises `ConfigError` for a query that is wrong, takes too long, or does anything but SELECT, and
+    `LogError` for a damaged index. The iterator over the rows raises the same errors.
     """
     until = time.monotonic() + seconds
     timed_out: list[bool] = []
 
-    def look() -> bool:
+    def is_over() -> bool:
         if time.monotonic() > until:
             timed_out.append(True)
         return bool(timed_out)
 
-    # SQLite declares these table functions at their first use, and an authorizer would refuse that.
+    # Use these table functions once before the authorizer is set: SQLite declares them at their first use,
+    # and the authorizer would refuse that.
     connection.execute("SELECT 1 FROM json_each('[]'), json_tree('[]')")
     connection.set_authorizer(_may)
-    connection.set_progress_handler(look, _STEPS)
+    connection.set_progress_handler(is_over, _STEPS)
     try:
         cursor = connection.execute(query, params)
     except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
@@ -63,7 +64,7 @@ def run_query(
 
 
 def _may(action: int, first: str | None, second: str | None, *_: str | None) -> int:
-    """Whether a part of a query is allowed, as SQLite asks it."""
+    """The authorizer that SQLite calls for each action of a query: `SQLITE_OK` or `SQLITE_DENY`."""
     if action not in _ALLOWED:
         return sqlite3.SQLITE_DENY
     if action == sqlite3.SQLITE_FUNCTION and second in _FORBIDDEN_FUNCTIONS:
@@ -74,14 +75,14 @@ def _may(action: int, first: str | None, second: str | None, *_: str | None) -> 
 
 
 def _clear(error: BaseException, timed_out: list[bool], seconds: float) -> BaseException:
-    """The error that a person understands."""
+    """Convert an error of SQLite to one with a clear message."""
     text = str(error)
     if timed_out:
         return ConfigError(
             f"the query took more than {seconds:g} s and was stopped; ask for less, or give --timeout"
         )
     if text == "interrupted":
-        return KeyboardInterrupt()  # Ctrl-C was raised in `look`, and SQLite took it for a refusal to go on.
+        return KeyboardInterrupt()  # Ctrl-C was raised in `is_over`, so SQLite interrupted the query.
     if "malformed" in text or "not a database" in text:
         return LogError(f"the index beside the log is damaged ({text}); delete index.sqlite, and ask again")
     if "not authorized" in text or "prohibited" in text:

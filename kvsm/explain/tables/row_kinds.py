@@ -1,13 +1,13 @@
-"""The tables that a log gives: one class a table, one row a thing, one column a field.
+"""The tables of a log: one class for each table, one field for each column.
 
-Every row says where in the log it comes from: an event number, the engine step and the wall time (Unix time
-in ns). A column is None if the log does not tell it, or not yet: a transfer without an end is still in flight
-where the log ends. An older log tells less.
+Every row has its place in the log: an event number, the engine step and the wall time (Unix time in ns). A
+column is None if its value is not in the log, or not yet: a transfer without an end is still in flight where
+the log ends. Older logs have fewer values.
 
-A log may lack events: its oldest segments were deleted, or a write failed. A thing that began or ended there
-has the last event that the log lacks as its beginning or end, and no step and no time.
+A log may lack events: its oldest segments were deleted, or a write failed. If a thing began or ended in such
+a gap, its beginning or end is the last missing event, and its step and time are None.
 
-`KEYS` names the columns that identify a row of each table. The docs, the SQL schema and the export are made
+`KEYS` has the columns that identify a row of each table. The docs, the SQL schema and the export are made
 from these classes.
 """
 
@@ -19,7 +19,7 @@ import msgspec
 
 
 class Gone(str, Enum):
-    """Why a key is not readable on the host: why a prefix stops there, and how a block's life ends."""
+    """Why a key is not readable on the host, so that a lookup stops there, or why a block's life ended."""
 
     __str__ = str.__str__
 
@@ -29,17 +29,17 @@ class Gone(str, Enum):
     EVICTED = "evicted"
     RESET = "reset"
     RESTART = "restart"
-    """Its store had not ended when another process went on."""
+    """Its store had not ended when another process resumed the log."""
     STORE_FAILED = "store failed"
     LOAD_FAILED = "load failed"
     CANCELLED = "store cancelled"
     LOST = "copy lost"
     BEFORE_LOG = "before the log begins"
-    """The oldest segments were deleted, or events are missing: the log cannot tell."""
+    """Unknown: the oldest segments were deleted, or events are missing."""
 
 
 class EventRow(msgspec.Struct, frozen=True):
-    """An event. The log holds the rest of it."""
+    """An event. Its other fields are only in the log."""
 
     event: int
     step: int
@@ -48,27 +48,28 @@ class EventRow(msgspec.Struct, frozen=True):
 
 
 class RequestRow(msgspec.Struct, frozen=True):
-    """A request, from its arrival to its end. A name that is used again has a row for each life.
+    """A request, from its arrival to its end. If several requests had the same name, each has a row.
 
-    While the load of a finished request is in flight, the log has only the admissions of later requests of
-    its name. Each of them has a row that begins and ends with its first admission. If the core
-    still knows such a request when the load ends, a second row begins there, with `asked` None.
+    While the load of a finished request is in flight, later requests of the same name are in the log only
+    with their admissions. Each of them has a row that begins and ends with its first admission. If the core
+    still has such a request when the load ends, a second row begins there, with `asked` None.
 
-    arrived, arrived_step, arrived_ns: the event with which the core heard of it.
-    finished, finished_step, finished_ns: the event with which it finished, was aborted or cut off; None: none
-        did that.
-    cut_off: its process ended before it did, and `finished` is the restart that says so. What a restart ends
-        has the time of the last event before it, here and in the other tables: nobody worked between.
+    arrived, arrived_step, arrived_ns: the event with which it arrived at the core.
+    finished, finished_step, finished_ns: the event with which it finished, was aborted or was cut off; None:
+        it has not ended.
+    cut_off: whether its process ended before it did; then `finished` is the restart. Its time is that of the
+        last event before the restart, as for all that a restart ends, because no process ran in between.
     state: its state where the log ends (`kvsm.states.request.RequestState`), RELEASED if it is over.
-    asked: blocks of its prompt, in device blocks, when it was admitted for the first time; `on_device` of
-        them the device had, `on_host` of them the host served. None: it was not admitted, it reads no cache,
-        or the log does not say.
+    asked: blocks of its prompt, in device blocks, when it was admitted for the first time; the device had
+        `on_device` of them, and the host served `on_host`. None: it was not admitted, it reads no cache, or
+        the log has no counts.
     loads: loads that were planned for it; `failed_loads` of them did not bring all their blocks.
-    loaded: host slots that its loads brought. stored: host slots that were stored for it.
+    loaded: host slots that were loaded for it. stored: host slots that were stored for it.
     held: host slots that it holds for another engine; 0: it is a request of this engine.
-    hand_over: how that ended (`kvsm.tiers.hand_over.leases.LeaseEnd`); None: it has not, or it is no
-    hand-over.
-    deferred_ns, loading_ns: how long it waited for other transfers, and for its own loads, so far.
+    hand_over: how the hand-over to the other engine ended (`kvsm.tiers.hand_over.leases.LeaseEnd`); None: it
+        has not ended, or this is no hand-over.
+    deferred_ns: time that it waited for transfers of other requests, up to the end of the log.
+    loading_ns: time that it waited for its own loads, up to the end of the log.
     """
 
     request: str
@@ -97,10 +98,10 @@ class RequestRow(msgspec.Struct, frozen=True):
 
 
 class RequestStateRow(msgspec.Struct, frozen=True):
-    """One stay of a request in a state, DEFERRED and LOADING among them: its waits.
+    """The time that a request stayed in one state. It waits in the states DEFERRED and LOADING.
 
-    transfer: what it waits for, if it is DEFERRED or LOADING.
-    ended: the event that ended the stay; None: it lasts where the log ends.
+    transfer: the transfer that it waits for; None: it does not wait.
+    ended: the event with which it left the state; None: it is in it where the log ends.
     """
 
     request: str
@@ -115,21 +116,21 @@ class RequestStateRow(msgspec.Struct, frozen=True):
 
 
 class LookupRow(msgspec.Struct, frozen=True):
-    """An answer to a request's lookup (`HitMatched`). A request may ask many times. Figures of a run count
-    only the answer used at its first admission: `WHERE admitted IS NOT NULL AND NOT resumed`.
+    """An answer to a request's lookup (`HitMatched`). A request may look up many times. Figures of a run
+    count only the answer used at its first admission: `WHERE admitted IS NOT NULL AND NOT resumed`.
 
-    event: of the answer. If the used answer differs from the last one that was logged: of the admission.
+    event: the answer's event, or the admission's, if it used another answer than the last logged one.
     asked, on_device, on_host: as in `RequestRow`; of a used answer, at the admission.
     hit_slots: host slots that the answer pins, over all KV cache groups.
     admitted: the event that admitted the request with this answer (`RequestAdmitted`); None: it was not used.
-    resumed: the request was admitted before, and has lost its blocks since.
+    resumed: whether the request was admitted before, and has lost its blocks since.
     missed: the key at which the prefix stops, in hex; None: none was missing, or nothing was looked up.
-    why: the `Gone` of that key.
-    cause: the event because of which the key is not readable; None: there is none.
-    cause_transfer: the transfer behind it: the store for which the key was evicted, the store in flight, or
-        the transfer that failed, was cancelled, lost or cut off.
+    why: why the key is missing (`Gone`).
+    cause: the event that made the key unreadable; None: there is none.
+    cause_transfer: the transfer behind that event: the store for which the key was evicted, the store in
+        flight, or the transfer that failed, was cancelled, lost or cut off.
     cause_requests: the requests of this transfer, as a JSON list.
-    skipped: the last event since then that was an offer of the key and did not store it; None: there is none.
+    skipped: the last event since `cause` that skipped an offer of the key; None: there is none.
     """
 
     event: int
@@ -153,16 +154,19 @@ class LookupRow(msgspec.Struct, frozen=True):
 class TransferRow(msgspec.Struct, frozen=True):
     """A store or a load. `transfer` is also the number of the event that planned it.
 
-    direction: `store` or `load`. requests: a JSON list of the requests it is for.
-    slots: host slots that it copies. workers: ranks that must report it; `pending` have not.
-    submitted: the event with which it left for the workers. ended: the event that ended it.
+    direction: `store` or `load`.
+    requests: a JSON list of the requests that own it.
+    slots: host slots that it copies.
+    workers: ranks that must report it; `pending` of them have not.
+    submitted: the event with which it left for the workers; None: it did not.
+    ended: the event that ended it; None: it has not ended.
     outcome: `completed`, `failed`, `cancelled`, `drained` or `lost`; `cut off`: its process ended before it
         did, planned or in flight; None: it has not ended, or the log lacks its end.
-    waited_for: events of flushes (`FlushRequested`) that named it: the engine stood still for it.
-    source: where the bytes of a store come from, if not from the device: `engine p-1`; `elsewhere` if the log
-        begins later. None: it is a load, or stores from the device.
-    target: where the bytes of a load go, if not to the device: `disk`. None: it is a store, or loads to the
-        device, or the log begins later.
+    waited_for: number of flushes (`FlushRequested`) that named it: the engine stood still for it.
+    source: the source of a store that does not copy from the device, such as `engine p-1`; `elsewhere` if the
+        log begins later. None: it is a load, or a store from the device.
+    target: the target of a load that does not copy to the device, such as `disk`. None: it is a store, or a
+        load to the device, or the log begins later.
     """
 
     transfer: int
@@ -188,12 +192,14 @@ class TransferRow(msgspec.Struct, frozen=True):
 class CopyRow(msgspec.Struct, frozen=True):
     """One rank's part of a submitted transfer.
 
-    reported, reported_ns: the report that counted; None: the rank has not reported.
-    queued_ns: from the submission to the worker until its copy began. copied_ns: from the first byte of the
-        copy to the last. Both are durations by the worker's clock; None: the worker did not say.
+    reported, reported_ns: the rank's report; None: the rank has not reported.
+    queued_ns: time from the copy's submission on the worker until it began, by the worker's clock; None: the
+        worker did not measure it.
+    copied_ns: time from the first byte of the copy to the last, by the worker's clock; None: not measured.
     noticed_ns: the rest of the time from `submitted_ns` to `reported_ns`: the way to the worker and back, and
-        the step that noticed the end. None: one of these is not known.
-    good: whether its bytes are right. error: why not, as the worker said it; None: the log does not tell.
+        the wait for the step that noticed the end. None: one of these times is unknown.
+    good: whether its bytes are right; None: the rank has not reported.
+    error: the worker's error if they are not; None: there is none, or it is not in the log.
     """
 
     transfer: int
@@ -211,19 +217,21 @@ class CopyRow(msgspec.Struct, frozen=True):
 
 
 class BlockRow(msgspec.Struct, frozen=True):
-    """The life of one block in a host slot: from the plan to store it until its key is not found any more.
+    """The life of one block in a host slot: from the plan of its store until its key leaves the index.
 
-    transfer: the store that made it. key: in hex. requests: a JSON list of the requests that stored it.
+    transfer: the store that made it.
+    key: its key in hex.
+    requests: a JSON list of the requests that stored it.
     planned_ns: when its store was planned; None: before the log begins, or in a gap of it.
-    stored, stored_ns: the event from which on it could be read; None: it never could.
-    hits: answers to lookups that it was part of, used or not; `last_hit`, `last_hit_ns`: the latest of them.
+    stored, stored_ns: the event that completed its store; None: it never became readable.
+    hits: answers to lookups that include it, used or not; `last_hit`, `last_hit_ns`: the latest of them.
     gone, gone_ns: the event that ended its life; None: the slot holds it where the log ends.
-    why: the `Gone` of its end.
+    why: why its life ended (`Gone`).
     gone_for: the store for which it was evicted; `gone_for_requests`: a JSON list of the store's requests.
-    gone_by: the transfer that failed, was cancelled, lost or cut off, and so ended it.
-    wanted, wanted_ns, wanted_by: the first lookup that stopped at its key after its end, and before the key
-        was stored again; and the lookup's request.
-    life: its number. The blocks of a store have numbers one after another, in the order of its keys.
+    gone_by: the transfer that ended its life, because it failed, was cancelled, lost or cut off.
+    wanted, wanted_ns: the first lookup that stopped at its key after its life ended, and before the key was
+        stored again. wanted_by: the lookup's request.
+    life: its number. The blocks of a store have consecutive numbers, in the order of its keys.
     """
 
     transfer: int
@@ -249,11 +257,11 @@ class BlockRow(msgspec.Struct, frozen=True):
 
 
 class BlockRunRow(msgspec.Struct, frozen=True):
-    """Blocks of one store and one KV cache group, one after another, whose lives were alike. Count them here:
-    it is much faster.
+    """Consecutive blocks of one store and one KV cache group that lived alike. Counting blocks is much faster
+    with this table than with `blocks`.
 
-    life: the number of the first of them. blocks: how many there are, and so lives `life` and following.
-    store: the number of the first life of their store.
+    life: the life of the first block. blocks: number of blocks; their lives are numbered from `life` on.
+    store: the first life of their store.
 
     The other columns are as in `BlockRow`.
     """
@@ -281,7 +289,10 @@ class BlockRunRow(msgspec.Struct, frozen=True):
 
 
 class SkipRow(msgspec.Struct, frozen=True):
-    """Offered blocks of one event that were not stored (`StoreSkipped`). requests: a JSON list."""
+    """Offered blocks that were not stored, by one event (`StoreSkipped`).
+
+    requests: a JSON list of the requests that offered them.
+    """
 
     event: int
     step: int
@@ -292,9 +303,11 @@ class SkipRow(msgspec.Struct, frozen=True):
 
 
 class ResetRow(msgspec.Struct, frozen=True):
-    """A reset of the cache: how many keys it dropped, and how many transfers it cancelled and abandoned.
+    """A reset of the cache.
 
-    weights: version of the weights that compute from here on; None: the same as before.
+    keys: number of keys that it dropped.
+    cancelled, abandoned: number of transfers that it cancelled, and abandoned in flight.
+    weights: version of the model weights from here on; None: unchanged.
     """
 
     event: int
@@ -308,14 +321,14 @@ class ResetRow(msgspec.Struct, frozen=True):
 
 
 class RestartRow(msgspec.Struct, frozen=True):
-    """Another process went on with the log and the pool (`Restarted`).
+    """A restart: another process resumed the log and the pool (`Restarted`).
 
-    life: how many processes have written the log, this one included.
-    last_end: how the last one ended; None: it closed the log.
-    kept: blocks that could be read, and still can.
+    life: number of processes that have written the log, including this one.
+    last_end: how the previous process ended; None: it closed the log.
+    kept: blocks that were readable and stay readable.
     storing, planned: blocks that were being stored, or were planned to be. They are gone.
     freed: slots that were quarantined or retired, and can be used again.
-    transfers_cut_off, requests_cut_off: how many ended with the last process.
+    transfers_cut_off, requests_cut_off: transfers and requests that ended with the previous process.
     """
 
     event: int
@@ -332,7 +345,7 @@ class RestartRow(msgspec.Struct, frozen=True):
 
 
 class RejectionRow(msgspec.Struct, frozen=True):
-    """A worker's report that changed nothing (`ReportRejected`), and why."""
+    """A worker's report that was rejected and changed nothing (`ReportRejected`), and why."""
 
     event: int
     step: int
@@ -344,10 +357,11 @@ class RejectionRow(msgspec.Struct, frozen=True):
 
 
 class OccupancyRow(msgspec.Struct, frozen=True):
-    """The pool after an event, taken every `SAMPLE_EVENTS` events and at the end: slots by what holds them.
+    """A sample of the pool, every `SAMPLE_EVENTS` events and at the end: the number of slots in each state.
 
     free: empty. idle: stored and evictable. pinned: stored and promised to a request, or being loaded.
-    storing: planned or in flight. quarantined: a copy may still write it. retired: never used again.
+    storing: their store is planned or in flight. quarantined: void, and a copy may still touch them.
+    retired: never used again.
     """
 
     event: int
@@ -382,7 +396,7 @@ Row = (
 )
 
 SAMPLE_EVENTS = 256
-"""Events from one row of the table `occupancy` to the next."""
+"""Number of events from one row of the table `occupancy` to the next."""
 
 TABLES: dict[str, type[Row]] = {
     "events": EventRow,

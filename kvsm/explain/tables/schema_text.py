@@ -1,4 +1,4 @@
-"""The tables and the named queries in words: for `kvsm query --tables` and `--list`, and docs/tables.md."""
+"""Describe the tables and named queries as text: `kvsm query --tables` and `--list`, and docs/tables.md."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _NAMES = {int: "integer", str: "text", bool: "0 or 1"}
 
 
 def table_says(table: str) -> list[str]:
-    """What a table is and what its columns mean, in lines."""
+    """The description of a table and its columns, as lines."""
     return (getdoc(TABLES[table]) or "").splitlines()
 
 
 def columns_say(table: str) -> list[tuple[str, str]]:
-    """Each column with its type, in order."""
+    """(name, type) of each column, in order."""
     return [
         (name, f"{_NAMES[kind]}, or NULL" if optional else _NAMES[kind])
         for name, (kind, optional) in columns_of(table).items()
@@ -26,18 +26,18 @@ def columns_say(table: str) -> list[tuple[str, str]]:
 
 
 def schema_lines() -> list[str]:
-    """All tables, for a terminal."""
+    """Describe all tables, as lines for a terminal."""
     lines = []
     for table in TABLES:
         lines += ["", f"{table}   (key: {', '.join(KEYS[table])})", ""]
         lines += [f"  {line}".rstrip() for line in table_says(table)]
         lines += ["", *[f"    {name:<20}{kind}" for name, kind in columns_say(table)]]
-    gone = [f"    {one.value}" for one in Gone]
+    gone = [f"    {why.value}" for why in Gone]
     return [*lines[1:], "", "Why a key is gone (`why`):", "", *gone]
 
 
 def schema_page() -> str:
-    """All tables, as Markdown."""
+    """Describe all tables and named queries, as Markdown."""
     parts = [_PAGE]
     for table in TABLES:
         parts.append(f"\n## {table}\n\n")
@@ -46,44 +46,48 @@ def schema_page() -> str:
         parts.append("| column | type |\n| --- | --- |\n")
         parts += [f"| `{name}` | {kind} |\n" for name, kind in columns_say(table)]
     parts.append("\n## Why a key is gone\n\n")
-    parts += [f"- `{one.value}`\n" for one in Gone]
+    parts += [f"- `{why.value}`\n" for why in Gone]
     parts.append(_NAMED)
     for query in NAMED_QUERIES:
         parts.append(f"\n### {query.name}\n\n{query.question}\n\n")
         parts.append("| parameter | default | meaning |\n| --- | --- | --- |\n")
-        for one in query.parameters:
-            parts.append(f"| `{one.name}` | {_default_of(one)} | {one.sentence}{_choices_of(one)} |\n")
+        for parameter in query.parameters:
+            meaning = f"{parameter.sentence}{_choices_of(parameter)}"
+            parts.append(f"| `{parameter.name}` | {_default_of(parameter)} | {meaning} |\n")
     return "".join(parts)
 
 
 def named_query_lines(query: NamedQuery, given: Mapping[str, str]) -> list[str]:
-    """A named query for a terminal: its question, its parameters, and its SQL with the values of `given`.
+    """Describe a named query, as lines for a terminal: its question, its parameters, and its filled SQL.
 
-    Raises `ConfigError` for a value that the query does not take.
+    Raises `ConfigError` as `NamedQuery.filled` does.
     """
-    width = max(len(one.name) for one in query.parameters)
+    width = max(len(parameter.name) for parameter in query.parameters)
     return [
         f"{query.name}: {query.question}",
         "",
         *[
-            f"  {one.name:<{width}}  {one.sentence}{_choices_of(one)}"
-            f"  [{one.type.value}, default: {_default_of(one)}]"
-            for one in query.parameters
+            f"  {parameter.name:<{width}}  {parameter.sentence}{_choices_of(parameter)}"
+            f"  [{parameter.type.value}, default: {_default_of(parameter)}]"
+            for parameter in query.parameters
         ],
         "",
         *query.filled(given).splitlines(),
     ]
 
 
-def _default_of(one: QueryParameter) -> str:
-    return f"{one.default} {one.unit}" if one.unit and one.default != ANY else one.default
+def _default_of(parameter: QueryParameter) -> str:
+    if parameter.unit and parameter.default != ANY:
+        return f"{parameter.default} {parameter.unit}"
+    return parameter.default
 
 
-def _choices_of(one: QueryParameter) -> str:
-    """The choices, if there are few: the kinds of events are in kvsm/events.py."""
-    if not one.choices:
+def _choices_of(parameter: QueryParameter) -> str:
+    """List the choices if there are at most 10. Only the kinds of events are more: see kvsm/events.py."""
+    choices = parameter.choices
+    if not choices:
         return ""
-    return f" One of {', '.join(one.choices)}." if len(one.choices) <= 10 else " See kvsm/events.py."
+    return f" One of {', '.join(choices)}." if len(choices) <= 10 else " See kvsm/events.py."
 
 
 _PAGE = """\
@@ -91,20 +95,20 @@ _PAGE = """\
 
 <!-- Written by `PYTHONPATH=specs python -m write_docs` from rows and named queries. Do not edit. -->
 
-What `kvsm query`, `kvsm export --parquet` and `kvsm.open` give. [incidents.md](incidents.md) shows queries
-that help in an incident.
+`kvsm query`, `kvsm export --parquet` and `kvsm.open` read these tables. [incidents.md](incidents.md) has
+queries for incidents.
 
 - Event numbers count from 1. Wall times (`_ns`) are Unix time in nanoseconds. Steps are the engine's.
-- A column is NULL if the log does not tell it, or not yet.
-- Where a log lacks events, a thing that began or ended there has the last event that the log lacks as its
-  beginning or end, and no step and no time.
+- A column is NULL if its value is not in the log, or not yet.
+- A log may lack events. If a thing began or ended in such a gap, its beginning or end is the last missing
+  event, and its step and time are NULL.
 """
 
 _NAMED = """
 ## Named queries
 
-`kvsm query DIR --named NAME` asks one of these; `--set NAME=VALUE` changes a parameter. Its SQL is what
-`kvsm query --list --named NAME` prints: start your own query from there. The first columns are `event`,
-`step` and `time` (UTC): where the row begins. `any` restricts nothing. A thing whose time is not in the log
-is left out where times are compared.
+`kvsm query DIR --named NAME` runs one of these queries; `--set NAME=VALUE` sets a parameter. To start your
+own query, print its SQL with `kvsm query --list --named NAME`. The first columns are `event`, `step` and
+`time` (UTC): the place in the log where the row begins. The value `any` does not restrict the query. A query
+that compares times omits things whose time is not in the log.
 """

@@ -1,16 +1,16 @@
-"""The tables of `row_kinds.py` in SQLite: their schema, how rows are written, and how they are read.
+"""The tables of `row_kinds.py` in SQLite: schema, writer and reader.
 
-The schema is made from the classes of the rows, so a column is declared once. A row that is written again
-replaces the one with the same key: the thing has gone on since.
+The schema is made from the row classes, so each column is declared once. Rows are upserts: later events
+update the row with the same key.
 
-Blocks are many, and most blocks of a store live alike. So `block_runs` has a row for each run of them, and
-`blocks` is a view that names each block. Two tables that begin with `_` give it slots and keys:
+There are many blocks, and most blocks of a store live alike. So `block_runs` has one row for each run of such
+blocks, and the view `blocks` has one for each block. Two internal tables give the view its slots and keys:
 
-- `_stores` has the keys and slots of a store in one row. Lives are numbered, so `life - store` is a block's
-  place in it. Keys of another length or another KV cache group begin another row.
+- `_stores` has the keys and slots of a store in one row. `life - store` is a block's position in that row.
+  Keys of another length or KV cache group have a row of their own.
 - `_numbers` has the numbers below `RUN_BLOCKS`.
 
-Everything is plain SQL: `sqlite3` and DuckDB read the file as well.
+Everything is plain SQL, so `sqlite3` and DuckDB can read the file too.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ INDEXES: dict[str, tuple[str, ...]] = {
     "transfers": ("ended",),
     "block_runs": ("transfer", "gone"),
 }
-"""Columns that are looked up often, besides the keys of the tables."""
+"""Indexed columns of each table, besides its key: queries often search by them."""
 
 RUN_BLOCKS = 4096
-"""Most blocks of one run."""
+"""Most blocks in one run."""
 _NUMBERS = """
 INSERT INTO _numbers
 WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers LIMIT ?) SELECT n FROM numbers
@@ -53,7 +53,7 @@ _R = TypeVar("_R", bound=Row)
 
 
 def schema() -> list[str]:
-    """The statements that make the tables."""
+    """The SQL statements that create the tables."""
     return [
         *[_create(table) for table in TABLES if table not in _VIEWS],
         "CREATE TABLE _stores (life INTEGER PRIMARY KEY, key_bytes INTEGER, keys BLOB, slot_digits INTEGER,"
@@ -70,7 +70,7 @@ def schema() -> list[str]:
 
 
 def make_tables(connection: sqlite3.Connection) -> None:
-    """Make the tables in an empty database."""
+    """Create the tables in an empty database."""
     for statement in schema():
         connection.execute(statement)
     connection.execute(_NUMBERS, (RUN_BLOCKS,))
@@ -114,7 +114,7 @@ def _insert(table: str) -> str:
 
 
 class TableWriter:
-    """Writes rows, some at a time, and finds again what an extractor must know of the past."""
+    """Writes rows in batches, and looks up earlier rows for an extractor."""
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
@@ -122,17 +122,21 @@ class TableWriter:
         self._stores: list[tuple[int, int, bytes, int, str]] = []
 
     def add(self, table: str, row: Row) -> None:
-        """Keep a row until the next `flush`."""
+        """Buffer a row until the next `flush`."""
         self._rows[table].append(row)
 
     def add_store(self, life: int, keys: Sequence[bytes], slots: Sequence[int]) -> None:
-        """Keep the keys, all of one length, and the slots of blocks. life: the first block's."""
+        """Buffer the keys and slots of blocks with consecutive lives, as one row of `_stores`.
+
+        life: the life of the first block.
+        keys: all of one length.
+        """
         digits = len(str(max(slots)))
         listed = f"%0{digits}d" * len(slots) % tuple(slots)
         self._stores.append((life, len(keys[0]), b"".join(keys), digits, listed))
 
     def flush(self) -> None:
-        """Write the rows. Raises `LogError` for a number that no kvsm writes."""
+        """Write the buffered rows. Raises `LogError` for a number that is too large for SQLite."""
         try:
             for table, rows in self._rows.items():
                 if rows:
@@ -145,7 +149,7 @@ class TableWriter:
             raise LogError(f"the log holds a number that is larger than any kvsm writes: {error}") from error
 
     def key_of(self, life: int) -> bytes:
-        """The key of a life."""
+        """The key of a life; empty if there is no such life."""
         found = self._found(
             "SELECT substr(keys, 1 + (? - life) * key_bytes, key_bytes) FROM _stores"
             " WHERE life <= ? ORDER BY life DESC LIMIT 1",
@@ -154,18 +158,22 @@ class TableWriter:
         return b"" if found is None else bytes(found[0])
 
     def run_of(self, life: int) -> BlockRunRow | None:
-        """The run with this life. None: the life is not over."""
+        """The run that has this life; None: the life has not ended."""
         found = self._found("SELECT * FROM block_runs WHERE life <= ? ORDER BY life DESC LIMIT 1", (life,))
         run = None if found is None else BlockRunRow(*found)
         return run if run is not None and life < run.life + run.blocks else None
 
     def requests_of(self, transfer: int) -> str | None:
-        """The requests of a transfer that has ended, as a JSON list."""
+        """The requests of a transfer that has ended, as a JSON list; None: there is no such row."""
         found = self._found("SELECT requests FROM transfers WHERE transfer = ?", (transfer,))
         return None if found is None else str(found[0])
 
     def want(self, run: BlockRunRow, life: int, event: int, wall_ns: int, request: str) -> None:
-        """Note in the run's block of this life that a lookup wants it. The run is cut around it."""
+        """Mark one block of a run as wanted by a lookup. The block gets a run of its own.
+
+        life: the block's life.
+        event, wall_ns, request: the lookup.
+        """
         before, after = life - run.life, run.life + run.blocks - life - 1
         parts = [replace(run, life=life, blocks=1, wanted=event, wanted_ns=wall_ns, wanted_by=request)]
         if before:
@@ -183,7 +191,7 @@ class TableWriter:
 def read(
     connection: sqlite3.Connection, table: str, kind: type[_R], where: str, params: Sequence[Any]
 ) -> Iterator[_R]:
-    """The rows of a table in the order of its key. where: a condition in SQL; empty: all rows."""
+    """Yield the rows of a table, sorted by its key. where: an SQL condition; empty: all rows."""
     condition = f" WHERE {where}" if where else ""
     query = f"SELECT * FROM {table}{condition} ORDER BY {', '.join(KEYS[table])}"
     try:
@@ -194,8 +202,8 @@ def read(
 
 
 def _maker(kind: type[_R], table: str) -> Callable[[tuple[Any, ...]], _R]:
-    """What makes a row from its columns. SQLite has no bool."""
-    places = [place for place, (one, _) in enumerate(columns_of(table).values()) if one is bool]
+    """Return a function that makes a row from its columns, with bools, which SQLite lacks."""
+    places = [place for place, (kind_of, _) in enumerate(columns_of(table).values()) if kind_of is bool]
     if not places:
         return lambda columns: kind(*columns)
 

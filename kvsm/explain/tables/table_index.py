@@ -1,25 +1,25 @@
-"""The tables of a log, kept beside it as `index.sqlite`: read on where they end, or made from nothing.
+"""Store the tables of a log beside it as `index.sqlite`: extend them where they end, or make them anew.
 
-Nothing needs the index: it saves the time to read a large log again, and can be deleted at any time. It is
-committed at the end of each segment, so an interrupted indexing goes on there. Where it ends, it holds the
-ledger and all that the extractor knows, as data. A log that is still written is read up to its last whole
-frame, and on from there the next time.
+The index is optional: it saves reading a large log again, and can be deleted at any time. It is committed at
+the end of each segment, so an interrupted indexing resumes there. It also stores the ledger and the state of
+the extractor at the event where it ends. A log that is still written is read up to its last whole frame, and
+from there on the next time.
 
-An index is believed only if nobody else can have made or changed it, and it belongs to this log as it is:
+An index is used only if no other user can have made or changed it, and if it fits the log as it is now:
 
 ============================================  ==================================================
 what is found                                 what is done
 ============================================  ==================================================
-a log of less than `SMALL_LOG` bytes          read each time; no file is made
-a directory that others may change, or that   tables in a temporary file, and a note that says why.
-this user may not change; a file of another   The file is left alone.
+a log of less than `SMALL_LOG` bytes          read the log each time; make no file
+a directory that others may change, or that   make tables in a temporary file, with a note that
+this user may not change; a file of another   says why. Leave the file that was found unchanged.
 user, a link, or a file that is no index
-an index of another run or version, of other  made from nothing. A copied index is on another inode;
-segments, on another inode, or damaged        it may have been made by anybody.
-another process is at work on it              wait up to `WAIT_SECONDS`, then a temporary file
+an index of another run or version, of other  make it anew. A copied index is on another inode, and
+segments, on another inode, or damaged        another user may have made it.
+another process is at work on it              wait up to `WAIT_SECONDS`, then use a temporary file
 ============================================  ==================================================
 
-An index remembers events of segments that retention has deleted since.
+An index still has the events of segments that retention has deleted since.
 """
 
 from __future__ import annotations
@@ -49,17 +49,17 @@ from kvsm.system.private_files import open_private, why_not_private
 
 INDEX_NAME, LOCK_NAME = "index.sqlite", "index.lock"
 SMALL_LOG = 1 << 20
-"""Bytes of a log that is read in about half a second."""
+"""Logs smaller than this (bytes) get no index: reading them takes about half a second."""
 
 CHECKED_BYTES = 64 << 20
 """An index up to this size is searched for damage when it is opened: about a tenth of a second."""
 
 WAIT_SECONDS = 30.0
-"""How long to wait for another process that brings the index up to date."""
+"""How long to wait for another process that updates the index."""
 
 _APPLICATION = 0x6B76736D
 _VERSION = 4
-"""Raise it when the tables or what is saved change their meaning; other columns are noticed by themselves."""
+"""Increase it when the meaning of the tables or of the saved state changes. A changed schema is detected."""
 
 _FLUSH_EVENTS = 4096
 _STATE_SCHEMA = "CREATE TABLE _state (saved BLOB)"
@@ -67,15 +67,17 @@ _MEMO_SCHEMA = "CREATE TABLE _memos (name TEXT PRIMARY KEY, event INTEGER, value
 _HEADER = b"SQLite format 3\x00"
 
 Progress = Callable[[int], None]
-"""Is told the number of the event up to which the log was read."""
+"""Called with the number of the last event that was read."""
 
 
 class KeptTables(msgspec.Struct):
-    """Tables, ready to be read.
+    """Tables that can be read.
 
-    stopped: why they end before the log does.
-    note: why they are not kept beside the log, if they should be.
-    memos: whether there is a place for `memo`. path: of the file, if `remember` may write to it.
+    condition: how the log ends, and whether it is damaged or lacks events.
+    stopped: why the tables end before the log does; None: they cover the whole log.
+    note: why they could not be stored beside the log; None: they were, or the log is small.
+    memos: whether the database has the table for `memo`.
+    path: the file of the index; None: `remember` cannot write to it.
     """
 
     connection: sqlite3.Connection
@@ -86,7 +88,7 @@ class KeptTables(msgspec.Struct):
     path: Path | None = None
 
     def memo(self, name: str, event: int) -> bytes | None:
-        """What was remembered under a name of the log up to `event`; None: nothing, or of another event."""
+        """The value cached under a name for the log up to `event`; None: there is none for this event."""
         if not self.memos:
             return None
         query = "SELECT value FROM _memos WHERE name = ? AND event = ?"
@@ -94,7 +96,7 @@ class KeptTables(msgspec.Struct):
         return None if found is None else bytes(found[0])
 
     def remember(self, name: str, event: int, value: bytes) -> None:
-        """Keep what follows from the log up to `event`, for the next time. Nothing if that cannot be done."""
+        """Cache a value computed from the log up to `event`. Does nothing if the index cannot be written."""
         if self.path is None:
             return
         with suppress(sqlite3.Error), closing(sqlite3.connect(self.path, isolation_level=None)) as writer:
@@ -102,14 +104,17 @@ class KeptTables(msgspec.Struct):
 
 
 class SavedIndex(msgspec.Struct):
-    """How far an index is, and what it takes to go on.
+    """The state of an index, to resume indexing where it ends.
 
-    place: device and inode of the file.
-    segments: name -> size of each segment that was read (bytes). The last one may have grown.
-    present: the segments that the log had.
-    touched_ns: when the last of them was changed.
-    gaps, broken_from: as in `LogCondition`, so far.
-    condition: of the whole log, if it was read to its end.
+    place: device and inode of the index file.
+    run: the run that wrote the log.
+    segments: name -> size (bytes) of each segment that was read. The last one may have grown since.
+    present: names of the segments that the log had.
+    touched_ns: modification time of the last segment that was read.
+    gaps, broken_from: as in `LogCondition`, for the part that was read.
+    condition: the condition of the whole log; None: it was not read to its end.
+    ledger: snapshot of the ledger after the last event.
+    extractor: state of the extractor after the last event.
     """
 
     place: tuple[int, int]
@@ -124,20 +129,20 @@ class SavedIndex(msgspec.Struct):
     extractor: SavedExtractor
 
 
-class _Unbelievable(KvsmError):
-    """The index is not of this log as it is."""
+class _IndexMismatch(KvsmError):
+    """The index does not fit the log as it is now."""
 
 
 def open_tables(reader: LogReader, trust: Trust, progress: Progress | None) -> KeptTables:
-    """The tables of a log, from its index or from the log. Raises as `kvsm.explain.story.rebuild` does."""
+    """Make the tables of a log, or read them from its index. Raises as `kvsm.explain.story.rebuild` does."""
     trust.check(reader.head.config, reader.directory)
-    if sum(one.st_size for one in _status(reader).values()) < SMALL_LOG:
+    if sum(status.st_size for status in _status(reader).values()) < SMALL_LOG:
         return _temporary(reader, trust, progress, None)
     try:
         _refuse_shared(reader.directory)
         if not os.access(reader.directory, os.W_OK):
-            return _as_it_is(reader)
-        with _only_one(reader.directory):
+            return _read_only(reader)
+        with _exclusive(reader.directory):
             return _kept(reader, trust, progress)
     except (ConfigError, OSError, sqlite3.Error) as error:
         note = f"the index is not kept beside the log, and the log is read each time: {error}"
@@ -145,14 +150,14 @@ def open_tables(reader: LogReader, trust: Trust, progress: Progress | None) -> K
 
 
 def _temporary(reader: LogReader, trust: Trust, progress: Progress | None, note: str | None) -> KeptTables:
-    """Tables in a file that goes when they are closed, or in memory as long as they are small."""
+    """Make tables in a temporary file, deleted when they are closed; SQLite keeps small ones in memory."""
     connection = sqlite3.connect("", isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("BEGIN")
         make_tables(connection)
         indexer = _Indexer(connection, reader, trust, progress)
-        stopped = indexer.read_on(None)
+        stopped = indexer.read_to_end(None)
         connection.execute("COMMIT")
     except BaseException:
         connection.close()
@@ -161,17 +166,17 @@ def _temporary(reader: LogReader, trust: Trust, progress: Progress | None, note:
 
 
 def _refuse_shared(directory: Path) -> None:
-    """Raises `ConfigError` if another user may change what is in the directory."""
+    """Raise `ConfigError` if another user may change files in the directory."""
     found = directory.stat()
     if found.st_uid not in (os.geteuid(), 0) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise ConfigError(f"other users may change what is in {directory}")
 
 
 @contextmanager
-def _only_one(directory: Path) -> Iterator[None]:
-    """One process at a time works on an index. Raises `ConfigError` if another one does not end.
+def _exclusive(directory: Path) -> Iterator[None]:
+    """Lock the index for this process. Raises `ConfigError` if another process holds the lock too long.
 
-    The lock has a file of its own: the directory's lock belongs to the process that writes the log.
+    The lock has its own file, because the process that writes the log holds the lock of the directory.
     """
     descriptor, _ = open_private(directory / LOCK_NAME, "the lock of an index")
     try:
@@ -189,8 +194,8 @@ def _only_one(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _as_it_is(reader: LogReader) -> KeptTables:
-    """The tables of an index that cannot be written. Raises `ConfigError` if it cannot be used."""
+def _read_only(reader: LogReader) -> KeptTables:
+    """Read the tables from an index in a read-only directory. Raises `ConfigError` if it cannot be used."""
     path = (reader.directory / INDEX_NAME).absolute()
     found = os.lstat(path)
     reason = why_not_private(found)
@@ -198,10 +203,10 @@ def _as_it_is(reader: LogReader) -> KeptTables:
         raise ConfigError(f"{path} {reason}")
     connection = sqlite3.connect(f"{path.as_uri()}?mode=ro&immutable=1", isolation_level=None, uri=True)
     try:
-        saved = _believed(connection, (found.st_dev, found.st_ino), reader)
+        saved = _saved_state(connection, (found.st_dev, found.st_ino), reader)
         if saved.condition is None or not _is_settled(saved, reader) or Path(f"{path}-wal").exists():
-            raise _Unbelievable
-    except (_Unbelievable, sqlite3.Error) as error:
+            raise _IndexMismatch
+    except (_IndexMismatch, sqlite3.Error) as error:
         connection.close()
         raise ConfigError(f"{reader.directory} is read-only, and its index is not up to date") from error
     return KeptTables(connection, saved.condition, None, memos=True)
@@ -218,30 +223,30 @@ def _kept(reader: LogReader, trust: Trust, progress: Progress | None) -> KeptTab
     if header and (header[:16] != _HEADER or header[68:72] != _APPLICATION.to_bytes(4, "big")):
         raise ConfigError(f"{path} is no index of kvsm; move it away")
     try:
-        return _brought_up_to_date(path, place, reader, trust, progress)
-    except (_Unbelievable, sqlite3.DatabaseError) as error:
+        return _updated(path, place, reader, trust, progress)
+    except (_IndexMismatch, sqlite3.DatabaseError) as error:
         if isinstance(error, sqlite3.OperationalError):
-            raise  # The disk is full, perhaps. The index is not wrong.
+            raise  # For example, the disk is full. The index itself may be right.
         for suffix in ("", "-wal", "-shm"):
             with suppress(FileNotFoundError):
                 os.unlink(f"{path}{suffix}")
         descriptor, _ = open_private(path, "an index")
         place = os.fstat(descriptor).st_dev, os.fstat(descriptor).st_ino
         os.close(descriptor)
-        return _brought_up_to_date(path, place, reader, trust, progress)
+        return _updated(path, place, reader, trust, progress)
 
 
-def _brought_up_to_date(
+def _updated(
     path: Path, place: tuple[int, int], reader: LogReader, trust: Trust, progress: Progress | None
 ) -> KeptTables:
-    """The tables in this file, with all events that the log has by now. Raises `_Unbelievable`."""
+    """Read the tables from this file, after adding the events that it lacks. Raises `_IndexMismatch`."""
     connection = sqlite3.connect(path, isolation_level=None)
     try:
         connection.execute("PRAGMA trusted_schema = OFF")
         connection.execute("PRAGMA cache_size = -65536")
         saved = None
         if path.stat().st_size:
-            saved = _believed(connection, place, reader)
+            saved = _saved_state(connection, place, reader)
         else:
             connection.execute(f"PRAGMA application_id = {_APPLICATION}")
             connection.execute(f"PRAGMA user_version = {_VERSION}")
@@ -256,10 +261,10 @@ def _brought_up_to_date(
                 connection.execute(_STATE_SCHEMA)
                 connection.execute(_MEMO_SCHEMA)
             indexer = _Indexer(connection, reader, trust, progress, saved)
-            stopped = indexer.read_on(place)
+            stopped = indexer.read_to_end(place)
             condition = indexer.condition()
             connection.execute("COMMIT")
-        # From here on this connection sees the tables as they are now, even if another process writes more.
+        # Start a read transaction, so that this connection does not see later updates by other processes.
         connection.execute("BEGIN")
         connection.execute("SELECT COUNT(*) FROM _state").fetchone()
     except BaseException:
@@ -268,30 +273,31 @@ def _brought_up_to_date(
     return KeptTables(connection, condition, stopped, memos=True, path=path)
 
 
-def _believed(connection: sqlite3.Connection, place: tuple[int, int], reader: LogReader) -> SavedIndex:
-    """What the index has saved. Raises `_Unbelievable` if it is not this log's, and `sqlite3.Error`."""
+def _saved_state(connection: sqlite3.Connection, place: tuple[int, int], reader: LogReader) -> SavedIndex:
+    """Return the saved state of an index. Raises `_IndexMismatch` if it does not fit, and `sqlite3.Error`."""
     if connection.execute("PRAGMA user_version").fetchone() != (_VERSION,):
-        raise _Unbelievable
+        raise _IndexMismatch
     made = "SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"
     if {sql for (sql,) in connection.execute(made)} != {*schema(), _STATE_SCHEMA, _MEMO_SCHEMA}:
-        raise _Unbelievable
+        raise _IndexMismatch
     size = "SELECT page_count * page_size FROM pragma_page_count, pragma_page_size"
     small = connection.execute(size).fetchone()[0] <= CHECKED_BYTES
     if small and connection.execute("PRAGMA quick_check(1)").fetchone() != ("ok",):
-        raise _Unbelievable
+        raise _IndexMismatch
     found = connection.execute("SELECT saved FROM _state").fetchall()
     try:
         saved = msgspec.msgpack.decode(found[0][0], type=SavedIndex)
     except (IndexError, TypeError, msgspec.MsgspecError):
-        raise _Unbelievable from None
+        raise _IndexMismatch from None
     if saved.place != place or saved.run != reader.head.run or not _sizes_agree(saved, reader):
-        raise _Unbelievable
+        raise _IndexMismatch
     return saved
 
 
 def _sizes_agree(saved: SavedIndex, reader: LogReader) -> bool:
-    """Whether the segments that were read are there as they were. Retention may have deleted the oldest."""
-    sizes = {name: one.st_size for name, one in _status(reader).items()}
+    """Whether the segments that were read are unchanged, except the oldest, which retention may have deleted,
+    and the last, which may have grown."""
+    sizes = {name: status.st_size for name, status in _status(reader).items()}
     *whole, last = sorted(saved.segments)
     if last not in sizes or sizes[last] < saved.segments[last]:
         return False
@@ -314,16 +320,19 @@ def _is_settled(saved: SavedIndex, reader: LogReader) -> bool:
 
 
 def _status(reader: LogReader) -> dict[str, os.stat_result]:
-    """The segments of a log that are there."""
+    """Name -> status of each segment file of the log."""
     found = {}
     for path in segment_paths(reader.directory):
-        with suppress(FileNotFoundError):  # Retention deletes some.
+        with suppress(FileNotFoundError):  # Retention may delete it meanwhile.
             found[path.name] = path.stat()
     return found
 
 
 class _Indexer:
-    """Reads a log on from where tables end, and keeps the state with them."""
+    """Extends tables with the events of a log after their last one, and saves the state in the index.
+
+    saved: the state of an index to resume from; None: the tables are empty.
+    """
 
     def __init__(
         self,
@@ -348,23 +357,23 @@ class _Indexer:
             self._ledger = restore_foreign(saved.ledger, reader.head.config)
             self._extractor = Extractor(self._tables, saved.extractor, self._ledger)
         except ValueError as error:
-            raise _Unbelievable from error
+            raise _IndexMismatch from error
         self._segments, self._gaps, self._broken_from = saved.segments, saved.gaps, saved.broken_from
         self._extractor.go_on()
 
     def condition(self) -> LogCondition:
-        """The condition of the whole log: the reader saw its last segments, and the index the others."""
+        """The condition of the whole log: from the saved state for earlier segments, else from the reader."""
         condition = condition_of(self._reader)
         broken_from = condition.broken_from if self._broken_from is None else self._broken_from
         gaps = (*self._gaps, *(gap for gap in condition.gaps if gap not in self._gaps))
         return msgspec.structs.replace(condition, gaps=gaps, broken_from=broken_from)
 
-    def read_on(self, place: tuple[int, int] | None) -> KvsmError | None:
-        """Read the log to its end. Returns why the tables end before.
+    def read_to_end(self, place: tuple[int, int] | None) -> KvsmError | None:
+        """Read the log to its end. Returns why the tables end before the log does; None: they do not.
 
-        place: of the file in which the state is saved; None: it is not saved.
+        place: device and inode of the file in which to save the state; None: do not save it.
 
-        Raises `_Unbelievable` if the log is not the one that was read before.
+        Raises `_IndexMismatch` if the log is not the one that was read before.
         """
         stopped: KvsmError | None = None
         holding = None if self._ledger is None else self._ledger.seq + 1
@@ -383,13 +392,13 @@ class _Indexer:
         self._extractor.write_unfinished()
         if place is not None:
             self._save(place, None if stopped else self.condition())
-        self._tell()
+        self._report_progress()
         return stopped
 
     def _read(self, segment: Segment) -> None:
-        """Follow what is new in a segment."""
+        """Add the events of a segment that the tables lack."""
         if self._segments:
-            # It is complete by now, and may have got its last record since it was read.
+            # The previous segment is complete now, and may have got its last record since it was read.
             with suppress(FileNotFoundError):
                 last = self._reader.directory / max(self._segments)
                 self._segments[last.name] = last.stat().st_size
@@ -405,16 +414,16 @@ class _Indexer:
             seen = batch[-1].seq
             if batch[0].seq <= ledger.seq:
                 if seen > ledger.seq:
-                    raise _Unbelievable  # A frame was read before, and is longer now.
+                    raise _IndexMismatch  # A frame that was read before is longer now.
                 continue
             self._follow(ledger, batch)
             since_flush += len(batch)
             if since_flush >= _FLUSH_EVENTS:
                 since_flush = 0
                 self._tables.flush()
-                self._tell()
+                self._report_progress()
         if seen < ledger.seq:
-            raise _Unbelievable  # Events that were read before are not there any more.
+            raise _IndexMismatch  # Events that were read before are missing now.
         self._segments[segment.path.name] = status.st_size
         self._touched_ns = status.st_mtime_ns
 
@@ -425,7 +434,7 @@ class _Indexer:
             follow(ledger, event)
 
     def _save(self, place: tuple[int, int], condition: LogCondition | None) -> None:
-        """Save how far the tables are. condition: None: the log was not read to its end."""
+        """Save the state. condition: of the whole log; None: it was not read to its end."""
         assert self._ledger is not None
         self._tables.flush()
         so_far = self.condition()
@@ -444,6 +453,6 @@ class _Indexer:
         self._connection.execute("DELETE FROM _state")
         self._connection.execute("INSERT INTO _state VALUES (?)", (msgspec.msgpack.encode(saved),))
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self._progress is not None and self._ledger is not None:
             self._progress(self._ledger.seq)

@@ -308,7 +308,7 @@ def test_the_index_of_a_log_that_is_being_written_is_kept_at_once(tmp_path: Path
 def test_an_engine_starts_while_somebody_works_on_the_index(tmp_path: Path) -> None:
     """A report that reads the log of the last process does not keep the next one out."""
     log = made(tmp_path / "log")
-    with index._only_one(log):
+    with index._exclusive(log):
         LogDirectory(log).close()
 
 
@@ -328,7 +328,7 @@ def test_a_reader_sees_one_moment_while_another_reads_on(tmp_path: Path) -> None
 def test_who_waits_too_long_reads_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = made(tmp_path / "log")
     monkeypatch.setattr(index, "WAIT_SECONDS", 0.0)
-    with index._only_one(log), kvsm.open(log) as opened:
+    with index._exclusive(log), kvsm.open(log) as opened:
         assert opened.note is not None
         assert "another process" in opened.note
 
