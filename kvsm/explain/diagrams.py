@@ -1,10 +1,11 @@
-"""What a person reads of a machine, made from its rows: a picture, and a decision table.
+"""Draw a state machine as a diagram and as a decision table, from its rows.
 
-The library `transitions` draws: Mermaid text, and SVG through Graphviz. kvsm adds the labels of the arrows:
-`END_COPY_GOOD [copies = 1] / copies - 1` is a trigger, its guard and its effect. A row that keeps the state
-stands inside the state's box, behind a `↻`: an arrow back to the same box would hide other labels.
+The library `transitions` draws Mermaid text, and SVG through Graphviz. kvsm adds the labels of the arrows:
+`END_COPY_GOOD [copies = 1] / copies - 1` is a trigger, its guard and its effect. A row that does not change
+the state is written inside the state's box, after a `↻`, because an arrow back to the same box would hide
+labels.
 
-`python -m kvsm.explain.diagrams docs/machines.md` writes the pictures and tables into this page. A test
+`python -m kvsm.explain.diagrams docs/machines.md` writes the diagrams and tables into this page. A test
 compares them with the machines.
 """
 
@@ -23,7 +24,7 @@ from kvsm.states.machine import Row
 from kvsm.states.reference import Groups, library_machine
 
 GROUPS: dict[str, Groups] = {"request": {"alive": tuple(RequestState)[: RequestState.FINISHED]}}
-"""Where nesting saves arrows: FINISH leaves every state in which a request is alive."""
+"""States grouped in one box, to save arrows: FINISH leaves every state in which a request is alive."""
 
 
 def mermaid(machine: Machine) -> str:
@@ -72,7 +73,7 @@ def _graph(machine: Machine, engine: str, newline: str, title: str) -> Any:
         for trigger in machine.triggers:
             kept = chart.get_transitions(trigger.name, state, state)
             if kept:
-                lines += [f"↻ {one.label}" for one in kept]
+                lines += [f"↻ {transition.label}" for transition in kept]
                 chart.remove_transition(trigger.name, state, state)
         drawn = chart.get_state(state)
         drawn.label = newline.join(lines)
@@ -81,14 +82,14 @@ def _graph(machine: Machine, engine: str, newline: str, title: str) -> Any:
 
 
 def label(machine: Machine, row: Row) -> str:
-    """What stands on a row's arrow. Spaces inside a guard or an effect do not break."""
+    """The label of a row's arrow. Spaces inside a guard or an effect do not break."""
     guard, effect = guard_text(machine, row), effect_text(row)
     parts = (row.trigger.name, f"[{guard}]" if guard else "", f"/ {effect}" if effect else "")
     return " ".join(part.replace(" ", "\u00a0") for part in parts if part)
 
 
 def guard_text(machine: Machine, row: Row) -> str:
-    """`copies = 1, pins ≥ 2`: what a row demands beyond its state."""
+    """The guard of a row on its counters: `copies = 1, pins ≥ 2`; empty if there is none."""
     parts = []
     for counter in machine.counters:
         low, high = row.when.get(counter.name, (0, counter.limit))
@@ -104,7 +105,7 @@ def guard_text(machine: Machine, row: Row) -> str:
 
 
 def effect_text(row: Row) -> str:
-    """`copies + 1, pins = 0`: what a row does to the counters."""
+    """The effect of a row on the counters: `copies + 1, pins = 0`; empty if there is none."""
     return ", ".join(
         f"{name} = 0" if isinstance(effect, str) else f"{name} {'+' if effect > 0 else '-'} {abs(effect)}"
         for name, effect in row.then.items()
@@ -128,10 +129,10 @@ def table(machine: Machine) -> str:
 
 
 def embedded(page: str) -> str:
-    """A page with the pictures and tables that it has marks for, as the machines are now.
+    """Return a page with its diagrams and tables replaced by the current ones.
 
-    `<!-- block: picture -->` begins a picture, `<!-- block: table -->` a table; `<!-- end -->` ends either.
-    Raises `ConfigError` if the page has no mark, or if one has no end.
+    The mark `<!-- block: picture -->` begins a diagram, `<!-- block: table -->` a table, and `<!-- end -->`
+    ends either. Raises `ConfigError` if the page has no mark, or if a mark has no end.
     """
     parts = re.split(r"(<!-- \w+: \w+ -->\n)", page)
     if len(parts) == 1:
@@ -154,7 +155,7 @@ _PARTS = {"picture": _picture, "table": table}
 
 
 def write_pages(*paths: Path) -> None:
-    """Bring the pictures and tables of these pages up to date; none of them if one cannot be."""
+    """Update the diagrams and tables of these pages; write no page if one cannot be updated."""
     pages = {path: _current(path) for path in paths}
     for path, text in pages.items():
         path.write_text(text, encoding="utf-8")

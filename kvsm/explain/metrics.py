@@ -157,13 +157,14 @@ class _Flight(msgspec.Struct, gc=False):
 
 
 _COPIES, _PINS = 1 + STATE_MASK, 2 + STATE_MASK
-"""Where a block's counters stand in the totals of `StateWords`."""
+"""Indices of the sums of the blocks' counters in `StateWords.totals`."""
 
 
 def gauges(ledger: Ledger) -> dict[str, Any]:
-    """Return the gauges by name, as in `Metrics.values`. `Metrics.gauges` adds the log's.
+    """Return the gauges by name, as in `Metrics.values`. `Metrics.gauges` adds the gauges of the log.
 
-    Any thread may call it. It iterates over the live transfers, but not over slots.
+    Any thread may call it. It iterates over the live transfers, but not over slots, because the fold counts slots
+    and device blocks by state. After a restart the gauges continue from the resumed ledger; they do not start at 0.
     """
     blocks = ledger.blocks.totals.tolist()  # Copied in one call: another thread may fold an event meanwhile.
     transfers = list(ledger.transfers.values())
@@ -179,7 +180,7 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
         "free_blocks": blocks[BlockState.FREE] + blocks[BlockState.EVICTED],
         "retired_device_blocks": ledger.leases.totals[LeaseState.RETIRED],
         "live_transfers": {"store": len(transfers) - loads, "load": loads},
-        "draining_transfers": sum([one.state is ABANDONED for one in transfers]),
+        "draining_transfers": sum([transfer.state is ABANDONED for transfer in transfers]),
         "known_requests": len(ledger.requests),
         "deferred_requests": len(ledger.deferred),
         "life": ledger.life,

@@ -1,14 +1,14 @@
-"""Another future: from an event of a log the real core goes on, with other choices.
+"""Fork a log: from one of its events on, run the real core again with other choices.
 
-A log holds what its engine called: a match, a store, a report. `_CALLS` says of each kind of event which call
-led to it. After the event `at` these calls are made again, in their order, on a core that goes on from the
-state there. Without another choice the core decides the same, event for event. With one its decisions
-differ, and so does what follows.
+A log shows which calls its engine made: a match, a store, a report. `_CALLS` has the call that leads to each
+kind of event. After the event `at` these calls are made again, in the same order, on a core that resumes from
+the state there. Without another choice the core makes the same decisions, event for event. With another
+choice its decisions differ, and so do the events that follow.
 
-The engine is not simulated: it calls what it called. So a fork shows what the core would have done with the
-same calls, not what the engine would have done next. Two things are not in a log. The keys behind the first
-missed key of a prompt are not known, so a prefix grows by one block at most. The device blocks of a skipped
-offer are not known, so the fork does not offer it; `Forked.not_offered` counts such blocks.
+The engine is not simulated: its calls are repeated. So a fork shows what the core would have done with the
+same calls, not what the engine would have done next. Two facts are not in a log. The keys after the first
+missed key of a prompt are unknown, so a prefix grows by at most one block. The device blocks of a skipped
+offer are unknown, so the fork does not offer them; `Forked.not_offered` counts such blocks.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from kvsm.states.transfer import PLANNED
 
 
 class OtherChoices(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens otherwise, after the event at which a log is forked.
+    """The changes in a fork, from the event at which the log is forked.
 
-    policy: another eviction policy, which has seen the log from its first event on.
+    policy: another eviction policy, used from the log's first event on; None: the log's.
     abort: requests that are aborted at once.
     reset: whether the cache is reset at once.
-    fail: transfers whose reports are bad from then on.
-    lose: transfers whose workers never report; they are lost at once, if they have left.
-    late: transfers whose reports come that many events later.
+    fail: transfers whose later reports are all bad.
+    lose: transfers whose workers never report. They are lost at once, or when they are submitted.
+    late: transfer -> how many events later its reports come.
     """
 
     policy: str | None = None
@@ -63,14 +63,14 @@ class OtherChoices(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Forked(msgspec.Struct, frozen=True):
-    """What became of a fork.
+    """The result of a fork.
 
-    at: the last event that both logs have for sure.
-    parted: the first event of the fork that is another one; None: the fork repeats the log.
+    at: the event at which the log was forked: the last one that was copied unchanged.
+    parted: the first event of the fork that differs from the log; None: the fork repeats the log.
     last: the number of the fork's last event.
     not_offered: blocks that the log's core skipped, and that the fork could not offer.
-    pointless: calls that make no sense in the fork: what they are about is not there.
-    stopped: why the fork ends before the log: an event of the log that cannot follow. None: it does not.
+    pointless: calls that the fork could not make, for example because it lacks their transfer.
+    stopped: why the fork ends before the log: an event of the log that cannot follow; None: it does not.
     """
 
     at: int
@@ -91,15 +91,15 @@ def fork(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Forked:
-    """Write another future of a log to a new log, which begins like the old one.
+    """Fork a log: write a new log that begins like it and continues with other choices.
 
-    at: the last event that is kept as it is.
-    directory: of the new log; must be empty or absent. After an error nothing of it is left.
-    until: the last event of the log whose call is made; None: to its end.
+    at: the last event that is copied unchanged.
+    directory: the new log's directory; must be empty or absent. It is deleted after an error.
+    until: the last event of the log whose call is repeated; None: the log's last event.
     allow_policies, max_slots: as in `Trust`.
 
-    Raises `LogError` if the log has no such event or lacks events, and `ConfigError` for a choice that cannot
-    be made.
+    Raises `LogError` if the log has no such event or lacks events, and `ConfigError` for an impossible
+    choice.
     """
     reader, trust = LogReader(log), Trust(allow_policies, max_slots)
     head = reader.head
@@ -124,7 +124,7 @@ def fork(
             _live_on(future, reader, at, until, trust)
             writer.close()
         except BaseException:
-            with suppress(KvsmError):  # What is given up need not be complete.
+            with suppress(KvsmError):  # The new log is deleted anyway.
                 writer.close()
             shutil.rmtree(Path(directory))
             raise
@@ -132,7 +132,7 @@ def fork(
 
 
 def _live_on(future: _Future, reader: LogReader, at: int, until: int | None, trust: Trust) -> None:
-    """Repeat the events up to `at`, then make the calls that led to the others, up to `until`."""
+    """Copy the events up to `at`, then repeat the calls that led to the later ones, up to `until`."""
     for moment in walk(reader, trust):
         event = moment.event
         if event.seq != future.recorded + 1:
@@ -160,51 +160,51 @@ def _live_on(future: _Future, reader: LogReader, at: int, until: int | None, tru
 
 
 class _Future:
-    """The core that goes on, and what is known of its way."""
+    """The core of a fork, and how its events relate to the log's."""
 
     def __init__(self, ledger: Ledger, writer: LogWriter, choices: OtherChoices, at: int) -> None:
         self.writer, self.choices, self.forked_at = writer, choices, at
         self.now = 0
         self.recorded = ledger.seq
-        """The last event of the log that was looked at."""
+        """The last event of the log that was read."""
         self.parted: int | None = None
         self.not_offered = self.pointless = 0
         self.stopped: str | None = None
         self._transfers: dict[int, int] = {}
-        """The fork's transfer for a transfer of the log that was planned after the fork."""
+        """transfer of the log, planned after `at` -> the same transfer in the fork."""
         self._unknown = {*choices.fail, *choices.lose, *choices.late}
-        """Transfers that a choice names and that were not met yet."""
+        """Transfers that a choice names, and that the log has not had so far."""
         self.touching: dict[bytes, bytes | None] = {}
         """The keys touched last -> the parent's key for the first key of a run, else None. If a store follows
         at once, its offer may have found them resident."""
         self.sparing: set[bytes] = set()
-        """What an offer found resident before it said what finds no room: its eviction spares these keys."""
+        """Keys that the current offer found resident before it skipped blocks: its eviction spares them."""
         self._late: deque[tuple[int, ev.WorkerReported]] = deque()
-        """Reports that come later, each with the event after which it comes."""
+        """Delayed reports, each with the log's event after which it comes."""
         self._log_events: deque[OffloadingEvent] = deque()
         self._own_events: deque[OffloadingEvent] = deque()
-        """Events of both after the fork that were not compared yet."""
+        """Events of the log and of the fork after `at` that were not compared yet."""
         self.core = Offloader.resumed(ledger, self, clock_ns=self._clock_ns)
 
-    # What the core takes for its log.
+    # The core uses this object as its log.
 
     def append(self, event: OffloadingEvent) -> None:
-        """Write an event of the core. The log may have it too."""
+        """Write an event of the core, and keep it for the comparison with the log."""
         self.writer.append(event)
         self._own_events.append(event)
 
     def flush(self) -> None:
-        """Do nothing: a copy is in no hurry."""
+        """Do nothing: no copy waits for the log to be on disk."""
 
     def _clock_ns(self) -> int:
-        """The time of the event that the log has here; without one, the time of the call."""
+        """The wall time of the log's event in this place; if it has none, the time of the repeated call."""
         ahead = len(self._own_events)
         return self._log_events[ahead].wall_ns if ahead < len(self._log_events) else self.now
 
-    # The way.
+    # Following the log.
 
     def repeat(self, event: OffloadingEvent) -> None:
-        """Take an event of the common past. The first one may have the other policy."""
+        """Copy an event up to `at`. The first event of a log gets the other policy, if there is one."""
         ledger = self.core.ledger
         if isinstance(event, ev.LogOpened):
             event = msgspec.structs.replace(event, config=ledger.config)
@@ -212,7 +212,7 @@ class _Future:
         self.writer.append(event)
 
     def begin(self, event: OffloadingEvent) -> None:
-        """Make the other choices, right after this event. Raises `ConfigError` if one cannot be made."""
+        """Make the other choices, right after this event. Raises `ConfigError` if one is impossible."""
         core, choices = self.core, self.choices
         self._unknown -= core.ledger.transfers.keys()
         self.now, core.step = event.wall_ns, event.step
@@ -227,7 +227,7 @@ class _Future:
             core.reset()
 
     def call(self, moment: Moment) -> None:
-        """Make the call that led to this event of the log."""
+        """Repeat the call that led to this event of the log."""
         event = moment.event
         self._unknown.discard(event.seq)
         self.now, self.core.step = event.wall_ns, event.step
@@ -248,9 +248,9 @@ class _Future:
         self._compare()
 
     def finish(self) -> None:
-        """The log has ended. What was to come later comes now.
+        """End the fork where the log ends: make the delayed reports now.
 
-        Raises `ConfigError` if a choice names a transfer that the log does not have after the fork.
+        Raises `ConfigError` if a choice names a transfer that the log does not have after `at`.
         """
         if self._unknown:
             raise ConfigError(f"transfer {min(self._unknown)} is not alive after event {self.forked_at}")
@@ -271,30 +271,30 @@ class _Future:
             own.clear()
             of_log.clear()
 
-    # What the calls need.
+    # Used by the repeated calls.
 
     def transfer(self, recorded: int) -> int | None:
-        """The fork's transfer for one of the log; None if the fork did not plan it."""
+        """The fork's number of a transfer of the log; None if the fork did not plan it."""
         return recorded if recorded <= self.forked_at else self._transfers.get(recorded)
 
     def planned(self, recorded: int, job: TransferJob | None) -> None:
-        """Note the fork's transfer for one of the log."""
+        """Note the fork's number of a transfer of the log. job: None: the fork did not plan it."""
         if job is not None:
             self._transfers[recorded] = job.transfer
 
     def restart(self, event: ev.Restarted) -> None:
-        """Another process goes on with what this core has stored, under the policy of the fork."""
+        """Repeat a restart: another process resumes this core's state, with the fork's policy."""
         config = msgspec.structs.replace(event.config, policy=self.choices.policy or event.config.policy)
         self.core = Offloader.restarted(
             self.core.ledger, config, self, ended=event.ended, clock_ns=self._clock_ns
         )
 
     def is_alive(self, request: str) -> bool:
-        """Whether the request can still be asked for. One that was aborted in the fork cannot."""
+        """Whether calls for this request are repeated: not if the fork aborted it."""
         return request not in self.choices.abort
 
     def report(self, event: ev.WorkerReported) -> None:
-        """A worker reports, unless it comes later or never."""
+        """Repeat a worker's report, unless a choice delays or drops it."""
         if event.transfer in self.choices.lose:
             return
         events = self.choices.late.get(event.transfer, 0)
@@ -305,7 +305,7 @@ class _Future:
             self._hand_on(event)
 
     def _touch(self) -> None:
-        """Touch what a call of its own touched, or an offer that has no room for all of its blocks."""
+        """Make the delayed touch: of a call, or of an offer that had no room for all of its blocks."""
         touched, self.touching = self.touching, {}
         if touched:
             self.core.touch(list(touched), _begins(touched))
@@ -321,11 +321,11 @@ class _Future:
             self.core.report(transfer, event.worker, event.good and not fails, error, *times)
 
 
-# Which call led to an event. One entry a kind.
+# The call that led to an event: one function for each kind.
 
 
 def _nothing(_future: _Future, _recorded: Ledger, _event: OffloadingEvent) -> None:
-    """Another call makes this event."""
+    """Make no call: the call for another event makes this event too."""
 
 
 def _about_request(call: Callable[[Offloader, Any], object]) -> _Call:
@@ -349,8 +349,8 @@ def _about_transfer(call: Callable[[Offloader, int], object]) -> _Call:
 
 def _about_transfers(call: Callable[[Offloader, list[int]], object]) -> _Call:
     def make(future: _Future, _recorded: Ledger, event: Any) -> None:
-        found = [future.transfer(one) for one in event.transfers]
-        live = [one for one in found if one is not None and one in future.core.ledger.transfers]
+        own = [future.transfer(transfer) for transfer in event.transfers]
+        live = [id for id in own if id is not None and id in future.core.ledger.transfers]
         if live:
             call(future.core, live)
 
@@ -358,7 +358,7 @@ def _about_transfers(call: Callable[[Offloader, list[int]], object]) -> _Call:
 
 
 def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
-    """Pin what the fork can serve of the keys that the log served, and of the first one that it missed."""
+    """Pin the keys that the fork can serve, of those that the log served and the first that it missed."""
     if not future.is_alive(event.request):
         return
     ledger, slots = future.core.ledger, list[int]()
@@ -375,9 +375,10 @@ def _matched(future: _Future, recorded: Ledger, event: ev.HitMatched) -> None:
 
 
 def _on_host(logged: int | None, served: int, serves: int, blocks_per_chunk: int) -> int | None:
-    """Return how many blocks the fork's host serves. None if that does not follow from the number of slots.
+    """Return how many blocks the fork's host serves; None if that does not follow from the number of slots.
 
-    logged: blocks that the log's host served, in `served` slots. serves: slots of the fork's host.
+    logged: blocks that the log's host served; None: not in the log.
+    served, serves: slots with which the log's host and the fork's host serve them.
     """
     if serves == served:
         return logged
@@ -391,7 +392,7 @@ def _admitted(future: _Future, recorded: Ledger, event: ev.RequestAdmitted) -> N
         return
     pins, serves = to_list(recorded.requests[event.request].pins), len(to_list(entry.pins))
     on_host, missed = event.on_host, event.missed
-    is_unused = on_host == 0 and bool(pins)  # The engine uses none of the match, and releases it next.
+    is_unused = on_host == 0 and bool(pins)  # The engine uses no block of the match, and releases it next.
     if serves != len(pins) and not is_unused:
         on_host = _on_host(event.on_host, len(pins), serves, future.core.config.blocks_per_chunk)
         missed = recorded.key_of[pins[serves]] if serves < len(pins) else None
@@ -405,7 +406,7 @@ def _deferred(future: _Future, _recorded: Ledger, event: ev.RequestDeferred) -> 
 
 
 def _load_planned(future: _Future, _recorded: Ledger, event: ev.LoadPlanned) -> None:
-    """Load what the fork has pinned, at most what the log loaded."""
+    """Load the blocks that the fork has pinned, at most as many as the log loaded."""
     core = future.core
     entry = core.ledger.requests.get(event.request)
     if entry is None or entry.state is not MATCHED or not future.is_alive(event.request):
@@ -413,7 +414,7 @@ def _load_planned(future: _Future, _recorded: Ledger, event: ev.LoadPlanned) -> 
         return
     chunk, broken = core.config.blocks_per_chunk, len(core.ledger.live_pins(entry)) < len(entry.pins)
     if event.voided and not broken:
-        core.release(event.request)  # The log does not tell which device blocks it would have loaded.
+        core.release(event.request)  # The device blocks of the load that was voided are not in the log.
         return
     blocks, parts = to_list(event.device_blocks) or [*range(chunk)], to_list(event.parts)
     if parts:
@@ -424,7 +425,7 @@ def _load_planned(future: _Future, _recorded: Ledger, event: ev.LoadPlanned) -> 
 
 
 def _store_planned(future: _Future, recorded: Ledger, event: ev.StorePlanned) -> None:
-    """Offer what was stored, behind what the same offer found resident: that is touched and not evicted."""
+    """Offer the stored blocks, after those that the offer found resident, which are not evicted for it."""
     core, ledger = future.core, future.core.ledger
     touched, future.touching = future.touching, {}
     spared = [slot for slot in ledger.index.find(tuple(future.sparing)) if slot is not None]
@@ -449,7 +450,7 @@ def _skipped(future: _Future, _recorded: Ledger, event: ev.StoreSkipped) -> None
 
 
 _SKIPPED_BY_ENGINE = (SkipReason.BELOW_THRESHOLD, SkipReason.DRAINING)
-"""Reasons with which the caller of a core skips blocks. The others are the core's own."""
+"""The reasons for which the caller of a core skips blocks. For all other reasons the core itself does."""
 
 
 def _submitted(future: _Future, recorded: Ledger, event: ev.TransfersSubmitted) -> None:
@@ -461,7 +462,7 @@ def _submitted(future: _Future, recorded: Ledger, event: ev.TransfersSubmitted) 
 
 
 def _submit_planned(core: Offloader, transfers: list[int]) -> None:
-    core.submit([one for one in transfers if core.ledger.transfers[one].state is PLANNED])
+    core.submit([id for id in transfers if core.ledger.transfers[id].state is PLANNED])
 
 
 def _rejected(future: _Future, _recorded: Ledger, event: ev.ReportRejected) -> None:
@@ -482,7 +483,7 @@ def _rejected(future: _Future, _recorded: Ledger, event: ev.ReportRejected) -> N
 
 
 def _touched(future: _Future, recorded: Ledger, event: ev.BlocksTouched) -> None:
-    """Wait for the next event: it tells whether an offer touched them."""
+    """Delay the touch until the next event, which shows whether an offer touched the blocks."""
     keys = [recorded.key_of[slot] for slot in to_list(event.slots)]
     future.touching = dict.fromkeys(keys) | _parents(recorded, event, keys)
 
@@ -500,7 +501,7 @@ def _parents(
 
 
 def _begins(keys: Mapping[bytes, bytes | None]) -> dict[int, bytes]:
-    """Return the parent key of each run by the run's first place in an offer of `keys`."""
+    """Map the position of each run's first key in an offer of `keys` to the run's parent key."""
     return {place: parent for place, parent in enumerate(keys.values()) if parent is not None}
 
 
@@ -508,7 +509,7 @@ _GONE = b"a block that the host does not have"
 
 
 def _may_have_touched(moment: Moment, keys: Iterable[bytes]) -> bool:
-    """Whether this event comes from the offer that touched these keys. An offer never evicts such a key."""
+    """Whether this event may come from the offer that touched these keys, which it never evicts."""
     ledger, event = moment.ledger, moment.event
     if isinstance(event, ev.BlocksEvicted):
         return not {ledger.key_of[slot] for slot in to_list(event.slots)} & set(keys)
@@ -516,7 +517,7 @@ def _may_have_touched(moment: Moment, keys: Iterable[bytes]) -> bool:
 
 
 def _offered(future: _Future, _recorded: Ledger, event: ev.BlocksOffered) -> None:
-    """Move the cursors on. With other choices none goes back: other stores fail than in the log."""
+    """Advance the cursors. With other choices none goes back, because other stores fail than in the log."""
     requests, offers = future.core.ledger.requests, list[Offer]()
     for name, settled, offered in event.offers:
         entry = requests.get(name)
@@ -571,4 +572,4 @@ _CALLS: dict[type[OffloadingEvent], _Call] = {
     ev.Restarted: _restarted,
     ev.BlocksRewritten: lambda future, _, event: future.core.rewrite(to_list(event.device_blocks)),
 }
-"""The call that leads to an event of each kind. A log with another kind is refused."""
+"""The call that leads to each kind of event. A log with an event of another kind is refused."""

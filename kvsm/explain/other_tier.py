@@ -1,17 +1,17 @@
-"""The log of the other tier: host pool and disk have a log each, and a block may be in both.
+"""Find the log of the other tier: host pool and disk have a log each, and a block may be in both.
 
-The two lie beside each other, and their names tell which belong together:
+The logs are in one directory, or one inside the other, and their names show which belong together:
 
 ==================  =====================================  ==================================================
 written by          the host's log                         the disk's log
 ==================  =====================================  ==================================================
 `kvsm run`          `LOG`                                  `LOG/disk`
 vLLM                `20261121T171408Z-engine0-13863`       `20261121T171408Z-engine0-disk-13863`
-vLLM, warm restart  `engine0`, which all processes go on   as above, one for each process
+vLLM, warm restart  `engine0`, written by all processes    as above, one for each process
 ==================  =====================================  ==================================================
 
-One process may start several engines one after the other, and a process in a container often has the number
-of the last one. So the log of a disk belongs to the log of the host that began last before it.
+One process may start several engines one after the other, and in a container a new process often has the same
+number as the one before. So a disk's log belongs to the latest host log that began before it.
 """
 
 from __future__ import annotations
@@ -35,10 +35,12 @@ _KEPT = re.compile(r"engine(?P<engine>[0-9]+)")
 
 
 class OtherTier(NamedTuple):
-    """tier: `host` or `disk`. log: its log; None: it is not beside the one that was asked.
+    """The other tier of a log.
 
-    one_process: their names say that one process wrote both. Several may have written the log of a kept host
-        pool.
+    tier: `host` or `disk`.
+    log: the other tier's log; None: it was not found.
+    one_process: whether one process wrote both logs, according to their names. Several processes may have
+        written the log of a host pool that outlives its process.
     """
 
     tier: str
@@ -47,7 +49,7 @@ class OtherTier(NamedTuple):
 
 
 def other_tier(log: OpenedLog) -> OtherTier | None:
-    """The tier with which this log's tier exchanges blocks, and its log; None if there is no such tier."""
+    """The tier with which this log's tier exchanges blocks; None: there is no such tier."""
     engines = "SELECT 1 FROM requests WHERE request NOT GLOB 'fetch-*-for-*' LIMIT 1"
     if is_named_disk(log.directory) and log.sql(engines).fetchone() is None:
         return log_of(HOST, log.directory)
@@ -56,14 +58,14 @@ def other_tier(log: OpenedLog) -> OtherTier | None:
 
 
 def is_named_disk(directory: Path) -> bool:
-    """Whether a log has a name that logs of disks have. Any other log may have it too."""
+    """Whether a log has the name of a disk's log. Other logs may have such a name too."""
     name = _whole(directory).name
     started = _STARTED.fullmatch(name)
     return name == DISK or (started is not None and started["disk"] is not None)
 
 
 def log_of(tier: str, directory: Path) -> OtherTier:
-    """The log of this tier that belongs to the log of the other one. Only names are looked at."""
+    """Find the log of `tier` that belongs to the other tier's log in `directory`, by names alone."""
     path = _whole(directory)
     found = _disk_of(path) if tier == DISK else _host_of(path)
     host = found if tier == HOST else path
@@ -75,42 +77,47 @@ def _whole(path: Path) -> Path:
 
 
 def _host_of(path: Path) -> Path | None:
-    """The log of the host above this log of a disk."""
+    """The log of the host above a disk, by the path of the disk's log; None: not found."""
     started = _STARTED.fullmatch(path.name)
     if started is None:
         return _last([path.parent])
     before = [
-        one for name, one in _beside(path, started) if not name["disk"] and _when(name) <= _when(started)
+        log for name, log in _beside(path, started) if not name["disk"] and _when(name) <= _when(started)
     ]
     return _last([path.with_name(f"engine{started['engine']}"), *before])
 
 
 def _disk_of(path: Path) -> Path | None:
-    """The log of the disk below this log of a host."""
+    """The log of the disk below a host, by the path of the host's log; None: not found."""
     own = _STARTED.fullmatch(path.name) or _KEPT.fullmatch(path.name)
-    below = [] if own is None else [one for name, one in _beside(path, own) if name["disk"]]
-    return _last([path / DISK, *[one for one in below if _host_of(one) == path]])
+    below = [] if own is None else [log for name, log in _beside(path, own) if name["disk"]]
+    return _last([path / DISK, *[log for log in below if _host_of(log) == path]])
 
 
 def _beside(path: Path, own: re.Match[str]) -> Iterator[tuple[re.Match[str], Path]]:
-    """Logs of the same engine, in the order in which they began; of the same process if that is known."""
+    """Yield the logs in the same directory of the same engine, and of the same process if the name has one.
+
+    They are sorted by the time at which they began.
+
+    own: the parsed name of `path`.
+    """
     beside: list[tuple[re.Match[str], Path]] = []
     with suppress(OSError):
-        named = [(_STARTED.fullmatch(one.name), one) for one in path.parent.iterdir()]
-        beside = [(name, one) for name, one in named if name is not None]
+        named = [(_STARTED.fullmatch(log.name), log) for log in path.parent.iterdir()]
+        beside = [(name, log) for name, log in named if name is not None]
     same = own.groupdict().keys() & {"engine", "process"}
-    for name, one in sorted(beside, key=lambda found: _when(found[0])):
+    for name, log in sorted(beside, key=lambda found: _when(found[0])):
         if all(name[part] == own[part] for part in same):
-            yield name, one
+            yield name, log
 
 
 def _when(started: re.Match[str]) -> tuple[str, int]:
-    """When a log began. The second one of a second has a number behind its name."""
+    """When a log began, for sorting. If several began in one second, the later names end in a number."""
     return started["time"], int(started["again"] or 0)
 
 
 def _last(logs: list[Path]) -> Path | None:
-    return next((one for one in reversed(logs) if _is_log(one)), None)
+    return next((log for log in reversed(logs) if _is_log(log)), None)
 
 
 def _is_log(path: Path) -> bool:

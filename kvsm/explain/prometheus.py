@@ -1,9 +1,9 @@
-"""Metrics for Prometheus: `pip install 'kvsm[prometheus]'`.
+"""Export metrics to Prometheus: `pip install 'kvsm[prometheus]'`.
 
     registry.register(PrometheusCollector(metrics))
 
-A name is the one in `kvsm.explain.metric_table` with `kvsm_` before it; counters end in `_total`. Values are
-read at a scrape, so the exporter costs nothing between two scrapes.
+Names are those of `kvsm.explain.metric_table` with the prefix `kvsm_`; counters end in `_total`. Values are read
+at each scrape, so the exporter costs nothing between scrapes.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ _FAMILIES = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histog
 
 
 class PrometheusCollector(Collector):
-    """Gives a registry the counters and histograms of `metrics`, and the gauges of its ledger and log."""
+    """Exports the counters and histograms of `metrics`, and the gauges of its ledger and log."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
 
     def describe(self) -> Iterator[Family]:
-        """The names alone, so that registering reads no values."""
+        """The metrics without values, so that registering reads no values."""
         return map(_family, METRICS)
 
     def collect(self) -> Iterator[Family]:

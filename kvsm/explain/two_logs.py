@@ -1,14 +1,14 @@
-"""Two logs side by side: where they part first, and what differs at the end.
+"""Compare two logs of one workload: where they first differ, and which figures differ at the end.
 
-Two runs of one workload never have the same event numbers or times. So a log is read as many small stories,
-one for each request and one for each key, and each is compared with the same one of the other log. A
-step says what was decided: a lookup's answer, a load, a store, an eviction, a failure, an end. Waits and
-reports of ranks are no steps, since they differ from run to run.
+Two runs of one workload never have the same event numbers or times. So each log is split into stories, one
+for each request and one for each key, and each story is compared with that of the same request or key in the
+other log. A step of a story is a decision: a lookup's answer, a load, a store, an eviction, a failure, an
+end. Waits and reports of ranks are no steps, because they differ from run to run.
 
     difference = diff(good, bad)         # two `OpenedLog`s
-    difference.partings[0]               # the first story that goes on differently
+    difference.partings[0]               # the first place where a story differs
 
-The stories of both logs are read in one order and compared as streams, so memory does not grow with the logs.
+Both logs' stories are read in the same order and compared as streams, so memory does not grow with the logs.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import Gone
 
 MOST_PARTINGS = 10
-"""Partings told at most."""
+"""Most partings in one result."""
 
 
 class StoryStep(msgspec.Struct, frozen=True):
-    """What was decided in one event of a story.
+    """A decision in a story. Steps of two logs are compared by `text` and `key`.
 
-    text: what was decided, without numbers of events: it compares.
-    key: the key at which a lookup's prefix stops; None: it does not. It compares too.
-    cause: why, with numbers of this log; None: there is no more to say.
+    text: the decision, without numbers of events.
+    key: the key at which a lookup's prefix stops; None: this is no lookup, or no key was missing.
+    cause: the reason, with event numbers of this log; None: there is no reason to show.
     """
 
     event: int
@@ -45,17 +45,17 @@ class StoryStep(msgspec.Struct, frozen=True):
     cause: str | None
 
     def is_like(self, other: StoryStep) -> bool:
-        """Whether the same was decided."""
+        """Whether both steps are the same decision."""
         return (self.text, self.key) == (other.text, other.key)
 
 
 class Parting(msgspec.Struct, frozen=True):
-    """Where the stories of one thing part, or of several things at once.
+    """Where a story differs between two logs.
 
-    about: the thing, `request r7` or `key 00ab..`.
-    others: how many more things part with the same two events.
-    common: the last step that both logs have; None: they part from the start.
-    good, bad: what follows in each; None: nothing follows.
+    about: the request or key, `request r7` or `key 00ab..`.
+    others: number of other stories that differ from the same two events on.
+    common: the last step that both logs have; None: the first steps differ.
+    good, bad: the next step in each log; None: there is none.
     """
 
     about: str
@@ -66,7 +66,7 @@ class Parting(msgspec.Struct, frozen=True):
 
 
 class Changed(msgspec.Struct, frozen=True):
-    """A setting or a figure that differs."""
+    """A setting or a figure that differs between the good and the bad log."""
 
     name: str
     good: Any
@@ -76,9 +76,13 @@ class Changed(msgspec.Struct, frozen=True):
 class LogDiff(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.diff/1"):
     """What `kvsm diff --json` prints: how two logs differ.
 
-    things: requests and keys that were compared. parted: those whose stories part.
-    partings: the first of them, in the order of the logs.
-    keys_by_owner: whether a key was named by the request that stored it first: the logs share no key.
+    settings: options of the core that differ.
+    things: number of requests and keys that were compared.
+    parted: number of stories that differ.
+    partings: the first differences, in the order of the logs.
+    figures: sums that differ.
+    keys_by_owner: whether keys were compared by the request that stored them first, because the logs share no
+        key.
     """
 
     settings: list[Changed]
@@ -90,7 +94,7 @@ class LogDiff(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.diff/1"
 
     @property
     def same(self) -> bool:
-        """Whether every story goes the same way in both logs."""
+        """Whether no story differs."""
         return not self.parted
 
 
@@ -111,7 +115,7 @@ def diff(good: OpenedLog, bad: OpenedLog) -> LogDiff:
 
 
 _Place = tuple[int, int]
-"""Requests that had arrived, and events since the last of them: a place that means the same in both logs."""
+"""(requests that had arrived, events since the last arrival): a place that is comparable between two logs."""
 
 
 def _arrivals(log: OpenedLog) -> list[int]:
@@ -119,14 +123,14 @@ def _arrivals(log: OpenedLog) -> list[int]:
 
 
 class _First:
-    """The first partings, those with the same two events as one."""
+    """Collects partings, and keeps the first ones. Partings with the same two events are counted as one."""
 
     def __init__(self, arrivals: tuple[list[int], list[int]]) -> None:
         self._arrivals = arrivals
         self._found: dict[tuple[object, ...], tuple[_Place, Parting]] = {}
 
     def add(self, parting: Parting) -> None:
-        """Take a parting, and forget those that can no longer be among the first."""
+        """Add a parting. From time to time, drop those that can no longer be among the first."""
         events = tuple([step and step.event for step in (parting.good, parting.bad)])
         place, same = self._found.get(events, (self._place(parting), parting))
         if same is not parting:
@@ -137,12 +141,12 @@ class _First:
             self._found = dict(kept)
 
     def in_order(self) -> list[Parting]:
-        """The first ones."""
+        """The first partings, in the order of the logs."""
         found = nsmallest(MOST_PARTINGS, self._found.values(), key=itemgetter(0))
         return [parting for _, parting in found]
 
     def _place(self, parting: Parting) -> _Place:
-        """Where the first of the two steps stands. Event numbers of two logs do not compare; arrivals do."""
+        """The place of the earlier step. Event numbers of two logs are not comparable; arrivals are."""
         places = []
         for step, clock in zip((parting.good, parting.bad), self._arrivals):
             if step is not None:
@@ -203,7 +207,7 @@ SELECT 3, 'the cache', event, wall_ns, printf('outlives its process, with %d blo
   FROM restarts
 """
 
-# vLLM's server appends a hyphen and eight characters of its own to the name that a client chose.
+# vLLM's server appends a hyphen and eight hex digits to the id that a client sent.
 _NAME = "CASE WHEN {0} GLOB '*-" + "[0-9a-f]" * 8 + "' THEN substr({0}, 1, length({0}) - 9) ELSE {0} END"
 
 # The first names of a JSON list.
@@ -220,7 +224,7 @@ SELECT key, printf('%s, block %d', owner, row_number() OVER (PARTITION BY owner 
 
 
 def _steps_of(log: OpenedLog, by_owner: bool) -> str:
-    """The query for the steps of a log. by_owner: keys get the names of those that stored them first."""
+    """The SQL query for the steps of a log. by_owner: name each key by the request that stored it first."""
     label = "{}"
     if by_owner:
         labels = dict(log.sql(_KEYS_BY_OWNER))
@@ -238,7 +242,7 @@ def _steps_of(log: OpenedLog, by_owner: bool) -> str:
 
 
 def _share_nothing(good: OpenedLog, bad: OpenedLog) -> bool:
-    """Whether no key of the first hundred is in the other log: block hashes may start from a random value."""
+    """Whether the logs share none of the first hundred keys: block hashes may start from a random value."""
     keys = [key for (key,) in good.sql("SELECT key FROM blocks ORDER BY transfer LIMIT 100")]
     marks = ", ".join("?" * len(keys))
     return bool(keys) and not [*bad.sql(f"SELECT 1 FROM blocks WHERE key IN ({marks}) LIMIT 1", keys)]
@@ -250,7 +254,7 @@ class _Story(NamedTuple):
 
 
 def _stories(log: OpenedLog, by_owner: bool) -> Iterator[_Story]:
-    """Each thing with its steps, sorted by thing."""
+    """Yield the story of each request and key, sorted by name."""
     rows = log.sql(f"SELECT * FROM ({_steps_of(log, by_owner)}) ORDER BY sort, thing, event, text")
     for about, of_thing in groupby(rows, key=itemgetter(0, 1)):
         yield _Story(about, [StoryStep(*step) for _, _, *step in of_thing])
@@ -259,14 +263,14 @@ def _stories(log: OpenedLog, by_owner: bool) -> Iterator[_Story]:
 def _aligned(
     good: Iterator[_Story], bad: Iterator[_Story]
 ) -> Iterator[tuple[str, list[StoryStep], list[StoryStep]]]:
-    """Both stories of each thing; an empty one if a log does not know it."""
-    one, other = next(good, None), next(bad, None)
-    while one is not None or other is not None:
-        about = min(story.about for story in (one, other) if story is not None)
-        in_good = one is not None and one.about == about
-        in_bad = other is not None and other.about == about
-        yield _named(about), one.steps if in_good and one else [], other.steps if in_bad and other else []
-        one, other = next(good, None) if in_good else one, next(bad, None) if in_bad else other
+    """Yield (name, steps in the good log, in the bad log) of each request and key; []: the log lacks it."""
+    left, right = next(good, None), next(bad, None)
+    while left is not None or right is not None:
+        about = min(story.about for story in (left, right) if story is not None)
+        in_good = left is not None and left.about == about
+        in_bad = right is not None and right.about == about
+        yield _named(about), left.steps if in_good and left else [], right.steps if in_bad and right else []
+        left, right = next(good, None) if in_good else left, next(bad, None) if in_bad else right
 
 
 def _named(about: tuple[int, str]) -> str:
@@ -276,20 +280,20 @@ def _named(about: tuple[int, str]) -> str:
 
 def _parting(about: str, good: list[StoryStep], bad: list[StoryStep]) -> Parting | None:
     common = None
-    for one, other in zip_longest(good, bad):
-        if one is None or other is None or not one.is_like(other):
-            return Parting(about, 0, common, one, other)
-        common = other
+    for good_step, bad_step in zip_longest(good, bad):
+        if good_step is None or bad_step is None or not good_step.is_like(bad_step):
+            return Parting(about, 0, common, good_step, bad_step)
+        common = bad_step
     return None
 
 
-# What differs besides.
+# Settings and figures.
 
 
 def _settings(good: OpenedLog, bad: OpenedLog) -> list[Changed]:
     """The options of the core that differ."""
     pairs = zip(*(msgspec.structs.asdict(log.config).items() for log in (good, bad)))
-    return [Changed(name, one, other) for (name, one), (_, other) in pairs if one != other]
+    return [Changed(name, left, right) for (name, left), (_, right) in pairs if left != right]
 
 
 _FIGURES = {
@@ -327,7 +331,7 @@ def _figures(good: OpenedLog, bad: OpenedLog) -> list[Changed]:
     """The sums that differ."""
     found = []
     for name, query in _FIGURES.items():
-        ((one,),), ((other,),) = good.sql(query), bad.sql(query)
-        if one != other:
-            found.append(Changed(name, one, other))
+        ((left,),), ((right,),) = good.sql(query), bad.sql(query)
+        if left != right:
+            found.append(Changed(name, left, right))
     return found

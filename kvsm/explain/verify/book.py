@@ -1,9 +1,9 @@
-"""The second book: what was stored, held, promised and offered, told from the events alone.
+"""A second, independent fold of the events: what is stored, held, promised and offered.
 
-The ledger steps packed words through tables, and keeps lists, an index and a policy. The book follows the
-same events with plain if and else: what each slot and device block must be, who touches it, who pinned it,
-what a load brought into it, and which property a match of it would break. It shares only the names of the
-states with the ledger. `Witness` compares them.
+The ledger steps packed words through tables, and has lists, an index and a policy. The book follows the same
+events with plain if and else: the state of each slot and device block, the copies that touch it, its pins,
+the content that a load brought into it, and the property that a match of it would break. It shares only the
+names of the states with the ledger. `Witness` compares book and ledger.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ class Book:
         self._loads: dict[str, int] = {}
         """request -> its load that has not ended."""
         self._waits: dict[str, tuple[int, int]] = {}
-        """request -> the transfer that it waits for, and the tick at which it waits no more."""
+        """request -> the transfer that it waits for, and the tick at which the wait ends at the latest."""
         self._spoiled: dict[int, Property] = {}
         """slot -> the property that a match would break, because its block failed or was reset."""
         self._voided = [0] * config.host_blocks
         """Number of the event that last voided a slot's block and all pins on it."""
         self._last_void = self._last_end = self._last_loss = 0
-        """Numbers of the last events that voided a block, ended a transfer, and took a key away."""
+        """Numbers of the last events that voided a block, ended a transfer, and removed a key."""
         self._chunk = config.blocks_per_chunk
         self._tick = 0
         self._brought: dict[int, bytes] = {}
@@ -99,11 +99,11 @@ class Book:
         self._now_keys: Sequence[bytes] = ()
         """Keys that begin or end to be held."""
         self.told: list[Told] = []
-        """What a router must hear of the last event."""
+        """The changes of the last event that must be published to routers."""
         self._broken: list[Violation] = []
 
     def follow(self, event: OffloadingEvent) -> list[Violation]:
-        """Take note of the next event. Returns what the event breaks, given all events before it."""
+        """Follow the next event. Returns the properties that it breaks, given all events before it."""
         self._now_slots = self._now_blocks = self._now_brought = self._now_requests = self._now_keys = ()
         self._now_asks = ()
         self._now_transfer = 0
@@ -121,7 +121,7 @@ class Book:
         return self._broken
 
     def _changes_nothing(self, event: OffloadingEvent) -> None:
-        """The book does not keep what this event tells."""
+        """Ignore an event that changes nothing in the book."""
 
     # Matches.
 
@@ -167,7 +167,7 @@ class Book:
             self._unpin(match, match[1])
 
     def _unpin(self, match: BookedMatch, slots: Sequence[int]) -> None:
-        """End these pins. Where the block was voided since the match, the pin ended then."""
+        """End the pins of a match on these slots. On a block voided since, the pin has ended already."""
         self._now_slots = match[1]
         if self._last_void > match[0]:
             slots = [slot for slot in slots if self._voided[slot] <= match[0]]
@@ -180,9 +180,9 @@ class Book:
     # Stores.
 
     def _offered(self, event: ev.BlocksOffered) -> None:
-        """A cursor that goes back, or leaves a group out, would forget blocks or store them again.
+        """Check that no cursor goes back or lacks a group: blocks would be forgotten, or stored again.
 
-        After a store has failed, what is settled may go back once.
+        After a store has failed, the settled count of each request may go back once.
         """
         for name, settled, offered in event.offers:
             had_settled, had_offered = self._cursors.get(name, (settled, offered))
@@ -218,7 +218,10 @@ class Book:
             self._brought.pop(block, None)
 
     def _forget_older(self, block: int) -> bytes | None:
-        """Forget what a load of an older epoch brought into this device block. Returns its key."""
+        """Forget the content that a load of an older epoch brought into this device block.
+
+        Returns the content's key; None: there is no such content.
+        """
         if block not in self._older:
             return None
         self._older.remove(block)
@@ -276,8 +279,12 @@ class Book:
     def _must_be_of_this_epoch(
         self, keys: Sequence[bytes], slots: Sequence[int], blocks: Sequence[int]
     ) -> None:
-        """A device block that is stored under another key than the load brought was computed since. Only the
-        last device block of a slot proves it: chunks of two keys may begin with the same content."""
+        """Check that no device block is stored whose content a load of an older epoch brought.
+
+        If a device block is stored under another key than the load's, it was computed since the load. Only
+        the last device block of a slot proves that, because chunks of two keys may begin with the same
+        content.
+        """
         self._now_brought = blocks
         for place, (key, slot) in enumerate(zip(keys, slots)):
             for number, block in enumerate(blocks[place * self._chunk : (place + 1) * self._chunk], 1):
@@ -369,14 +376,14 @@ class Book:
             self._close(id, transfer, event.seq)
 
     def _end_copies(self, seq: int, transfer: BookedTransfer) -> None:
-        """The last worker has reported: publish, or void."""
+        """Publish or void the blocks of a transfer whose last worker has reported."""
         slots = transfer.slots
         if not transfer.store:
             if transfer.failed and not transfer.abandoned:
                 self._void(slots, Property.FAILURE_IS_NOT_SUCCESS, seq)
             self._end_readers(slots)
         elif transfer.failed or transfer.abandoned:
-            # The reset voided an abandoned one before, and its keys may be stored again since.
+            # A reset voided the blocks of an abandoned store already; their keys may be stored again since.
             self._void(
                 slots, Property.NO_STALE_DATA if transfer.abandoned else Property.FAILURE_IS_NOT_SUCCESS, seq
             )
@@ -396,7 +403,7 @@ class Book:
                     self._offers.pop(key, None)
 
     def _end_readers(self, slots: Sequence[int]) -> None:
-        """One load less. The last one leaves a stored block, or a free slot if the block was voided."""
+        """Remove one reader from each slot. The last leaves a stored block or, if voided, a free slot."""
         book = self._slots
         for slot in slots:
             state, copies, pins = book[slot]
@@ -410,7 +417,7 @@ class Book:
                 self._free += 1
 
     def _close(self, id: int, transfer: BookedTransfer, seq: int) -> None:
-        """The transfer is over: its device blocks are given back."""
+        """End a transfer: release its device blocks, and wake the requests that wait for it."""
         blocks, leases = transfer.device_blocks, self._leases
         for block in blocks:
             _, readers = leases[block]
@@ -456,12 +463,13 @@ class Book:
             self._slots[slot] = LOST
         self._close(event.transfer, transfer, event.seq)
         if not transfer.store:
-            # It may still write them. What a lost store reads can be reused: its bytes go to retired slots.
+            # A lost load may still write its device blocks. Those of a lost store can be reused, because the
+            # slots that it writes are retired.
             for block in transfer.device_blocks:
                 self._leases[block] = WITHDRAWN
 
     def _rejected(self, event: ev.ReportRejected) -> None:
-        """Changes nothing: the transfer that the report names must stay as it is."""
+        """Change nothing, but let the transfer that the report names be compared: it must be unchanged."""
         self._now_transfer = event.transfer
         transfer = self._transfers.get(event.transfer)
         if transfer is not None:
@@ -489,7 +497,7 @@ class Book:
         self._now_slots, self._now_blocks = every_slot, range(len(self._leases))
 
     def _restarted(self, event: ev.Restarted) -> None:
-        """Another process: nothing touches or holds a block any more, and what could be read is left."""
+        """Keep only the readable blocks: copies, pins, requests and leases of the last process have ended."""
         slots, voided, spoiled = self._slots, self._voided, self._spoiled
         self._now_slots, self._now_blocks = range(len(slots)), range(event.config.device_blocks)
         self._now_brought, self._now_requests = list(self._brought), list(self._cursors)
@@ -521,13 +529,16 @@ class Book:
             self._wake([name for name, (_, until) in self._waits.items() if until <= event.tick])
 
     def _wake(self, names: Sequence[str]) -> None:
-        """These requests wait no more."""
+        """End the waits of these requests."""
         for name in names:
             del self._waits[name]
         self._now_asks = [*self._now_asks, *names]
 
     def _void(self, slots: Iterable[int], property: Property, seq: int) -> None:
-        """The blocks in these slots may not be matched any more. Pins on them are void."""
+        """Void the blocks in these slots: they may not be matched any more, and pins on them are void.
+
+        property: the property that a later match of them breaks.
+        """
         book, held, keys = self._slots, self._held, self._keys
         gone, removed = [*self._now_keys], []
         for slot in slots:
@@ -552,7 +563,7 @@ class Book:
         self._last_void = seq
 
     def _unreadable_by(self, slot: int) -> Property:
-        """The property that a match of this slot would break."""
+        """The property that a match of this unreadable slot would break."""
         return self._spoiled.get(slot, Property.PUBLISH_AFTER_COMMIT)
 
     def _why(self, slot: int) -> str:
@@ -607,4 +618,4 @@ HANDLERS: dict[type[OffloadingEvent], Callable[[Book, Any], None]] = {
     ev.Restarted: Book._restarted,
     ev.RequestAdmitted: Book._changes_nothing,
 }
-"""What the book does at each kind of event."""
+"""The method that follows each kind of event."""

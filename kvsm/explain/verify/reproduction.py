@@ -1,9 +1,9 @@
-"""A broken property as a test: the part of a log that shows it, and a pytest file that replays it.
+"""Turn a broken property into a test: a part of the log that shows it, and a pytest file that replays it.
 
-The part begins with a snapshot of the state and ends with the event that breaks the property. A snapshot does
-not hold all that a witness of the whole log knows (why a block failed, which pins were voided). So a part is
-kept only if it fails in the same way: the same event breaks the same properties. The shortest of a few parts
-that does is taken. The last one tried is the whole log up to the event.
+The part begins with a snapshot of the state and ends with the event that breaks the property. A snapshot
+lacks some facts that a witness of the whole log has (why a block failed, which pins were voided). So a part
+is used only if the same event breaks the same properties in it. A few parts are tried, the shortest first;
+the last is the log from its beginning, or from its last gap, to the event.
 """
 
 from __future__ import annotations
@@ -20,15 +20,16 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.explain.story import Breakage, Verification, rebuild, verify_log
 
 DISTANCES = (50, 1_000, 20_000)
-"""How many events before the broken one a part begins. The first that fails in the same way is taken."""
+"""How many events before the broken one a part begins. The first part that fails in the same way is used."""
 
 
 class Reproduction(NamedTuple):
-    """What was written.
+    """The test that was written.
 
-    test: the pytest file. log: the directory of the part, beside it.
-    first, last: the events of the part. `last` breaks the properties.
-    breakage: what it breaks.
+    test: the pytest file.
+    log: the directory of the part of the log, beside the file.
+    first, last: first and last event of the part. `last` breaks the properties.
+    breakage: the properties that it breaks.
     """
 
     test: Path
@@ -46,14 +47,14 @@ def write_reproduction(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Reproduction:
-    """Write a test that fails as the first broken property of a log does.
+    """Write a test that shows the first broken property of a log.
 
-    at: an event at or after the broken one; None: any.
+    at: the last event to search for it; None: the last event of the log.
     test: the file to write; None: `test_repro_N.py` in the working directory, N being the broken event.
-    allow_policies, max_slots: as in `Trust`; the test reads its log with the same.
+    allow_policies, max_slots: as in `Trust`; the test reads its log with the same values.
 
-    Raises `LogError` if no property is broken up to `at`, and `ConfigError` if the file cannot be written or
-    is there already. Then nothing is written.
+    Raises `LogError` if no property is broken up to `at`, and `ConfigError` if the file exists already or
+    cannot be written. After an error there is no file.
     """
     whole = verify_log(log, allow_policies=allow_policies, max_slots=max_slots)
     breakage = _breakage(whole, at)
@@ -79,7 +80,7 @@ def write_reproduction(
 
 
 def _breakage(found: Verification, at: int | None) -> Breakage:
-    """What the test must show."""
+    """The breakage that the test must show. Raises `LogError` if no test can show it."""
     breakage = found.breakage
     if breakage is None:
         where = "in the part that can be read" if found.damage else f"up to its last event, {found.last}"
@@ -98,7 +99,7 @@ def _breakage(found: Verification, at: int | None) -> Breakage:
 
 
 def _refuse_name(test: Path) -> None:
-    """Raises `ConfigError` unless pytest finds a file of this name, and nothing is in its place."""
+    """Raise `ConfigError` unless pytest collects a file of this name, and its paths are free."""
     if not (test.name.startswith("test_") and test.suffix == ".py" and test.stem.isidentifier()):
         raise ConfigError(f"{test}: pytest does not find this name; give one like test_incident.py")
     if not test.parent.is_dir():
@@ -109,7 +110,7 @@ def _refuse_name(test: Path) -> None:
 
 
 def _write_new(test: Path, text: str, log: Path) -> None:
-    """Write the file, which must not be there. If that fails, the log beside it goes, too."""
+    """Write a file that does not exist yet. If that fails, delete the log beside it."""
     try:
         with open(test, "x", encoding="ascii") as file:
             file.write(text)
@@ -119,7 +120,7 @@ def _write_new(test: Path, text: str, log: Path) -> None:
 
 
 def _beginnings(whole: Verification, broken: int) -> Iterator[int]:
-    """First events of parts, the shortest part first. Each begins behind the last gap of the log."""
+    """Yield the first events of the parts to try, the shortest part first. All are after the last gap."""
     oldest = max([whole.first, *(last + 1 for _, last in whole.condition.gaps if last < broken)])
     for distance in DISTANCES:
         if broken - distance > oldest:
@@ -153,8 +154,8 @@ def _cut(
                     writer.append(event)
 
 
-def _same(one: Breakage, other: Breakage) -> bool:
-    return (one.event, one.text, _properties(one)) == (other.event, other.text, _properties(other))
+def _same(left: Breakage, right: Breakage) -> bool:
+    return (left.event, left.text, _properties(left)) == (right.event, right.text, _properties(right))
 
 
 def _properties(breakage: Breakage) -> set[str]:
@@ -164,9 +165,12 @@ def _properties(breakage: Breakage) -> set[str]:
 def _test_text(
     breakage: Breakage, log_name: str, first: int, allow_policies: Collection[str], max_slots: int | None
 ) -> str:
-    """The pytest file. Of the log it holds numbers, names of properties and the names of the policies that
-    the user allowed: no text that only the log gives."""
-    properties = ", ".join(sorted({str(one.property) for one in breakage.violations}))
+    """The text of the pytest file.
+
+    It contains nothing from the log except numbers and names of properties. The policies are those that the
+    user allowed.
+    """
+    properties = ", ".join(sorted({str(violation.property) for violation in breakage.violations}))
     trust = f", allow_policies={tuple(allow_policies)!a}" if allow_policies else ""
     trust += f", max_slots={max_slots}" if max_slots is not None else ""
     state = "the start of a log" if first == 1 else f"the state before event {first}"

@@ -1,8 +1,8 @@
-"""From where on a broken property was unavoidable: the log is forked at many places, and each fork verified.
+"""Find the event after which a break was unavoidable: fork the log at many events, and verify each fork.
 
-A fork makes the calls of the log's engine on the real core. If its log is good, kvsm's core avoids the break
-from there on: the log's core decided something else. If its log breaks too, the state was wrong already, or
-the engine's calls break the property.
+A fork repeats the calls of the log's engine on the real core. If the fork's log breaks no property, kvsm's
+core avoids the break from that event on: the core that wrote the log decided differently. If the fork breaks
+one too, the state was already wrong there, or the engine's calls themselves break the property.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from kvsm.explain.story import verify_log
 from kvsm.properties import Property
 
 PROBES = 16
-"""Places at which a log is forked first; more follow between the last good fork and the first bad one."""
+"""Number of forks before the bisection, which follows between the last good fork and the next bad one."""
 
 
 class Probe(msgspec.Struct, frozen=True):
-    """A fork at event `at`, and what its log breaks; None: nothing."""
+    """A fork at event `at`. broken: the first property that its log breaks; None: none."""
 
     at: int
     broken: Property | None
 
 
 class Unavoidable(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.unavoidable/1"):
-    """What `kvsm fork --unavoidable --json` prints: from where on a log was bound to break.
+    """What `kvsm fork --unavoidable --json` prints: from which event on a break was unavoidable.
 
-    event: the first event that breaks a property. broken: this property.
-    probes: the forks, by event.
+    event: the first event of the log that breaks a property.
+    broken: this property.
+    probes: the forks, sorted by event.
     """
 
     event: int
@@ -44,7 +45,7 @@ class Unavoidable(msgspec.Struct, frozen=True, tag_field="schema", tag="kvsm.una
 
     @property
     def avoided_until(self) -> int | None:
-        """The last event from which on the core avoids the break; None: it never does."""
+        """The last event at which a fork avoids the break; None: no fork does."""
         return max((probe.at for probe in self.probes if probe.broken is None), default=None)
 
 
@@ -55,9 +56,9 @@ def unavoidable(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Unavoidable:
-    """Find from where on the break in this log was unavoidable.
+    """Find the event after which the break in this log was unavoidable.
 
-    progress: is told the number of forks so far.
+    progress: called with the number of forks so far.
     allow_policies, max_slots: as in `kvsm.explain.story.Trust`.
 
     Raises `ConfigError` if no property is broken.

@@ -1,6 +1,6 @@
-"""What a log would have been with another host pool: `kvsm whatif`.
+"""Predict the hit rate of a log with another host pool: `kvsm whatif`.
 
-`demand` reads from a log which blocks were looked up and offered, and when. `simulate` gives the same lookups
-and offers to a host pool of another size, policy or store threshold, by the code of `kvsm.core.policies`.
-`optimum` bounds what any policy could have served.
+`demand` reads from a log which blocks were looked up and offered, and when. `simulate` replays these lookups
+and offers on a host pool of another size, policy or store threshold, with the code of `kvsm.core.policies`.
+`optimum` computes an upper bound for any policy.
 """

@@ -1,4 +1,4 @@
-"""A log's own result beside those of other configurations: what `kvsm whatif` answers."""
+"""Compare a log's own result with predictions for other configurations: the answer of `kvsm whatif`."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from kvsm.system.executors.executor import Executor, Item, Result
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What one configuration would have given.
+    """The result of one configuration.
 
     host_blocks, policy, store_threshold: the configuration.
     host_share: share of the asked blocks that the host serves.
-    found_share: share that the device has or the host serves; the rest is computed again.
-    error_points: how far `found_share` may be from a real run (percentage points).
-    bound_share: no policy finds more than this share in a pool of this size.
-    stored, evicted: host slots that are filled, and emptied to make room.
+    found_share: share of the asked blocks that the device has or the host serves; the others are computed.
+    error_points: measured error of `found_share` (percentage points).
+    bound_share: upper bound of `found_share` for any policy in a pool of this size.
+    stored, evicted: number of host slots filled, and emptied to make room; 0 in the log's own result.
     """
 
     host_blocks: int
@@ -41,16 +41,18 @@ class Outcome(msgspec.Struct, frozen=True):
 
 
 class PoolComparison(msgspec.Struct, frozen=True):
-    """The log, and what it would have been.
+    """A log's own result, and predictions for other configurations.
 
-    lookups: lookups that are counted (`counted_lookups`).
-    asked: device blocks that they asked for. on_device: of these, blocks that the device had.
-    unknown_blocks: looked-up blocks whose key the log does not name. They count as not found.
-    logged: what the log itself says. itself: what the simulation gives for the log's own configuration.
-    unlimited_share: the share that is found in a pool that never evicts.
-    outcomes: the configurations that were asked for, by threshold, then size, then policy.
-    scope: for which logs `error_points` was measured.
-    failed_copies: copies that failed in the log. In the simulation none does.
+    lookups: number of lookups that count (`counted_lookups`).
+    asked: device blocks that they asked for.
+    on_device: how many of these blocks the device had.
+    unknown_blocks: looked-up blocks whose keys are not in the log. They count as not found.
+    failed_copies: copies that failed in the log. Simulated copies never fail.
+    logged: the log's own result.
+    itself: the simulated result of the log's own configuration.
+    unlimited_share: share of the asked blocks that are found in a pool that never evicts.
+    outcomes: the requested configurations, sorted by threshold, then size, then policy.
+    scope: the engines and logs for which `error_points` was measured.
     """
 
     lookups: int
@@ -73,15 +75,15 @@ def compare(
     progress: Callable[[int], None] | None = None,
     executor: Executor | None = None,
 ) -> PoolComparison:
-    """Simulate all scenarios.
+    """Simulate all scenarios, and compare them with the log.
 
-    log: its name, for errors.
-    window: which lookups are counted.
-    progress: is told how many scenarios are done.
-    executor: who simulates, in place of this process. The result is the same.
+    log: the log's name, for error messages.
+    window: only lookups in it count.
+    progress: called with the number of finished scenarios.
+    executor: runs the simulations; None: this process does. The result is the same.
 
-    Raises `ConfigError` for a scenario that cannot be, and `LogError` if the log does not behave like those
-    for which predictions were measured, or if the window holds no lookup.
+    Raises `ConfigError` for an impossible scenario or if the window has no lookup of a whole block, and
+    `LogError` if the log does not behave like those for which predictions were measured.
     """
     refuse_failing(log, demand)
     lookups = counted_lookups(demand, window)
@@ -91,14 +93,14 @@ def compare(
     itself = simulate(demand, own, lookups)
     refuse_unlike(log, itself, as_logged)
     optimum = Optimum(demand, lookups)
-    others = [one for one in scenarios if one != own]
+    others = [scenario for scenario in scenarios if scenario != own]
     served_by = {own: itself}
     with _results(executor, partial(simulate, demand, lookups=lookups), others) as results:
         for number, (scenario, served) in enumerate(zip(others, results), len(scenarios) - len(others) + 1):
             served_by[scenario] = served
             if progress is not None:
                 progress(number)
-    sizes = sorted({one.host_blocks for one in (own, *scenarios)})
+    sizes = sorted({scenario.host_blocks for scenario in (own, *scenarios)})
     with _results(executor, optimum.found_share, sizes) as shares:
         bounds = dict(zip(sizes, shares))
 
@@ -114,7 +116,7 @@ def compare(
         logged=outcome(own, as_logged),
         itself=outcome(own, itself),
         unlimited_share=optimum.unlimited,
-        outcomes=tuple([outcome(one, served_by[one]) for one in scenarios]),
+        outcomes=tuple([outcome(scenario, served_by[scenario]) for scenario in scenarios]),
     )
 
 
@@ -136,7 +138,7 @@ def _outcome(scenario: Scenario, served: Served, error: float, bound: float) -> 
 def _results(
     executor: Executor | None, task: Callable[[Item], Result], items: Sequence[Item]
 ) -> Iterator[Iterator[Result]]:
-    """Results in order, made by an executor or in this process."""
+    """Yield an iterator over the results of `task` in the order of `items`. executor: as in `compare`."""
     if executor is None or len(items) < 2:
         yield map(task, items)
         return
@@ -145,21 +147,23 @@ def _results(
 
 
 def verdict(found: PoolComparison) -> list[str]:
-    """What would have helped, in words: a line for sizes, and one for policies and thresholds.
+    """Say what would have helped: lines for larger pools, and one for other policies and thresholds.
 
-    A gain within the error is none. Both sides of it are simulated.
+    Gains are differences between simulated results. A gain within the error counts as none.
     """
     own = found.itself
     lines = []
-    grown = [one for one in found.outcomes if one.host_blocks > own.host_blocks and _like(one, own)]
-    if grown:
-        first = min(grown, key=lambda one: one.host_blocks)
-        most = max(grown, key=_found)
+    larger = [other for other in found.outcomes if other.host_blocks > own.host_blocks and _like(other, own)]
+    if larger:
+        first = min(larger, key=lambda outcome: outcome.host_blocks)
+        most = max(larger, key=_found)
         lines += [
-            f"{_gain(one, own)} with {one.host_blocks:,} slots instead of {own.host_blocks:,}"
-            for one in dict.fromkeys((first, most))
+            f"{_gain(outcome, own)} with {outcome.host_blocks:,} slots instead of {own.host_blocks:,}"
+            for outcome in dict.fromkeys((first, most))
         ]
-    others = [one for one in found.outcomes if one.host_blocks == own.host_blocks and not _like(one, own)]
+    others = [
+        other for other in found.outcomes if other.host_blocks == own.host_blocks and not _like(other, own)
+    ]
     if others:
         best = max(others, key=_found)
         name = f"{best.policy}, threshold {best.store_threshold}"
@@ -167,17 +171,17 @@ def verdict(found: PoolComparison) -> list[str]:
     return lines
 
 
-def _found(one: Outcome) -> float:
-    return one.found_share
+def _found(outcome: Outcome) -> float:
+    return outcome.found_share
 
 
-def _like(one: Outcome, own: Outcome) -> bool:
-    return (one.policy, one.store_threshold) == (own.policy, own.store_threshold)
+def _like(outcome: Outcome, own: Outcome) -> bool:
+    return (outcome.policy, outcome.store_threshold) == (own.policy, own.store_threshold)
 
 
-def _gain(one: Outcome, own: Outcome) -> str:
-    points = 100 * (one.found_share - own.found_share)
-    if abs(points) <= one.error_points:
+def _gain(outcome: Outcome, own: Outcome) -> str:
+    points = 100 * (outcome.found_share - own.found_share)
+    if abs(points) <= outcome.error_points:
         return f"no difference beyond the error ({points:+.1f} points)"
     return f"{abs(points):.1f} points {'more' if points > 0 else 'less'}"
 
@@ -185,6 +189,6 @@ def _gain(one: Outcome, own: Outcome) -> str:
 def scenarios_of(
     sizes: Sequence[int], policies: Sequence[str], thresholds: Sequence[int]
 ) -> Iterator[Scenario]:
-    """All combinations, by threshold, then size, then policy."""
+    """Yield all combinations, sorted by threshold, then size, then policy."""
     for threshold, size, policy in product(thresholds, sizes, policies):
         yield Scenario(size, policy, threshold)

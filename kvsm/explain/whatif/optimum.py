@@ -1,14 +1,15 @@
-"""The most that any eviction policy could have served, with all requests known in advance.
+"""An upper bound for any eviction policy: the most blocks it could have served if it knew all requests ahead.
 
-A bound, and not a goal. A policy does not know the future, may not refuse a store, and may not evict what a
-copy or a request holds; copies take time. Here none of this counts. What remains is a problem of intervals. A
-use of a block can be served if the pool has kept the block since it was last offered, or last used. Each slot
-keeps one block at a time. The most uses that a pool of a size can serve is found exactly: when too many
-blocks are kept, the one whose use is furthest away goes (Belady's MIN, with stores that may be refused).
+This is a bound, not a goal. A real policy does not know the future, may not refuse a store, and may not evict
+a block that a copy or a request holds; and copies take time. The bound ignores all of this, which leaves a
+problem of intervals. A use of a block can be served if the pool has kept the block since its last offer or
+use. Each slot keeps one block at a time. The largest number of uses that a pool can serve is computed
+exactly: when too many blocks are kept, the one whose next use is furthest away is dropped (Belady's MIN,
+with stores that may be refused).
 
-Each block counts alone, but a real hit needs all blocks before it too. So the bound may be higher than what
-any choice of evictions reaches. It is reached if the device never has a part of a prompt: then each use of a
-block also uses the blocks before it.
+Each block counts alone, but a real hit needs all blocks before it too. So the bound may be higher than any
+choice of evictions can reach. It can be reached if the device never has a part of a prompt, because then each
+use of a block also uses the blocks before it.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ Numbers = NDArray[np.int64]
 
 
 class Optimum:
-    """Bounds for one demand. lookups: those whose uses count (`simulate.counted_lookups`)."""
+    """Upper bounds for one demand. lookups: the lookups that count (`simulate.counted_lookups`)."""
 
     def __init__(self, demand: Demand, lookups: Sequence[Lookup]) -> None:
-        uses = _Uses(demand, {one.seq for one in lookups})
+        uses = _Uses(demand, {lookup.seq for lookup in lookups})
         self._intervals = uses.intervals()
-        self._asked = sum(one.asked for one in lookups)
-        self._on_device = sum(one.on_device for one in lookups)
+        self._asked = sum(lookup.asked for lookup in lookups)
+        self._on_device = sum(lookup.on_device for lookup in lookups)
         self._chunk = demand.config.blocks_per_chunk
         self.unlimited = self._share(len(self._intervals))
-        """The share of the blocks that are found if the pool never evicts."""
+        """The largest share of the asked blocks that is found if the pool never evicts."""
 
     def found_share(self, host_blocks: int) -> float:
         """The share of the asked blocks that the device had or a pool of this size could have served."""
@@ -48,13 +49,14 @@ class Optimum:
 
 
 def most_kept(intervals: Sequence[tuple[int, int]], capacity: int) -> int:
-    """How many intervals can be kept whole if no more than `capacity` overlap.
+    """The largest number of intervals that can be kept so that no more than `capacity` of them overlap.
 
-    intervals: (start, end), start before end, sorted by start. One may begin where another one ends.
+    intervals: (start, end), start before end, sorted by start. An interval that begins where another ends
+        does not overlap it.
     """
     ending: dict[int, int] = {}
     ends: list[int] = []
-    """A heap of the ends that still lie ahead, as negative numbers, and of some that do not."""
+    """A heap of the ends of kept intervals, negated: the latest is first. Some of the ends have passed."""
     passed: list[int] = []
     kept = served = 0
     for start, group in groupby(intervals, itemgetter(0)):
@@ -75,11 +77,11 @@ def most_kept(intervals: Sequence[tuple[int, int]], capacity: int) -> int:
 
 
 class _Uses:
-    """When each block is offered and used, in numbers of operations."""
+    """When each block is offered and used. A time is the index of an operation of the demand."""
 
     def __init__(self, demand: Demand, counted: set[int]) -> None:
         self._parts: list[tuple[Numbers, int, bool]] = []
-        """(keys, time, whether this is a use that counts)."""
+        """(keys, time, whether this is a use that counts); not a use: an offer."""
         self._available = np.zeros(len(demand.keys) + 1, dtype=np.bool_)
         self._keys = len(demand.keys)
         self._epoch = 0
@@ -117,11 +119,11 @@ class _Uses:
             self._parts.append((self._named(keys), time, False))
 
     def _named(self, keys: Numbers) -> Numbers:
-        """A key of another epoch is another key."""
+        """Make keys of different epochs distinct: a reset ends all blocks of an epoch."""
         return keys + self._epoch * self._keys
 
     def intervals(self) -> list[tuple[int, int]]:
-        """From the last offer or use before each use to this use, sorted by start."""
+        """(last offer or use of the block, this use) for each use that counts, sorted by start."""
         if not self._parts:
             return []
         sizes = [len(keys) for keys, _, _ in self._parts]

@@ -1,4 +1,4 @@
-"""A plot for a terminal: the share of found blocks over the size of the host pool."""
+"""Plot the share of found blocks over the size of the host pool, for a terminal."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ COLUMN = 9
 
 
 def plot(sizes: Sequence[int], curves: Mapping[str, Sequence[float]]) -> list[str]:
-    """The lines of a plot, sizes from left to right.
+    """The lines of a plot, with the sizes from left to right.
 
-    curves: shares from 0 to 1 by name, one for each size. Each curve is drawn with a letter, in the order of
-        the mapping; where several meet, the first one is drawn.
+    curves: name -> one share from 0 to 1 for each size. Curves are drawn with the letters a, b, ... in the
+        order of the mapping. Where curves meet, the first of them is drawn.
     """
     letters = {name: chr(ord("a") + number) for number, name in enumerate(curves)}
     shares = [share for curve in curves.values() for share in curve]

@@ -1,24 +1,25 @@
-"""The demand of a log, given to a host pool of another size, policy or store threshold.
+"""Simulate the demand of a log on a host pool of another size, policy or store threshold.
 
     simulate(demand, Scenario(host_blocks=4000, policy="arc", store_threshold=1))
 
-The eviction policy is kvsm's own code. Around it stands a pool in which a slot is free, filled or under a
-copy, and which follows the rules of `kvsm.core.offloader.storing` and `kvsm.core.scheduler.offer_batch`:
+The eviction policies are kvsm's own code. The pool around them is a model: a slot is free, filled or being
+copied. It follows the rules of `kvsm.core.offloader.storing` and `kvsm.core.scheduler.offer_batch`:
 
 - a lookup serves the prefix of its blocks that the pool has, and holds it until the load has ended;
-- an offer touches what the pool has, and stores the rest, as far as there is room;
-- what found no room is offered again when a copy has ended;
-- a request that ends offers all its blocks again, if the pool has evicted any since it was admitted;
+- an offer touches the blocks that the pool has, and stores the others as far as there is room;
+- blocks that found no room are offered again when a copy has ended;
+- a request that ends offers all its blocks again if the pool has evicted any since it was admitted;
 - a block is stored with its `store_threshold`-th offer.
 
-What is taken from the log, and would not be quite the same: when requests come and go, what the device has,
-and how many steps a copy takes. Copies do not fail. A lookup that meets a block in flight waits for it.
+Some inputs come from the log, although another pool would change them a little: when requests come and go,
+which blocks the device has, and how many steps a copy takes. Copies do not fail. A lookup that finds a block
+in flight waits for it.
 
-At a restart everything under way ends: a store leaves nothing, and what was stored stays. The log's sizes and
-options are those with which it began. A restart with others is not validated.
+A restart ends all copies: unfinished stores leave nothing, and stored blocks stay. The sizes and options of
+the log's first process are used throughout; restarts with others are not validated.
 
-Left out: after a reset the core does not store again what a load had brought before it. Here it is stored, so
-a log with many resets is predicted up to 1.4 points too well.
+Not modelled: after a reset the core does not store again blocks that a load brought before the reset. The
+simulation stores them, so its prediction for a log with many resets is up to 1.4 points too high.
 """
 
 from __future__ import annotations
@@ -66,9 +67,12 @@ class Scenario(msgspec.Struct, frozen=True):
 
 
 class Served(msgspec.Struct):
-    """What lookups asked for, in device blocks, and who had it.
+    """The result of some lookups, in device blocks.
 
-    stored, evicted: host slots that were filled, and emptied to make room. 0 in what a log itself says.
+    lookups: number of lookups.
+    asked: blocks that they asked for.
+    on_device, on_host: how many of these the device had, and the host served.
+    stored, evicted: host slots that were filled, and emptied to make room; 0 in a log's own result.
     """
 
     lookups: int
@@ -80,60 +84,66 @@ class Served(msgspec.Struct):
 
     @property
     def host_share(self) -> float:
-        """The share of the blocks that the host served."""
+        """The share of the asked blocks that the host served."""
         return self.on_host / self.asked if self.asked else 0.0
 
     @property
     def found_share(self) -> float:
-        """The share of the blocks that the device had or the host served: these were not computed again."""
+        """The share of the asked blocks that were not computed: on the device, or served by the host."""
         return (self.on_device + self.on_host) / self.asked if self.asked else 0.0
 
 
 def counted_lookups(demand: Demand, window: Window = EVERYTHING) -> list[Lookup]:
-    """The lookups used at the first admission of each request, as in all figures of a run. `simulate` serves
-    a resumed request like any other, but does not count it.
+    """The lookups that count, as in all figures of a run: each request's used lookup at its first admission.
 
-    window: events outside of it do not count.
+    `simulate` serves the lookups of resumed requests too, but they do not count.
+
+    window: only lookups in it count.
     """
-    lookups = [one for one in demand.operations if isinstance(one, Lookup)]
-    return [one for one in lookups if not one.resumed and one.seq in window]
+    lookups = [operation for operation in demand.operations if isinstance(operation, Lookup)]
+    return [lookup for lookup in lookups if not lookup.resumed and lookup.seq in window]
 
 
 def recorded(lookups: Sequence[Lookup]) -> Served:
-    """What the log itself says of these lookups."""
-    return _served(lookups, {one.seq: one.on_host for one in lookups})
+    """The log's own result for these lookups."""
+    return _served(lookups, {lookup.seq: lookup.on_host for lookup in lookups})
 
 
 def _served(lookups: Sequence[Lookup], on_host: Mapping[int, int]) -> Served:
     return Served(
         len(lookups),
-        sum(one.asked for one in lookups),
-        sum(one.on_device for one in lookups),
-        sum(on_host[one.seq] for one in lookups),
+        sum(lookup.asked for lookup in lookups),
+        sum(lookup.on_device for lookup in lookups),
+        sum(on_host[lookup.seq] for lookup in lookups),
     )
 
 
 def simulate(demand: Demand, scenario: Scenario, lookups: Sequence[Lookup]) -> Served:
-    """What the host would have served.
+    """Predict what the host would have served.
 
-    lookups: those that are counted (`counted_lookups`). All operations before them warm the pool.
+    lookups: the lookups that count (`counted_lookups`). All operations are simulated, so that earlier ones
+        fill the pool.
 
-    Raises `ConfigError` for a policy that cannot be made.
+    Raises `ConfigError` for an unknown policy.
     """
     pool, on_host = _Pool(demand, scenario), {}
-    for one in demand.operations:
-        pool.go_to(one.step)
-        if isinstance(one, Lookup):
-            on_host[one.seq] = pool.lookup(one)
+    for operation in demand.operations:
+        pool.go_to(operation.step)
+        if isinstance(operation, Lookup):
+            on_host[operation.seq] = pool.lookup(operation)
         else:
-            _STEPS[type(one)](pool, one)
+            _STEPS[type(operation)](pool, operation)
     served = _served(lookups, on_host)
     served.stored, served.evicted = pool.stored, pool.evicted
     return served
 
 
 class _Cursor:
-    """How far a request has offered its chunks. admitted_at: evictions before it was admitted."""
+    """How far a request has offered its chunks.
+
+    chain: its keys. settled, offered: as in `BlocksOffered`, in chunks.
+    admitted_at: number of evictions before it was admitted.
+    """
 
     __slots__ = ("admitted_at", "chain", "offered", "settled")
 
@@ -143,12 +153,18 @@ class _Cursor:
 
 
 _Runs = Sequence[tuple[int, int]]
-"""(place, key): in a batch of blocks, the one at this place continues the block of this key; -1: it begins a
-prompt."""
+"""(place, key) of the first block of each run in a batch: the block at this place continues the block of this
+key; -1: it begins a prompt."""
 
 
 class _Copy(NamedTuple):
-    """A copy under way. number: decides between copies that end in the same step."""
+    """A copy in flight.
+
+    ends: the step at which it ends.
+    number: orders copies that end in the same step.
+    epoch: the epoch in which it began; a reset begins another one.
+    runs: of the stored blocks.
+    """
 
     ends: int
     number: int
@@ -163,15 +179,15 @@ class _Pool:
 
     def __init__(self, demand: Demand, scenario: Scenario) -> None:
         self._demand, self._scenario = demand, scenario
-        # The last place stands for UNKNOWN, which is -1, and stays empty.
+        # The last entry is for the key UNKNOWN, which is -1, and stays empty.
         self._slot_of: Numbers = np.full(len(demand.keys) + 1, -1, dtype=np.int64)
         self._cursors: dict[int, _Cursor] = {}
         self._copies: list[_Copy] = []
         self._step = self._started = self._epoch = 0
         self._waiting: dict[int, None] = {}
-        """Lives with offered chunks that found no room."""
+        """Requests (lives) with offered chunks that found no room."""
         self._changed = False
-        """Whether a copy has ended since they were offered."""
+        """Whether a copy has ended since these chunks were offered."""
         self.stored = self.evicted = 0
         config = msgspec.structs.replace(demand.config, host_blocks=scenario.host_blocks)
         self._offers = OfferHistory(config.counted_keys)
@@ -188,7 +204,7 @@ class _Pool:
         self._free = list(range(size - 1, -1, -1))
 
     def _fill(self, keys: Sequence[int]) -> None:
-        """Put keys into the empty pool, the oldest first: the log begins with a pool that is not empty."""
+        """Fill the empty pool with the keys that it had where the log begins, the oldest first."""
         if keys:
             filled = self._take(np.array(keys, dtype=np.int64))
             self._readable[filled] = True
@@ -197,10 +213,10 @@ class _Pool:
 
     # The operations.
 
-    def lookup(self, one: Lookup) -> int:
-        """Serve the prefix that the pool has. Returns how many device blocks of the request it covers."""
-        cursor = self._cursor(one.life)
-        found = self._slot_of[cursor.chain[one.first : one.end]]
+    def lookup(self, lookup: Lookup) -> int:
+        """Serve the prefix that the pool has. Returns how many device blocks it adds to the device's hit."""
+        cursor = self._cursor(lookup.life)
+        found = self._slot_of[cursor.chain[lookup.first : lookup.end]]
         lacking = np.flatnonzero(found < 0)
         hits = found[: lacking[0]] if len(lacking) else found
         cursor.admitted_at = self.evicted
@@ -210,38 +226,38 @@ class _Pool:
         self._hold(held)
         self._begin(held, is_store=False)
         chunk = self._demand.config.blocks_per_chunk
-        return max(0, (one.first + len(hits)) * chunk - one.on_device)
+        return max(0, (lookup.first + len(hits)) * chunk - lookup.on_device)
 
-    def offer(self, one: Offers) -> None:
-        """Requests offer what they have computed."""
-        self._offer([(life, self._cursor(life), upto) for life, upto in one.offers])
+    def offer(self, offers: Offers) -> None:
+        """Offer the chunks that requests have computed."""
+        self._offer([(life, self._cursor(life), upto) for life, upto in offers.offers])
 
-    def preempt(self, one: Preempted) -> None:
-        """The request will offer everything again."""
-        cursor = self._cursor(one.life)
+    def preempt(self, preempted: Preempted) -> None:
+        """Move the request's cursor back to the start: it will offer everything again."""
+        cursor = self._cursor(preempted.life)
         cursor.settled = cursor.offered = 0
-        self._waiting.pop(one.life, None)
+        self._waiting.pop(preempted.life, None)
 
-    def finish(self, one: Finished) -> None:
-        """The request offers for the last time: everything, if the pool has evicted since it was admitted."""
-        cursor = self._cursor(one.life)
-        if one.chunks:
+    def finish(self, finished: Finished) -> None:
+        """Offer a request's chunks for the last time: all if the pool has evicted since its admission."""
+        cursor = self._cursor(finished.life)
+        if finished.chunks:
             if self.evicted > cursor.admitted_at:
                 cursor.settled = 0
-            self._offer([(one.life, cursor, one.chunks)])
-        self._waiting.pop(one.life, None)
-        del self._cursors[one.life]
+            self._offer([(finished.life, cursor, finished.chunks)])
+        self._waiting.pop(finished.life, None)
+        del self._cursors[finished.life]
 
-    def reset(self, _one: Emptied) -> None:
-        """Nothing that was stored can be served."""
+    def reset(self, _emptied: Emptied) -> None:
+        """Empty the pool, and move all cursors back to the start."""
         self._empty()
         self._epoch += 1
         self._waiting.clear()
         for cursor in self._cursors.values():
             cursor.settled = cursor.offered = 0
 
-    def restart(self, _one: CutOff) -> None:
-        """Everybody of the last process is gone: its copies leave nothing, and its holds end."""
+    def restart(self, _cut_off: CutOff) -> None:
+        """End all requests, copies and holds of the last process. Unfinished stores leave nothing."""
         for copy in self._copies:
             if copy.epoch != self._epoch:
                 continue
@@ -256,7 +272,7 @@ class _Pool:
         self._changed = False
 
     def go_to(self, step: int) -> None:
-        """Let the copies end that are over before this step, and offer again what found no room."""
+        """Advance to a step: end the copies that are done by then, and offer again what found no room."""
         while self._copies and self._copies[0].ends <= step:
             self._end(heappop(self._copies))
         if self._changed and self._waiting:
@@ -327,7 +343,10 @@ class _Pool:
                     self._waiting[life] = None
 
     def _often_enough(self, part: Numbers, cursor: _Cursor, upto: int) -> Numbers:
-        """The keys that `store_threshold` lets be stored. A request counts each of its keys once."""
+        """The keys of `part` that have enough offers for `store_threshold`, or that the pool has.
+
+        Counts the offers between `cursor.offered` and `upto`, so each key counts once for each request.
+        """
         threshold = self._scenario.store_threshold
         if threshold <= 1:
             return part
@@ -340,10 +359,9 @@ class _Pool:
         return kept
 
     def _store(self, keys: Numbers, begins: Mapping[int, int]) -> Numbers:
-        """Touch the keys that the pool has and store the others. Returns those without room.
+        """Touch the keys that the pool has, and store the others. Returns the keys that found no room.
 
-        begins: of the keys, those with which a request's part of the offer begins -> the key before them, or
-        -1.
+        begins: first key of each request's part of the offer -> the key before it in the prompt; -1: none.
         """
         slots = self._slot_of[keys]
         places = np.flatnonzero(slots >= 0)
@@ -365,8 +383,10 @@ class _Pool:
         return keys[left]
 
     def _runs(self, keys: Numbers, places: Numbers, begins: Mapping[int, int]) -> _Runs:
-        """What the blocks at these places of an offer continue, where it is not the block at the place
-        before."""
+        """Split the blocks at these places of an offer into runs, each with the key that its first continues.
+
+        Within a run each block continues the one before it.
+        """
         first = np.isin(keys, list(begins))
         runs, number = list[tuple[int, int]](), np.cumsum(first)
         for n in np.flatnonzero((np.diff(places, prepend=-2) != 1) | first[places]).tolist():
@@ -378,8 +398,11 @@ class _Pool:
         return runs
 
     def _each_run(self, slots: Numbers, runs: _Runs) -> Iterator[tuple[Numbers, int | None]]:
-        """The runs of a batch, the last one first, and the slot of what each of them continues. If the pool
-        does not have that, it is the slot that would be evicted next."""
+        """Yield (slots of a run, slot of the block that it continues), the last run first.
+
+        The second is None if the run begins a prompt. If the pool lacks the continued block, it is the slot
+        that would be evicted next; None: there is none.
+        """
         end = len(slots)
         for place, key in reversed(runs):
             parent = None if key < 0 else int(self._slot_of[key])
@@ -392,7 +415,7 @@ class _Pool:
             yield slots[:end], None
 
     def _take(self, keys: Numbers) -> Numbers:
-        """Free slots for these keys. They cannot be read yet."""
+        """Assign free slots to these keys. They are not readable yet."""
         filled = np.array([self._free.pop() for _ in range(len(keys))], dtype=np.int64)
         self._slot_of[keys] = filled
         self._key_in[filled] = keys
@@ -400,7 +423,10 @@ class _Pool:
         return filled
 
     def _make_room(self, new: Numbers, protected: Numbers) -> int:
-        """Evict for the keys of `new`. Returns how many of them there is room for."""
+        """Evict to make room for the keys of `new`. Returns for how many of them there is room.
+
+        protected: slots that must not be evicted.
+        """
         policy, free = self._policy, len(self._free)
         if len(new) > free:
             evictable = len(policy) - int(np.count_nonzero(self._holds[protected] == 0))
@@ -438,11 +464,11 @@ _STEPS: dict[type[Operation], Callable[[_Pool, Any], None]] = {
 
 
 def _ids(slots: Numbers) -> IdArray:
-    """A batch in the form that policies take."""
+    """Slots in the form that policies expect: a tuple if there are few."""
     return tuple(slots.tolist()) if len(slots) <= SMALL else slots
 
 
 def _distinct(keys: Numbers) -> Numbers:
-    """Each key once, in the order of first use."""
+    """Remove duplicates, keeping the first of each key."""
     first = np.unique(keys, return_index=True)[1]
     return keys if len(first) == len(keys) else keys[np.sort(first)]
