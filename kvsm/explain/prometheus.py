@@ -2,8 +2,8 @@
 
     registry.register(PrometheusCollector(metrics))
 
-Names are those of `kvsm.explain.metric_table` with the prefix `kvsm_`; counters end in `_total`. Values are read
-at each scrape, so the exporter costs nothing between scrapes.
+Names are those of `kvsm.explain.metric_table` with the prefix `kvsm_`; counters end in `_total`. Values are
+read at each scrape, so the exporter costs nothing between scrapes.
 """
 
 from __future__ import annotations

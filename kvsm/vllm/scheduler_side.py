@@ -224,8 +224,8 @@ class SchedulerSide:
         return plan
 
     def _counts_beside_events(self) -> Mapping[str, Any]:
-        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT`, and `HAND_OVERS` and
-        `DISK` if this engine has hand-overs and a disk tier."""
+        """Return the values of metrics that no event shows: `metric_table.SERVES_WITHOUT`, and `HAND_OVERS`
+        and `DISK` if this engine has hand-overs and a disk tier."""
         without = {"disk": int(self._unused_place is not None), "hand_over": int(self._lacks_hand_overs)}
         counts: dict[str, Any] = {"serves_without": without}
         if self._disk is not None:
