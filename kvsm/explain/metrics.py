@@ -164,7 +164,7 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
     """Return the gauges by name, as in `Metrics.values`. `Metrics.gauges` adds the gauges of the log.
 
     Any thread may call it. It iterates over the live transfers, but not over slots: the fold counts slots and
-    device blocks by state. After a restart the gauges continue from the resumed ledger; they do not start at 0.
+    device blocks by state. After a restart the gauges continue from the resumed ledger.
     """
     blocks = ledger.blocks.totals.tolist()  # Copied in one call: another thread may fold an event meanwhile.
     transfers = list(ledger.transfers.values())
