@@ -1,7 +1,7 @@
 """Hypothesis, for all tests: no deadline, because a slow machine is no bug.
 
 CI names a profile of `kvsm.testing.profiles` and the day's seed, so each day has examples of its own.
-Elsewhere twenty examples do (see `examples.py`), because the suite is run many times a day.
+Elsewhere twelve examples do (see `examples.py`), because the suite is run many times a day.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if "CI" in os.environ:
     # Not elsewhere: a mutant is chosen before kvsm is imported.
     import kvsm.testing.profiles  # noqa: F401  (registers the profiles)
 else:
-    settings.register_profile("kvsm", deadline=None, max_examples=20)
+    settings.register_profile("kvsm", deadline=None, max_examples=12)
 settings.load_profile("kvsm")
 
 # Collecting makes half a million objects, and hardly one of them is garbage. Looking through them again and

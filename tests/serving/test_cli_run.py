@@ -36,6 +36,7 @@ from kvsm.serving import (
 from kvsm.serving.traces import multi_turn
 
 SMALL = ["--requests", "60", "--block-bytes", "64"]
+TINY = ["--requests", "2", "--device-blocks", "96", "--host-blocks", "128"]
 DISK = ["--disk-blocks", "900", "--disk-dir", "disk"]
 
 TROUBLE: list[object] = [
@@ -94,7 +95,7 @@ def test_it_begins_with_what_offload_saved(capsys: pytest.CaptureFixture[str]) -
     told = f"offload saved {count(loaded)} of {count(loaded + computed)} prompt tokens"
     assert capsys.readouterr().out.startswith(told)
     assert count(2_949_120) == "2.9 M"
-    assert kvsm("--requests", 2, "--copies", "simulated").stdout.startswith("offload saved nothing here")
+    assert kvsm(*TINY, "--copies", "simulated").stdout.startswith("offload saved nothing here")
 
 
 def test_what_was_checked_is_told_in_words_and_by_name() -> None:
@@ -102,15 +103,15 @@ def test_what_was_checked_is_told_in_words_and_by_name() -> None:
     grouped = [one for _, _, properties in CHECKED for one in properties]
     checked = {*invariants.PROPERTIES, *offload_checks.PROPERTIES, Property.COPY_ORDER}
     assert (len(grouped), {*grouped}) == (len(checked), checked)
-    told = " ".join(kvsm("--requests", 2, "--copies", "simulated").stdout.split())
+    told = " ".join(kvsm(*TINY, "--copies", "simulated").stdout.split())
     assert [one for one in checked if str(one) not in told] == []
-    assert str(Property.COPY_ORDER) not in " ".join(kvsm("--requests", 2).stdout.split())
+    assert str(Property.COPY_ORDER) not in " ".join(kvsm(*TINY).stdout.split())
 
 
 def test_the_log_is_kept_and_never_overwritten() -> None:
     """`kvsm-log` in the working directory; the next run takes another name."""
     for name in ("kvsm-log", "kvsm-log-2", "kvsm-log-3"):
-        assert json.loads(kvsm("--requests", 2, "--json").stdout)["log"] == name
+        assert json.loads(kvsm(*TINY, "--json").stdout)["log"] == name
         assert list(Path(name).glob("*.kvsm"))
     assert len([*Path.cwd().iterdir()]) == 3
 
@@ -118,7 +119,7 @@ def test_the_log_is_kept_and_never_overwritten() -> None:
 def test_a_broken_link_is_no_free_name() -> None:
     """A log is not written where somebody's link leads."""
     Path("kvsm-log").symlink_to("elsewhere")
-    assert json.loads(kvsm("--requests", 2, "--json").stdout)["log"] == "kvsm-log-2"
+    assert json.loads(kvsm(*TINY, "--json").stdout)["log"] == "kvsm-log-2"
     assert not Path("elsewhere").exists()
 
 
@@ -326,10 +327,11 @@ def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: obje
     return log
 
 
+SHORTER = [*EVERYTHING, "--requests", 60]
 LAZY = ["--store", "lazy", "--requests", 80, "--device-blocks", 96, "--host-blocks", 128, "--fail-rate", 0.1]
 
 
-@pytest.mark.parametrize("options", [EVERYTHING, pytest.param(LAZY, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("options", [SHORTER, pytest.param(LAZY, marks=pytest.mark.slow)])
 def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path, options: list[object]) -> None:
     """S11: under any PYTHONHASHSEED the files of the log are the same, with every option on."""
     first, second = (run_with_hash_seed(tmp_path / f"{seed}", "simulated", seed, *options) for seed in (1, 2))
@@ -342,7 +344,7 @@ def test_runs_with_threads_decide_the_same(tmp_path: Path) -> None:
     """S11: threads end copies in any order, yet all records are equal except for wall times."""
     records = []
     for seed in (1, 2):
-        log = run_with_hash_seed(tmp_path / f"{seed}", "host", seed, *EVERYTHING)
+        log = run_with_hash_seed(tmp_path / f"{seed}", "host", seed, *SHORTER)
         batches = LogReader(log).batches()
         records.append([msgspec.structs.replace(event, wall_ns=0) for batch in batches for event in batch])
     assert records[0] == records[1]

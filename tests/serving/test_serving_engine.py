@@ -43,8 +43,10 @@ from kvsm.serving.workload_run import LEDGER_BYTES_PER_BLOCK
 from kvsm.states import LeaseState
 
 SMALL: dict[str, Any] = {"copies": "simulated", "block_bytes": 64}
-PRESSURE: dict[str, Any] = {**SMALL, "requests": 100, "device_blocks": 96, "host_blocks": 128}
+PRESSURE: dict[str, Any] = {**SMALL, "requests": 60, "device_blocks": 96, "host_blocks": 128}
 """Pools so small that requests are preempted, blocks are evicted, and offers find no room."""
+LONGER: dict[str, Any] = {**PRESSURE, "requests": 100}
+"""For what comes seldom."""
 
 HYBRID = "full,sliding:4096/1024,mamba"
 
@@ -94,7 +96,7 @@ def assert_whole(result: RunResult) -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_serves_a_workload_under_pressure(policy: str, workers: int) -> None:
     """All requests end, the log proves itself (S10), and nothing is left (S9)."""
-    result = run_workload(RunOptions(**{**PRESSURE, "requests": 60}, policy=policy, workers=workers))
+    result = run_workload(RunOptions(**{**PRESSURE, "requests": 40}, policy=policy, workers=workers))
     assert_whole(result)
     assert result.preemptions > 0
     assert result.blocks_evicted > 0
@@ -160,8 +162,8 @@ def test_chunks_of_blocks_are_served() -> None:
 
 def test_resets_cost_hits_and_nothing_else() -> None:
     """S14: after each of many resets, amid copies, no earlier block is found, and every request ends."""
-    often = run_workload(RunOptions(**PRESSURE, reset_every=30))
-    never = run_workload(RunOptions(**PRESSURE))
+    often = run_workload(RunOptions(**LONGER, reset_every=30))
+    never = run_workload(RunOptions(**LONGER))
     assert_whole(often)
     assert often.resets > 100
     assert often.host_hit_tokens < never.host_hit_tokens
@@ -190,11 +192,11 @@ def test_without_patience_nothing_is_deferred() -> None:
 
 def test_requests_for_remote_decode_are_offloaded_in_full() -> None:
     """S16: with room on the host every block is stored; a skipped block has a reason."""
-    roomy = run_workload(RunOptions(**{**PRESSURE, "host_blocks": 4096}, remote_decode=0.5))
+    roomy = run_workload(RunOptions(**{**LONGER, "host_blocks": 4096}, remote_decode=0.5))
     assert_whole(roomy)
     assert roomy.fully_offloaded == roomy.remote_decode
     assert 30 < roomy.remote_decode < 70
-    tight = run_workload(RunOptions(**PRESSURE, remote_decode=1.0, failure_rate=0.3, store_threshold=3))
+    tight = run_workload(RunOptions(**LONGER, remote_decode=1.0, failure_rate=0.3, store_threshold=3))
     assert_whole(tight)
     assert tight.remote_decode == tight.requests
 
@@ -602,7 +604,7 @@ def test_a_copy_that_does_not_wait_for_compute_is_seen(
         PropertyBroken,
         match=rf"order of copies \(S12\): device block \d+: .*compute.* {copy} .*nothing orders",
     ):
-        run_workload(RunOptions(**{**PRESSURE, "host_blocks": 400}))
+        run_workload(RunOptions(**{**LONGER, "host_blocks": 400}))
 
 
 def test_a_flipped_byte_on_the_device_is_seen(start: Callable[..., WorkloadRun]) -> None:

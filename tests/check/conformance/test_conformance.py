@@ -24,6 +24,7 @@ from places import TRACE_VARIABLE
 from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, key, random_life
 from scheduler_traffic import ACTS, drive
 
+from examples import examples
 from kvsm import events as ev
 from kvsm.check.conformance.offload_books import offload_conformance
 from kvsm.check.conformance.request_books import request_conformance
@@ -125,7 +126,7 @@ def test_only_what_no_log_tells_is_left_out_of_the_guards() -> None:
 # Good logs.
 
 
-@settings(deadline=None, max_examples=5)
+@settings(deadline=None, max_examples=examples(5, least=2))
 @given(OPERATIONS, CONFIGS)
 def test_every_life_of_the_core_is_a_run_of_the_protocol(
     operations: Operations, config: dict[str, Any]
@@ -159,7 +160,7 @@ def test_every_action_that_an_event_may_tell_is_taken_somewhere(conformance: Mak
     assert taken == set(follower.shadow.actions)
 
 
-@settings(deadline=None, max_examples=4)
+@settings(deadline=None, max_examples=examples(4, least=2))
 @given(st.integers(0, 1000), st.integers(0, 300))
 def test_a_log_that_begins_in_the_middle_is_followed_like_a_whole_one(seed: int, skipped: int) -> None:
     """What retention deleted is not needed: the head of the next segment has the ledger's state."""

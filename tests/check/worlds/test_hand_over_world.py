@@ -304,18 +304,20 @@ def among_liars(random: Random) -> HandOverWorld:
 
 
 @pytest.mark.parametrize(
-    ("bug", "properties"),
+    ("bug", "properties", "seed"),
     [
-        (copy_from_slots_that_no_pool_has, "S8"),
-        (believe_the_shape_of_an_offer, "S8"),
-        pytest.param(take_any_answer, "S9", marks=pytest.mark.slow),
-        (serve_who_does_not_know_the_prompt, "S7"),
-        (let_anybody_decline, "S7"),
+        (copy_from_slots_that_no_pool_has, "S8", 6),
+        (believe_the_shape_of_an_offer, "S8", 9),
+        pytest.param(take_any_answer, "S9", 8, marks=pytest.mark.slow),
+        (serve_who_does_not_know_the_prompt, "S7", 11),
+        (let_anybody_decline, "S7", 7),
     ],
 )
-def test_a_walk_among_liars_finds(bug: Plant, properties: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_walk_among_liars_finds(
+    bug: Plant, properties: str, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bug(monkeypatch)
-    failure = walk(among_liars, seed=1, operations=60_000).failure
+    failure = walk(among_liars, seed=seed, operations=60_000).failure
     assert failure is not None
     assert failure.finding.property.id in properties.split(), failure.finding
 

@@ -21,6 +21,7 @@ import pytest
 from log_life import Life, directory, event
 from log_openings import slow_openings
 
+from examples import some
 from kvsm.core.log import LogDirectory, LogEnd, LogReader, find_end
 from kvsm.core.log.frames import MARK_OFFSET
 from kvsm.errors import LogDamaged, LogError
@@ -246,7 +247,7 @@ def test_power_loss_takes_no_promised_event(
     recorded = record(1, durability, failing, **options)
     assert len({call.file for call in recorded.calls}) > 4
     chance = random.Random(2)
-    for done in range(0, len(recorded.calls) + 1, 3):
+    for done in some(range(0, len(recorded.calls) + 1, 3)):
         check_crash(recorded, done, chance)
     check_crash(recorded, len(recorded.calls), chance)
 
@@ -268,7 +269,7 @@ def test_power_loss_without_syncs_gives_no_wrong_event() -> None:
     """With `none` nothing is promised: a reader gives a valid prefix, or says that the log is damaged."""
     recorded = record(1, "none")
     chance = random.Random(3)
-    for done in range(0, len(recorded.calls) + 1, 3):
+    for done in some(range(0, len(recorded.calls) + 1, 3)):
         with directory() as path:
             crash(recorded.calls, done, chance, path)
             seen = []
