@@ -14,7 +14,8 @@ MACHINES: dict[str, Machine] = {machine.name: machine for machine in (BLOCK, TRA
 
 
 def machines_digest() -> str:
-    """16 hex digits that change with any table: a log records which tables wrote it."""
+    """Return 16 hex digits that change with any table. A log records the digest of the tables that wrote
+    it."""
     text = "\n".join(machine.signature() for machine in MACHINES.values())
     return blake2b(text.encode(), digest_size=8).hexdigest()
 

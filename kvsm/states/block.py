@@ -1,26 +1,26 @@
 """The block: what a host slot holds during one life, from allocate to evict.
 
-Two counters belong to the state. `copies` counts the transfers that touch the slot's bytes now: one store,
-or any number of loads. `pins` counts the matches that promised this block to a request and have not become
-a load yet.
+The state has two counters. `copies` counts the transfers in flight that touch the slot's bytes: one store,
+or any number of loads. `pins` counts the matches that hold this block for a request and have not become a
+load yet.
 
 Why these rows and no others:
 
-- FREE was never used, EVICTED was: a reader of a log can tell them apart. Both can be allocated.
+- A FREE slot was never used, an EVICTED one was: readers of a log see the difference. Both can be allocated.
 - A store's block becomes STORED only on END_COPY_GOOD, when *every* worker has succeeded: publish after
   commit (S2). Any failure ends in EVICTED: failure is not success (S6).
 - EVICT exists only in STORED, and needs pins = 0. So a match holds what it counts (S7), and there is no
   reuse in flight (S3).
 - INVALIDATE is legal in every state. A block that no copy touches is gone at once. A block that a copy
-  touches is QUARANTINED: its slot is not handed out before the last copy has ended. Its pins are voided:
-  their requests are told at the load that the promise failed.
-- END_COPY is one trigger for the end of one transfer. The table decides what becomes of each block,
-  whatever happened to it meanwhile.
-- RETIRED is for a worker that will never report. Its copy may still write, so the slot is lost as long as
+  touches is QUARANTINED: its slot is not allocated before the last copy has ended. Its pins are voided: the
+  loads of their requests will be planned as voided.
+- END_COPY_GOOD and END_COPY_BAD end one transfer. The next state of each block depends on its state then,
+  which other triggers may have changed since the copy began.
+- RETIRED means that a worker will never report. Its copy may still write, so the slot is not used as long as
   this process and its workers live.
-- RESTART is the next process, which begins when everybody of the last one is dead. So it is legal in every
-  state, and ends every copy and pin. What was readable still is. What a copy may have written in part, or may
-  still write in RETIRED, can be allocated: nobody lives that could write it now.
+- RESTART begins the next process, when all workers of the last one are dead. So it is legal in every state,
+  and ends every copy and pin. Readable blocks stay readable. A slot that a copy may have written in part, and
+  a RETIRED one, can be allocated: no live process can still write it.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ PINNED_ONCE = BLOCK_WORDS.step(IDLE, BlockTrigger.PIN, "", 0)
 
 
 def holders(word: int) -> int:
-    """How many pins and copies hold the block with this word."""
+    """Return the number of pins and copies of a block with this word."""
     return sum(BLOCK_WORDS.decode(word)[1])
 
 

@@ -1,23 +1,23 @@
 """The disk slot: what a slot of one rank's file holds, for the process that has the file open.
 
 A slot is a header and a payload. The header says which key the payload belongs to, so the bytes on disk can
-be judged without any book. This machine is what one process knows of a slot while it lives.
+be judged without any other record. This machine is the state of a slot within one process.
 
 Why these rows and no others:
 
-- A payload is written only in WRITING, and WRITING is entered only from EMPTY and DROPPED. So a header that
-  names an old payload is gone before the payload is.
-- SEAL comes after the payload and the header are written. It does not say that they are flushed: what a store
-  waits for is the flush policy's matter, and the store tells that by its result.
+- A payload is written only in WRITING, and WRITING is entered only from EMPTY and DROPPED. So the header of
+  an old payload is invalid before the payload is overwritten.
+- SEAL comes after the payload and the header are written. It does not mean that they are flushed: the flush
+  policy decides whether the store reports its result before or after the flush.
 - FAIL is legal in SEALED too: a flush that covered the slot has failed after its header was written.
-- DISPROVE is a load that found other bytes than the header promises. A second load may be under way and find
-  it too, so it is legal in DROPPED. In WRITING it is not: nobody reads a slot that is written.
-- DROP means that nobody wants the payload any more: the slot is used again. A store drops it first.
-- RECOVER exists only in EMPTY, where each process begins. Recovery has found the slot sealed in the files of
-  all ranks, and it comes before the first store. What else it finds stays EMPTY: nobody reads it.
+- DISPROVE comes from a load whose bytes do not match the header. A second load in flight may find the same,
+  so it is legal in DROPPED. It is illegal in WRITING: no load reads a slot that is being written.
+- DROP means that the payload is no longer needed and the slot will be reused. A store drops it first.
+- RECOVER exists only in EMPTY, the first state in each process. Recovery runs before the first store, and has
+  found the slot sealed in the files of all ranks. All other slots stay EMPTY and are not read.
 
-It is not one of `MACHINES`: those fold a log, and a log's head names their tables. No event of a log moves
-this machine, so a change here must not make a log's snapshots useless.
+It is not one of `MACHINES`: those fold a log, and the head of a log has the digest of their tables. No event
+of a log moves this machine, so a change here must not make the snapshots of a log useless.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The lease: a copy's hold on a device block. Reading is shared, writing is exclusive.
+"""The lease: the hold of copies on a device block. Reading is shared, writing is exclusive.
 
-A store reads a device block, a load writes it. A load excludes every other copy: no order between them would
-make the bytes right (order of copies, S12). A lease begins when the transfer is planned and ends with the
+A store reads a device block, a load writes it. A load excludes every other copy, since copies have no order
+among each other (order of copies, S12). A lease begins when the transfer is planned and ends with the
 transfer. So the engine's block pool can ask at any time whether a copy may still touch a block (no reuse in
 flight, S3).
 
-A lost copy may still touch memory. A device block that it writes is RETIRED, and never handed out again. A
-device block that it only reads may be reused: what is read there goes to a retired slot.
+A lost copy may still touch memory. A device block that it writes is RETIRED, and never used again. A device
+block that it only reads may be reused: the copy writes what it reads into a retired slot.
 
-RESTART is the next process. It has another device pool, which no copy has touched.
+RESTART begins the next process, with a new device pool that no copy has touched.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""What a machine is: one table, as data, and the step that follows from it.
+"""A state machine as data: one table, from which each step follows.
 
 A machine has states, triggers, counters with limits, and rows. A row says: in one of `sources`, on
 `trigger`, if the counters are within `when`, go to `target` and change the counters by `then`. Everything
-else is derived from the rows: the words and memos that the hot path runs (`words.py`), the same machine run
-by the library `transitions` (`reference.py`), and the pictures (`kvsm/explain/diagrams.py`).
+else is derived from the rows: the words and memos of the hot path (`words.py`), the same machine for the
+library `transitions` (`reference.py`), and the diagrams (`kvsm/explain/diagrams.py`).
 
 Two things hold for every machine:
 
 - At most one row matches a (state, trigger, counters) triple. This is checked when a machine is declared.
-- An effect never leaves a counter's range. A row whose effect would leave it does not match: so a limit is a
-  named refusal, and never an overflow into the next field of a word.
+- An effect never takes a counter out of its range: a row that would do so does not match. So reaching a limit
+  is an illegal transition, and never an overflow into the next field of a word.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class UndefinedStep(Exception):
 
 @dataclass(frozen=True)
 class Counter:
-    """A count that belongs to a state, from 0 to `limit`: how many hold something."""
+    """A count that belongs to a state, from 0 to `limit`, such as the number of pins."""
 
     name: str
     bits: int
@@ -47,8 +47,8 @@ class Row:
     """One line of a table.
 
     why: the reason, for people.
-    when: counter -> (least, most) that it may be before the step.
-    then: counter -> what is added to it, or `VOID`.
+    when: counter -> (least, most) value before the step.
+    then: counter -> amount added to it, or `VOID`.
     """
 
     sources: tuple[IntEnum, ...]
@@ -62,7 +62,8 @@ class Row:
 
 @dataclass(frozen=True)
 class Arc:
-    """A row for one source, in the dense table. Its ranges include the limits of the effects."""
+    """A row for one source state, in the dense table. Its ranges also keep the counters within their
+    limits."""
 
     target: int
     ranges: tuple[tuple[int, int], ...]
@@ -92,13 +93,13 @@ class Machine:
             tuple(tuple(self._arcs(state, trigger)) for state in states) for trigger in triggers
         )
         self._signed: tuple[object, str] = None, ""
-        """The table that was signed last, and its signature: each new core asks for it."""
+        """The table whose signature was computed last, and that signature: each new core needs it."""
         self._check()
 
     def step(self, state: int, counts: tuple[int, ...], trigger: int) -> tuple[int, tuple[int, ...]]:
-        """Take the one arc that applies: (state, counts) after it.
+        """Return (state, counts) after the one arc that applies.
 
-        Raises `UndefinedStep` if none does, and `ValueError` if there are not as many counts as counters.
+        Raises `UndefinedStep` if no arc applies, and `ValueError` unless there is one count for each counter.
         """
         for arc in self.dense[trigger][state]:
             if arc.admits(counts):

@@ -1,6 +1,6 @@
-"""The same machines, as the library `transitions` understands them.
+"""The same machines, built with the library `transitions`.
 
-`kvsm/explain/diagrams.py` lets `transitions` draw them, and tests run them beside `words.py`.
+`kvsm/explain/diagrams.py` draws them with it, and tests compare them with `words.py`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import transitions
 from kvsm.states.machine import Machine, Row
 
 Groups = Mapping[str, tuple[IntEnum, ...]]
-"""States that rows leave together, by the group's name. No state is in two groups."""
+"""Group name -> its states, which a row may leave together. No state is in two groups."""
 
 
 def library_machine(
@@ -25,10 +25,10 @@ def library_machine(
     groups: Groups | None = None,
     **named: Any,
 ) -> transitions.Machine:
-    """A machine of `transitions` with a transition for each row.
+    """Build a machine of `transitions`, with a transition for each row.
 
-    kind: the class to build, of those that `transitions` has.
-    options: what a row's transition has besides trigger, source and target.
+    kind: the class of `transitions` to build.
+    options: returns the arguments of a row's transition besides trigger, source and target.
     groups: states to nest, if `kind` can. A row that leaves all states of a group leaves the group.
     named: other arguments of `kind`.
     """
@@ -56,7 +56,8 @@ def library_machine(
 
 
 def _sources(row: Row, groups: Groups) -> list[IntEnum | str]:
-    """The row's states; a whole group that the row leaves is named instead of its states."""
+    """Return the source states of a row. A group of which the row leaves all states stands for these
+    states."""
     sources: Sequence[IntEnum | str] = row.sources
     for name, members in groups.items():
         if row.target is not None and row.target not in members and set(members) <= set(sources):

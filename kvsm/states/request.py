@@ -1,16 +1,17 @@
-"""The request, as far as offload concerns it.
+"""The request: only its states that matter for offload.
 
 `loads` is 1 while its load is in flight; it has at most one. A finished request is RELEASED, and forgotten,
 only when its load has ended. So finish and abort are legal at any time (every call is legal, S8), and the
-end of a load always finds its request. A store needs no request: what it copies was fixed when it was
-planned, and leases hold it.
+end of a load always finds its request. A store needs no request: its blocks were fixed when it was planned,
+and leases hold them.
 
-RUNNING means "told that there is nothing to wait for". It may ask again, because an engine asks until it can
-place the request. MATCHED holds pins. DEFERRED waits for the transfer that has the block it needs next; the
-transfer's end wakes it, good or bad, and so does a bound in ticks. LOADING waits for its load. END_LOAD comes
-in whatever state the request is then: finished, preempted, deferred.
+RUNNING means that the last lookup found nothing to load or to wait for. The engine may look it up again,
+since it does so until it can schedule the request. MATCHED holds pins. DEFERRED waits for the transfer of the
+block that the request needs next; the end of the transfer, good or bad, or a bound in ticks wakes it. LOADING
+waits for its load. END_LOAD can come in any state that the request has by then: finished, preempted,
+deferred.
 
-RESTART is the next process, which knows nobody's requests. A client that asks again begins a new life.
+RESTART begins the next process, which has no requests. A request that is sent again begins a new life.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The transfer: one asynchronous copy of several blocks, one direction, one id, never reused.
+"""The transfer: one asynchronous copy of several blocks in one direction. Its id is never reused.
 
 `pending` counts the workers that have yet to report, `failed` the workers that reported a failure. A transfer
 ends once, with its last worker's report. It is good only if every worker was: publish after commit (S2).
-The ledger knows which worker has reported: a second report of one worker never comes to this machine.
+The ledger records which workers have reported, so a second report of a worker never reaches this machine.
 
-A reset makes transfers in flight ABANDONED: the copies go on, and their memory stays quarantined. Such a
-transfer is DRAINED when all workers have reported. An aborted request abandons nothing: other requests may
-want its stores.
+A reset makes transfers in flight ABANDONED: the copies continue, and their memory stays quarantined. Such a
+transfer is DRAINED when all workers have reported. The abort of a request abandons no transfer: other
+requests may want its stores.
 
-When another process goes on with a log, what was planned is CANCELLED and what was in flight is LOST: its
+When another process continues a log, planned transfers are CANCELLED and those in flight are LOST: their
 workers are dead.
 """
 

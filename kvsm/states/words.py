@@ -1,12 +1,12 @@
 """States as words: a state and its counters in one int, and a memo of the steps between words.
 
-A word is `state | counter << 4 | counter << ...`. The memo of a trigger maps a word to the next one. It is
-filled from `Machine.step` when a word is met first. So the hot path is a dict lookup, and the meaning stays
-in the table.
+A word is `state | counter << 4 | counter << ...`. The memo of a trigger maps a word to the next word. It is
+filled from `Machine.step` at the first use of each word. So a step on the hot path is a dict lookup, and the
+table stays the only definition.
 
-`StateWords` keeps the words of many equal things (host slots, device blocks) in one `array`, which numpy
-shares. A batch is checked whole before anything changes: `check` returns the words that follow, or raises;
-`commit` writes them.
+`StateWords` keeps the words of many objects of one machine (host slots, device blocks) in one `array`, whose
+memory numpy shares. A batch is checked whole before anything changes: `check` returns the next words, or
+raises; `commit` writes them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ STATE_BITS = 4
 STATE_MASK = (1 << STATE_BITS) - 1
 
 Words = list[int] | int | NDArray[np.int32]
-"""Words of a batch: a list for a tuple of ids; for an array, one int if all are equal, else an array."""
+"""Words of a batch: a list for a tuple of ids; for an array of ids, an int if all are equal, else an
+array."""
 
 
 class _Memo(dict[int, int]):
@@ -47,7 +48,7 @@ class _Memo(dict[int, int]):
 
 
 class _Places(dict[int, tuple[int, ...]]):
-    """Word -> the places of `StateWords.totals` in which a thing with this word counts."""
+    """Word -> the places of `StateWords.totals` that count a slot or device block with this word."""
 
     __slots__ = ("_codec",)
 
@@ -79,7 +80,7 @@ class Codec:
         self.places: dict[int, tuple[int, ...]] = _Places(self)
 
     def encode(self, state: int, counts: tuple[int, ...] = ()) -> int:
-        """The word of a state with these counts; absent ones are 0."""
+        """Return the word of a state with these counts; missing counts are 0."""
         word = int(state)
         for count, shift in zip(counts, self.shifts):
             word |= count << shift
@@ -91,19 +92,19 @@ class Codec:
         return word & STATE_MASK, counts
 
     def holds(self, word: int) -> bool:
-        """Whether this is a word of the machine: a state that it has, and no bits beside the counters."""
+        """Whether this is a valid word of the machine: a known state, and no bits outside the counters."""
         state, counts = self.decode(word)
         return state < len(self.machine.states) and word == self.encode(state, counts)
 
     def describe(self, word: int) -> str:
-        """For people: `LOADING(copies=1, pins=0)`."""
+        """Return the word as text: `LOADING(copies=1, pins=0)`."""
         state, counts = self.decode(word)
         counters = zip(self.machine.counters, counts)
         named = ", ".join(f"{counter.name}={count}" for counter, count in counters)
         return f"{self.machine.states(state).name}({named})" if named else self.machine.states(state).name
 
     def step(self, word: int, trigger: IntEnum, name: int | str, seq: int) -> int:
-        """The next word of one thing. Raises `IllegalTransition`."""
+        """Return the next word of one slot, lease, transfer or request. Raises `IllegalTransition`."""
         try:
             return self.next[trigger][word]
         except UndefinedStep:
@@ -112,15 +113,15 @@ class Codec:
     def illegal(
         self, word: int, trigger: IntEnum, names: tuple[int | str, ...], seq: int
     ) -> IllegalTransition:
-        """The error of things that may not take `trigger`; `word` is the first one's."""
+        """Make the error for names that `trigger` is illegal for; `word` is the word of the first one."""
         return IllegalTransition(self.machine.name, names, self.describe(word), trigger.name, seq)
 
 
 class StateWords:
-    """The states of `size` equal things, numbered from 0. All begin in the machine's initial state.
+    """The states of `size` slots or device blocks, numbered from 0. All begin in the machine's initial state.
 
-    totals: the number of things in each state, in the first `1 << STATE_BITS` places; behind them, for each
-        counter of the machine, the number of things whose counter is above 0. `commit` keeps them, in both
+    totals: the number of ids in each state, in the first `1 << STATE_BITS` places; after these, for each
+        counter of the machine, the number of ids whose counter is above 0. `commit` updates them, in both
         bodies of the fold. Code that writes words in another way calls `recount`.
     """
 
@@ -135,11 +136,11 @@ class StateWords:
         self._mark = np.zeros(size, dtype=np.int64)
 
     def state(self, index: int) -> IntEnum:
-        """The state of one thing."""
+        """Return the state of one slot or device block."""
         return self.codec.machine.states(self.words[index] & STATE_MASK)
 
     def counted(self) -> list[int]:
-        """What `totals` must be, counted from the words of all things."""
+        """Return what `totals` must be, counted from all words."""
         totals, places = [0] * len(self.totals), self.codec.places
         for word, count in Counter(self.words).items():
             for place in places[word]:
@@ -151,16 +152,17 @@ class StateWords:
         self.totals[:] = array("q", self.counted())
 
     def look(self, ids: IdArray) -> Words:
-        """The words of a batch as they are."""
+        """Return the current words of a batch."""
         if type(ids) is tuple:
-            return [self.words[one] for one in ids]
+            return [self.words[id] for id in ids]
         return self.view[ids]
 
     def check(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
-        """The words of `ids` after `trigger`; nothing is changed.
+        """Return the words of `ids` after `trigger`. Changes nothing.
 
-        Raises `IllegalTransition`, naming every id that does not exist, is twice in the batch, or may not
-        take the trigger. An array is not searched for negative ids: unpacking (`kvsm.ids`) makes none.
+        Raises `IllegalTransition`, naming every id that does not exist, is twice in the batch, or is in a
+        state without this trigger. An array is not searched for negative ids: unpacking (`kvsm.ids`) makes
+        none.
         """
         new = self._next(ids, trigger, seq)
         if type(ids) is tuple:
@@ -179,30 +181,30 @@ class StateWords:
             self.view[ids] = new
             return
         words = self.words
-        for one, word in zip(ids, new):  # type: ignore[arg-type]
-            self._move(words[one], -1)
+        for id, word in zip(ids, new):  # type: ignore[arg-type]
+            self._move(words[id], -1)
             self._move(word, 1)
-            words[one] = word
+            words[id] = word
 
     def advance(self, ids: IdArray, trigger: IntEnum, seq: int) -> Words:
-        """Check and commit ids that are known to be distinct, as a transfer's are."""
+        """Check and commit ids that are known to be distinct, such as the slots of a transfer."""
         new = self._next(ids, trigger, seq)
         self.commit(ids, new)
         return new
 
     def _move(self, word: int, more: int) -> None:
-        """Count so many things more with this word."""
+        """Add `more` to the totals that count this word."""
         totals = self.totals
         for place in self.codec.places[word]:
             totals[place] += more
 
     def _move_many(self, words: NDArray[Any], sign: int) -> None:
-        """Count each of these words once, or once less."""
+        """Add these words to the totals (sign 1), or take them off (-1)."""
         for word, count in zip(*np.unique(words, return_counts=True)):
             self._move(int(word), sign * int(count))
 
     def distinct(self, ids: IdArray) -> bool:
-        """Whether no id is twice in the batch. Each is marked with its place; a doubled one loses a mark."""
+        """Whether all ids are distinct: write each id's place; a duplicate overwrites the first."""
         if type(ids) is tuple:
             return len(set(ids)) == len(ids)
         places = np.arange(len(ids))
@@ -216,7 +218,7 @@ class StateWords:
                 words = self.words
                 if len(ids) == 1:
                     return [memo[words[ids[0]]]]
-                return [memo[words[one]] for one in ids]
+                return [memo[words[id]] for id in ids]
             old = self.view[ids]
             first = int(old[0])
             if (old == first).all():
@@ -227,15 +229,15 @@ class StateWords:
             raise self._refusal(ids, trigger, seq) from None
 
     def _refusal(self, batch: IdArray, trigger: IntEnum, seq: int) -> IllegalTransition:
-        """What is wrong with a batch that was refused."""
+        """Return the error for a batch that was refused."""
         ids, name = tuple(listed(batch)), self.codec.machine.name
-        absent = tuple(one for one in ids if not 0 <= one < self.size)
+        absent = tuple(id for id in ids if not 0 <= id < self.size)
         if absent:
             return IllegalTransition(name, absent, f"none of the {self.size}", trigger.name, seq)
-        doubled = tuple(sorted(one for one, times in Counter(ids).items() if times > 1))
+        doubled = tuple(sorted(id for id, times in Counter(ids).items() if times > 1))
         if doubled:
             return IllegalTransition(name, doubled, "named twice in one batch", trigger.name, seq)
-        wrong = [one for one in ids if not self._allows(self.words[one], trigger)]
+        wrong = [id for id in ids if not self._allows(self.words[id], trigger)]
         return self.codec.illegal(self.words[wrong[0]], trigger, tuple(wrong), seq)
 
     def _allows(self, word: int, trigger: IntEnum) -> bool:
@@ -247,14 +249,14 @@ class StateWords:
 
 
 def pick(ids: IdArray, words: Words, wanted: int) -> IdArray:
-    """The ids whose word is `wanted`."""
+    """Return the ids whose word is `wanted`."""
     if type(words) is list:
         if len(words) == 1:
             return ids if words[0] == wanted else NO_IDS
         wanting = words.count(wanted)
         if wanting == len(words):
             return ids
-        return tuple([one for one, word in zip(ids, words) if word == wanted]) if wanting else NO_IDS
+        return tuple([id for id, word in zip(ids, words) if word == wanted]) if wanting else NO_IDS
     if type(words) is int:
         return ids if words == wanted else NO_IDS
     return cast(NDArray[np.int64], cast(NDArray[np.int64], ids)[words == wanted])
