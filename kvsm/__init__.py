@@ -1,12 +1,12 @@
 """kvsm: an event-sourced state machine for KV-cache offload, with formal checking.
 
-The public surface. `Offloader` decides; `LogWriter` keeps what it decided and `LogReader` reads it back;
-`open` gives a log as tables; `Worker` carries plans out, by an engine of `kvsm.copies` or
-`kvsm.cuda_io`; `kvsm.explain.story` rebuilds, verifies and explains; `kvsm.testing` tests what is built on
-it.
+The public surface. `Offloader` decides; `LogWriter` records its decisions and `LogReader` reads them;
+`open` returns a log as tables; `Worker` executes plans with a copy engine of `kvsm.copies` or
+`kvsm.cuda_io`; `kvsm.explain.story` rebuilds, verifies and explains; `kvsm.testing` tests code that is built
+on kvsm.
 
-The names below are imported when they are first used: pytest imports this package in every project beside
-which it is installed, for its plugin, and must not wait for numpy there.
+The names below are imported on first use: wherever kvsm is installed, pytest imports this package for its
+plugin, and must not wait for numpy.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _HOMES = (
     "kvsm.copies",
     "kvsm.explain.tables.opened",
 )
-"""The modules that these names are from."""
+"""The modules that define these names."""
 
 
 def __getattr__(name: str) -> Any:

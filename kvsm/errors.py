@@ -18,7 +18,7 @@ class KvsmError(Exception):
 
 
 def _restored(kind: type[KvsmError], args: tuple[Any, ...], attributes: dict[str, Any]) -> KvsmError:
-    """An error as it was pickled. Its constructor is not called: that takes other arguments."""
+    """Unpickle an error without calling its constructor, whose arguments are not stored."""
     error = kind.__new__(kind, *args)
     error.__dict__.update(attributes)
     return error
@@ -28,15 +28,15 @@ class IllegalTransition(KvsmError):
     """The machine's table does not allow this trigger in this state. Nothing has changed.
 
     machine: its name.
-    ids: the things that may not take the trigger.
-    state: the state of the first of them, with its counters.
+    ids: the slots, device blocks, transfers or requests that the trigger is illegal for.
+    state: the state of the first one, with its counters.
     trigger: its name.
-    seq: number of the event that has the trigger.
+    seq: number of the event that pulls the trigger.
     """
 
     def __init__(self, machine: str, ids: Sequence[int | str], state: str, trigger: str, seq: int) -> None:
         self.machine, self.ids, self.state, self.trigger, self.seq = machine, tuple(ids), state, trigger, seq
-        named = ", ".join(str(one) for one in self.ids[:8]) + (", ..." if len(self.ids) > 8 else "")
+        named = ", ".join(map(str, self.ids[:8])) + (", ..." if len(self.ids) > 8 else "")
         super().__init__(f"event {seq}: {machine} {named}: {trigger} is illegal in {state}")
 
 
@@ -64,12 +64,12 @@ class ConfigError(KvsmError, ValueError):
 
 
 class UnusableFiles(ConfigError):
-    """Files that kvsm cannot use now: no permission, no room, another owner. An engine that can serve without
-    them does."""
+    """Files that kvsm cannot use now: no permission, no space, another owner. An engine that can serve
+    without them starts anyway."""
 
 
 class LimitReached(KvsmError):
-    """A limit refuses one more: of live transfers, of a block's pins. Nothing has changed."""
+    """A limit is reached: of live transfers, or of the pins of a block. Nothing has changed."""
 
 
 class LogError(KvsmError):
@@ -102,11 +102,12 @@ class WrongThread(KvsmError):
 
 
 class TransferFailed(KvsmError):
-    """Nothing of this transfer ran: an id is out of range or used twice, or the engine takes no more."""
+    """A copy engine refused a transfer and copied nothing: an id is out of range or used twice, or the engine
+    accepts no more transfers."""
 
 
 class DeviceLost(KvsmError):
-    """The device has stopped for good, and nothing of this process touches its memory."""
+    """The device has stopped for good: this process no longer touches its memory."""
 
 
 class TraceError(KvsmError):
@@ -131,15 +132,14 @@ class PropertyBroken(KvsmError):
 
 
 def described(error: BaseException) -> str:
-    """An error as one line for people. The text of kvsm's own errors says all; others need their kind."""
+    """Return an error as one line. The type is named unless it is an error of kvsm."""
     if isinstance(error, KvsmError):
         return str(error)
     return f"{type(error).__name__}: {error}".removesuffix(": ")
 
 
 def raised_at(error: BaseException, is_hidden: Callable[[str], bool]) -> tuple[str, str]:
-    """("FILE:LINE", what stands there): the innermost line of an error whose file is not hidden; ("", "") if
-    all are."""
+    """Return ("FILE:LINE", its source) of the innermost frame whose file is not hidden, or ("", "")."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         if not is_hidden(frame.filename):
             line = linecache.getline(frame.filename, frame.lineno or 0).strip()

@@ -2,9 +2,9 @@
 
 An `OffloadingEvent` is one record of the log: its number (`seq`, from 1, without gaps), the engine step and
 the wall time of the decision (`wall_ns`, data only: no decision reads it), and the fields of its kind. Each
-kind is a class below. `Ledger.apply` gives it its meaning. Two tables at the end say of each kind which
-triggers it pulls (`TRIGGERS`) and what it changes besides the things that its fields name (`REACHES`).
-docs/extending.md tells how to add a kind.
+kind is a class below; `Ledger.apply` defines its effect. Two tables at the end list, for each kind, which
+triggers it may pull (`TRIGGERS`) and what it changes besides the things that its fields name (`REACHES`).
+docs/extending.md describes how to add a kind.
 
 On disk an event is a msgpack array `[tag, seq, step, wall_ns, *fields]`. New fields come at the end, with a
 default, so that every older record of the same `SCHEMA_VERSION` can be read.
@@ -29,7 +29,7 @@ from kvsm.system.field_types import check_types
 SCHEMA_VERSION = 3
 
 ERROR_CHARACTERS_MAX = 400
-"""The longest error that `WorkerReported` holds. The rest of a longer one is cut off."""
+"""The most characters of an error in `WorkerReported`. A longer error is cut off."""
 
 
 class Direction(IntEnum):
@@ -44,7 +44,7 @@ STORE, LOAD = Direction
 
 
 class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the core must know before its first event. The log stores it.
+    """The configuration of a core, fixed before its first event. The log stores it.
 
     host_blocks: slots of the host pool.
     device_blocks: blocks of the device pool.
@@ -55,9 +55,9 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_live_transfers: transfers that may be planned or in flight at once.
     defer_ticks: longest wait of a request for a block in flight. 0: never wait, compute the block again.
     transfer_ticks: ticks in flight after which a transfer counts as lost. 0: never.
-    store_threshold: a key is stored when it is offered for this many times.
-    block_tokens: tokens of one device block, in which `HitMatched` counts a prompt. If KV cache groups have
-        blocks of different sizes: their least common multiple. 0: not told.
+    store_threshold: the number of offers of a key until it is stored.
+    block_tokens: tokens of one device block, the unit in which `HitMatched` counts a prompt. If KV cache
+        groups have blocks of different sizes: their least common multiple. 0: unknown.
     """
 
     host_blocks: int
@@ -74,7 +74,7 @@ class OffloadConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def counted_keys(self) -> int:
-        """Of how many keys that are not stored the offers are counted, for `store_threshold`."""
+        """The number of keys whose offers are counted, for `store_threshold`, while they are not stored."""
         return 2 * self.host_blocks
 
     def __post_init__(self) -> None:
@@ -124,16 +124,16 @@ class RejectReason(str, Enum):
 
 
 Owners = tuple[tuple[str, Id], ...]
-"""(request, number of keys), in the order of the event's keys. Empty if no request owns them."""
+"""(request, number of its keys) pairs, in the order of the event's keys. Empty if no request owns them."""
 
 Parents = tuple[tuple[Id, Id | None], ...]
-"""(place, slot), sorted by place: in its prompt, the block at this place of the event continues the block in
-`slot`, not the block one place before. That slot may be another one of the event. slot None: it continues a
-block that the host does not have. Its own slot: it begins a prompt. No entry for place 0: the first block
-begins a prompt, or its parent is unknown."""
+"""(place, slot) pairs, sorted by place: in its prompt, the block at `place` in the event follows the block in
+`slot`, and not the block at the place before. `slot` may be another slot of the event. slot None: the host
+does not have the preceding block. The block's own slot: the block begins a prompt. Without an entry for place
+0, the first block begins a prompt, or its parent is unknown."""
 
 Offer = tuple[str, tuple[Id, ...], tuple[Id, ...]]
-"""(request, settled, offered). The last two count blocks, by KV cache group."""
+"""(request, settled, offered). `settled` and `offered` have a number of blocks for each KV cache group."""
 
 
 class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -155,9 +155,10 @@ class OffloadingEvent(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 def recorded_ns(now: SupportsIndex) -> int:
-    """What a clock says, as a log can hold it: whole nanoseconds from 1970 on, and below 2**63.
+    """Convert the time of a clock to what a log can hold: nanoseconds since 1970, from 0 to 2**63 - 1.
 
-    A clock before 1970 counts as 1970: no decision reads it. Raises `ConfigError` if it is no whole number.
+    A time outside this range is replaced by the nearest bound, since no decision reads it. Raises
+    `ConfigError` for a time that is no integer.
     """
     try:
         nanoseconds = int(index(now))
@@ -175,17 +176,17 @@ class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
     """Digest of the machine tables that wrote the log."""
     schema: int = SCHEMA_VERSION
     kept: KeptPools | None = None
-    """The pools that outlive this process. None: nothing that is stored does."""
+    """The host pools that outlive this process. None: what is stored ends with the process."""
     weights: str = ""
-    """Version of the weights that compute what is stored from here on."""
+    """Version of the model weights under which blocks are computed from here on."""
 
 
 class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=2):
-    """The core hears of a request for the first time.
+    """A request is registered.
 
-    target: where its blocks are copied, if no request of the engine is behind it: "disk", the tier below.
-        Such a copy is matched and loaded as for a request. Or it loads nothing, and holds blocks while others
-        come from there. Empty: it is a request of the engine.
+    target: empty for a request of the engine. Otherwise the request stands for copies to or from another
+        tier, named here: "disk", the tier below. It matches and loads blocks to copy them there; or it loads
+        nothing, and pins blocks while others are copied from there.
     """
 
     request: str
@@ -200,12 +201,12 @@ class RequestPreempted(OffloadingEvent, frozen=True, array_like=True, gc=False, 
 
 
 class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=4):
-    """The request finished or was aborted. It is RELEASED now, or when its load ends. Its stores go on,
-    because other requests may want the blocks.
+    """The request finished or was aborted. It is RELEASED now, or when its load ends. Its stores
+    continue, because other requests may want the blocks.
 
-    hand_over: it held blocks for another engine, and how that ended (`kvsm.tiers.hand_over.leases.LeaseEnd`):
-        "taken", "not needed" because that engine had them, or why no engine took them. Empty: it is a request
-        of the engine, or a copy to the disk.
+    hand_over: if it held blocks for another engine, how the hand-over ended
+        (`kvsm.tiers.hand_over.leases.LeaseEnd`): "taken", "not needed" because the other engine had the
+        blocks, or why no engine took them. Empty: a request of the engine, or a copy to the disk.
     """
 
     request: str
@@ -214,21 +215,21 @@ class RequestFinished(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 
 
 class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5):
-    """The answer to a lookup: the host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
-    A request may ask many times before it is admitted; the answer that was used is in `RequestAdmitted`.
+    """The result of a lookup: the host serves `slots`, in prefix order, and each is pinned. No slots: a miss.
+    A request may be looked up many times before it is admitted; `RequestAdmitted` has the result that counts.
 
-    missed: the key at which the hit ends, because it was not readable. None if there was none, or if nothing
+    missed: the first key that was not readable, where the hit ends. None if all keys were readable, or none
         was looked up.
     asked: full blocks of the request's tokens: of its prompt, and after a preemption of its output too. If
-        `on_device` is None, only the blocks that the caller asked the host for.
-    on_device: how many of them the device had.
-    on_host: how many of them the answer serves from the host, behind the ones of the device.
+        `on_device` is None, only the blocks that were looked up on the host.
+    on_device: how many of these blocks the device had.
+    on_host: how many of these blocks the host serves, after the ones on the device.
 
-    A request that asked for no block and has slots loads none: it holds them for another engine, which copies
-    them out of the host pool.
+    A request with slots for which no block was looked up loads none: it pins them for another engine, which
+    copies them out of the host pool.
 
-    The last three count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache groups.
-    None: the caller did not say.
+    The last three fields count device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache
+    groups. None: the caller gave no number.
     """
 
     request: str
@@ -240,7 +241,7 @@ class HitMatched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=5)
 
 
 class HitReleased(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=6):
-    """The request gives back all its hit pins without loading."""
+    """The pins of the request's match are released without a load."""
 
     request: str
 
@@ -260,8 +261,8 @@ class KeysRecalled(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 
 class BlocksEvicted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=9):
-    """The policy chose `slots` to make room for the store `transfer`, the next one that is planned. `moved`
-    only change place in the eviction order."""
+    """The policy chose `slots` to make room for the store `transfer`, which the next event plans. The slots
+    `moved` only change place in the eviction order."""
 
     slots: Ids
     moved: Ids
@@ -272,11 +273,11 @@ class StorePlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
     """A transfer will copy the i-th chunk of `device_blocks` to slots[i], which will then hold keys[i].
 
     The number of this event is the transfer's id and the generation of the blocks that it allocates: one
-    number, never reused, names all three. owners: for people who read the log. Nobody owns blocks that were
-    stored from the free queue.
+    number, never reused, names all three. owners: for readers of the log. Blocks stored from the engine's
+    free queue have no owner.
 
-    source: where the bytes come from if not from the device, for people: "engine p-1", whose host pool they
-        are copied from. Then the store names no device blocks. Empty: they come from `device_blocks`.
+    source: for readers of the log, where the bytes come from if not from the device: "engine p-1" for the
+        host pool of that engine. Then the store names no device blocks. Empty: from `device_blocks`.
     parents: the blocks before these in their prompts (`Parents`). A block is evicted before its parent.
     """
 
@@ -300,12 +301,11 @@ class LoadPlanned(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=1
     """A transfer will copy slots[i], the first pins of the request's match, to the i-th chunk of
     `device_blocks`. The event's number is the transfer's id. Pins beyond those loaded are released.
 
-    voided: a pinned block was invalidated since the match. The plan is then empty, and the request hears
-        that its load failed.
+    voided: a pinned block was invalidated since the match. The plan is then empty, and the load has failed.
     parts: which device blocks of the chunks are loaded; empty if all are. Part p is place
         p % blocks_per_chunk of slots[p // blocks_per_chunk], and goes to the device block at its index.
-    target: where the bytes go if not to the device, for people: "disk", the tier below. Then `device_blocks`
-        only stand for it. Empty: they go to `device_blocks`.
+    target: for readers of the log, where the bytes go if not to the device: "disk", the tier below. Then
+        `device_blocks` are placeholders. Empty: to `device_blocks`.
     """
 
     request: str
@@ -323,7 +323,7 @@ class TransfersSubmitted(OffloadingEvent, frozen=True, array_like=True, gc=False
 
 
 class TransferCancelled(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=14):
-    """The plan never left for the workers."""
+    """The plan is cancelled before it leaves for the workers."""
 
     transfer: Id
 
@@ -332,14 +332,14 @@ class WorkerReported(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
     """Worker `worker` is done with its shard. The last worker's report ends the transfer in this event: a
     good store is published, a failed store gives its slots back, a failed load voids what it read.
 
-    error: why the copy failed, in the worker's words (at most `ERROR_CHARACTERS_MAX` characters). Empty if
-        the copy is good, or if the worker did not say.
-    queued_us: from the submission of the plan to the worker, until its copy began (us).
-    copied_us: from the first byte of its copy to the last (us).
+    error: why the copy failed, as reported (at most `ERROR_CHARACTERS_MAX` characters). Empty if the copy is
+        good, or if no reason was reported.
+    queued_us: time from the submission to the worker to the start of its copy (us). None: not reported.
+    copied_us: time from the first byte of its copy to the last (us). None: not reported.
 
-    Both are durations by the worker's clock, which may be another one than that of `wall_ns`. What is left of
-    the time from `TransfersSubmitted` to this event is the way to the worker and back, and the step that
-    noticed the end. None: the worker did not say.
+    Both are measured by the worker's clock, which may differ from the clock of `wall_ns`. The rest of the
+    time from `TransfersSubmitted` to this event is spent on the way to the worker and back, and until a step
+    noticed the end.
     """
 
     transfer: Id
@@ -366,7 +366,7 @@ class TransferLost(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=
 
 
 class BlocksTouched(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=18):
-    """Blocks used again without a load, because the device had them too. They move in the eviction order.
+    """Blocks are used without a load, because the device has them too. They move in the eviction order.
 
     parents: the blocks before these in their prompts (`Parents`). A block is evicted before its parent.
     """
@@ -384,7 +384,7 @@ class FlushRequested(OffloadingEvent, frozen=True, array_like=True, gc=False, ta
 class CacheReset(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=20):
     """Nothing stored before may match afterwards. Plans are cancelled, copies in flight abandoned.
 
-    weights: version of the weights that compute what is stored from here on. None: the same ones as before.
+    weights: version of the weights that compute what is stored from here on. None: unchanged.
     """
 
     epoch: Id
@@ -396,15 +396,15 @@ class StepEnded(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=21)
 
 
 class Ticked(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=22):
-    """The host's count of time, which bounds all waits. `tick` counts from 1 without gaps."""
+    """The clock of the core advances. Ticks bound all waits; `tick` counts from 1 without gaps."""
 
     tick: Id
 
 
 class BlocksOffered(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=23):
-    """How far these requests' blocks have been dealt with, by KV cache group. Every block before `settled` is
-    stored, being stored, or will not be stored. Every block before `offered` was looked at once. `settled`
-    goes back to a block whose store failed."""
+    """How far the blocks of these requests were offered for a store, by KV cache group. Every block before
+    `settled` is stored, being stored, or will not be stored. Every block before `offered` was offered at
+    least once. `settled` goes back to a block whose store failed."""
 
     offers: tuple[Offer, ...]
 
@@ -416,19 +416,19 @@ class OffersCounted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag
 
 
 class BlocksRewritten(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=25):
-    """The engine computes other content into these device blocks. What a load brought there is gone."""
+    """The engine computes other content into these device blocks. What a load wrote there is gone."""
 
     device_blocks: Ids
 
 
 class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
-    """The process that wrote the log so far is gone with its workers and its device. Another one goes on,
-    with the same host pool. What was stored still is. Copies in flight, pins, leases and requests have ended,
-    and their slots can be allocated.
+    """The process that wrote the log so far has ended, with its workers and its device pool. Another process
+    continues the log, with the same host pool. Copies in flight, pins, leases and requests have ended.
+    Readable blocks stay stored; all other slots can be allocated.
 
-    life: which process this is of those that have written the log. One that was killed at its start may have
-        left no event.
-    config: of the new process. `kvsm.core.ledger.ALIKE` names what must be as it was.
+    life: number of this process among those that have written the log. Numbers may have gaps: a process that
+        was killed at its start may have left no event.
+    config: of the new process. `kvsm.core.ledger.ALIKE` names the fields that must be unchanged.
     machines: digest of the machine tables that write the log from here on.
     ended: how the last process ended, for people. Empty: it closed the log.
     """
@@ -440,22 +440,22 @@ class Restarted(OffloadingEvent, frozen=True, array_like=True, tag=26):
 
 
 class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=27):
-    """The engine has given the request its blocks, and it reads the cache: the last answer to its lookup is
-    used. Its pins, if it has any, are what it is about to load. This event alone says what a request had;
-    metrics, tables, `kvsm top`, `kvsm report` and `kvsm whatif` count it. A request that reads no cache
-    (vLLM's `skip_reading_prefix_cache`) has none.
+    """The engine has allocated the blocks of a request that reads the cache, with the result of its last
+    lookup. Its pins, if it has any, are about to be loaded. Only this event says which blocks a request had;
+    metrics, tables, `kvsm top`, `kvsm report` and `kvsm whatif` count it. A request that does not read the
+    cache (vLLM's `skip_reading_prefix_cache`) has no such event.
 
     asked: full blocks of the request's tokens: of its prompt, and after a preemption of its output too.
-    on_device: how many of them the device had.
-    on_host: how many of them the engine takes from the host, behind the ones of the device. A load that fails
-        later does not change it.
-    missed: the key at which the used answer ended, because it was not readable. None if there was none, or
-        if nothing was looked up.
+    on_device: how many of these blocks the device had.
+    on_host: how many of these blocks the engine takes from the host, after the ones on the device. A load
+        that fails later does not change it.
+    missed: the first key that was not readable, where the hit ends. None if all keys were readable, or none
+        was looked up.
     resumed: the request was admitted before, and has lost its blocks since: a preemption or a failed load.
-        Figures of a run leave it out, as vLLM's prefix cache metrics leave preempted requests out.
+        Figures of a run leave it out, as vLLM's prefix cache metrics leave out preempted requests.
 
     The counts are of device blocks of `OffloadConfig.block_tokens` tokens, once for all KV cache groups.
-    None: the caller did not say.
+    None: the caller gave no number.
     """
 
     request: str
@@ -467,7 +467,8 @@ class RequestAdmitted(OffloadingEvent, frozen=True, array_like=True, gc=False, t
 
 
 class Reach(Enum):
-    """Things that an event changes and no field of it names. `kvsm.explain.story.concern` finds them."""
+    """Things that an event changes although none of its fields names them. `kvsm.explain.story.concern` finds
+    them."""
 
     PLAN = "the transfer that it plans"
     PINS = "the slots that its request's match holds"

@@ -1,11 +1,12 @@
-"""What the bytes in a pool mean: what must be equal before an engine reads what another one has stored.
+"""The identity of a pool: the facts that must be equal before an engine reads bytes of another engine.
 
 A key names tokens. Which bytes stand for these tokens follows from the model, its layout and much more. Two
-engines that differ in any of it may use one key for different bytes, even of one size. So a pool that
-outlives its engine carries its identity, and the next engine compares all of it before it serves a block.
+engines that differ in any of these facts may use the same key for different bytes, even of the same size. So
+a pool that outlives its engine carries its identity, and the next engine compares all facts before it serves
+a block.
 
-The weights are not part of it. They may change while an engine runs, and then no pool is made again; the
-event log knows the weights of each block (`CacheReset`).
+The weights are not part of the identity. They may change while an engine runs, and the pool is kept; the
+event log records the weights of each block (`CacheReset`).
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from hashlib import blake2b
 import msgspec
 
 FORMAT = 2
-"""Of what kvsm itself writes into a pool. A newer one reads no older pool."""
+"""Version of the data that kvsm itself writes into a pool. A pool of another version is not read."""
 
 DIGEST_BYTES = 16
 
@@ -24,7 +25,7 @@ _ABSENT = "unset"
 
 
 class PoolIdentity(msgspec.Struct, frozen=True, array_like=True):
-    """What the bytes of a pool mean, as facts that a person can read. Equal only if every fact is.
+    """What the bytes of a pool mean, as facts that a person can read. Identities are equal if all facts are.
 
     facts: (name, value), sorted by name; each name once. `of` makes them.
     """
@@ -33,7 +34,7 @@ class PoolIdentity(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, facts: Mapping[str, object]) -> PoolIdentity:
-        """The identity that these facts make, with the format of kvsm among them."""
+        """Make an identity of these facts and of `FORMAT`."""
         named = {**facts, "kvsm pool format": FORMAT}
         return cls(tuple(sorted((name, str(value)) for name, value in named.items())))
 
@@ -42,7 +43,7 @@ class PoolIdentity(msgspec.Struct, frozen=True, array_like=True):
         return blake2b(msgspec.msgpack.encode(self), digest_size=DIGEST_BYTES).digest()
 
     def differences(self, other: PoolIdentity) -> list[str]:
-        """What `other` has otherwise, a line each: "dtype: bfloat16, and now float16"."""
+        """Return a line for each fact that `other` has changed: "dtype: bfloat16, and now float16"."""
         ours, theirs = dict(self.facts), dict(other.facts)
         return [
             f"{name}: {ours.get(name, _ABSENT)}, and now {theirs.get(name, _ABSENT)}"
@@ -52,10 +53,10 @@ class PoolIdentity(msgspec.Struct, frozen=True, array_like=True):
 
 
 class KeptPools(msgspec.Struct, frozen=True, array_like=True):
-    """The pools that a log speaks of. They outlive the process that writes it.
+    """The host pools that a log describes. They outlive the process that writes the log.
 
     identity: what their bytes mean.
-    ids: the id of each rank's pool, which is new whenever a pool is made.
+    ids: the id of each rank's pool. A pool that is made anew gets a new id.
     """
 
     identity: PoolIdentity

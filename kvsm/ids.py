@@ -10,19 +10,19 @@ up to `SMALL`  tuple of int              the same tuple
 above          packed bytes              numpy int64 array
 =============  ========================  ==============================
 
-Packed ids are one byte that tells their form, and then numbers, little endian. A number has 2, 3 or 4 bytes,
-the fewest that hold the largest id.
+Packed ids are one byte for their form, followed by little-endian numbers. A number has 2, 3 or 4 bytes: the
+fewest that hold the largest id.
 
-=============  ========================================================================================
+=============  ==========================================================================================
 form           numbers
-=============  ========================================================================================
+=============  ==========================================================================================
 width          the ids
-width + RUNS   of each run its first and its last id; between them they go up, or down, by one
-=============  ========================================================================================
+width + RUNS   the first and the last id of each run; within a run, ids ascend or descend by one
+=============  ==========================================================================================
 
-The shorter form is taken, the first if both are equal. Slots are freed and evicted in the order in which they
-were taken, so most large batches are a few runs. A batch of more than `MOST_IN_RUNS` ids has no runs: so a
-few bytes of a damaged log never stand for more ids.
+The shorter form is used, and the one without runs if both are equal. Slots are freed and evicted in the order
+in which they were allocated, so most large batches are a few runs. A batch of more than `MOST_IN_RUNS` ids is
+not packed as runs: this limits the number of ids that a few bytes of a damaged log can stand for.
 
 A plain loop over a tuple beats numpy up to about sixteen ids. Above that numpy is ten times faster. Index
 arrays are int64 because numpy gathers several times slower through int32 ones. The native body packs and
@@ -42,7 +42,7 @@ SMALL = 16
 """The longest batch that is a tuple."""
 
 RUNS = 8
-"""What the form of packed runs is more than the width of a number."""
+"""Added to the form byte if the numbers are runs."""
 
 MOST_IN_RUNS = 1 << 16
 """The longest batch that is packed as runs."""
@@ -57,7 +57,7 @@ Numbers = Sequence[int] | NDArray[np.int64]
 
 
 def _none(_: object) -> None:
-    """Stands for a function of the native body where that does not run."""
+    """Return None, in place of a native function, while the Python body runs."""
 
 
 _packed_natively: Callable[[Numbers], bytes | None] = _none
@@ -65,9 +65,9 @@ _unpacked_natively: Callable[[bytes], bytes | None] = _none
 
 
 def use_native(pack: Callable[[Numbers], bytes | None], unpack: Callable[[bytes], bytes | None]) -> None:
-    """Pack and unpack with the native body. Where it returns None, Python decides or refuses.
+    """Pack and unpack with the native body. If that returns None, the Python function runs, and may raise.
 
-    unpack: returns the memory of int64 numbers.
+    unpack: returns int64 numbers as bytes.
     """
     global _packed_natively, _unpacked_natively
     _packed_natively, _unpacked_natively = pack, unpack
@@ -80,7 +80,8 @@ def cut(ids: IdArray, begin: int, end: int) -> IdArray:
 
 
 def pack(ids: Numbers) -> Ids:
-    """The form that an event carries. Raises `OverflowError` for an id that is negative, or 2**32 or more."""
+    """Return ids in the form that an event carries. Raises `OverflowError` for an id outside 0 to 2**32 -
+    1."""
     if len(ids) <= SMALL:
         return tuple(ids.tolist()) if isinstance(ids, np.ndarray) else tuple(ids)
     packed = _packed_natively(ids)
@@ -88,7 +89,7 @@ def pack(ids: Numbers) -> Ids:
 
 
 def pack_in_python(ids: Numbers) -> bytes:
-    """The bytes of `pack`, for more than `SMALL` ids."""
+    """Return the bytes of `pack`, for more than `SMALL` ids."""
     array = np.asarray(ids, dtype=np.int64)
     # As an unsigned number, a negative id is huge.
     largest = int(array.view(np.uint64).max())
@@ -104,7 +105,7 @@ def pack_in_python(ids: Numbers) -> bytes:
 
 
 def _runs(array: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The places where the runs of a batch begin and end. A step of one way never goes on in the other."""
+    """Return the first and last place of each run of a batch. A run only ascends, or only descends."""
     steps = np.diff(array)
     near = np.abs(steps) == 1
     cuts = ~near
@@ -120,11 +121,11 @@ def _bytes_of(numbers: NDArray[np.int64], width: int) -> bytes:
 
 
 class MalformedIds(ValueError):
-    """A batch of ids that `pack` does not make."""
+    """Bytes that `pack` does not produce."""
 
 
 def unpack(ids: Ids) -> IdArray:
-    """Inverse of `pack`. Raises `MalformedIds` for what `pack` does not make."""
+    """Inverse of `pack`. Raises `MalformedIds` for bytes that `pack` does not produce."""
     if isinstance(ids, tuple):
         return ids
     array = _unpack_bytes(ids)
@@ -139,7 +140,7 @@ def _unpack_bytes(packed: bytes) -> NDArray[np.int64]:
 
 
 def unpack_in_python(packed: bytes) -> NDArray[np.int64]:
-    """The ids of these bytes, however few. Raises `MalformedIds`."""
+    """Unpack bytes, also of `SMALL` ids or fewer. Raises `MalformedIds`."""
     form = packed[0] if packed else 0
     width = form - RUNS if form > RUNS else form
     if width not in (2, 3, 4):
@@ -169,17 +170,17 @@ def _unpacked_runs(begins: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArra
     if total > MOST_IN_RUNS:
         raise MalformedIds(f"{total} ids are packed as runs; more than {MOST_IN_RUNS} are not")
     steps = np.where(ends < begins, -1, 1)
-    before = np.cumsum(sizes) - sizes  # how many ids stand before each run
+    before = np.cumsum(sizes) - sizes  # the number of ids before each run
     return np.repeat(begins - steps * before, sizes) + np.repeat(steps, sizes) * np.arange(total)
 
 
 def array_of(numbers: bytes) -> NDArray[np.int64]:
-    """The ids in the memory of int64 numbers, as the ledger works on them."""
+    """Return an array over the bytes of int64 numbers, without a copy."""
     return np.frombuffer(numbers, dtype=np.int64)
 
 
 def count(ids: Ids) -> int:
-    """How many ids a batch has, without unpacking it. Malformed bytes have any number of them."""
+    """Count the ids of a batch without unpacking it. For malformed bytes the result means nothing."""
     if isinstance(ids, tuple):
         return len(ids)
     form = ids[0] if ids else 0
@@ -193,30 +194,30 @@ def count(ids: Ids) -> int:
 
 
 def to_list(ids: Ids | IdArray) -> list[int]:
-    """Any form as a plain list, for people and for tests."""
+    """Return a batch in any form as a list, for output and tests."""
     if isinstance(ids, bytes):
         ids = _unpack_bytes(ids)
     return ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
 
 
 def listed(ids: IdArray) -> Sequence[int]:
-    """A batch of the ledger as plain ints. A tuple is not copied."""
+    """Return a batch in the ledger's form as plain ints. A tuple is not copied."""
     return ids if type(ids) is tuple else ids.tolist()  # type: ignore[union-attr]
 
 
 def equal(first: IdArray, second: IdArray) -> bool:
-    """Whether two batches of the ledger have the same ids in the same order."""
+    """Whether two batches in the ledger's form have the same ids in the same order."""
     if type(first) is tuple and type(second) is tuple:
         return first == second
     return bool(np.array_equal(first, second))
 
 
 KEY_DIGITS, LAST_KEY_DIGITS = 12, 4
-"""Hex digits shown of a key: its first ones, and its last ones, which tell KV cache groups apart."""
+"""Number of hex digits shown of a key: the first ones, and the last ones, which name the KV cache group."""
 
 
 def render_key(key: bytes) -> str:
-    """A key as `3fa90c11d2e4..0001`, enough to find it again in the log: `kvsm show --key` takes this form.
+    """Render a key as `3fa90c11d2e4..0001`: `kvsm show --key` finds it in a log by this form.
 
     A key is a hash and the index of a KV cache group. The groups of a hybrid model share the hash.
     """

@@ -135,7 +135,7 @@ class Property(Enum):
 
     @property
     def number(self) -> int:
-        """3 of "S3": the order in which properties are listed."""
+        """The number in the id, 3 for "S3". Properties are listed in this order."""
         return int(self.id[1:])
 
     def __str__(self) -> str:
@@ -143,26 +143,26 @@ class Property(Enum):
 
 
 _ENCODER = JSONEncoder(separators=(",", ":"))
-"""Of the standard library: it escapes all that is not ASCII, and takes names of files that are not UTF-8."""
+"""From the standard library: it escapes non-ASCII characters, and accepts file names that are not UTF-8."""
 
 
-def json_with_titles(told: Any) -> bytes:
-    """JSON in which the title of a property, "property", stands beside each "property_id". It is ASCII."""
+def json_with_titles(value: Any) -> bytes:
+    """Encode a value as ASCII JSON, and add the title of the property, "property", to each "property_id"."""
     import msgspec  # Only here: `kvsm --help` must not wait for it.
 
-    facts = _with_titles(msgspec.to_builtins(told))
+    facts = _with_titles(msgspec.to_builtins(value))
     return _ENCODER.encode(facts).encode("ascii")
 
 
-def _with_titles(told: Any) -> Any:
-    if isinstance(told, list | tuple):
-        return [_with_titles(one) for one in told]
-    if not isinstance(told, dict):
-        return told
-    named = {key: _with_titles(value) for key, value in told.items()}
-    if isinstance(id := told.get("property_id"), str):
+def _with_titles(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return [_with_titles(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    named = {key: _with_titles(item) for key, item in value.items()}
+    if isinstance(id := value.get("property_id"), str):
         named["property"] = _TITLES.get(id, id)
     return named
 
 
-_TITLES = {one.id: one.title for one in Property}
+_TITLES = {property.id: property.title for property in Property}
