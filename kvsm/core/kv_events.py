@@ -1,6 +1,6 @@
-"""What kvsm tells routers and schedulers: how the set of readable keys changes.
+"""KV events for routers and schedulers: changes of the set of readable keys.
 
-One queue, in the order of the changes, taken in one of two forms:
+The changes form one queue, in their order. It is taken in one of two forms:
 
 - vLLM's `OffloadingEvent(keys, medium, removed)`: no block size, because a GPU event has it already and
   one event may hold blocks of several sizes;
@@ -8,16 +8,16 @@ One queue, in the order of the changes, taken in one of two forms:
   `BlockRemoved`. A reset removes its keys one by one: `AllBlocksCleared` names no medium, and would make a
   router forget what the device has.
 
-A `BlockStored` describes its blocks: their tokens, the parent and the adapter. These are known when a store
-is planned, from the request whose blocks it copies. They are needed when the store ends, and the request may
-be gone by then: so they are kept by transfer. Between two takes a key may be removed and stored again any
-number of times; each event has what it needs. Where the tokens are unknown the event has the legacy form, as
-vLLM's offloading connectors send it: the hashes alone, block_size 0 and no token_ids. This is so for a lazy
-store, which copies a device block whose request may be over, and for a prompt of embeddings.
+A `BlockStored` describes its blocks: their tokens, the parent and the adapter. The request whose blocks are
+copied has these facts when the store is planned. They are needed when the store ends, when the request may be
+gone: so they are kept by transfer. A key may be removed and stored again any number of times before a take;
+each event has its own description. Where the tokens are unknown the event has the legacy form of vLLM's
+offloading connectors: the hashes alone, block_size 0 and no token_ids. They are unknown for a lazy store,
+which copies a device block whose request may be over, and for a prompt of embeddings.
 
 A key is a block hash and four bytes of KV cache group index, big endian. A chunk of several blocks has one
-key, with the hash of its last block. An event that describes it names all its blocks; its removal names those
-that stand in no other chunk.
+key, with the hash of its last block. The event of its store names all its blocks; the event of its removal
+names those of its blocks that are in no other chunk.
 
 Both forms, folded from nothing, give exactly the keys that can be matched (events are state, S10).
 """
@@ -39,7 +39,7 @@ GROUP_INDEX_BYTES = 4
 
 
 class KeysChanged(msgspec.Struct, frozen=True):
-    """`keys` came to `medium` or left it: vLLM's `OffloadingEvent` (`vllm.v1.kv_offload.base`)."""
+    """`keys` were stored in `medium` or removed: vLLM's `OffloadingEvent` (`vllm.v1.kv_offload.base`)."""
 
     keys: list[bytes]
     medium: str
@@ -51,13 +51,13 @@ class KVCacheEvent(msgspec.Struct, frozen=True, omit_defaults=True, tag=True):
 
 
 class BlockStored(KVCacheEvent, frozen=True, omit_defaults=True, tag=True):
-    """Blocks that came to `medium`, and can be loaded from it.
+    """Blocks that were stored in `medium`, and can be loaded from it.
 
     parent_block_hash: the hash of the block before the first one.
     token_ids: the tokens of all blocks, `block_size` for each.
-    extra_keys: for each block, what else decides its content.
-    kv_cache_spec_kind: how far the group's layers look back, in vLLM's words.
-    kv_cache_spec_sliding_window: how many tokens that is.
+    extra_keys: for each block, what decides its content besides its tokens.
+    kv_cache_spec_kind: the kind of attention of the group's layers, in vLLM's words.
+    kv_cache_spec_sliding_window: the window of that attention (tokens). None: it has none.
     """
 
     block_hashes: list[bytes]
@@ -86,7 +86,7 @@ class StoredKeys(NamedTuple):
 
     keys: Sequence[bytes]
     described: Sequence[BlockStored | None]
-    """What was said of each key when its store was planned; empty if nothing was said of any."""
+    """The description of each key, made when its store was planned; empty if no key has one."""
 
 
 class RemovedKeys(NamedTuple):
@@ -94,12 +94,12 @@ class RemovedKeys(NamedTuple):
 
     keys: Sequence[bytes]
     names: Sequence[bytes]
-    """The blocks that went with them, each named like a key."""
+    """The blocks that are no longer readable, each named like a key."""
 
 
 @declared
 class PublisherState(msgspec.Struct):
-    """What a publisher has not told yet, and what it needs to tell more. Empty at first."""
+    """The changes that were not taken yet, and the descriptions for later changes. Empty at first."""
 
     changes: Annotated[
         list[StoredKeys | RemovedKeys],
@@ -111,12 +111,12 @@ class PublisherState(msgspec.Struct):
         # The store is live: its description goes with it.
         filled(lambda one, names: [(names.transfers[id], it) for id, it in one.descriptions.items()]),
     ]
-    """Live store -> what its keys hold, in their order."""
+    """Live store -> the descriptions of its keys, in their order."""
     blocks_of: Annotated[dict[bytes, list[bytes]], filled(lambda one, _: sorted(one.blocks_of.items()))]
-    """Readable key that stands for several blocks -> its blocks, each named like a key."""
+    """Readable key of a chunk of several blocks -> these blocks, each named like a key."""
     chunks_with: Annotated[Counter[bytes], Dropped("`blocks_of`, counted")]
-    """Such a block -> under how many of these keys it stands. Two prompts that part within a chunk have two
-    chunks, and the blocks before the parting are in both."""
+    """Block in `blocks_of` -> the number of keys that have it. Two prompts that diverge within a chunk have
+    two chunks, and the blocks before the divergence are in both."""
 
 
 class Publisher:
@@ -130,7 +130,7 @@ class Publisher:
         self.state = PublisherState([], {}, {}, Counter())
 
     def describe(self, transfer: int, payloads: Sequence[BlockStored | None]) -> None:
-        """Say what the keys of this store hold: an event for each, in their order; None if nobody knows."""
+        """Describe the keys of a store: an event for each, in their order; None if its tokens are unknown."""
         self.state.descriptions[transfer] = payloads
 
     def stored(self, transfer: int, keys: Sequence[bytes]) -> None:
@@ -152,7 +152,7 @@ class Publisher:
         self.state.changes.append(RemovedKeys(keys, names))
 
     def _gone_with(self, key: bytes) -> Iterator[bytes]:
-        """The blocks that are no longer readable without this key."""
+        """Remove this key, and yield the blocks that are in no other readable chunk."""
         chunks_with = self.state.chunks_with
         for name in self.state.blocks_of.pop(key, (key,)):
             chunks_with[name] -= 1
@@ -161,15 +161,16 @@ class Publisher:
                 yield name
 
     def cleared(self) -> None:
-        """No store that was planned so far will become readable. Its keys were announced as removed."""
+        """Handle a reset: no store planned so far will become readable. `removed` got the readable keys
+        before."""
         self.state.descriptions.clear()
 
     def ended(self, transfer: int) -> None:
-        """This transfer is over: it stored, failed, was cancelled or was lost."""
+        """Forget the descriptions of a transfer that has ended, in any way."""
         self.state.descriptions.pop(transfer, None)
 
     def take_events(self) -> list[KeysChanged]:
-        """All changes since the last take, as vLLM's offloading events."""
+        """Take all changes since the last take, as vLLM's offloading events."""
         changes, self.state.changes = self.state.changes, []
         return [
             KeysChanged(list(change.keys), self.medium, isinstance(change, RemovedKeys))
@@ -178,7 +179,7 @@ class Publisher:
         ]
 
     def take_kv_events(self) -> list[KVCacheEvent]:
-        """All changes since the last take, as events of the wire."""
+        """Take all changes since the last take, as KV events of the wire."""
         changes, self.state.changes = self.state.changes, []
         taken: list[KVCacheEvent] = []
         for change in changes:
@@ -192,7 +193,7 @@ class Publisher:
 
 
 def _stored_events(change: StoredKeys, medium: str) -> Iterator[KVCacheEvent]:
-    """The events of one store: the descriptions, and the other keys in the legacy form."""
+    """Yield the events of one store: its descriptions, and keys without one in the legacy form."""
     described = change.described or (None,) * len(change.keys)
     unknown: list[bytes] = []
     for key, event in zip(change.keys, described):
@@ -211,6 +212,6 @@ def _legacy(keys: Sequence[bytes], medium: str) -> Iterator[BlockStored]:
 
 
 def _by_group(keys: Sequence[bytes]) -> Iterator[tuple[int, list[bytes]]]:
-    """(group, block hashes) of each run of keys of one group."""
+    """Yield (group, block hashes) for each run of keys of one group."""
     for suffix, members in groupby(keys, key=lambda key: key[-GROUP_INDEX_BYTES:]):
         yield int.from_bytes(suffix, "big"), [key[:-GROUP_INDEX_BYTES] for key in members]

@@ -1,4 +1,4 @@
-"""What travels between the offload core and the workers: small, typed, picklable."""
+"""The messages between the offload core and the workers: small, typed, picklable."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from kvsm.ids import Id, IdArray, Ids, unpack
 
 
 class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What a worker copies: device_blocks[i] and host_blocks[i] are a pair. Fixed when planned.
+    """A copy for every worker: device_blocks[i] and host_blocks[i] are a pair. Fixed when planned.
 
     A host block is the place of one device block in the host pool: place p of slot s is host block
     s * blocks_per_chunk + p. If a slot has one device block, host blocks are slots.
 
-    keys: what the host blocks hold or will hold, keys[i] for host_blocks[i]. Empty unless the copy engine
-        needs keys: for a host pool that outlives its process, or a disk.
-    generations: which block of its key each host block of the host pool holds: generations[i] is the number
-        of the event that planned the store of keys[i] there. Empty unless the host pool outlives its
-        process. A job between the host pool and a disk names the blocks of the host pool.
+    keys: keys[i] is the key of the content of host_blocks[i], or of its future content. Empty unless the copy
+        engine needs keys: for a host pool that outlives its process, or a disk.
+    generations: generations[i] is the number of the event that planned the store of keys[i] into
+        host_blocks[i]. Empty unless the host pool outlives its process. In a job between the host pool and a
+        disk they are generations of the host pool.
     era: the id of the disk's era in which the job was planned (`DiskEra.id`). Empty for other jobs.
     """
 
@@ -38,7 +38,7 @@ class TransferJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 
 class ImportJob(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """What every rank copies from another engine: source_blocks[i] of that host pool to host_blocks[i]."""
+    """A copy from another engine, on every rank: source_blocks[i] of its host pool to host_blocks[i]."""
 
     transfer: Id
     engine: str
@@ -50,9 +50,9 @@ class TransferPlan(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What every worker does in one engine step, before it computes.
 
     A worker waits for the transfers in `flush` that are in flight. Then it starts `loads` and `stores`, and
-    waits for the ones that are in `flush`. Loads may overwrite what the step before read, and stores read
-    what it wrote. So on a device that computes asynchronously, both start behind that step (order of copies,
-    S12).
+    waits for those that are in `flush`. Loads may overwrite blocks that the previous step reads, and stores
+    read blocks that it writes. So on a device that computes asynchronously, both start after that step (order
+    of copies, S12).
     """
 
     loads: tuple[TransferJob, ...] = ()
@@ -72,13 +72,13 @@ class WorkerReport(msgspec.Struct, frozen=True, array_like=True, gc=False):
     error: str = ""
     """What went wrong, for people."""
     queued_us: int | None = None
-    """From the submission to this worker to the first byte of its copy (us). None: the worker does not know.
-    A duration, because the clock of a worker may be of another process."""
+    """Time from the submission to this worker to the first byte of its copy (us). None: not measured. A
+    duration, because a worker may be another process with another clock."""
     copied_us: int | None = None
-    """From the first byte of its copy to the last (us). None: the worker does not know."""
+    """Time from the first byte of its copy to the last (us). None: not measured."""
 
     def arguments(self) -> tuple[int, int, bool, str, int | None, int | None]:
-        """What `Offloader.report` takes."""
+        """Return the arguments for `Offloader.report`."""
         return self.transfer, self.worker, self.good, self.error, self.queued_us, self.copied_us
 
 

@@ -1,8 +1,8 @@
 """The ledger: all state of the offload core, and the one function that changes it.
 
 `Ledger.apply(event)` is a fold. It checks the whole event first, and raises with nothing changed if the
-event is illegal; then it changes everything that the event means. No other code writes to a ledger, no
-decision is made here, and no clock is read. So `fold(log) == live state` by construction (S10).
+event is illegal; then it makes all changes of the event. No other code writes to a ledger, no decision is
+made here, and no clock is read. So `fold(log) == live state` by construction (S10).
 
 Each kind of event has one handler, which `ledger.HANDLERS` finds by its name. The life of one block, from
 allocate to evict:
@@ -19,16 +19,16 @@ allocate to evict:
 7. `blocks_evicted` (stores.py)         the policy chose the block: its key leaves the index (index.py), and
                                         its slot is free again.
 
-What an event has changed, for readers of a log, is in changes.py.
+changes.py tells readers of a log what an event has changed.
 
-Who stands in the eviction order is in order.py; resets and touches are in cache.py, the next process in
-restart.py, the state in state.py, the records that it keeps in records.py.
+order.py decides which blocks are in the eviction order; cache.py has resets and touches, restart.py the next
+process, state.py the state, records.py its records.
 
-The index (key -> slot) names every block that is ALLOCATED, STORING, STORED or LOADING. Whether the block
-can be read is said by its state. An idle slot is in exactly one list: in the free queue if it is FREE or
-EVICTED, in the policy's order if it is STORED without a pin or a copy. Copies to another tier do not count
-there: they neither take a block out of the order nor move it. Behind a reset both lists are as at the start:
-the order is empty, and the free slots stand by number.
+The index (key -> slot) has every block that is ALLOCATED, STORING, STORED or LOADING. The state of the block
+says whether it can be read. An idle slot is in exactly one list: in the free queue if it is FREE or EVICTED,
+in the policy's order if it is STORED without a pin or a copy. Copies to another tier do not count: they
+neither take a block out of the order nor move it. After a reset both lists are as at the start: the order is
+empty, and the free slots are sorted by number.
 """
 
 from kvsm.core.ledger.changes import Changes, follow

@@ -1,4 +1,4 @@
-"""The cache as a whole: blocks used in passing, and the reset."""
+"""Events of the whole cache: blocks used without a load, and the reset."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.states.transfer import TRANSFER_WORDS
 
 
 def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
-    """Used without a load. The idle ones move in the eviction order."""
+    """Move blocks in the eviction order that are used without a load and are idle."""
     slots = unpack(event.slots)
     order.check_parents(ledger, event.seq, slots, event.parents)
     new = ledger.blocks.check(slots, block_machine.TOUCH, event.seq)
@@ -21,9 +21,9 @@ def blocks_touched(ledger: LedgerState, event: ev.BlocksTouched) -> None:
 
 
 def cache_reset(ledger: LedgerState, event: ev.CacheReset) -> None:
-    """Nothing stored so far can be matched. Plans are cancelled, copies in flight abandoned.
+    """Make all stored blocks unmatchable: cancel plans, abandon copies in flight.
 
-    The eviction order is empty then, and the free slots stand by number, as at the start.
+    Then the eviction order is empty, and the free slots are sorted by number, as at the start.
     """
     if event.epoch != ledger.epoch + 1:
         raise InvalidEvent(event.seq, f"epoch {event.epoch} cannot follow epoch {ledger.epoch}")

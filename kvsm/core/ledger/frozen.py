@@ -1,9 +1,9 @@
-"""A ledger's state of one moment, copied in pieces while later events are folded.
+"""A ledger's state after one event, copied in pieces while later events are folded.
 
-With the native body `freeze` itself copies only what is small: the records of requests and transfers, the
-history of offers, a bit a slot of each queue, and the counts of policies that count uses. Slots, device
-blocks and queues are walked over later, piece by piece. What an event is about to change and was not walked
-over yet is kept first (`kvsm/core/native/keeping.c`).
+With the native body `freeze` itself copies only small parts: the records of requests and transfers, the
+history of offers, one bit per slot of each queue, and the counts of policies that count uses. Slots, device
+blocks and queues are copied later, piece by piece. If an event is about to change a part that is not copied
+yet, the native body saves the old value first (`kvsm/core/native/keeping.c`).
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ if TYPE_CHECKING:
     from kvsm.core.native._body import FrozenParts
 
 _MOST = 8192
-"""What one `go_on` may cost, counted in the time that a slot takes: about 30 ns."""
+"""The cost of one `go_on` in units: the time to copy a slot, about 30 ns."""
 _OF_BYTES = 2
-"""Bytes of records that are written in that time."""
+"""Bytes of records that are encoded in one unit."""
 _RECORD = 256
-"""Bytes that could be written while a record is looked at."""
+"""The fixed cost of a record, as bytes."""
 _JOINED, _OF_A_PIECE = 256, 4
-"""Pieces that are put behind the others at once, and what each of them costs."""
+"""Pieces that are appended at once, and the units that each of them costs."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 def freeze(ledger: Ledger) -> StateCopy:
-    """A copy of the state as it is now: its pieces, joined, are what `snapshot` returns now.
+    """Begin a copy of the current state. Its joined pieces equal what `snapshot` returns now.
 
-    A ledger has one copy at a time. Another `freeze` drops the one before, if that is not whole. A copy that
-    nobody refers to is dropped, too. To go on with a dropped copy raises `RuntimeError`. A copy holds what it
-    still needs of the ledger. So the ledger may be gone before it.
+    A ledger has one copy at a time: another `freeze` drops an earlier copy that is not complete. A copy
+    without a reference is dropped too. To continue a dropped copy raises `RuntimeError`. A copy keeps alive
+    what it needs of the ledger, so it may outlive the ledger.
 
-    With the Python body all is copied here: the whole pool, and each key once. So it is if the ledger holds
-    what the native body does not know.
+    With the Python body, all is copied here: the whole pool, and each key once. The same holds if the ledger
+    has values that the native body cannot copy.
     """
     parts = ledger.freeze() if isinstance(ledger, NativeLedger) else None
     return WholeState(snapshot(ledger)) if parts is None else FrozenState(ledger, parts)
@@ -52,7 +52,7 @@ class FrozenState:
     """The copy that `freeze` makes of a ledger with the native body. See `StateCopy`.
 
     `go_on` raises `RuntimeError` for a copy that was dropped. It raises `MemoryError` if there was no memory
-    to keep something; then the copy is dropped, and the ledger is as it should be.
+    to save an old value; then the copy is dropped, and the ledger is intact.
     """
 
     def __init__(self, ledger: Ledger, parts: FrozenParts) -> None:
@@ -63,9 +63,9 @@ class FrozenState:
         self._steps: Iterator[bool] = iter(())
         small = {name: getattr(ledger, name) for name in SavedLedger.__struct_fields__ if name not in _LARGE}
         self._order = ledger.policy.freeze()
-        # Nobody changes what a record refers to.
-        transfers = [copy(one) for one in ledger.transfers.values()]
-        requests = [copy(one) for one in ledger.requests.values()]
+        # Shallow copies: the values that a record refers to never change.
+        transfers = list(map(copy, ledger.transfers.values()))
+        requests = list(map(copy, ledger.requests.values()))
         self._steps = _steps(parts, small, self._order, transfers, requests, self._pieces)
 
     def __del__(self) -> None:
@@ -83,7 +83,7 @@ class FrozenState:
         return self._whole
 
     def pieces(self) -> Sequence[bytes]:
-        """As `StateCopy.pieces`. Raises `RuntimeError` for a copy that is not whole, or was dropped."""
+        """As `StateCopy.pieces`. Raises `RuntimeError` for a copy that is not complete, or was dropped."""
         if self._pieces is None or not self._whole:
             raise RuntimeError("this copy of the state is not whole, or was dropped")
         return self._pieces
@@ -110,7 +110,7 @@ def _steps(
     requests: list[RequestRecord],
     pieces: list[bytes],
 ) -> Iterator[bool]:
-    """Copies what costs `_MOST` after each `next`. True: `pieces` has all.
+    """Copy for `_MOST` units at each `next`. Yields whether `pieces` is complete.
 
     small: the fields that are not large.
     order: the eviction order.
@@ -142,11 +142,11 @@ def _steps(
 
 
 _Costly = Generator[bool, None, int]
-"""Gets what it may cost, yields when that is used up, and returns what is left."""
+"""Starts with a number of units, yields when they are used up, and returns the units that are left."""
 
 
 def _encode(records: Iterable[TransferRecord | RequestRecord], written: list[bytes], left: int) -> _Costly:
-    """Write records."""
+    """Encode records."""
     for record in records:
         if left <= 0:
             yield False
@@ -157,7 +157,7 @@ def _encode(records: Iterable[TransferRecord | RequestRecord], written: list[byt
 
 
 def _join(some: list[bytes], pieces: list[bytes], left: int) -> _Costly:
-    """Put pieces behind the others."""
+    """Append these pieces to `pieces`."""
     for start in range(0, len(some), _JOINED):
         if left <= 0:
             yield False

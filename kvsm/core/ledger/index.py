@@ -18,12 +18,12 @@ from kvsm.states.words import STATE_MASK
 
 
 def indexed_slots(ledger: LedgerState) -> NDArray[np.int64]:
-    """Slots whose key the index names, ascending: ALLOCATED to LOADING."""
+    """Return the slots that the index has, ascending: ALLOCATED to LOADING."""
     return np.flatnonzero(are_indexed(ledger.blocks.view))
 
 
 def index_made_again(ledger: LedgerState) -> KeyIndex:
-    """The index that follows from the words and the keys of the slots."""
+    """Build the index anew from the words and the keys of the slots."""
     made = make_index(ledger.key_of, isinstance(ledger, native.FoldBody))
     # A loop, because the pools of an explorer have few slots.
     for slot, word in enumerate(ledger.blocks.words):
@@ -33,15 +33,15 @@ def index_made_again(ledger: LedgerState) -> KeyIndex:
 
 
 def readable_keys(ledger: LedgerState) -> list[bytes]:
-    """The keys that can be read, in the order in which they were stored."""
+    """Return the readable keys, in the order in which their stores were planned."""
     slots = np.flatnonzero(are_readable(ledger.blocks.view))
     oldest_first = slots[np.argsort(ledger.generation_view[slots], kind="stable")]
     return [ledger.key_of[slot] for slot in oldest_first.tolist()]
 
 
 def enter(ledger: LedgerState, seq: int, keys: tuple[bytes, ...], slots: IdArray) -> None:
-    """Let the index name these slots by these keys. Refuses a key that is in it, is twice in `keys`, or is no
-    bytes."""
+    """Enter keys into the index, each with its slot. Refuses a key that is in the index, is twice in `keys`,
+    or is not of bytes."""
     if not all(isinstance(key, bytes) for key in keys):
         raise InvalidEvent(seq, "a planned key is not of bytes")
     if not ledger.index.enter(keys, listed(slots)):
@@ -59,7 +59,7 @@ def remove(ledger: LedgerState, slots: IdArray) -> Sequence[bytes]:
 
 
 def invalidate(ledger: LedgerState, slots: IdArray, seq: int) -> None:
-    """Void these blocks, whatever their states. It cannot be refused, so it may end any event."""
+    """Void these blocks, which is legal in every state: so a handler may call it after its other changes."""
     new = ledger.blocks.check(slots, block_machine.INVALIDATE, seq)
     removed = withdraw(ledger, slots)
     ledger.blocks.commit(slots, new)
@@ -70,7 +70,7 @@ def invalidate(ledger: LedgerState, slots: IdArray, seq: int) -> None:
 
 
 def invalidate_all(ledger: LedgerState, seq: int) -> None:
-    """Void every block. The unused slots are free in the order of their numbers then, as at the start."""
+    """Void every block. Then the free queue has the unused slots in the order of their numbers."""
     indexed = indexed_slots(ledger)
     if len(indexed):
         readable = np.flatnonzero(are_readable(ledger.blocks.view))
@@ -85,7 +85,8 @@ def invalidate_all(ledger: LedgerState, seq: int) -> None:
 
 
 def withdraw(ledger: LedgerState, slots: IdArray) -> NDArray[np.int64]:
-    """Remove the indexed blocks from the index, and the readable ones from the policy. Returns the former."""
+    """Remove these slots from the index, and the readable ones from the policy. Returns the slots that the
+    index had."""
     numbers: NDArray[np.int64] = np.asarray(slots)
     words = ledger.blocks.view[numbers]
     indexed, readable = numbers[are_indexed(words)], numbers[are_readable(words)]

@@ -1,4 +1,4 @@
-"""The index: which slot holds the block of a key. It names every slot from ALLOCATED to LOADING."""
+"""The index: key -> slot. It has every slot from ALLOCATED to LOADING."""
 
 from __future__ import annotations
 
@@ -11,14 +11,15 @@ from kvsm.ids import IdArray, listed
 
 
 class DictIndex(dict[bytes, int]):
-    """Key -> slot, for the Python body. key_of: the list of the slots' keys, which `enter` keeps, too."""
+    """Key -> slot, for the Python body. key_of: slot -> key, which `enter` updates too."""
 
     def __init__(self, key_of: list[bytes]) -> None:
         super().__init__()
         self._key_of = key_of
 
     def enter(self, keys: Sequence[bytes], slots: Sequence[int]) -> bool:
-        """Name these slots by these keys. False, and nothing is changed, if one is not new, or is twice."""
+        """Enter keys with their slots. False, with nothing changed, if a key is not new or is twice in
+        `keys`."""
         if len(set(keys)) != len(keys) or not self.keys().isdisjoint(keys):
             return False
         self.update(zip(keys, slots))
@@ -27,7 +28,7 @@ class DictIndex(dict[bytes, int]):
         return True
 
     def find(self, keys: Sequence[bytes]) -> list[int | None]:
-        """The slot of each key; None for a key that is not there."""
+        """Return the slot of each key; None for a key that is not in the index."""
         return list(map(self.get, keys))
 
     def find_prefix(
@@ -38,17 +39,19 @@ class DictIndex(dict[bytes, int]):
         first: int,
         last: int,
     ) -> None:
-        """Only the native body can look for keys that are not made. None: make them, and `find` them."""
+        """Return None: only the native body can find keys by their hashes. The caller makes keys and calls
+        `find`."""
 
     def keys_of(self, slots: IdArray) -> Sequence[bytes]:
-        """The keys of these slots' latest lives."""
+        """Return the key that each of these slots had last."""
         if len(slots) < 2:
             return tuple([self._key_of[slot] for slot in slots])
         return cast(Sequence[bytes], itemgetter(*listed(slots))(self._key_of))
 
 
 class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):
-    """The same for the native body (`native/key_index.c`). It never grows, so it makes nobody wait."""
+    """Key -> slot, for the native body (`native/key_index.c`). It never grows, so no call waits for a
+    resize."""
 
     def __init__(self, key_of: list[bytes], capacity: int) -> None:  # noqa: ARG002 (for `IndexBody.__new__`)
         self._key_of = key_of
@@ -58,7 +61,7 @@ class NativeIndex(native.IndexBody, MutableMapping[bytes, int]):
         if len(set(keys)) != len(keys) or any(key in self for key in keys):
             return False
         for slot, key in zip(slots, keys):
-            self[key] = slot  # names the slot in the list of keys, too
+            self[key] = slot  # also updates `key_of`
         return True
 
     def __iter__(self) -> Iterator[bytes]:
@@ -75,9 +78,10 @@ KeyIndex: TypeAlias = DictIndex | NativeIndex
 
 
 def make_index(key_of: list[bytes], is_native: bool, capacity: int | None = None) -> KeyIndex:
-    """An empty index over the slots of these keys.
+    """Make an empty index.
 
-    capacity: how many slots there may be; None: as many as there are.
+    key_of: slot -> the key that it had last; the index updates it.
+    capacity: the most slots; None: the length of `key_of`.
     """
     slots = len(key_of) if capacity is None else capacity
     return NativeIndex(key_of, slots) if is_native else DictIndex(key_of)

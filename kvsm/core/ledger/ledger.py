@@ -39,7 +39,7 @@ class Ledger(LedgerState):
         return ended
 
     def apply_all(self, events: Iterable[OffloadingEvent]) -> None:
-        """Fold events in their order. Raises as `apply` does; the events before are folded then."""
+        """Fold events in their order. Raises like `apply`; the events before the refused one stay folded."""
         for event in events:
             self.apply(event)
 
@@ -52,14 +52,14 @@ def log_opened(ledger: LedgerState, event: ev.LogOpened) -> None:
 
 
 def only_recorded(ledger: LedgerState, event: OffloadingEvent) -> None:
-    """For the reader of the log; nothing changes."""
+    """Change nothing: the event is only for readers of the log."""
 
 
 store_skipped = report_rejected = step_ended = only_recorded
 
 
 def _handler(kind: type[OffloadingEvent]) -> Callable[[LedgerState, Any], TransferRecord | None]:
-    """The function of this room that is named after a kind of event."""
+    """Return the function of this package that is named after a kind of event."""
     name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
     for functions in (globals(), *map(vars, (requests, stores, loads, transfers, cache, restart))):
         if name in functions:

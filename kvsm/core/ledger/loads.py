@@ -1,4 +1,4 @@
-"""Loads: which device blocks a match is loaded into, and what they then hold."""
+"""The events of loads: a match becomes a load into device blocks, which the engine may rewrite later."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvsm.states.request import REQUEST_WORDS
 
 
 def load_planned(ledger: LedgerState, event: ev.LoadPlanned) -> None:
-    """Pins become readers, the device blocks are leased for writing, and the other pins end."""
+    """Turn pins into readers, lease the device blocks for writing, and release the other pins."""
     seq, slots, device_blocks = event.seq, unpack(event.slots), unpack(event.device_blocks)
     parts = unpack(event.parts)
     request = requests.named(ledger, seq, event.request)
@@ -45,7 +45,7 @@ def load_planned(ledger: LedgerState, event: ev.LoadPlanned) -> None:
 
 
 def keys_by_device_block(ledger: LedgerState, slots: IdArray, parts: IdArray) -> Sequence[bytes]:
-    """The key that is loaded into each device block."""
+    """Return the key that is loaded into each device block."""
     keys, chunk = ledger.keys_of(slots), ledger.config.blocks_per_chunk
     if len(parts):
         return [keys[part // chunk] for part in listed(parts)]
@@ -53,5 +53,5 @@ def keys_by_device_block(ledger: LedgerState, slots: IdArray, parts: IdArray) ->
 
 
 def blocks_rewritten(ledger: LedgerState, event: ev.BlocksRewritten) -> None:
-    """The engine computes into these device blocks: they no longer hold what a load brought."""
+    """Forget what loads brought into these device blocks: the engine computes into them."""
     ledger.provenance.forget(unpack(event.device_blocks))

@@ -1,13 +1,12 @@
-"""Who stands in the eviction order: every readable block that no request uses.
+"""The eviction order has every readable block that no request uses.
 
 Blocks enter the order, or move in it, in runs: consecutive blocks of one prompt. If the block before a run is
 stored too, the policy gets its slot as the parent. So a prompt that is stored over several steps is evicted
-like one that is stored at once, its last block first. The block before a run may be stored by the same event:
-then its own run enters first.
+like one that is stored at once, its last block first. If the same event stores the block before a run, the
+run of that block enters first.
 
-A copy to another tier is no use of its block. A block keeps its place in the order while only such copies
-hold it. It must not be evicted before they end: the code that asks the policy for victims protects
-`copied_out`.
+A copy to another tier does not count as a use. A block keeps its place in the order while only such copies
+hold it. It must not be evicted before they end: callers of `EvictionPolicy.choose` protect `copied_out`.
 """
 
 from __future__ import annotations
@@ -24,10 +23,11 @@ from kvsm.states.words import STATE_MASK, Words, pick
 
 
 def leave(ledger: LedgerState, slots: IdArray, pinned: Words, target: str) -> None:
-    """A match has pinned these slots.
+    """Take the slots that a match has pinned out of the eviction order.
 
     pinned: their new words.
-    target: the tier to which the match copies them; empty: a request uses them.
+    target: the tier to which the match copies the slots, which then stay in the order; empty: a request uses
+        them.
     """
     copied_out = ledger.copied_out
     if target:
@@ -40,7 +40,7 @@ def leave(ledger: LedgerState, slots: IdArray, pinned: Words, target: str) -> No
 
 
 def come_back(ledger: LedgerState, slots: IdArray, released: Words, target: str) -> int:
-    """A pin or a copy of these slots has ended. Returns how many of them nothing holds now.
+    """Return slots to the order after a pin or a copy. Returns the number of slots without pin or copy.
 
     released: their new words.
     target: as in `leave`.
@@ -58,13 +58,13 @@ def come_back(ledger: LedgerState, slots: IdArray, released: Words, target: str)
 def admit(
     ledger: LedgerState, slots: IdArray, keys: Sequence[bytes], parents: Parents, planned_at: int
 ) -> None:
-    """The blocks of a store can be read from now on. planned_at: the event that planned it."""
+    """Add the blocks of a successful store to the order. planned_at: the event that planned the store."""
     for begin, end, parent in _runs(ledger, slots, parents, planned_at):
         ledger.policy.admitted(cut(slots, begin, end), keys[begin:end], parent)
 
 
 def touch(ledger: LedgerState, slots: IdArray, words: Words, parents: Parents) -> None:
-    """These slots were used in passing. Those that stand in the order move there."""
+    """Move slots that were used without a load, as far as they are in the order."""
     idle = pick(slots, words, IDLE)
     if not parents:
         ledger.policy.touched(_unused(ledger, slots, idle))
@@ -77,14 +77,14 @@ def touch(ledger: LedgerState, slots: IdArray, words: Words, parents: Parents) -
 
 
 def check_parents(ledger: LedgerState, seq: int, slots: IdArray, parents: Parents) -> None:
-    """Refuse what is not `Parents`, places that do not ascend or are not of the batch, and slots that do not
-    exist."""
+    """Refuse values that are not `Parents`, places that do not ascend or are outside the batch, and slots
+    that do not exist."""
     if not (type(parents) is tuple and _are_parents(parents, len(slots), ledger.config.host_blocks)):
         raise InvalidEvent(seq, "parents name places of the batch, ascending, and slots of the pool")
 
 
 def _are_parents(pairs: tuple[object, ...], places: int, slots: int) -> bool:
-    """Whether each is a pair of one of so many places, ascending, and one of so many slots or None."""
+    """Whether each pair has a place below `places`, ascending, and a slot below `slots` or None."""
     before = -1
     for pair in pairs:
         if type(pair) is not tuple or len(pair) != 2:
@@ -101,10 +101,10 @@ def _are_parents(pairs: tuple[object, ...], places: int, slots: int) -> bool:
 def _runs(
     ledger: LedgerState, slots: IdArray, parents: Parents, planned_at: int
 ) -> Iterator[tuple[int, int, int | None]]:
-    """Yield (begin, end, the policy's parent) for each run of a batch: the last run first, but each one after
+    """Yield (begin, end, the policy's parent) for each run of a batch: the last run first, but each run after
     the run that it continues.
 
-    planned_at: the event that named the parents. A block stored in a parent's slot after it is another block.
+    planned_at: the event that named the parents. If a slot was allocated later, it has another block.
     """
     if not len(slots):
         return
@@ -120,13 +120,13 @@ def _runs(
 
 
 def _continues_itself(slots: Sequence[int], runs: Parents) -> bool:
-    """Whether a run of this batch continues another block of it."""
+    """Whether a run of this batch continues another block of the batch."""
     batch = set(slots)
     return any(slot in batch and slot != slots[place] for place, slot in runs)
 
 
 def _sequence(slots: Sequence[int], begins: Sequence[int], parents: Parents) -> Iterator[int]:
-    """Yield the numbers of the runs of a batch: the last one first, but each after the run that it continues.
+    """Yield the numbers of the runs of a batch: the last run first, but each run after the one it continues.
 
     begins: the place where each run begins.
     """
@@ -165,14 +165,14 @@ def _end_copies_out(ledger: LedgerState, slots: IdArray) -> None:
         if left > 0:
             copied_out[slot] = left
         else:
-            copied_out.pop(slot, None)  # It is not there if the block was invalidated meanwhile.
+            copied_out.pop(slot, None)  # It is missing if the block was invalidated meanwhile.
 
 
 def _unused(ledger: LedgerState, slots: IdArray, idle: IdArray, pins: int = 0) -> IdArray:
-    """Those of these slots that no request uses, in the same sequence.
+    """Return the slots that no request uses, in the same order.
 
-    idle: those that nothing holds.
-    pins: how many pins of each do not count.
+    idle: the slots without a pin or a copy.
+    pins: number of pins of each slot that do not count.
     """
     copied_out, words = ledger.copied_out, ledger.blocks.words
     if not copied_out:

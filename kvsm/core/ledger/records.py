@@ -1,4 +1,4 @@
-"""What a ledger keeps of transfers, requests, device blocks and offers. Only the fold writes it."""
+"""The records of transfers, requests, device blocks and offers in a ledger. Only the fold writes them."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class TransferRecord(msgspec.Struct, gc=False, eq=False):
     id: int
     direction: Direction
     owners: Owners
-    """(request, how many of the keys it has): a load's one request; for people, the requests of a store."""
+    """(request, number of its keys) pairs. A load has one request; those of a store are only for readers."""
     slots: IdArray
     device_blocks: IdArray
     keys: tuple[bytes, ...]
-    """A store's keys, by slot. Empty for a load: its slots have the keys."""
+    """The key for each slot of a store. Empty for a load, whose slots have keys already."""
     word: int
     """State and counters: `TRANSFER_WORDS`."""
     epoch: int
@@ -36,7 +36,7 @@ class TransferRecord(msgspec.Struct, gc=False, eq=False):
     flush: bool = False
     """Whether the engine waits for it."""
     parents: Parents = ()
-    """Of a store: which blocks its own continue (`StorePlanned`)."""
+    """For a store: the preceding blocks of its blocks (`StorePlanned`)."""
 
     @property
     def state(self) -> TransferState:
@@ -51,20 +51,20 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
     word: int = 0
     """State and counters: `REQUEST_WORDS`."""
     pins: IdArray = NO_IDS
-    """Slots that its match pinned, in prefix order. Pins of blocks that were invalidated since are void."""
+    """Slots that its match pinned, in prefix order. Pins of blocks that were invalidated later are void."""
     pinned_at: int = 0
     """Number of the event that pinned them. A slot that was allocated later holds another block."""
     awaits: int = 0
     """The transfer that it is DEFERRED for."""
     patience: int = -1
-    """The tick at which it waits no more; -1 until it waits."""
+    """The tick at which it stops waiting; -1 until it is deferred."""
     load: int = 0
     """Its load in flight; 0 if it has none."""
     settled: tuple[int, ...] = ()
     offered: tuple[int, ...] = ()
     """Its cursors, in blocks of each KV cache group (`BlocksOffered`). Empty before its first offer."""
     target: str = ""
-    """The tier to which it copies blocks, if no request of the engine is behind it (`RequestArrived`)."""
+    """The other tier of its copies, if it is no request of the engine (`RequestArrived`)."""
 
     @property
     def state(self) -> RequestState:

@@ -1,4 +1,4 @@
-"""Requests: they arrive, match, wait and leave."""
+"""The events of requests: they arrive, match, wait and end."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from kvsm.states.words import STATE_MASK
 
 
 def request_arrived(ledger: LedgerState, event: ev.RequestArrived) -> None:
-    """The request is known from now on."""
+    """Make a record of the request."""
     if event.request in ledger.requests:
         raise InvalidEvent(event.seq, f"request {event.request} has arrived before")
     ledger.requests[event.request] = RequestRecord(event.request, target=event.target)
 
 
 def request_preempted(ledger: LedgerState, event: ev.RequestPreempted) -> None:
-    """Its pins end and its cursors restart; its copies go on."""
+    """Release the pins of the request and restart its cursors; its copies continue."""
     _leave(ledger, named(ledger, event.seq, event.request), request_machine.PREEMPT, event.seq)
 
 
 def request_finished(ledger: LedgerState, event: ev.RequestFinished) -> None:
-    """The same, and it is forgotten: now, or when its load ends."""
+    """Release the pins of the request, and forget it: now, or when its load ends."""
     _leave(ledger, named(ledger, event.seq, event.request), request_machine.FINISH, event.seq)
 
 
@@ -41,8 +41,8 @@ def _leave(ledger: LedgerState, request: RequestRecord, trigger: RequestTrigger,
 
 
 def hit_matched(ledger: LedgerState, event: ev.HitMatched) -> None:
-    """The match pins its blocks. What was idle leaves the eviction order, unless it is for a copy to
-    another tier."""
+    """Pin the matched blocks. Idle ones leave the eviction order, unless they are for a copy to another
+    tier."""
     request = ledger.requests.get(event.request) or RequestRecord(event.request)
     slots = unpack(event.slots)
     trigger = request_machine.HIT if len(slots) else request_machine.MISS
@@ -62,7 +62,7 @@ def request_admitted(ledger: LedgerState, event: ev.RequestAdmitted) -> None:
 
 
 def hit_released(ledger: LedgerState, event: ev.HitReleased) -> None:
-    """The match ends without a load."""
+    """End the match without a load."""
     request = named(ledger, event.seq, event.request)
     word = REQUEST_WORDS.step(request.word, request_machine.UNMATCH, request.name, event.seq)
     unpin(ledger, request, ledger.live_pins(request), event.seq)
@@ -70,7 +70,7 @@ def hit_released(ledger: LedgerState, event: ev.HitReleased) -> None:
 
 
 def request_deferred(ledger: LedgerState, event: ev.RequestDeferred) -> None:
-    """The request waits for the end of a transfer, or for a tick."""
+    """Let the request wait for the end of a transfer, or for a tick."""
     request = ledger.requests.get(event.request) or RequestRecord(event.request)
     if event.transfer not in ledger.transfers:
         raise InvalidEvent(event.seq, f"transfer {event.transfer} is not live")
@@ -80,15 +80,16 @@ def request_deferred(ledger: LedgerState, event: ev.RequestDeferred) -> None:
 
 
 def ticked(ledger: LedgerState, event: ev.Ticked) -> None:
-    """Time passes. Requests that have waited long enough wake."""
+    """Advance the tick, and wake the requests whose patience ends with it."""
     if event.tick != ledger.tick + 1:
         raise InvalidEvent(event.seq, f"tick {event.tick} cannot follow tick {ledger.tick}")
     ledger.tick = event.tick
-    wake(ledger, event.seq, [one for one in ledger.deferred.values() if one.patience <= event.tick])
+    over = [request for request in ledger.deferred.values() if request.patience <= event.tick]
+    wake(ledger, event.seq, over)
 
 
 def named(ledger: LedgerState, seq: int, name: str) -> RequestRecord:
-    """The record of this request. Raises `InvalidEvent` if there is none."""
+    """Return the record of this request. Raises `InvalidEvent` if there is none."""
     request = ledger.requests.get(name)
     if request is None:
         raise InvalidEvent(seq, f"request {name} has not arrived, or was released")
@@ -96,7 +97,7 @@ def named(ledger: LedgerState, seq: int, name: str) -> RequestRecord:
 
 
 def unpin(ledger: LedgerState, request: RequestRecord, slots: IdArray, seq: int) -> None:
-    """End the request's match. slots: the live pins to give back; void ones need nothing."""
+    """End the request's match. slots: its live pins, which are released; void pins need no release."""
     request.pins = NO_IDS
     if len(slots):
         new = ledger.blocks.advance(slots, block_machine.UNPIN, seq)
@@ -104,7 +105,7 @@ def unpin(ledger: LedgerState, request: RequestRecord, slots: IdArray, seq: int)
 
 
 def settle(ledger: LedgerState, request: RequestRecord, word: int) -> None:
-    """Give a request its new word, and forget the request if that means RELEASED."""
+    """Set the new word of a request, and forget the request if its state is RELEASED."""
     request.word = word
     state = word & STATE_MASK
     if ledger.deferred and state != request_machine.DEFERRED:
@@ -114,7 +115,7 @@ def settle(ledger: LedgerState, request: RequestRecord, word: int) -> None:
 
 
 def wake(ledger: LedgerState, seq: int, requests: Iterable[RequestRecord]) -> None:
-    """These requests wait no more."""
+    """Wake these DEFERRED requests."""
     for request in requests:
         word = REQUEST_WORDS.step(request.word, request_machine.WAKE, request.name, seq)
         settle(ledger, request, word)

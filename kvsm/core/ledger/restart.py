@@ -1,4 +1,4 @@
-"""The next process: what was stored is left, and nothing else."""
+"""The restart: the next process keeps the stored blocks and nothing else."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from kvsm.states.transfer import TRANSFER_WORDS
 from kvsm.states.words import StateWords
 
 ALIKE = ("host_blocks", "blocks_per_chunk", "block_bytes", "workers")
-"""What the next process must have as the last one had it. Otherwise a slot is not what it was."""
+"""Fields that must be the same in the next process. Otherwise the slots would have other bytes."""
 
 
 def why_not_alike(config: OffloadConfig, other: OffloadConfig) -> list[str]:
-    """What of `ALIKE` differs, a line each: "workers: 2, and now 4"."""
+    """Return a line for each field of `ALIKE` that differs: "workers: 2, and now 4"."""
     return [
         f"{name}: {getattr(config, name)}, and now {getattr(other, name)}"
         for name in ALIKE
@@ -39,7 +39,7 @@ def why_not_alike(config: OffloadConfig, other: OffloadConfig) -> list[str]:
 
 
 def restarted(ledger: LedgerState, event: ev.Restarted) -> None:
-    """Everybody of the last process is dead: every copy, pin, lease and request has ended."""
+    """End every copy, pin, lease and request: the last process and its workers are dead."""
     seq, config = event.seq, event.config
     if event.life <= ledger.life:
         raise InvalidEvent(seq, f"life {event.life} cannot follow life {ledger.life}")
@@ -82,14 +82,14 @@ def _end_all(ledger: LedgerState, seq: int) -> None:
 
 
 def _held(ledger: LedgerState) -> list[IdArray]:
-    """The slots that matches and loads hold, each in prefix order; the most recently held come last."""
+    """Return the slots of each match and load, in prefix order; the most recent match or load is last."""
     held = [(one.pinned_at, one.pins) for one in ledger.requests.values()]
     held += [(one.id, one.slots) for one in ledger.transfers.values() if one.direction is LOAD]
     return [slots for _, slots in sorted(held, key=itemgetter(0))]
 
 
 def _let_go(policy: EvictionPolicy, used: Sequence[int], held: Sequence[IdArray]) -> None:
-    """Return the used slots to the order, as if their matches and loads had ended one after the other."""
+    """Return the used slots to the order, as if their matches and loads had ended one after another."""
     left, runs = dict.fromkeys(used), list[list[int]]()
     for slots in reversed(held):
         runs.append([slot for slot in listed(slots) if slot in left])
@@ -101,7 +101,7 @@ def _let_go(policy: EvictionPolicy, used: Sequence[int], held: Sequence[IdArray]
 
 
 def _other_policy(ledger: LedgerState, config: OffloadConfig, seq: int) -> EvictionPolicy | None:
-    """The policy of the next process, if it is another one. Raises `InvalidEvent` if it does not exist."""
+    """Make the policy of the next process; None if it is the same. Raises `InvalidEvent` if there is none."""
     if config.policy == ledger.config.policy:
         return None
     try:
@@ -111,10 +111,10 @@ def _other_policy(ledger: LedgerState, config: OffloadConfig, seq: int) -> Evict
 
 
 def _give_over(ledger: LedgerState, policy: EvictionPolicy) -> None:
-    """Start another policy with the order in which the last policy would evict."""
+    """Replace the policy. The new one begins with the eviction order of the old one."""
     choice = ledger.policy.choose(len(ledger.policy), ())
     ledger.policy = policy
     if choice is not None and len(choice.victims):
-        # Of one call, a policy evicts the last slot first.
+        # Among the slots of one `admitted` call, a policy evicts the last one first.
         kept = unpack(pack(listed(choice.victims)[::-1]))
         policy.admitted(kept, ledger.keys_of(kept))

@@ -25,16 +25,16 @@ from kvsm.states.words import STATE_MASK, StateWords
 
 
 class CacheListener(Protocol):
-    """Hears, in order, how the set of readable keys changes. It must not touch the ledger."""
+    """Receives the changes of the set of readable keys, in order. It must not touch the ledger."""
 
     def stored(self, transfer: int, keys: Sequence[bytes]) -> None:
         """The store `transfer` made these keys readable."""
 
     def removed(self, keys: Sequence[bytes]) -> None:
-        """These keys were readable, and are not any more."""
+        """These keys are no longer readable."""
 
     def cleared(self) -> None:
-        """A reset: no key is readable."""
+        """A reset has ended: no key is readable."""
 
 
 class LedgerState:
@@ -44,13 +44,13 @@ class LedgerState:
         self.config, self.listener = config, listener
         self.seq = self.step = self.tick = self.epoch = 0
         self.life = 1
-        """Which of the processes that wrote the log was the last one, from 1."""
+        """Number of the process that writes the log, from 1."""
         self.kept: KeptPools | None = None
-        """The pools that outlive this process; None if nothing does."""
+        """The host pools that outlive this process; None if none does."""
         self.weights = ""
-        """Version of the weights that computed what can be matched."""
+        """Version of the model weights under which the readable blocks were computed."""
         self.voided_at = 0
-        """The last event that invalidated a block. Pins that were taken after it all hold."""
+        """The last event that invalidated a block. All pins made after it are valid."""
         self.ended_at = 0
         """The last event that ended a transfer."""
         self.forgotten_at = 0
@@ -61,13 +61,13 @@ class LedgerState:
         self.generation = array("q", (0,)) * slots
         self.generation_view: NDArray[np.int64] = np.frombuffer(self.generation, dtype=np.int64)
         self.key_of: list[bytes] = [b""] * slots
-        """Key of the last life of each slot; current while the index names the slot."""
+        """Slot -> the key that it had last; valid while the index has the slot."""
         self.index: KeyIndex = make_index(self.key_of, isinstance(self, native.FoldBody))
         self.free = SlotQueue(slots)
         self.free.refill(np.arange(slots))
         self.policy = make_policy(config.policy, slots)
         self.copied_out: dict[int, int] = {}
-        """Slot -> how many copies to other tiers hold it. They do not move it in the eviction order."""
+        """Slot -> number of copies to other tiers that hold it. They do not move it in the eviction order."""
         self.transfers: dict[int, TransferRecord] = {}
         self.planned_word = TRANSFER_WORDS.encode(TransferState.PLANNED, (config.workers,))
         """Word of a transfer that has just been planned."""
@@ -81,9 +81,9 @@ class LedgerState:
         return FIRST_READABLE <= self.blocks.words[slot] & STATE_MASK <= LAST_READABLE
 
     def not_stored(self, slots: Sequence[int] | IdArray) -> Sequence[int]:
-        """Those of these slots that are in another state than STORED.
+        """Return the slots that are not STORED.
 
-        Raises `TypeError` or `IndexError` for what is no slot.
+        Raises `TypeError` or `IndexError` for an invalid slot.
         """
         if len(slots) and min(slots) < 0:
             raise IndexError("a slot is negative")
@@ -94,11 +94,12 @@ class LedgerState:
         return [slot for slot in slots if words[slot] & STATE_MASK != STORED]
 
     def keys_of(self, slots: IdArray) -> Sequence[bytes]:
-        """The keys of these slots' latest lives."""
+        """Return the key that each of these slots had last."""
         return self.index.keys_of(slots)
 
     def live_pins(self, request: RequestRecord) -> IdArray:
-        """The pins that still hold: the slot holds the same block as then, and it was not invalidated."""
+        """Return the pins that are still valid: the slot has the same block as then, and it was not
+        voided."""
         pins, since = request.pins, request.pinned_at
         if self.voided_at < since:
             return pins
@@ -108,11 +109,11 @@ class LedgerState:
         return cast(NDArray[np.int64], pins)[live]
 
     def evictable(self) -> int:
-        """How many blocks may be evicted: they stand in the eviction order, and nothing copies them."""
+        """The number of blocks that may be evicted: in the eviction order, and not being copied to a tier."""
         return len(self.policy) - sum([slot in self.policy for slot in self.copied_out])
 
     def count_copies_out(self) -> dict[int, int]:
-        """`copied_out`, counted from the requests and their loads."""
+        """Count `copied_out` from the requests and their loads."""
         counted: Counter[int] = Counter()
         for request in self.requests.values():
             if request.target:
@@ -122,5 +123,5 @@ class LedgerState:
         return dict(counted)
 
     def draining(self) -> bool:
-        """Whether copies that a reset abandoned are still under way."""
+        """Whether copies that a reset abandoned are still in flight."""
         return any(one.word & STATE_MASK == ABANDONED for one in self.transfers.values())

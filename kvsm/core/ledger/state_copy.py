@@ -1,4 +1,4 @@
-"""The state of a ledger at one moment, as the bytes with which a segment opens."""
+"""The state of a ledger after one event, as the bytes at the start of a log segment."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import Protocol
 class StateCopy(Protocol):
     """A snapshot of the state after one event, made in pieces while later events are folded.
 
-    The thread that folds calls `go_on` and `drop`. Any thread may take the pieces of a copy that is whole.
+    The thread that folds calls `go_on` and `drop`. Any thread may take the pieces of a complete copy.
     """
 
     def go_on(self) -> bool:
-        """Copy the next piece: less than a millisecond. Returns whether the copy is whole."""
+        """Copy the next piece, in less than a millisecond. Returns whether the copy is complete."""
 
     def pieces(self) -> Sequence[bytes]:
-        """The snapshot (`kvsm.core.ledger.snapshot`) in pieces, in order. The copy must be whole."""
+        """The snapshot (`kvsm.core.ledger.snapshot`) in pieces, in order. The copy must be complete."""
 
     def drop(self) -> None:
-        """Nobody needs the copy any more. Idempotent."""
+        """Release a copy that is no longer needed. Idempotent."""
 
 
 class WholeState:
-    """A snapshot that somebody else has made."""
+    """A snapshot that is complete from the start."""
 
     def __init__(self, snapshot: bytes = b"") -> None:
         self._snapshot = snapshot
 
     def go_on(self) -> bool:
-        """It is whole."""
+        """Return True: it is complete."""
         return True
 
     def pieces(self) -> Sequence[bytes]:
-        """As `StateCopy.pieces`: one."""
+        """As `StateCopy.pieces`: one piece."""
         return [self._snapshot]
 
     def drop(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""

@@ -1,4 +1,4 @@
-"""Stores: what is offered, what is evicted to make room, and what is planned."""
+"""The events of stores: offers, evictions that make room, and plans."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvsm.states.words import STATE_MASK
 
 
 def blocks_offered(ledger: LedgerState, event: ev.BlocksOffered) -> None:
-    """The cursors of these requests move."""
+    """Set the store cursors of these requests."""
     offering = [requests.named(ledger, event.seq, name) for name, _, _ in event.offers]
     for request, (name, settled, offered) in zip(offering, event.offers):
         if len(settled) != len(offered) or any(map(gt, settled, offered)):
@@ -30,17 +30,17 @@ def blocks_offered(ledger: LedgerState, event: ev.BlocksOffered) -> None:
 
 
 def offers_counted(ledger: LedgerState, event: ev.OffersCounted) -> None:
-    """These keys were offered once more."""
+    """Count one more offer of these keys."""
     ledger.offers.count(event.keys)
 
 
 def keys_recalled(ledger: LedgerState, event: ev.KeysRecalled) -> None:
-    """The policy learns of ghost hits."""
+    """Let the policy record ghost hits."""
     ledger.policy.recalled(event.keys)
 
 
 def blocks_evicted(ledger: LedgerState, event: ev.BlocksEvicted) -> None:
-    """The policy's victims leave the index, and their slots are free."""
+    """Remove the policy's victims from the index, and free their slots."""
     victims, moved = unpack(event.slots), unpack(event.moved)
     new = ledger.blocks.check(victims, block_machine.EVICT, event.seq)
     if len(moved):
@@ -56,9 +56,9 @@ def blocks_evicted(ledger: LedgerState, event: ev.BlocksEvicted) -> None:
 
 
 def store_planned(ledger: LedgerState, event: ev.StorePlanned) -> None:
-    """Free slots are allocated for these keys, and the device blocks are leased for reading.
+    """Allocate free slots for these keys, and lease the device blocks for reading.
 
-    A store whose source is not the device names no device blocks: nothing is leased.
+    A store whose source is not the device names no device blocks and has no lease.
     """
     seq, keys = event.seq, event.keys
     slots, device_blocks = unpack(event.slots), unpack(event.device_blocks)

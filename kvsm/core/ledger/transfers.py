@@ -1,4 +1,4 @@
-"""Transfers: planned, submitted, reported by workers, and the ways in which they end."""
+"""The events of transfers: plan, submission, reports of workers, and each way to end."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def plan(
     keys: tuple[bytes, ...],
     parents: Parents = (),
 ) -> None:
-    """Keep the record of a transfer that event `seq` planned."""
+    """Make the record of the transfer that event `seq` plans."""
     word, epoch = ledger.planned_word, ledger.epoch
     ledger.transfers[seq] = TransferRecord(
         seq, direction, owners, slots, device_blocks, keys, word, epoch, parents=parents
@@ -56,11 +56,11 @@ def check_pairs(
 
 
 def transfers_submitted(ledger: LedgerState, event: ev.TransfersSubmitted) -> None:
-    """The plans leave for the workers. Their time in flight begins."""
+    """Submit plans to the workers. Their time in flight begins."""
     seq = event.seq
     transfers = _distinct_transfers(ledger, seq, event.transfers)
     words = [TRANSFER_WORDS.step(one.word, transfer_machine.SUBMIT, one.id, seq) for one in transfers]
-    # The slots of a planned store are ALLOCATED and belong to it: the next step cannot be refused.
+    # The slots of a planned store are ALLOCATED for it, so SUBMIT_STORE cannot be refused.
     for transfer, word in zip(transfers, words):
         transfer.word, transfer.since = word, ledger.tick
         if transfer.direction is STORE:
@@ -68,13 +68,13 @@ def transfers_submitted(ledger: LedgerState, event: ev.TransfersSubmitted) -> No
 
 
 def flush_requested(ledger: LedgerState, event: ev.FlushRequested) -> None:
-    """The engine waits for these transfers."""
+    """Mark the transfers that the engine waits for."""
     for transfer in _distinct_transfers(ledger, event.seq, event.transfers):
         transfer.flush = True
 
 
 def worker_reported(ledger: LedgerState, event: ev.WorkerReported) -> TransferRecord | None:
-    """One worker is done. The last one's report ends the transfer; a failed load voids what it read."""
+    """Count the report of a worker. The last report ends the transfer; a failed load voids its slots."""
     seq, transfer = event.seq, _named(ledger, event.seq, event.transfer)
     if event.worker >= ledger.config.workers or transfer.reported >> event.worker & 1:
         raise InvalidEvent(seq, f"worker {event.worker} cannot report transfer {transfer.id} (again)")
@@ -92,14 +92,14 @@ def worker_reported(ledger: LedgerState, event: ev.WorkerReported) -> TransferRe
 
 
 def transfer_cancelled(ledger: LedgerState, event: ev.TransferCancelled) -> TransferRecord:
-    """The plan never left."""
+    """Cancel a plan that was not submitted."""
     transfer = _named(ledger, event.seq, event.transfer)
     cancel(ledger, transfer, event.seq)
     return transfer
 
 
 def transfer_lost(ledger: LedgerState, event: ev.TransferLost) -> TransferRecord:
-    """A worker will never report: the memory that it may still write is retired."""
+    """Retire the memory that a worker that will never report may still write."""
     seq, transfer = event.seq, _named(ledger, event.seq, event.transfer)
     slots = transfer.slots
     transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.LOSE, transfer.id, seq)
@@ -117,7 +117,7 @@ def transfer_lost(ledger: LedgerState, event: ev.TransferLost) -> TransferRecord
 
 
 def cancel(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
-    """End a plan that no worker has seen: no byte was touched."""
+    """End a plan that no worker has received, so no byte was copied."""
     transfer.word = TRANSFER_WORDS.step(transfer.word, transfer_machine.CANCEL, transfer.id, seq)
     if transfer.direction is LOAD:
         end_copies(ledger, transfer, good=False, seq=seq)
@@ -129,7 +129,7 @@ def cancel(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
 
 
 def end_copies(ledger: LedgerState, transfer: TransferRecord, good: bool, seq: int) -> None:
-    """The transfer touches its slots no more. The table decides what each of them becomes."""
+    """End the transfer's hold on its slots. Their table decides the next state of each slot."""
     slots = transfer.slots
     trigger = block_machine.END_COPY_GOOD if good else block_machine.END_COPY_BAD
     new = ledger.blocks.advance(slots, trigger, seq)
@@ -160,7 +160,7 @@ def end(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
 
 
 def close(ledger: LedgerState, transfer: TransferRecord, seq: int) -> None:
-    """Forget the transfer, and tell the request that it loads for and the requests that wait for it."""
+    """Forget the transfer; step the request that it loads for, and wake the requests that wait for it."""
     del ledger.transfers[transfer.id]
     ledger.ended_at = seq
     if transfer.direction is LOAD:
