@@ -1,14 +1,14 @@
-"""Decision state, declared field by field: what of it is saved, and what of it is compared.
+"""Declares, field by field, how decision state is saved and compared.
 
-An explorer takes two states for one state if nothing that happens later can tell them apart. A proof is only
-as good as that comparison, so each field of decision state says how it is compared, beside its type:
+An explorer treats two states as one if no later behaviour can differ. A proof is only as good as that
+comparison, so each field of decision state declares, beside its type, how it is compared:
 
     @declared
     class WalkState(msgspec.Struct):
         store_budget: Annotated[int, KEPT]
-        walked_at: Annotated[int, Dropped("an event number; `walk_due_in` says what follows from it")]
+        walked_at: Annotated[int, Dropped("an event number; `walk_due_in` has its effect")]
 
-A class with a field that declares nothing is refused when the class is made. `declare` declares the fields of
+A class with an undeclared field is refused when the class is made. `declare` declares the fields of
 a class from outside. `kvsm.check.worlds.fingerprint` compares by these declarations, and
 `kvsm.check.worlds.saving` saves and restores by them.
 """
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from kvsm.core.ledger import Ledger
 
 NOBODY = -1
-"""What an id is renamed to if it names nothing, or nothing any more."""
+"""The new name of an id that names nothing, or no live object."""
 
 Class = TypeVar("Class", bound=type)
 
 
 class Names:
-    """What each thing is called in the canonical form of one world.
+    """The new names of ids in the canonical form of one world.
 
-    Decisions compare ids and look at nothing else of them. So each id is replaced by a place in an order.
+    Decisions only compare ids. So each id is replaced by its place in an order.
     """
 
     __slots__ = ("blocks", "keep_workers", "ledger", "requests", "slots", "transfers", "workers")
@@ -52,15 +52,15 @@ class Names:
         self.workers = workers or range(ledger.config.workers)
         """The workers in the order of their names."""
         self.keep_workers = not workers
-        """Whether they keep their order."""
+        """Whether the workers keep their names."""
 
     def tables(self, tables: Iterable[Sequence[int]]) -> list[list[int]]:
-        """Lists of device blocks, renamed. The null block stays nobody."""
+        """Rename lists of device blocks. The null block becomes `NOBODY`."""
         get = self.blocks.get
         return [[get(block, NOBODY) for block in table] for table in tables]
 
     def of_each_worker(self, bits: int) -> int:
-        """A set of workers as bits, renamed."""
+        """Rename a set of workers, given as bits."""
         if self.keep_workers:
             return bits
         return sum((bits >> worker & 1) << place for place, worker in enumerate(self.workers))
@@ -71,12 +71,12 @@ class Kept(NamedTuple):
 
 
 class Seen(NamedTuple):
-    """Saved, and compared as `by(owner, names)`: renamed, or what a decision can tell of it."""
+    """Saved, and compared as `by(owner, names)`: renamed, or reduced to what decisions depend on."""
 
     by: Callable[[Any, Names], Any]
     is_filled: bool = False
-    """Whether `by` is asked only of a field that is not empty. An empty one comes to an empty list. Most are
-    empty in most states."""
+    """Whether `by` is called only for a field that is not empty; an empty field counts as an empty list. Most
+    are empty in most states."""
 
 
 class Dropped(NamedTuple):
@@ -92,7 +92,7 @@ class Fixed(NamedTuple):
 
 
 class Part(NamedTuple):
-    """Another object of the world, which declares its own fields; or None."""
+    """Another object of the world, which declares its own fields, or None."""
 
 
 class Remade(NamedTuple):
@@ -107,12 +107,12 @@ KEPT, FIXED, PART = Kept(), Fixed(), Part()
 
 
 def filled(by: Callable[[Any, Names], Any]) -> Seen:
-    """The rule for a container that `by` need not look at while it is empty."""
+    """Make the rule for a container for which `by` is not called while it is empty."""
     return Seen(by, is_filled=True)
 
 
 STATE = Seen(lambda one, names: compared(one.state, names))
-"""For the field `state` of an object: a struct that declares its own fields."""
+"""The rule for a field `state`, a struct that declares its own fields."""
 
 _RULES: dict[type, Mapping[str, Rule]] = {}
 _COMPARE: dict[type, Callable[[Any, Names], Any]] = {type(None): lambda _, __: None}
@@ -139,7 +139,7 @@ def declare(cls: type, **rules: Rule) -> None:
     if fields:
         _refuse_other(cls, set(fields), set(rules))
     _RULES[cls] = rules
-    # Written as text, as dataclasses write their methods: it is called for every transition of a search.
+    # Compiled from text, as dataclasses compile their methods: it runs at every transition of a search.
     values = [_as_text(name, rule) for name, rule in rules.items() if isinstance(rule, Kept | Seen)]
     functions = {name: rule.by for name, rule in rules.items() if isinstance(rule, Seen)}
     _COMPARE[cls] = eval(f"lambda one, names: [{', '.join(values)}]", functions)
@@ -154,23 +154,24 @@ def _as_text(name: str, rule: Kept | Seen) -> str:
 def declare_alike(cls: type, base: type, **rules: Rule) -> None:
     """Declare the fields of a class that adds none to its base.
 
-    rules: of fields that are saved in another way. All are compared as in the base.
+    rules: for fields that are saved in another way. All fields are compared as in the base.
     """
     _RULES[cls], _COMPARE[cls] = {**_RULES[base], **rules}, _COMPARE[base]
 
 
 def compared(one: Any, names: Names) -> Any:
-    """The canonical form of an object whose class has declared its fields; None of None."""
+    """Return the canonical form of an object whose class has declared its fields; None for None."""
     return _COMPARE[type(one)](one, names)
 
 
 def each_compared(objects: Iterable[object], names: Names) -> list[Any]:
-    """`compared` of each."""
+    """Return `compared` of each object."""
     return [_COMPARE[type(one)](one, names) for one in objects]
 
 
 def rules_of(one: object) -> Mapping[str, Rule]:
-    """The rules of the object's fields. Raises `ConfigError` if it has others than its class declared."""
+    """Return the rules of an object's fields. Raises `ConfigError` if its class has not declared just
+    these."""
     cls = type(one)
     if cls not in _RULES:
         raise ConfigError(f"{cls.__name__} does not declare how its fields are saved and compared")

@@ -1,11 +1,12 @@
-"""What must hold of a ledger after every event, as small named functions.
+"""Invariants of a ledger after every event, as small named functions.
 
-`check_ledger(ledger)` checks everything, in 12 milliseconds at 20,000 slots. `check_rest(ledger)` checks
-that nothing is left when all is over. Both return a list of `Violation`s; an empty list is the good answer.
+`check_ledger(ledger)` checks all of them, in 12 milliseconds at 20,000 slots. `check_rest(ledger)` checks
+that nothing is left once all requests have been released. Both return a list of `Violation`s, which is empty
+if all is well.
 
-A ledger alone cannot tell whether it is right about the past. What needs the events, and not only the state
-that they led to, is checked by `kvsm.explain.verify.witness`: it keeps a second book from the events alone.
-Together they check these properties (`kvsm.properties`):
+A ledger does not record the past. Properties that need the events, and not only the state, are checked by
+`kvsm.explain.verify.witness`, which builds a second state from the events alone. Together they check these
+properties (`kvsm.properties`):
 
 ====  ====================================================================  ==============
 id    what is checked                                                       by
@@ -24,12 +25,12 @@ S13   a key has one block, a device block one store in flight               both
 S14   nothing of an older epoch can be matched, or stored again             both
 ====  ====================================================================  ==============
 
-The others need more than a ledger and its log:
+The other properties need more than a ledger and its log:
 
 - every call is legal (S8): the tests of the core make every call;
-- determinism (S11): takes two runs;
-- order of copies (S12), correct bytes (S15): take the copies themselves;
-- full offload (S16), flush at last step (S17), one token left (S18): take the engine's prompts and steps;
+- determinism (S11) needs two runs;
+- order of copies (S12) and correct bytes (S15) need the copies themselves;
+- full offload (S16), flush at last step (S17) and one token left (S18) need the engine's prompts and steps;
 - the engine's part of two properties: a request learns what to recompute (S6), and a skipped block is offered
   again (S13).
 """
@@ -77,10 +78,10 @@ PROPERTIES = (
     Property.STORED_ONCE,
     Property.NO_STALE_DATA,
 )
-"""What is checked of a ledger and its log: the table above."""
+"""The properties that are checked for a ledger and its log: the table above."""
 
 MOST_NAMED = 8
-"""A violation names at most this many things of each kind: the first ones."""
+"""The most slots, device blocks, transfers or requests that a violation names: the first ones."""
 
 _COPIES_SHIFT, _PINS_SHIFT = BLOCK_WORDS.shifts
 _COPIES_LIMIT = BLOCK_WORDS.limits[0]
@@ -91,7 +92,7 @@ _PENDING_LIMIT, _FAILED_LIMIT = TRANSFER_WORDS.limits
 
 
 class Violation(msgspec.Struct, frozen=True, rename={"property": "property_id"}):
-    """A broken property, what was found, and the first things that it is about."""
+    """A broken property, with a message and the first objects that break it."""
 
     property: Property
     message: str
@@ -102,13 +103,13 @@ class Violation(msgspec.Struct, frozen=True, rename={"property": "property_id"})
 
 
 def check_ledger(ledger: Ledger) -> list[Violation]:
-    """Check every property that a ledger can show. Takes about 0.6 us a slot."""
+    """Check all invariants of a ledger, in about 0.6 us per slot."""
     counts = HolderCounts(ledger)
     return [violation for check in CHECKS for violation in check(counts)]
 
 
 def check_rest(ledger: Ledger) -> list[Violation]:
-    """Check progress (S9) when all requests have been released: nothing may be left of them."""
+    """Check progress (S9) when all requests have been released: no transfer, hold or lease may be left."""
     left: list[str] = []
     if ledger.requests or ledger.deferred:
         left.append(f"{len(ledger.requests)} requests ({len(ledger.deferred)} deferred)")
@@ -130,11 +131,11 @@ def check_rest(ledger: Ledger) -> list[Violation]:
     ]
 
 
-# What the checks share.
+# Shared by the checks.
 
 
 def _table(*states: int) -> NDArray[np.bool_]:
-    """`table[states]` says of each state whether it is one of these."""
+    """Return a table: state -> whether it is one of `states`."""
     table = np.zeros(STATE_MASK + 1, dtype=np.bool_)
     table[list(states)] = True
     return table
@@ -154,23 +155,23 @@ _READING, _WRITING = int(LeaseState.READING), int(LeaseState.WRITING)
 
 
 class SlotFacts(NamedTuple):
-    """What a ledger says of a slot, and how many transfers and matches hold it."""
+    """The state of a slot in the ledger, and the number of transfers and matches that hold it."""
 
     word: int
     is_free: int
-    """How often it is in the free queue."""
+    """Number of times that it is in the free queue."""
     is_in_order: bool
     """Whether it is in the eviction order."""
     said_copied_out: int
-    """By how many copies to other tiers the ledger says that it is held."""
+    """Number of copies to other tiers that hold it, according to `copied_out`."""
     planned: int
-    """Stores of it that have not left."""
+    """Number of planned stores into it."""
     copies: int
-    """Other transfers that touch it."""
+    """Number of other transfers that touch it."""
     pins: int
-    """Matches that hold it."""
+    """Number of matches that hold it."""
     outward: int
-    """Those of these loads and matches that are copies to other tiers."""
+    """Number of its loads and matches that are for copies to other tiers."""
 
     @property
     def state(self) -> int:
@@ -186,27 +187,27 @@ class SlotFacts(NamedTuple):
 
     @property
     def is_idle(self) -> bool:
-        """Whether nothing but copies to other tiers holds it."""
+        """Whether it is readable, and held by nothing or only by copies to other tiers."""
         return self.word == IDLE or (self.is_readable and self.copies + self.pins == self.outward > 0)
 
 
 class LeaseFacts(NamedTuple):
-    """What a ledger says of a device block, and how many transfers touch it."""
+    """The lease of a device block in the ledger, and the number of transfers that touch it."""
 
     word: int
     readers: int
-    """Stores in flight."""
+    """Number of live stores that read it."""
     writers: int
-    """Loads in flight."""
+    """Number of live loads that write it."""
 
     @property
     def is_touched(self) -> bool:
-        """Whether a transfer in flight touches it."""
+        """Whether a live transfer touches it."""
         return self.readers + self.writers > 0
 
     @property
     def is_right(self) -> bool:
-        """Whether its state says what touches it. A lost load may still write a retired block."""
+        """Whether the state of its lease fits its transfers. A lost load may still write a retired block."""
         state = self.word & STATE_MASK
         if self.writers:
             return state in (_WRITING, _RETIRED_LEASE)
@@ -214,7 +215,7 @@ class LeaseFacts(NamedTuple):
 
     @property
     def is_miscounted(self) -> bool:
-        """Whether its word counts other readers. A block that is written or retired counts none."""
+        """Whether the reader count in its word is wrong. A block that is written or retired has no count."""
         if self.writers or self.word & STATE_MASK == _RETIRED_LEASE:
             return False
         return self.word >> _READERS_SHIFT != self.readers
@@ -224,24 +225,24 @@ _Facts = TypeVar("_Facts", bound=tuple[int, ...])
 
 
 class _Alike(Generic[_Facts]):
-    """Slots or device blocks by what is true of them. columns: the facts of all, one list for each fact."""
+    """The facts of all slots, or of all device blocks. columns: one list for each fact, indexed by id."""
 
     def __init__(self, facts: Callable[..., _Facts], *columns: Sequence[int]) -> None:
         self._facts, self._columns = facts, columns
         self._different = [facts(*one) for one in set(zip(*columns))]
 
     def of(self, number: int) -> _Facts:
-        """What is true of this one."""
+        """Return the facts of this slot or device block."""
         return self._facts(*[column[number] for column in self._columns])
 
-    def count(self, asked: Callable[[_Facts], bool]) -> int:
-        """How many there are for which this holds."""
-        found = set(filter(asked, self._different))
+    def count(self, condition: Callable[[_Facts], bool]) -> int:
+        """Count the ids whose facts meet the condition."""
+        found = set(filter(condition, self._different))
         return sum(map(found.__contains__, zip(*self._columns)))
 
-    def first(self, asked: Callable[[_Facts], bool]) -> tuple[int, ...]:
-        """The first ones for which this holds, at most `MOST_NAMED`."""
-        found = set(filter(asked, self._different))
+    def first(self, condition: Callable[[_Facts], bool]) -> tuple[int, ...]:
+        """Return the first ids whose facts meet the condition, at most `MOST_NAMED`."""
+        found = set(filter(condition, self._different))
         if not found:
             return ()
         each = enumerate(zip(*self._columns))
@@ -249,10 +250,11 @@ class _Alike(Generic[_Facts]):
 
 
 class HolderCounts:
-    """A ledger, and how many transfers and matches hold each slot and device block.
+    """A ledger, and the number of transfers and matches that hold each slot and device block.
 
-    Counted from the transfers and requests, not from the words that must agree with them. Most slots are
-    alike. So a check looks first at the facts that differ, and then for the slots that have them.
+    The numbers are counted from the transfers and requests, not from the words that must agree with them.
+    Most slots have equal facts. So a check tests each distinct set of facts once, and then finds the slots
+    with it.
     """
 
     def __init__(self, ledger: Ledger) -> None:
@@ -304,8 +306,8 @@ def _slot_words(ledger: Ledger, slots: Sequence[int]) -> str:
 
 
 def slots_stand_in_one_list(counts: HolderCounts) -> Iterator[Violation]:
-    """Conservation (S1): FREE and EVICTED slots are in the free queue, idle ones in the eviction order. A
-    block is idle while nothing but copies to other tiers holds it."""
+    """Check conservation (S1): FREE and EVICTED slots are in the free queue, idle ones in the eviction order.
+    A block is idle if it is held by nothing, or only by copies to other tiers."""
     ledger = counts.ledger
     wrong: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
         (lambda slot: slot.is_free > 0 and not slot.is_unused, "in the free queue although in use"),
@@ -333,7 +335,7 @@ def slots_stand_in_one_list(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def index_names_live_blocks(counts: HolderCounts) -> Iterator[Violation]:
-    """Conservation (S1), no doubled store (S13): the index maps each key to its one live block."""
+    """Check conservation (S1), no doubled store (S13): the index maps each key to its one live block."""
     ledger = counts.ledger
     named = [
         slot for slot, word in enumerate(counts.words) if FIRST_INDEXED <= word & STATE_MASK <= LAST_INDEXED
@@ -357,7 +359,8 @@ def index_names_live_blocks(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def live_copies_keep_their_slots(counts: HolderCounts) -> Iterator[Violation]:
-    """No reuse in flight (S3), publish after commit (S2): the state of a slot names its live transfers."""
+    """Check no reuse in flight (S3), publish after commit (S2): each slot of a live transfer has a state that
+    fits the transfer."""
     ledger = counts.ledger
     for transfer in ledger.transfers.values():
         allowed = _STATES_UNDER.get((transfer.direction, transfer.word & STATE_MASK))
@@ -386,7 +389,8 @@ _STATES_UNDER: dict[tuple[Direction, int], tuple[int, ...]] = {
         (Direction.LOAD, TransferState.ABANDONED, _VOIDED),
     )
 }
-"""States that a slot may be in under a live transfer. Another load may have voided what this load reads.
+"""(direction, state) of a live transfer -> allowed states of its slots. Another load may have voided the
+slots of a load.
 
 A transfer in another state is not live; `reports_add_up` finds it.
 """
@@ -397,7 +401,7 @@ def _name(transfer: TransferRecord) -> str:
 
 
 def leases_equal_live_copies(counts: HolderCounts) -> Iterator[Violation]:
-    """Exactly the live transfers have leases; stores read, loads write (S3, S4, S13)."""
+    """Check that exactly the live transfers have leases; stores read, loads write (S3, S4, S13)."""
     words = counts.ledger.leases.words
     reuse, release = Property.NO_REUSE_IN_FLIGHT, Property.ONE_RELEASE_PER_HOLD
     wrong: tuple[tuple[Property, Callable[[LeaseFacts], bool], str], ...] = (
@@ -427,7 +431,7 @@ def leases_equal_live_copies(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def copies_and_pins_equal_holders(counts: HolderCounts) -> Iterator[Violation]:
-    """One release per hold (S4): a block counts its live transfers and its matches."""
+    """Check one release per hold (S4): a block counts its live transfers and its matches."""
     wrong: tuple[tuple[Callable[[SlotFacts], bool], str], ...] = (
         # Retired slots count no copy. A free slot under a copy is found by `live_copies_keep_their_slots`.
         (
@@ -448,7 +452,8 @@ def copies_and_pins_equal_holders(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def requests_name_their_loads(counts: HolderCounts) -> Iterator[Violation]:
-    """One release per hold (S4): a request knows its load in flight. So the load's end can reach it."""
+    """Check one release per hold (S4): a request has the id of its load in flight, so the load's end reaches
+    it."""
     ledger = counts.ledger
     live: dict[str, list[int]] = {}
     for transfer in ledger.transfers.values():
@@ -471,7 +476,8 @@ def _load_violation(message: str, loads: Sequence[int], request: str) -> Violati
 
 
 def reports_add_up(counts: HolderCounts) -> Iterator[Violation]:
-    """Stale reports change nothing (S5): a transfer counts its reports, and its slots have its generation."""
+    """Check stale reports change nothing (S5): a transfer counts its reports; its slots have its
+    generation."""
     ledger = counts.ledger
     generation = ledger.generation
     for id, transfer in ledger.transfers.items():
@@ -492,7 +498,7 @@ def reports_add_up(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def matches_hold_pins(counts: HolderCounts) -> Iterator[Violation]:
-    """A match holds what it counts (S7): a request has pins exactly while it is MATCHED."""
+    """Check a match holds what it counts (S7): a request has pins exactly while it is MATCHED."""
     ledger = counts.ledger
     for name, request in ledger.requests.items():
         if (request.word & STATE_MASK == _MATCHED) != (len(request.pins) > 0):
@@ -502,7 +508,7 @@ def matches_hold_pins(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def waits_have_owners(counts: HolderCounts) -> Iterator[Violation]:
-    """Progress (S9): a DEFERRED request waits for a live transfer, a FINISHED one for its load."""
+    """Check progress (S9): a DEFERRED request waits for a live transfer, a FINISHED one for its load."""
     ledger = counts.ledger
     for name, request in ledger.requests.items():
         state, loads = request.word & STATE_MASK, request.word >> _LOADS_SHIFT & _LOADS_LIMIT
@@ -520,7 +526,7 @@ def waits_have_owners(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def epochs_are_current(counts: HolderCounts) -> Iterator[Violation]:
-    """No stale data (S14): exactly the transfers of older epochs are ABANDONED."""
+    """Check no stale data (S14): exactly the transfers of older epochs are ABANDONED."""
     ledger = counts.ledger
     for transfer in ledger.transfers.values():
         if (transfer.word & STATE_MASK == _ABANDONED) == (transfer.epoch == ledger.epoch):
@@ -529,7 +535,7 @@ def epochs_are_current(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def cursors_are_in_order(counts: HolderCounts) -> Iterator[Violation]:
-    """No lost store (S13): a request has offered what it has settled."""
+    """Check no lost store (S13): a request has not settled more blocks than it has offered."""
     for name, request in counts.ledger.requests.items():
         settled, offered = request.settled, request.offered
         if len(settled) != len(offered) or any(map(gt, settled, offered)):
@@ -538,7 +544,8 @@ def cursors_are_in_order(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def provenance_is_of_one_epoch(counts: HolderCounts) -> Iterator[Violation]:
-    """No stale data (S14): what a load brought belongs to this epoch or to an older one, not to both."""
+    """Check no stale data (S14): a device block has bytes of a load of this epoch or an older one, not
+    both."""
     ledger = counts.ledger
     brought, stale = ledger.provenance.brought, ledger.provenance.stale
     limit = ledger.config.device_blocks
@@ -553,7 +560,7 @@ def provenance_is_of_one_epoch(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def history_is_bounded(counts: HolderCounts) -> Iterator[Violation]:
-    """Conservation (S1): the history of offers keeps its limit, and has only keys that were offered."""
+    """Check conservation (S1): the history of offers keeps its limit, and has only keys that were offered."""
     times, limit = counts.ledger.offers.times, counts.ledger.config.counted_keys
     if len(times) > limit:
         message = f"{len(times)} keys are in the history of offers, and {limit} may be"
@@ -565,7 +572,7 @@ def history_is_bounded(counts: HolderCounts) -> Iterator[Violation]:
 
 
 def totals_follow_from_words(counts: HolderCounts) -> Iterator[Violation]:
-    """Conservation (S1): the counts of states and holders that gauges read are those of the words."""
+    """Check conservation (S1): the totals of states and holders, which gauges read, agree with the words."""
     for name, words in (("slots", counts.ledger.blocks), ("device blocks", counts.ledger.leases)):
         machine, totals = words.codec.machine, words.totals.tolist()
         what = {int(state): f"are {state.name}" for state in machine.states}

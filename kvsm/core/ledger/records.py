@@ -73,14 +73,15 @@ class RequestRecord(msgspec.Struct, gc=False, eq=False):
 
 
 class Provenance:
-    """Which device blocks hold what a load brought: no stale data (S14) needs it.
+    """Which device blocks hold bytes from a load (no stale data, S14).
 
-    What a load of an older epoch brought must not be stored again.
+    Bytes that a load of an older epoch brought must not be stored again.
 
-    An engine may not say when it computes into a block again. So a note names the key that was brought, and
-    counts only if the block is offered under this key. A note ends when the block is stored or loaded again,
-    or when the load fails. If a chunk has several device blocks, a key tells only the content of the last
-    one. The others may also begin the chunk of another key, so their notes count under every key.
+    An engine may compute into a block again without notice. So each entry has the key that was loaded, and
+    counts only if the block is offered under this key. An entry ends when the block is stored or loaded
+    again, or when the load fails. If a chunk has several device blocks, its key stands only for the content
+    of the last one. The other blocks may also begin the chunk of another key, so their entries count under
+    every key.
     """
 
     __slots__ = ("brought", "stale")
@@ -89,44 +90,44 @@ class Provenance:
         self.brought: dict[int, bytes] = {}
         """Device block -> the key that a load of this epoch brought into it."""
         self.stale: dict[int, bytes] = {}
-        """The same for loads of older epochs."""
+        """Device block -> the key that a load of an older epoch brought into it."""
 
     def bring(self, device_blocks: IdArray, keys: Sequence[bytes]) -> None:
-        """A load brings these keys into these device blocks."""
+        """Record that a load of this epoch brings these keys into these device blocks."""
         self.rewritten(device_blocks)
         self.brought.update(zip(listed(device_blocks), keys))
 
     def rewritten(self, device_blocks: IdArray) -> None:
-        """These hold nothing of an older epoch any more."""
+        """Forget the loads of older epochs into these device blocks."""
         if self.stale:
             for block in listed(device_blocks):
                 self.stale.pop(block, None)
 
     def forget(self, device_blocks: IdArray) -> None:
-        """These hold nothing that a load brought: the load failed, or the block was written over."""
+        """Forget all loads into these device blocks: they failed, or the blocks were overwritten."""
         for block in listed(device_blocks):
             self.brought.pop(block, None)
             self.stale.pop(block, None)
 
     def age(self) -> None:
-        """A new epoch begins: everything that was brought so far belongs to an older one."""
+        """Begin a new epoch: all loads so far belong to an older one."""
         self.stale.update(self.brought)
         self.brought = {}
 
 
 class OfferHistory:
-    """How often keys were offered before they were stored, for the `limit` keys offered last."""
+    """The number of offers of keys that are not stored, for the `limit` keys that were offered last."""
 
     __slots__ = ("limit", "times")
 
     def __init__(self, limit: int, times: Iterable[tuple[bytes, int]] = ()) -> None:
         self.limit = limit
         self.times: OrderedDict[bytes, int] = OrderedDict(times)
-        """The key that was offered longest ago comes first."""
+        """Key -> number of offers. The key whose last offer is oldest comes first."""
         self._keep_limit()
 
     def count(self, keys: Iterable[bytes]) -> None:
-        """These keys were offered once more."""
+        """Count one more offer of these keys."""
         times = self.times
         for key in keys:
             times[key] = times.pop(key, 0) + 1
@@ -137,7 +138,7 @@ class OfferHistory:
             self.times.popitem(last=False)
 
     def forget(self, keys: Iterable[bytes]) -> None:
-        """These keys are stored."""
+        """Forget the offers of keys that are stored now."""
         if self.times:
             for key in keys:
                 self.times.pop(key, None)

@@ -1,8 +1,8 @@
-"""The ledger as bytes, and back; and the digest that says whether two ledgers are equal.
+"""Snapshots: a ledger as bytes, and back. The digest of a ledger is the hash of its snapshot.
 
-A snapshot is canonical: equal ledgers give equal bytes. What has no order (requests, transfers, the index) is
-written sorted. What has an order (the free queue, the eviction order) is written in that order. So the hash
-of the snapshot is the ledger's digest, and restoring keeps it (events are state, S10).
+A snapshot is canonical: equal ledgers give equal bytes. Collections without an order (requests, transfers,
+the index) are sorted; those with an order (the free queue, the eviction order) keep it. So two ledgers are
+equal if their digests are, and a restored ledger has the same digest (events are state, S10).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class SavedLedger(msgspec.Struct, array_like=True, frozen=True):
     brought: tuple[tuple[int, bytes], ...]
     stale: tuple[tuple[int, bytes], ...]
     offers: tuple[tuple[bytes, int], ...]
-    """The key that was offered longest ago comes first."""
+    """Key -> number of offers; the key whose last offer is oldest comes first."""
     life: int = 1
     kept: KeptPools | None = None
     weights: str = ""
@@ -66,7 +66,7 @@ _DECODER = msgspec.msgpack.Decoder(SavedLedger)
 
 
 def snapshot(ledger: Ledger) -> bytes:
-    """The whole state, a few bytes a slot and each resident key once."""
+    """Return the whole state as bytes: a few bytes per slot, and each resident key once."""
     return _ENCODER.encode(_state_of(ledger))
 
 
@@ -98,12 +98,13 @@ def _state_of(ledger: Ledger) -> SavedLedger:
 
 
 def restore(saved: bytes) -> Ledger:
-    """A ledger equal to the one that was saved. Raises `msgspec.DecodeError` if these are other bytes."""
+    """Restore the saved ledger. Raises `msgspec.DecodeError` if these bytes are no snapshot."""
     return _ledger_of(_DECODER.decode(saved))
 
 
 def is_saved_as(ledger: Ledger, saved: bytes) -> bool:
-    """Whether these bytes are the ledger's state. An older kvsm left out fields that have a default now."""
+    """Whether these bytes are the ledger's state. Snapshots of an older kvsm lack fields that have
+    defaults."""
     if saved == snapshot(ledger):
         return True
     try:
@@ -113,18 +114,17 @@ def is_saved_as(ledger: Ledger, saved: bytes) -> bool:
 
 
 def saved_step(saved: bytes) -> int:
-    """The engine step of a snapshot. Raises `msgspec.DecodeError` if these are other bytes."""
+    """Return the engine step of a snapshot. Raises `msgspec.DecodeError` if these bytes are no snapshot."""
     return _DECODER.decode(saved).step
 
 
 def restore_foreign(saved: bytes, config: OffloadConfig) -> Ledger:
-    """The same for bytes that anybody may have written.
+    """Restore a ledger from untrusted bytes.
 
-    config: the configuration that the snapshot must have. Its policy must be trusted, and its sizes.
+    config: the configuration that the snapshot must have. Its policy and its sizes must be trusted.
 
-    Raises `ValueError` if the bytes are no snapshot of this configuration. Nothing is made before the sizes
-    agree. What the ledger holds may still contradict itself: `kvsm.core.ledger.invariants.check_ledger`
-    tells.
+    Raises `ValueError` if the bytes are no snapshot of this configuration. Nothing is allocated before the
+    sizes agree. The state may still contradict itself; `kvsm.core.ledger.invariants.check_ledger` finds that.
     """
     try:
         state = _DECODER.decode(saved)
@@ -132,7 +132,7 @@ def restore_foreign(saved: bytes, config: OffloadConfig) -> Ledger:
         ledger = _ledger_of(state)
     except ValueError:
         raise
-    except Exception as error:  # msgspec's, or whatever a policy makes of a state that is not its own
+    except Exception as error:  # of msgspec, or of a policy that restores a state of another policy
         raise ValueError(described(error)) from error
     if _state_of(ledger) != state:
         raise ValueError("a ledger that is restored from it has another snapshot")
@@ -169,13 +169,13 @@ def check_saved(state: SavedLedger, config: OffloadConfig) -> None:
 
 
 _MOST = 1 << 62
-"""Beyond any number that counts something."""
+"""The largest number that is accepted as a count."""
 
 
 def _check_transfer(one: TransferRecord, state: SavedLedger, config: OffloadConfig) -> None:
     chunk, store = config.blocks_per_chunk, one.direction is Direction.STORE
     whole = len(one.slots) * chunk
-    # A store whose source is not the device names none.
+    # A store whose source is not the device names no device blocks.
     fits = len(one.device_blocks) in (0, whole) if store else 0 < len(one.device_blocks) <= whole
     owned = len(one.keys) == len(one.slots) if store else len(one.owners) == 1 and not one.keys
     _refuse(not 1 <= one.id <= state.seq or not TRANSFER_WORDS.holds(one.word), "an impossible transfer")
@@ -198,7 +198,7 @@ def _check_request(one: RequestRecord, state: SavedLedger, config: OffloadConfig
 
 
 def _beyond(ids: IdArray | NDArray[Any], limit: int) -> bool:
-    """Whether a batch names something that a pool of this size does not have."""
+    """Whether a batch has an id outside 0 to `limit` - 1."""
     if type(ids) is tuple:
         return any(not 0 <= one < limit for one in ids)
     return len(ids) > 0 and int(np.max(ids)) >= limit
@@ -242,13 +242,13 @@ def _ledger_of(state: SavedLedger) -> Ledger:
 
 
 def digest(ledger: Ledger) -> str:
-    """32 hex digits; equal for equal states, the orders of the free queue and of eviction included."""
+    """Return 32 hex digits, equal for equal states, including the free queue's and the eviction order."""
     return blake2b(snapshot(ledger), digest_size=16).hexdigest()
 
 
 def saved_record(record: TransferRecord | RequestRecord) -> Any:
-    """The record's fields in order, with packed ids."""
-    return tuple([pack(one) if isinstance(one, np.ndarray) else one for one in astuple(record)])
+    """Return the fields of a record in order, with packed ids."""
+    return tuple([pack(value) if isinstance(value, np.ndarray) else value for value in astuple(record)])
 
 
 def _restored(kind: type[_Record], saved: tuple[Any, ...]) -> _Record:
