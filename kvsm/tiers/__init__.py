@@ -1,7 +1,8 @@
-"""Tiers below the host pool: each has an offload core of its own, and `DiskTier` couples it with the core
-above.
+"""Tiers below the host pool. Each tier has its own offload core; `DiskTier` couples the disk's core with the
+host's.
 
-`kvsm.tiers.disk` has the slots, the copies and the recovery. docs/disk.md says why there is a ledger a tier.
+`kvsm.tiers.disk` has the slots, the copies and the recovery. docs/disk.md explains why each tier has its own
+ledger.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""What the two ledgers of a `DiskTier` must agree about in every state.
+"""Checks that the two ledgers of a `DiskTier` agree, as they must in every state.
 
-Each ledger keeps its own properties (docs/properties.md), as it does alone. What is new is the copy between
-them. If both have it in the same state, with the same blocks and keys, then what one ledger protects is
-protected in both: a host slot that a disk copy reads cannot be reused, and a key is never half on one tier.
+Each ledger alone has the usual properties (docs/properties.md). In addition, each copy between host and disk
+must have the same state, blocks and keys in both ledgers. Then the protection of one ledger holds for both
+tiers: a host slot that a disk copy reads cannot be reused, and a key is never readable on a tier that has
+only a part of its block.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ from kvsm.tiers.disk_tier import DiskTier, TierCopy
 
 
 def disagreements(tier: DiskTier) -> list[str]:
-    """A line for each thing in which the ledgers differ. Empty: they agree."""
+    """Return a line for each difference between the ledgers. Empty: they agree."""
     found = [line for copy in tier.copies.values() for line in _of_copy(tier, copy)]
-    strangers = tier.disk.ledger.transfers.keys() - tier.copies.keys()
-    found += [f"transfer {one} of the disk belongs to no copy" for one in sorted(strangers)]
+    unknown = tier.disk.ledger.transfers.keys() - tier.copies.keys()
+    found += [f"transfer {transfer} of the disk belongs to no copy" for transfer in sorted(unknown)]
     found += _of_leases(tier)
     return found
 
@@ -34,7 +35,7 @@ def _of_copy(tier: DiskTier, copy: TierCopy) -> list[str]:
         "reports": (host.reported, disk.reported),
         "host slots": (listed(host.slots), listed(disk.device_blocks)),
     }
-    if (host.epoch, disk.epoch) == (above.epoch, below.epoch):  # After a reset slots have no keys.
+    if (host.epoch, disk.epoch) == (above.epoch, below.epoch):  # after a reset, slots have no keys
         read, written = (
             (above.keys_of(host.slots), disk.keys) if to_disk else (below.keys_of(disk.slots), host.keys)
         )
@@ -47,7 +48,7 @@ def _of_copy(tier: DiskTier, copy: TierCopy) -> list[str]:
 
 
 def _of_leases(tier: DiskTier) -> list[str]:
-    """Host slots that a disk copy touches, and that the host may give to another block."""
+    """Return a line for each host slot that is free although a disk copy accesses it."""
     touched = {slot for copy in tier.disk.ledger.transfers.values() for slot in listed(copy.device_blocks)}
     loose = sorted(touched & set(tier.host.ledger.free.first(len(tier.host.ledger.free))))
     return [f"host slot {slot} is free, and a disk copy touches it" for slot in loose]

@@ -1,24 +1,24 @@
-"""`DiskTier`: what goes from the host pool to the disk, what comes back, and the two transfers of each copy.
+"""`DiskTier`: copies blocks from the host pool to the disk and back, as one transfer in each of two ledgers.
 
-The disk has an offload core of its own, with the same machines. Its device blocks are the host's slots, and
-its host blocks are the slots of the disk. Each copy between the two is one transfer in each ledger. Both are
-planned before the copy leaves, and both end with the same reports. So each ledger protects its own end by its
-own tables:
+The disk has its own offload core, with the same state machines. Its device blocks are the host's slots, and
+its host blocks are the slots of the disk. Each copy between the two is one transfer in each ledger. Both
+transfers are planned before the copy leaves, and both end with the same reports. So each ledger protects its
+own blocks by its own state machines:
 
 ==============  ===========================================  ================================================
 copy            in the host's ledger                         in the disk's ledger
 ==============  ===========================================  ================================================
 to the disk     a load into places that stand for the disk:  a store from the host's slots
-                nothing reuses the slots meanwhile
-from the disk   a store from another source: a request       a load into the host's slots
-                waits for its key as for any in flight
+                the slots are not reused meanwhile
+from the disk   a store with another source: requests wait   a load into the host's slots
+                for its keys as for any store in flight
 ==============  ===========================================  ================================================
 
-Each of the two loads is for a request of its own. Its name has the number of the transfer at the
-other end: `disk-store-57` in the host's ledger copies what store 57 of the disk's ledger stores, and
-`fetch-41-for-r7` in the disk's ledger brings what store 41 of the host's ledger stores.
+Each of these loads belongs to a request that is made for it. The request's name has the id of the store in
+the other ledger: `disk-store-57` in the host's ledger is the load side of store 57 in the disk's ledger, and
+`fetch-41-for-r7` in the disk's ledger is the load side of store 41 in the host's ledger.
 
-What a report says of each end:
+How a report counts in each ledger:
 
 ==============  =======  ===========================================  =======================================
 copy            report   for the host's ledger                        for the disk's ledger
@@ -29,17 +29,17 @@ from the disk   good     good: the key is on the host                 good
 from the disk   bad      bad: the key is not on the host              bad: the disk's block is void
 ==============  =======  ===========================================  =======================================
 
-`WritePolicy` says when a block goes to the disk: as soon as the host has it, or before the host evicts it.
-With both, a block that the disk lacks is written when a request uses it. The host's eviction never waits
-for a copy. A block that has to leave before its copy is lost, and counted.
+`WritePolicy` decides when a block is written to the disk: as soon as it is stored on the host, or before the
+host evicts it. With either policy, a block that the disk lacks is written when a request uses it. The host's
+eviction never waits for a copy: a block that is evicted before its copy is lost, and counted.
 
-The host serves a block again and again without a read from the disk. So uses on the host are reported to
-the disk's ledger, as one `BlocksTouched` for each load, and its policy counts them (`used`). A block that
-the host has too gives way last (`sparing`).
+The host may serve a block many times without a read from the disk. So uses on the host are reported to the
+disk's ledger, as one `BlocksTouched` for each load, and the disk's policy counts them (`used`). The disk
+evicts blocks last that are also on the host (`sparing`).
 
-A block's way: `stored` queues it, or `plan` with write-back. `plan` begins its copy, and `report` ends it.
-When a prompt comes again and the host has lost it, `fetch` begins the copy back, in the request's turn
-(`Fetches`).
+The path of a block: `stored`, or `plan` with write-back, queues it; `plan` begins its copy; `report` ends the
+copy. When a prompt arrives again whose blocks the host has evicted, `fetch` begins the copy back, in the
+request's turn (`Fetches`).
 """
 
 from __future__ import annotations
@@ -63,41 +63,42 @@ from kvsm.tiers.fetches import Fetches
 from kvsm.tiers.sparing import spared
 
 HOST, DISK = "host", "disk"
-"""The tiers, for people. The host's log names the disk as the other end of these copies:
-`StorePlanned.source`, `LoadPlanned.target`."""
+"""Names of the tiers, for people. The host's log names the disk as the other side of these copies, in
+`StorePlanned.source` and `LoadPlanned.target`."""
 
 PLACES = 256
-"""How many blocks may be on their way to the disk at once."""
+"""Most blocks in flight to the disk at a time."""
 
 BATCH = 64
-"""The most blocks of one copy. A copy ends as a whole, so a long one keeps its first block waiting."""
+"""Most blocks of one copy. A copy ends as a whole, so its first block waits for its last."""
 
 AHEAD_SHARE = 4
-"""Write-back keeps a fourth of the host pool on the disk: the blocks that are evicted next."""
+"""Write-back keeps a quarter of the host pool on the disk, too: the blocks that the host evicts next."""
 
 LOOKS = 8
-"""How often write-back looks at all of them until the host has stored as many other blocks."""
+"""How often write-back scans all next victims while the host stores as many new blocks."""
 
 PIECE = 16_384
-"""How many of them one step looks at, and how many blocks one event touches at the start."""
+"""Most next victims that one step scans, and most blocks that one event touches at the start."""
 
 
 class WritePolicy(Enum):
     """When a block that was stored on the host is stored on the disk."""
 
     THROUGH = "through"
-    """At once. Each block is written, and the disk has nearly all that the host has."""
+    """At once. Every block is written, and the disk has nearly all blocks of the host."""
     BACK = "back"
-    """Before the host evicts it, or when it is used again. Blocks that a reset overtakes first are never
+    """Before the host evicts the block, or when it is used again. A block that is reset before is never
     written."""
 
 
 class TierCopy(NamedTuple):
-    """A copy between host and disk in flight: its transfer in each ledger.
+    """A copy between host and disk in flight, with its transfer in each ledger.
 
-    direction: as the disk's ledger has it: `STORE` is to the disk.
+    host, disk: the transfer in the host's ledger and in the disk's ledger.
+    direction: the direction in the disk's ledger: `STORE` is to the disk.
     places: chunks of device blocks that stand for the disk in the host's ledger.
-    holder: a request of the host's ledger that holds blocks until the copy is over.
+    holder: a request of the host's ledger that pins blocks until the copy ends; empty: none.
     """
 
     host: int
@@ -108,11 +109,13 @@ class TierCopy(NamedTuple):
 
 
 class TierCounts(msgspec.Struct):
-    """How many blocks went which way since the start.
+    """Counts of blocks since the start.
 
-    not_stored: blocks that did not reach the disk. With write-through their copy failed, or was overtaken by
-        a reset or by their eviction. It is made again if the block is used while the host has it. With
-        write-back the host had to evict them before, or a reset overtook them while they waited.
+    to_disk: blocks stored on the disk.
+    from_disk: blocks copied back to the host.
+    not_stored: blocks that were not stored on the disk. With write-through: their copy failed, or a reset or
+        an eviction came before it; they are queued again if they are used while they are on the host. With
+        write-back: the host evicted them first, or they were queued at a reset.
     """
 
     to_disk: int = 0
@@ -121,19 +124,19 @@ class TierCounts(msgspec.Struct):
 
 
 def host_config(config: OffloadConfig, places: int = PLACES) -> OffloadConfig:
-    """The same host core with a disk below it.
+    """Return the configuration of a host core, changed for a disk below it.
 
-    It has `places` more chunks of device blocks, which stand for the disk. `transfer_ticks` is 0: copies are
-    given up by `DiskTier.lose`, in both ledgers.
+    It has `places` more chunks of device blocks, which stand for the disk. `transfer_ticks` is 0, because
+    only `DiskTier.lose` may give up copies: in both ledgers.
     """
     more = places * config.blocks_per_chunk
     return msgspec.structs.replace(config, device_blocks=config.device_blocks + more, transfer_ticks=0)
 
 
 def disk_config(host: OffloadConfig, num_slots: int, policy: str = "lru") -> OffloadConfig:
-    """The configuration of the disk's core below this host core.
+    """Return the configuration of the disk's core below this host core. Raises `ConfigError`.
 
-    num_slots: how many blocks the disk holds. Raises `ConfigError`.
+    num_slots: number of blocks on the disk.
     """
     return OffloadConfig(
         host_blocks=num_slots,
@@ -149,17 +152,18 @@ def disk_config(host: OffloadConfig, num_slots: int, policy: str = "lru") -> Off
 
 
 class DiskTier:
-    """Couples the core of a host pool with the core of the disk below it. One scheduler drives all three.
+    """Couples the core of a host pool with the core of the disk below it. One scheduler calls all three.
 
-    host: made with `host_config`. Its last `places` chunks of device blocks stand for the disk.
-    disk: made with `disk_config`. What recovery found is adopted before (`Offloader.adopt_blocks`).
-    writes: when blocks go to the disk.
-    void: makes durable that nothing stored before counts any more. It is given the new version of the
-        weights; None: the same. Called in a reset, before that is answered.
-    name: of the disk, for what is told.
-    clock: monotonic time (s), by which a disk that fails is left alone for a while.
+    host: a core with `host_config`. Its last `places` chunks of device blocks stand for the disk.
+    disk: a core with `disk_config`, which has already adopted the recovered blocks (`adopt_found`).
+    void: invalidates all blocks on disk durably. Called in each reset, before the reset is answered, with
+        the new version of the weights; None: unchanged.
+    places: most blocks in flight to the disk at a time.
+    name: name of the disk, for messages.
+    writes: when blocks are written to the disk.
+    clock: monotonic time (s), for the pauses after failures of the disk.
 
-    Raises `ConfigError` if the two cores do not fit.
+    Raises `ConfigError` if the two configurations do not match.
     """
 
     def __init__(
@@ -186,52 +190,54 @@ class DiskTier:
         chunk = above.blocks_per_chunk
         self.host, self.disk = host, disk
         self.copies: dict[int, TierCopy] = {}
-        """The copies in flight, by their transfer in the disk's ledger."""
+        """Transfer of the disk's ledger -> the copy, for planned copies and copies in flight."""
         self.counts = TierCounts()
         self._void, self._writes = void, writes
         self._ahead = max(1, above.host_blocks // AHEAD_SHARE)
-        """How many blocks that leave next are kept on the disk."""
+        """Number of next victims of the host that write-back keeps on the disk."""
         self._look_after = max(1, self._ahead // LOOKS)
+        """Number of blocks that the host stores between two scans of the next victims."""
         self._since_look = 0
-        """How many blocks the host has stored since it was last begun to look at all of these."""
+        """Number of blocks that the host has stored since the last scan began."""
         self._seen_ahead = self._ahead
-        """How many of them that look has seen."""
+        """Number of next victims that the current scan has seen."""
         self._looked_at = (0, 0)
-        """The last events of host and disk when some of them were."""
+        """The last events of host and disk at the last piece of a scan."""
         first = above.device_blocks - places * chunk
         self._places = [range(first + n * chunk, first + (n + 1) * chunk) for n in range(places)]
         self._health = HealthWatch(name, clock)
         self._fetches = Fetches(host)
         self._waiting: OrderedDict[bytes, None] = OrderedDict()
-        """Keys to store on the disk, the oldest first. A dict would find its first key behind the places of
-        all that were deleted."""
+        """Keys to store on the disk, oldest first. An OrderedDict, because a dict finds its first key slowly
+        after many deletions at its front."""
         self._planned: list[TransferJob] = []
+        """Jobs that the next `plan` returns."""
         self._is_durable = True
-        """Whether `void` has returned since the last reset."""
+        """Whether `void` has succeeded since the last reset."""
         self._reset_weights: str | None = None
-        """What it is given then."""
+        """The argument of `void` for the last reset."""
         self._report_what_was_left()
         self.listen()
 
     def listen(self) -> None:
-        """Get the host's uses and evictions from here on."""
+        """Have the host call `used` and `evicted` from now on."""
         self.host.using, self.host.evicting = self.used, self.evicted
 
-    # What comes back.
+    # Copies from the disk.
 
     def has(self, key: bytes) -> bool:
-        """Whether the disk serves this key."""
+        """Whether the block of this key is readable on the disk."""
         slot = self.disk.ledger.index.get(key)
         return slot is not None and self.disk.ledger.readable(slot)
 
     def fetch(self, hit: PendingHit) -> int | None:
-        """Bring what the host lacks of this hit, if that may begin now (`Fetches`).
+        """Plan the copy of the blocks of this hit that the host lacks, if it may begin now (`Fetches`).
 
-        hit: the host or the disk has each of its keys, which are in prefix order. Nothing is brought for a
-            request that has waited long enough.
+        hit: its keys, in prefix order, are each on the host or on the disk.
 
-        Returns the transfer of the host's ledger after which to ask again; None: nothing comes. When all of
-        the hit has come, and the request waits for it, it is matched.
+        Returns the transfer of the host's ledger for which the request should wait; None: nothing is copied,
+        for example because the request may not wait any longer. When all blocks of the hit are on the host
+        and the request still waits, it is matched.
         """
         index, fetches = self.host.ledger.index, self._fetches
         draining = self.host.ledger.draining() or self.disk.ledger.draining()
@@ -249,9 +255,10 @@ class DiskTier:
         return fetches.turn()
 
     def _bring(self, hit: PendingHit, resident: Sequence[int]) -> int | None:
-        """Plan the copy of what the host lacks. Returns its transfer in the host's ledger, if there is room.
+        """Plan the copy of the blocks that the host lacks. Returns its transfer in the host's ledger; None if
+        there is no room.
 
-        resident: what the host has. It is held until the copy ends.
+        resident: the host slots of its other blocks. They are pinned until the copy ends.
         """
         host, disk = self.host, self.disk
         holder = f"hold-{host.ledger.seq}-for-{hit.request}"
@@ -274,7 +281,7 @@ class DiskTier:
         return None
 
     def _hold(self, name: str, slots: Sequence[int]) -> bool:
-        """Let a request of this name hold slots of the host. Whether it can."""
+        """Pin slots of the host for a new request of this name. Returns whether that succeeded."""
         self.host.arrive(name, DISK)
         try:
             self.host.pin(name, slots, None)
@@ -283,23 +290,24 @@ class DiskTier:
             return False
         return True
 
-    # What is stored below.
+    # Copies to the disk.
 
     def stored(self, keys: Collection[bytes]) -> None:
-        """These keys were stored on the host, from the device."""
+        """Note that these keys were stored on the host from the device. With write-through, queue them."""
         self._since_look += len(keys)
         if self._writes is WritePolicy.THROUGH:
             self._queue(keys)
 
     def used(self, keys: Sequence[bytes]) -> None:
-        """A request uses these keys of the host, in prefix order. Those that the disk lacks are queued."""
+        """Note that a request uses these keys on the host, in prefix order: touch them on the disk, and queue
+        keys that the disk lacks."""
         self.disk.touch(keys)
         below = self.disk.ledger.index
         self._queue([key for key in keys if key not in below])
 
     def _report_what_was_left(self) -> None:
-        """Report in which order the host would evict what an earlier process has left there. With
-        write-through the disk stores what it lacks of it."""
+        """Touch the blocks that an earlier process has left on the host, so that the disk's policy gets the
+        host's eviction order. With write-through, queue those that the disk lacks."""
         left, below = self.host.next_victims(self.host.config.host_blocks), self.disk.ledger.index
         for first in range(0, len(left), PIECE):
             self.disk.touch(left[first : first + PIECE][::-1])
@@ -307,8 +315,8 @@ class DiskTier:
             self._queue([key for key in left if key not in below])
 
     def evicted(self, keys: Sequence[bytes]) -> None:
-        """The host evicts these keys, so none of them waits any longer. Write-back should have stored them
-        before."""
+        """Note that the host evicts these keys: remove them from the queue, and count the keys that did not
+        reach the disk."""
         below, waiting = self.disk.ledger.index, self._waiting
         left = [key for key in keys if key in waiting]
         for key in left:
@@ -318,10 +326,10 @@ class DiskTier:
         self.counts.not_stored += len(left)
 
     def _queue_next_victims(self) -> None:
-        """Queue what the host evicts next and the disk lacks.
+        """Queue the next victims of the host that the disk lacks.
 
-        To look at all of it takes long in a large pool: so a step looks at a piece, and the next piece is for
-        the next step. Each step looks at the first blocks, too, because uses move the order.
+        A scan of all next victims takes long in a large pool, so each step scans one piece of them. Each step
+        also scans the first victims again, because uses change the eviction order.
         """
         if not self._has_to_look():
             return
@@ -337,8 +345,8 @@ class DiskTier:
         self._queue([key for key in keys if key not in below])
 
     def _has_to_look(self) -> bool:
-        """Whether write-back has to look at the next victims of the host again: the list was not seen to its
-        end, enough blocks were stored, or host or disk have new events since the last look."""
+        """Whether write-back must scan next victims: the current scan is incomplete, a new scan is due, or
+        host or disk have new events since the last piece."""
         return (
             self._seen_ahead < self._ahead
             or self._since_look >= self._look_after
@@ -353,9 +361,9 @@ class DiskTier:
         self._waiting.update(dict.fromkeys(keys))
 
     def plan(self) -> tuple[TransferJob, ...]:
-        """What leaves for the disk's workers now. All of it is submitted in both ledgers.
+        """Return the jobs that leave for the disk's workers now, submitted in both ledgers.
 
-        A job names host slots as device blocks, disk slots as host blocks, and the keys.
+        The device blocks of a job are host slots, its host blocks are disk slots; it also has the keys.
         """
         if self._writes is WritePolicy.BACK:
             self._queue_next_victims()
@@ -368,7 +376,7 @@ class DiskTier:
         return planned
 
     def has_work(self) -> bool:
-        """Whether a copy is planned or in flight, or one may begin for a block that waits."""
+        """Whether a copy is planned or in flight, or one may begin for a queued block."""
         waits = self._waiting or (self._writes is WritePolicy.BACK and self._has_to_look())
         may_begin = waits and self._places and self._room_below() and self._health.read().takes_stores
         return bool(self.copies or may_begin)
@@ -387,7 +395,7 @@ class DiskTier:
         if not keys:
             return False
         slots = [host.ledger.index[key] for key in keys]
-        # The disk's core has not seen that the host has stored other content into these slots.
+        # Tell the disk's core that its device blocks, the host slots, have new content.
         disk.rewrite(slots)
         prepared = disk.store((), keys, slots, spared=spared(host, disk, len(keys)))
         job = prepared.job
@@ -408,8 +416,8 @@ class DiskTier:
         return True
 
     def _take_waiting(self, most: int) -> list[bytes]:
-        """The oldest keys that wait, as far as the host can be read there and the disk lacks them. The others
-        wait no more."""
+        """Take up to `most` keys from the queue, oldest first. Keys that are on the disk already, or are not
+        readable on the host, are dropped."""
         index, readable, below = self.host.ledger.index, self.host.ledger.readable, self.disk.ledger.index
         keys: list[bytes] = []
         while self._waiting and len(keys) < most:
@@ -425,11 +433,12 @@ class DiskTier:
     def _load(
         self, core: Offloader, name: str, slots: Sequence[int], targets: Sequence[int], target: str = ""
     ) -> TransferJob | None:
-        """Plan a load of these slots for a request of its own, which is over with it. None if it cannot be.
+        """Plan a load of these slots for a new request, which is finished at once. None if that is refused.
 
-        targets: device blocks. target: what they stand for, if not for memory (`LoadPlanned`).
+        targets: device blocks.
+        target: the tier that they stand for; empty: they are the slots of the host (`LoadPlanned`).
         """
-        # No request has asked for a copy to another tier.
+        # A copy to another tier serves no request, so it has no hit.
         asked = None if target else len(slots)
         core.arrive(name, target)
         try:
@@ -448,12 +457,12 @@ class DiskTier:
             job = msgspec.structs.replace(job, generations=generations)
         self._planned.append(msgspec.structs.replace(job, keys=tuple(keys)))
 
-    # How copies end.
+    # The end of copies.
 
     def report(self, report: WorkerReport) -> bool:
-        """Take a report of the disk's workers. It names the transfer of the disk's ledger.
+        """Apply a report of a disk's worker to both ledgers. It names the transfer of the disk's ledger.
 
-        Returns whether a copy from the disk has ended well: its keys are on the host now.
+        Returns whether a copy from the disk has ended good, so that its keys are now on the host.
         """
         copy = self.copies.get(report.transfer)
         result = self.disk.report(*report.arguments())
@@ -477,9 +486,10 @@ class DiskTier:
         return ended.good and not to_disk
 
     def lose(self, transfer: int) -> None:
-        """Give up a copy that some worker will never report. Both ledgers retire what it may still touch.
+        """Give up a copy that some worker will never report. Both ledgers retire the slots that it may still
+        access.
 
-        transfer: of the disk's ledger.
+        transfer: the copy's transfer in the disk's ledger.
         """
         copy = self.copies[transfer]
         blocks = len(self.host.ledger.transfers[copy.host].slots)
@@ -492,12 +502,14 @@ class DiskTier:
             self._note_store(good=False, blocks=blocks)
 
     def reset(self, weights: str | None = None) -> None:
-        """Make everything on the disk unmatchable, at once and for every later process. Legal at any time;
-        call it just after the host's own reset. Copies in flight go on, as in any reset.
+        """Invalidate all blocks on the disk, for this and every later process. Legal at any time; call it
+        right after the host's own reset. Copies in flight continue, as in any reset.
 
-        weights: as `Offloader.reset` takes it. Raises what `void` raises: then nothing of before can be
-        matched in this process, and a later one may find it. `void` is called again before the next store.
-        Otherwise a later process could take what is stored from here on for blocks of the old weights.
+        weights: as in `Offloader.reset`.
+
+        Raises what `void` raises. Then this process matches no old block, but a later process may. `void` is
+        called again before the next store; otherwise a later process could take new blocks for blocks of the
+        old weights.
         """
         planned, self._planned = self._planned, []
         for job in planned:
@@ -519,7 +531,7 @@ class DiskTier:
         self._is_durable = True
 
     def _is_durable_now(self) -> bool:
-        """Whether the last reset is durable. If it is not, this tries once more."""
+        """Try again to make the last reset durable if it is not. Returns whether it is."""
         if not self._is_durable:
             try:
                 self._make_durable()
@@ -541,11 +553,12 @@ class DiskTier:
             self._note_not_stored(blocks)
 
     def _note_not_stored(self, blocks: int) -> None:
-        """The copies of these blocks came to nothing. With write-back the next look finds them again."""
+        """Count blocks whose copy to the disk failed or was not made. Not with write-back: the next scan of
+        next victims queues them again."""
         if self._writes is WritePolicy.THROUGH:
             self.counts.not_stored += blocks
 
 
 def _has_room(core: Offloader) -> bool:
-    """Whether one more transfer may live."""
+    """Whether the core may have one more live transfer."""
     return len(core.ledger.transfers) < core.config.max_live_transfers

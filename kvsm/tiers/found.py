@@ -1,4 +1,4 @@
-"""How the core of a disk begins: with what recovery has found in its slots."""
+"""Starts the core of a disk with the blocks that recovery has found."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from kvsm.tiers.disk.recovery import Recovered
 
 
 def adopt_found(disk: Offloader, found: Recovered) -> int:
-    """Let a new core of a disk serve what earlier processes have stored. Returns how many blocks.
+    """Make the blocks of earlier processes readable in a new core of a disk. Returns the number of blocks.
 
-    disk: made with `disk_config`, and without any event yet.
+    disk: a core with `disk_config` that has emitted no event.
     """
     disk.adopt_blocks(list(found.slots), list(found.slots.values()), "an earlier process")
     return len(found.slots)

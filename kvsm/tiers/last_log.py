@@ -1,21 +1,20 @@
-"""What the slots of a disk tier say, beside what the last process has logged of them.
+"""Compares the slots of a disk tier with the log of the last process at each start, and reports differences.
 
-The disk's core begins with what its slots say, and never with a log. The log of the last process is a second
-witness: it knows which key was stored in which slot. The two are compared at each start, and what differs is
-told:
+The disk's core starts with the keys in its slots, and never with a log. The log of the last process is an
+independent record of which key was stored in which slot:
 
 ====================  =======================================  ===============================================
-in the log            in the slot                              then
+in the log            in the slot                              result
 ====================  =======================================  ===============================================
 a key is stored       the same key                             they agree
-a key is stored       nothing that counts                      missing: the block was lost
+a key is stored       no valid key                             missing: the block was lost
 a key is stored       another key                              changed
-a store is under way  its key, what was there before, nothing  they agree: the process was killed meanwhile
-a key was given up    that key, or nothing                     they agree: an eviction writes nothing to disk
-nothing of this life  a key                                    unknown: nobody has logged that it was stored
+a store is in flight  its key, the content before, or nothing  they agree: the process was killed meanwhile
+a key was evicted     that key, or nothing                     they agree: an eviction writes nothing to disk
+nothing of this life  a key                                    unknown: no log records its store
 ====================  =======================================  ===============================================
 
-Only the newest segment of the log is folded, from the snapshot in its head on. So the time does not grow with
+Only the newest segment of the log is folded, from the snapshot at its begin. So the time does not grow with
 the log.
 """
 
@@ -47,7 +46,7 @@ from kvsm.tiers.disk import (
 from kvsm.tiers.warm_restart import MOST_SLOTS
 
 MOST_TOLD = 8
-"""Differences that are told one by one."""
+"""Most differences that are reported one by one."""
 
 _FLUSHED = {
     FlushPolicy.NONE: "that process flushed no store, so a power loss may have taken them",
@@ -60,8 +59,8 @@ _FLUSHED = {
 class SlotDifference(msgspec.Struct, frozen=True):
     """A slot for which the log names another key than the disk. Keys are in hex digits.
 
-    logged: the key that the log says is stored there; None: it knows of none.
-    found: the key that is found there; None: none.
+    logged: the key that is stored there by the log; None: no key.
+    found: the key on disk; None: no valid key.
     """
 
     slot: int
@@ -75,16 +74,16 @@ class SlotDifference(msgspec.Struct, frozen=True):
 
 
 class LastLog(msgspec.Struct, frozen=True, kw_only=True):
-    """How the slots of a disk tier agree with the log of the last process.
+    """The result of comparing the slots of a disk tier with the log of the last process.
 
     log: directory of that log; None: no log is known.
-    why_not: why nothing was compared; None: it was, or there was nothing to compare.
-    flushed: which stores of that process a power loss may have taken.
-    slots: how many blocks the log says are stored.
-    missing: how many of them have no key on disk that counts.
-    changed: how many of them have another key on disk.
-    unknown: how many keys are on disk that the log knows nothing of.
-    first: the first differences.
+    why_not: why the slots were not compared; None: they were, or there was nothing to compare.
+    flushed: which stores of that process a power loss may have lost, as text.
+    slots: number of blocks that are stored by the log.
+    missing: number of these blocks that have no valid key on disk.
+    changed: number of these blocks that have another key on disk.
+    unknown: number of keys on disk whose store the log does not record.
+    first: the first differences, at most `MOST_TOLD`.
     """
 
     log: str | None = None
@@ -98,11 +97,11 @@ class LastLog(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def differences(self) -> int:
-        """How many slots differ."""
+        """Number of slots that differ."""
         return self.missing + self.changed + self.unknown
 
     def told(self) -> list[str]:
-        """What a person must know, a line each. Nothing if all slots agree."""
+        """Return the lines to log: the counts, and the first differences. Empty if all slots agree."""
         if self.why_not is not None:
             return [f"the slots are not compared with the log of the last process: {self.why_not}"]
         if not self.differences:
@@ -121,18 +120,20 @@ class LastLog(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LoggedBlocks(NamedTuple):
-    """What a log says of the slots at its end.
+    """The slots at the end of a log.
 
-    ledger: its state. life: of the files, while it was written.
+    ledger: the folded log.
+    life: the life of the slot files while the log was written.
     """
 
     ledger: Ledger
     life: int
 
     def differences(self, found: Recovered, after: SlotGeneration) -> Iterator[SlotDifference]:
-        """Where the slots say something else, in no order.
+        """Yield the slots on which log and disk differ, in no order.
 
-        found: what the next process finds. after: as in its era.
+        found: the recovered blocks.
+        after: the generation at which the era of the next process began.
         """
         if self._is_equal(found, after):
             return
@@ -147,12 +148,12 @@ class LoggedBlocks(NamedTuple):
                 yield _difference(slot, self._planned(slot), key)
 
     def stored(self, after: SlotGeneration) -> dict[int, bytes]:
-        """Slot -> key that is stored in it, as far as the era counts it."""
+        """Return slot -> key for the slots in which a key is stored in the current era, by the log."""
         return {slot: self.ledger.key_of[slot] for slot in np.flatnonzero(self.counting(after)).tolist()}
 
     def counting(self, after: SlotGeneration) -> NDArray[np.bool_]:
-        """In which slots a key is stored, as far as the era counts it. The log may lack the reset itself: the
-        era is on disk first."""
+        """Return a mask of the slots in which a key is stored in the current era, by the log. Keys from
+        before the era are left out here, as the log may lack the reset: the era is on disk first."""
         ledger = self.ledger
         readable = are_readable(ledger.blocks.view)
         if after.life >= self.life:
@@ -161,7 +162,7 @@ class LoggedBlocks(NamedTuple):
         return readable
 
     def _is_equal(self, found: Recovered, after: SlotGeneration) -> bool:
-        """Whether nothing differs, as mostly. There may be millions of slots, so this makes no dict."""
+        """Whether no slot differs. This is the usual case, so it makes no dict of maybe millions of slots."""
         slots = list(found.slots.values())
         here = np.zeros(len(self.ledger.key_of), np.bool_)
         here[slots] = True
@@ -170,7 +171,8 @@ class LoggedBlocks(NamedTuple):
         ) == list(found.slots)
 
     def _may_hold(self, slot: int, key: bytes, found: SlotGeneration) -> bool:
-        """Whether a slot in which no key is stored may have this key on disk, by its log."""
+        """Whether a slot in which no key is stored by the log may have this key on disk: from a store in
+        flight, or from an evicted or replaced block."""
         last = int(self.ledger.generation_view[slot])
         life, number = found
         if life == self.life and number == last:
@@ -178,7 +180,7 @@ class LoggedBlocks(NamedTuple):
         return number < last if life == self.life else life < self.life and last > 0
 
     def _planned(self, slot: int) -> bytes | None:
-        """The key of a store that the log has begun and not ended."""
+        """Return the key of a store that is in flight at the end of the log; None if there is none."""
         ledger = self.ledger
         return ledger.key_of[slot] if are_indexed(ledger.blocks.view[slot : slot + 1])[0] else None
 
@@ -192,13 +194,15 @@ def _difference(slot: int, logged: bytes | None, found: bytes | None) -> SlotDif
 def compare_with_last_log(
     note: LogNote | str, found: Recovered, era: DiskEra, made: Sequence[int], num_slots: int, policy: str
 ) -> LastLog:
-    """Compare what was found at this start with the log of the last process. Never raises for what that
-    process has left.
+    """Compare the recovered blocks with the log of the last process. Never raises for the content of files
+    that the process has left.
 
-    note: which log that is, or why nobody knows; as it was read before `note_log`.
-    era: with which this process starts.
+    note: the note of the last process, read before `note_log`; or why it cannot be read.
+    found: the recovered blocks.
+    era: the era with which this process starts.
     made: ranks whose files are new.
-    num_slots: of the tier. policy: the disk's eviction policy, whose code the log may name.
+    num_slots: number of slots of the tier.
+    policy: the disk's eviction policy, whose code the log may name.
     """
     if isinstance(note, str):
         nothing = len(made) == len(found.told)
@@ -210,7 +214,7 @@ def compare_with_last_log(
     logged = _read(note, num_slots, policy)
     if isinstance(logged, str):
         return LastLog(log=log, why_not=logged)
-    differing = sorted(logged.differences(found, era.after), key=lambda one: one.slot)
+    differing = sorted(logged.differences(found, era.after), key=lambda difference: difference.slot)
     return LastLog(
         log=log,
         flushed=_FLUSHED[FlushPolicy(note.flush)],
@@ -223,7 +227,7 @@ def compare_with_last_log(
 
 
 def _why_not(note: LogNote, found: Recovered, era: DiskEra, made: Sequence[int]) -> str | None:
-    """Why a log says nothing of these slots; None if it does."""
+    """Return why the log cannot be compared with these slots; None if it can."""
     if made:
         return f"the files of ranks {list(made)} are new"
     if found.life <= note.life:
@@ -252,7 +256,7 @@ def _read(note: LogNote, num_slots: int, policy: str) -> LoggedBlocks | str:
 
 
 def _end_of(log: str, policy: str) -> Rebuilt:
-    """The state at the end. Raises `KvsmError`."""
+    """Return the state at the end of a log. Raises `KvsmError`."""
     *before, newest = [first_event(path) for path in segment_paths(Path(log))]
     try:
         return _since(log, newest, policy)
@@ -266,17 +270,17 @@ def _end_of(log: str, policy: str) -> Rebuilt:
 
 
 def _since(log: str, event: int, policy: str) -> Rebuilt:
-    # It is this user's own log: many slots, or an own policy, are no attack.
+    # Trust it as this user's own log: it may have many slots, and name a custom policy.
     return rebuild(log, since=event, allow_policies=(policy,), max_slots=MOST_SLOTS)
 
 
 def note_log(place: TierDirectory, life: int, directory: str | None, flush: str) -> None:
-    """Tell the next process where this one logs what it stores. Before its first store.
-
-    life: of the files. directory: of the log of the disk's core, which is open; None: it is not kept.
-    flush: when stores are flushed, a `FlushPolicy`.
-
+    """Write the note that names the log of this process for the next one. Call it before the first store.
     Raises `OSError` and `LogError`.
+
+    life: the life of the slot files.
+    directory: the directory of the log of the disk's core, which is open; None: there is no log.
+    flush: when stores are flushed: the value of a `FlushPolicy`.
     """
     run = b"" if directory is None else LogReader(directory).head.run
     log = "" if directory is None else str(Path(directory).absolute())

@@ -1,8 +1,7 @@
-"""`spared`: which blocks of the disk a store must not evict.
+"""`spared`: chooses the blocks that a store to the disk must not evict.
 
-Under every policy, the disk evicts a block last if the host has it too: the host has kept such blocks and
-evicted the others. So a disk with at least as many slots as the host loses no block before the host does. A
-smaller disk keeps what its policy chooses.
+Under every policy, the disk evicts blocks that are also on the host last. So a disk with at least as many
+slots as the host loses no block before the host does. On a smaller disk, the disk's policy decides.
 """
 
 from __future__ import annotations
@@ -10,15 +9,15 @@ from __future__ import annotations
 from kvsm.core.offloader import Offloader
 
 SPARED_MAX = 16_384
-"""How many blocks one store spares. Beyond that the policy of the disk decides."""
+"""Most blocks that one store spares. Beyond that, the disk's policy decides."""
 
 
 def spared(host: Offloader, disk: Offloader, count: int) -> tuple[int, ...]:
-    """Return the slots of the disk that a store of `count` blocks must not evict, because the host has their
-    blocks too. Empty if the next victims have none of these, or if too few other blocks are evictable.
+    """Return the disk slots that a store of `count` blocks must not evict, because their blocks are also on
+    the host. Empty if no such block is among the next victims, or if too few other blocks are evictable.
 
-    Blocks that the search for victims skips are touched, so the next search does not meet them again. Each
-    block of the host is skipped once while the other blocks are evicted.
+    The skipped blocks are touched (`Offloader.touch`), so that they leave the front of the eviction order and
+    the next search does not skip them again.
     """
     above, below = host.ledger.index, disk.ledger.index
     lacking = count - len(disk.ledger.free)

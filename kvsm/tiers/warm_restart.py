@@ -1,38 +1,39 @@
-"""Going on where a process has left off that is gone: its log says what its host pool holds.
+"""Starts an engine on the host pools of an earlier process, whose log says what the pools hold.
 
-A plan leaves for the workers only after its events are in the log. So whatever a process did before it was
-killed, its log knows which slots a copy may have written: all others hold what they held. `start` takes the
-log for this process, folds it, emits `Restarted`, and serves what was stored.
+A plan leaves for the workers only after its events are in the log. So however a process ended, its log names
+every slot that a copy may have written; all other slots are unchanged. `start` opens the log for this
+process, folds it, emits `Restarted`, and serves the stored blocks.
 
-The first row that fits says how an engine starts:
+The first matching row decides how an engine starts:
 
 ===========================================  ======  =====================================================
 what is found                                start   because
 ===========================================  ======  =====================================================
 another process writes the log               none    `LogError` names it: two engines never share a pool
-no log, or one without events                cold    no log says what the pools hold
+no log, or a log without events              cold    the content of the pools is unknown
 the caller says that a pool is cold          cold    its bytes are gone, or it is another pool
-a log that no writer can go on with          cold    it may lack what was done: events were lost, or damaged
-a log that keeps no pools, or others         cold    it speaks of other bytes
+a log that no writer can continue            cold    events were lost or damaged
+a log for no kept pools, or for other pools  cold    it describes other bytes
 another identity, or other weights           cold    a key would name other bytes
 other machine tables, slots or ranks         cold    the log, or a slot, would mean something else
 pools of blocks without pools of checksums   cold    the content of a slot cannot be proved
 a log that does not reach a pool's mark: it  cold    the log is older than the pool, or an older copy of it
-ends before, is another life, or another                was continued: it says what slots held before
-run
-anything else                                warm    what was stored is there
+ends before it, or belongs to another life           was continued: it describes earlier contents of slots
+or run
+none of these                                warm    the stored blocks are in the pools
 ===========================================  ======  =====================================================
 
-A cold start begins a new log and moves the old one aside. One limit holds for all of these past logs.
+A cold start begins a new log and moves the old log aside. One size limit holds for all these past logs
+together.
 
 The system may refuse to write the log: the disk is full or read-only, or the directory belongs to another
 user. With `on_failure="stop"` the engine then refuses to start. With `continue` it starts without a log, warm
-where that is safe, and begins one as soon as that is possible (`LateLog`). Until then the marks of the pools
-name no log, so a process that starts meanwhile is cold.
+if that is safe, and begins a log as soon as that is possible (`LateLog`). Until then the marks of the pools
+name no log, so a process that restarts meanwhile starts cold.
 
-A pool that is older than its log does not make a start cold. Each slot has a checksum that names its block.
-If a slot does not hold the block that the log names, the load fails (`kvsm/copies/checksums.py`), and
-the request computes.
+A pool that is older than its log does not make the start cold. Each slot has a checksum that is sealed for
+its block. If a slot does not hold the block that the log names, the load fails (`kvsm/copies/checksums.py`),
+and the request computes the tokens.
 """
 
 from __future__ import annotations
@@ -75,21 +76,22 @@ from kvsm.events import OffloadConfig
 from kvsm.identity import KeptPools
 
 KILLED = "the process was killed"
-"""How a process ended that did not close its log. It may have been a power failure of the machine, too."""
+"""The assumed end of a process that did not close its log. It may also have been a power failure."""
 
 MOST_SLOTS = 1 << 32
-"""More than any pool of a host and its device have together."""
+"""More slots than any host pool and its device have together."""
 
 FIRST = "there is no event log of an earlier process"
 
 
 class Start(NamedTuple):
-    """How an engine starts.
+    """The result of `start`.
 
-    offloader: its core. `offloader.writer` is its log, which `offloader.close` closes.
-    kept: blocks that were stored by earlier processes, and can be read.
-    why_cold: why nothing is kept, a line for each reason; empty if the start is warm.
-    moved: where the log of the last process was moved. It may have been deleted there at once.
+    offloader: the core. `offloader.writer` is its log, which `offloader.close` closes.
+    kept: number of readable blocks that earlier processes have stored.
+    why_cold: why no block is kept, a line for each reason; empty if the start is warm.
+    moved: where the log of the last process was moved; None: it was not moved. It may already be deleted by
+        the limit for past logs.
     """
 
     offloader: Offloader
@@ -114,16 +116,18 @@ def start(
 ) -> Start:
     """Start a core on kept pools: warm if that is safe, else cold.
 
-    directory: of the log; made if absent. Its lock keeps a second process out.
+    directory: the directory of the log; created if absent. Its lock keeps a second process out.
     pools: the pools that this process, or its workers, have opened: of blocks, and as many of checksums.
-        They must be this engine's alone.
-    marks: of these pools, in any order; None: this process has the pools open, as `HostPool`s.
-    weights: version of the model's weights. why_cold: what speaks against a warm start, a line each.
-    publisher, clock_ns, flush_within_ms: as `Offloader` takes them. log: as `LogWriter`, without its clock.
-    past_logs_max_bytes: the most that the past logs beside this one may have together (`delete_past_logs`).
+        No other engine may use them.
+    marks: the marks of these pools, in any order; None: this process has opened the pools, as `HostPool`s.
+    weights: version of the model's weights.
+    why_cold: reasons of the caller against a warm start, a line each.
+    publisher, clock_ns, flush_within_ms: as in `Offloader`.
+    log: options of `LogWriter`, without its clock.
+    past_logs_max_bytes: limit for the past logs next to this log, together (`delete_past_logs`).
 
     Raises `LogError` if another process has the log, or if no log can be written and `on_failure` is `stop`.
-    The old log is then where it was, or the text says where it is.
+    Then the old log is at its place, or the error says where it is.
     """
     options = dict(log or {})
     if marks is None:
@@ -141,10 +145,10 @@ def start(
 
 
 class _Engine(NamedTuple):
-    """What a core is started with.
+    """The arguments of `start`.
 
-    log: options of its `LogWriter`.
-    more: what else `Offloader` takes.
+    log: options of `LogWriter`.
+    more: further arguments of `Offloader`.
     """
 
     directory: Path
@@ -158,12 +162,12 @@ class _Engine(NamedTuple):
 
 
 class _Remains(NamedTuple):
-    """What the last process has left.
+    """What the last process has left in the log directory.
 
-    end: the end of its log; None if it cannot be continued.
-    left: its state; None without events.
-    follows: the place of each mark that the log reaches.
-    why_cold: what speaks against a warm start, a line each.
+    end: the end of its log; None if the log cannot be continued.
+    left: the folded log; None if there are no events, or if it cannot be read.
+    follows: for each mark, its place that the log reaches, or None.
+    why_cold: reasons against a warm start, a line each.
     """
 
     end: EndedLog | None
@@ -199,13 +203,14 @@ def _start(engine: _Engine, why_cold: Sequence[str]) -> Start:
             _move_back(moved, engine.directory, error)
         raise
     if moved is not None:
-        with suppress(ConfigError):  # Nothing depends on it.
+        with suppress(ConfigError):  # the start is complete without the deletion
             delete_past_logs(engine.directory.parent, engine.past_logs_max_bytes)
     return Start(core, 0, (*why_cold, *reasons), moved)
 
 
 def _start_without_log(engine: _Engine, why_cold: Sequence[str], failure: LogError) -> Start:
-    """Start a core whose log cannot begin yet, warm if that is safe. Until then no log fits the pools."""
+    """Start a core whose log cannot begin yet, warm if that is safe. Void the marks, so that no log fits the
+    pools until the log begins."""
     found = _Remains(None, None, (), [str(failure)])
     try:
         claimed = LogDirectory(engine.directory, durable=False)
@@ -232,7 +237,7 @@ def _start_without_log(engine: _Engine, why_cold: Sequence[str], failure: LogErr
 
 
 def _begin_late(engine: _Engine, core: Offloader, first: int) -> LogWriter:
-    """Begin the log of a running core with the event `first`. Raises `LogError`."""
+    """Begin the log of a running core, from event `first` on. Raises `LogError`."""
     claimed = LogDirectory(engine.directory)
     try:
         end = _find(claimed, engine).end
@@ -256,7 +261,7 @@ def _begin_late(engine: _Engine, core: Offloader, first: int) -> LogWriter:
 
 
 def _begin_log(engine: _Engine, end: EndedLog) -> tuple[EndedLog, LogBinding]:
-    """Bind the pools to a new log. Returns where it begins, too."""
+    """Bind the pools to a new log. Returns the begin of the log, with its run, and the binding."""
     end = end._replace(run=engine.log.get("run") or os.urandom(RUN_BYTES))
     return end, _begin_life(engine.marks, [None] * len(engine.marks), end)
 
@@ -264,7 +269,8 @@ def _begin_log(engine: _Engine, end: EndedLog) -> tuple[EndedLog, LogBinding]:
 def _places(
     marks: Sequence[PoolMark], pools: KeptPools, end: EndedLog
 ) -> tuple[list[LogPlace | None], list[str]]:
-    """(the place of each mark that this log reaches; what speaks against a warm start, a line each)"""
+    """Compare the marks of the pools with the end of a log. Returns, for each mark, its place that the log
+    reaches or None; and the reasons against a warm start, a line each."""
     if len(marks) != len(pools.ids):
         return [], [
             f"{len(pools.ids)} pools are kept, and {len(marks)} have their marks here: it is unknown "
@@ -281,8 +287,8 @@ def _places(
 def _begin_life(
     marks: Sequence[PoolMark], follows: Sequence[LogPlace | None], end: EndedLog | None
 ) -> LogBinding:
-    """Write where the next life begins into the marks, before its log is there. follows: as `begin` takes
-    it, of each mark."""
+    """Write the begin of the next life into all marks, before the life is in the log. follows: for each mark,
+    the argument of `PoolMark.begin`."""
     assert end is not None
     place = LogPlace(end.run or b"", end.life, os.urandom(RUN_BYTES), end.seq)
     for mark, before in zip(marks, follows, strict=True):
@@ -291,13 +297,13 @@ def _begin_life(
 
 
 def _find(claimed: LogDirectory, engine: _Engine) -> _Remains:
-    """What the last process has left in this directory. It changes nothing."""
+    """Read what the last process has left in this directory, without changing anything."""
     end = None
     try:
         end = find_end(claimed)
         if not end.seq:
             return _Remains(end, None, (), [FIRST])
-        # It is this user's own log: another number of device blocks, or an own policy, is no attack.
+        # Trust it as this user's own log: it may name a custom policy, and any number of device blocks.
         policies = (engine.config.policy,)
         left = rebuild(claimed.path, since=end.seq, allow_policies=policies, max_slots=MOST_SLOTS)
     except KvsmError as error:
@@ -313,7 +319,7 @@ def _find(claimed: LogDirectory, engine: _Engine) -> _Remains:
 
 
 def _differences(left: Rebuilt, config: OffloadConfig, pools: KeptPools, weights: str) -> list[str]:
-    """What a log says against a warm start, a line each."""
+    """Compare the log with this engine. Returns the reasons against a warm start, a line each."""
     ledger = left.ledger
     if ledger.kept is None:
         return ["the log speaks of pools that ended with their process"]
@@ -328,7 +334,7 @@ def _differences(left: Rebuilt, config: OffloadConfig, pools: KeptPools, weights
 
 
 def _go_on(end: EndedLog | None, left: Rebuilt, engine: _Engine, binding: LogBinding) -> Offloader:
-    """Begin the next life of a log."""
+    """Continue a log with its next life, and return the restarted core."""
     assert end is not None
     ledger: Ledger = left.ledger
     cores: list[Offloader] = []
@@ -355,7 +361,7 @@ def _go_on(end: EndedLog | None, left: Rebuilt, engine: _Engine, binding: LogBin
 
 
 def _how_it_ended(left: Rebuilt) -> str:
-    """How the last process ended, for people; empty if it closed its log."""
+    """Describe how the last process ended, for people; empty if it closed its log."""
     condition = left.condition
     if condition.end is LogEnd.STOPPED:
         return condition.error or "it stopped with an error"
@@ -365,7 +371,8 @@ def _how_it_ended(left: Rebuilt) -> str:
 
 
 def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
-    """Give the log of the last process another name. Returns a new directory, locked, and that name."""
+    """Rename the log directory of the last process. Returns a new, locked directory under the old name, and
+    the new path of the old log."""
     path = claimed.path
     moved = path.with_name(f"{path.name}-until-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}")
     for number in count(2):
@@ -379,7 +386,7 @@ def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
             f"{path}: the log of the last process cannot be moved aside: {error}; make its parent writable, "
             "name another directory, or remove it"
         ) from error
-    # Its lock is held until the new directory is locked: nobody comes in between.
+    # Hold the old lock until the new directory is locked, so that no other process can start in between.
     try:
         made = LogDirectory(path)
     except BaseException as error:
@@ -390,7 +397,7 @@ def _move_aside(claimed: LogDirectory) -> tuple[LogDirectory, Path]:
 
 
 def _move_back(moved: Path, path: Path, cause: BaseException) -> None:
-    """Undo a move, because no log could begin in its place."""
+    """Undo `_move_aside`, because no new log could begin. Raises `LogError` if that fails."""
     try:
         with suppress(FileNotFoundError):
             path.rmdir()

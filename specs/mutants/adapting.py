@@ -301,7 +301,7 @@ ADAPTING = (
         edits=(
             Edit(
                 "kvsm.tiers.hand_over.incoming:IncomingHandOvers._judged",
-                "reports = [WorkerReport(said.transfer, said.worker, False, why) for said in reports]",
+                "reports = [WorkerReport(each.transfer, each.worker, False, why) for each in reports]",
             ),
         ),
     ),

@@ -241,7 +241,7 @@ def test_a_hand_over_that_nobody_takes_expires_and_the_late_one_computes(
     assert pair.prefill.scheduler.has_requests(), "a step releases what has expired"
     pair.prefill.step()
     assert_at_rest(pair.prefill.ledger)
-    assert any("nobody has taken the blocks of request r0 within 30 s" in line for line in caplog.messages)
+    assert any("no engine has taken the blocks of request r0 within 30 s" in line for line in caplog.messages)
     assert pair.decoded(PROMPT, answer) == 0
     assert refused(caplog) == [
         "there is no such hand-over: it has expired, was taken or given up, or was reset"

@@ -1,8 +1,8 @@
-"""The disk tier of one rank: slots in a file that describe themselves, below the host pool.
+"""The files of the disk tier: slots with headers that describe their blocks, below the host pool.
 
-`SlotFile` opens the file. `recover` reads what the files of all ranks hold. `DiskCopyEngine` stores blocks of
-a host pool into slots and loads them, each proved before a byte of it is used. docs/disk.md says what is
-promised.
+`SlotFile` opens the file of one rank. `recover` finds the valid blocks in the files of all ranks.
+`DiskCopyEngine` stores blocks of a host pool into slots and loads them; each block is proved before its bytes
+are used. docs/disk.md lists the promises.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A buffer of some slots, as they lie in the file: what a thread stores from and loads into.
+"""The buffer of one copying thread: headers and payloads of some slots, laid out as in the file.
 
-Slots that are neighbours in the file are neighbours here. So one call moves the headers of a run of them, and
-another one the payloads. Rows that direct I/O can take are not copied here before they are written.
+Slots that are adjacent in the file are adjacent in the buffer. So one call reads or writes the headers of a
+run of slots, and another call their payloads. Rows that direct I/O can write are not copied to the buffer.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from kvsm.tiers.disk.slot_table import SlotProof
 _LOGGER = logging.getLogger("kvsm.tiers.disk")
 
 BOUNCE_BYTES = 4 << 20
-"""Of the payloads of a buffer, unless one is larger. Longer calls are not faster."""
+"""Size of the payloads of a buffer, unless a single payload is larger. Longer calls are not faster."""
 
-# A call takes the payloads of neighbouring slots, and the system limits the parts of a call.
+# One call writes the payloads of adjacent slots as separate parts, and the system limits their number.
 assert os.sysconf("SC_IOV_MAX") >= BOUNCE_BYTES // ALIGNMENT
 
 
 class BounceBuffer:
-    """Memory for `num_slots` slots of this file. One thread at a time.
+    """A buffer for `num_slots` slots of a file, for one thread at a time.
 
-    host: the tensors that are stored and loaded. `pools` copies between them and the payloads.
+    host: the tensors of the host pool. `pools` copies between them and the payloads.
     """
 
     def __init__(self, file: SlotFile, host: Any | Sequence[Any], num_slots: int) -> None:
@@ -58,7 +58,7 @@ class BounceBuffer:
         self.pools = NumpyPools(host, self._payloads)
         rows = self.pools.device
         self._rows = rows[0] if len(rows) == 1 and are_aligned(rows[0]) else None
-        """The blocks, if they can be written from where they are."""
+        """The blocks of the host pool, if they can be written without a copy; else None."""
 
     def store(
         self,
@@ -70,10 +70,13 @@ class BounceBuffer:
         proof: HostProof | None,
         names: Sequence[RowName],
     ) -> None:
-        """Write these blocks to these slots, which are sorted, if they hold what they must. Raises `OSError`
-        and `TransferFailed`; no slot is sealed then.
+        """Check these blocks with `proof`, and write them to these slots. Raises `OSError` and
+        `TransferFailed`; then no slot is sealed.
 
-        generation, era: of the slots on disk. names: of the blocks in the host pool, for `proof`.
+        slots: sorted.
+        generation, era: written to the headers of the slots.
+        proof: the checksums of the host pool; None: no check.
+        names: of the blocks in the host pool, for `proof`.
         """
         payloads = self._to_write(blocks)
         checksums = [xxhash.xxh3_64_intdigest(payload) for payload in payloads]
@@ -105,10 +108,12 @@ class BounceBuffer:
         proof: HostProof | None,
         names: Sequence[RowName],
     ) -> None:
-        """Read these slots, which are sorted, prove all of them, and then copy them to these blocks. Raises
-        `OSError` and `TransferFailed`; no block was changed then.
+        """Read these slots, prove all of them, and then copy them to these blocks. Raises `OSError` and
+        `TransferFailed`; then no block has changed.
 
-        keys, era: the expected keys and era of the slots. Without keys: the last store to each.
+        slots: sorted.
+        keys, era: the expected keys and era of the slots. Without keys, only the payloads are proved.
+        proof: records the checksums of the written blocks; None: there is no table.
         names: of the blocks in the host pool, for `proof`.
         """
         found: list[NDArray[np.uint64]] = []
@@ -137,7 +142,7 @@ class BounceBuffer:
                 proof.end(block, of_blocks, name)
 
     def _to_write(self, blocks: NDArray[np.int64]) -> Sequence[Any]:
-        """The payloads of these blocks: the rows themselves if they are aligned, else copies."""
+        """Return the payloads of these blocks: the rows themselves if they are aligned, else copies."""
         if self._rows is not None:
             return [self._rows[block] for block in blocks.tolist()]
         self.pools.copy(Direction.STORE, blocks, np.arange(len(blocks)))
@@ -158,7 +163,7 @@ class BounceBuffer:
                 raise TransferFailed(f"not stored on disk: {wrong}")
 
     def _parts(self, payloads: Sequence[Any], first: int, last: int) -> list[Any]:
-        """The parts of one call that writes the payloads of these places."""
+        """Return the parts of one write call for the payloads at places `first` to `last`, exclusive."""
         return [self._slots[first:last]] if self._rows is None else list(payloads[first:last])
 
     def _write_headers(self, slots: Sequence[int], headers: Sequence[bytes]) -> None:
@@ -168,15 +173,15 @@ class BounceBuffer:
             self._file.write([self._headers[first:last]], self._file.geometry.header_at(slots[first]))
 
     def _dropped(self, slot: int, generation: SlotGeneration, era: bytes) -> bytes:
-        """The header of a slot whose payload is about to be written."""
+        """Return the header of a slot whose payload is about to be written."""
         return self._header(HeaderState.DROPPED, slot, generation, era, 0, b"").encode()
 
     def _is_payload(self, place: int, expected: SlotProof) -> bool:
         return xxhash.xxh3_64_intdigest(self._payloads[place]) == expected.payload
 
     def _is_key(self, key: bytes, era: bytes, slot: int, expected: SlotProof) -> bool:
-        """Whether the header of this slot names this key and era: then a header with them has the same
-        checksum."""
+        """Whether the header of this slot names this key and era. Only its checksum is in memory, so it is
+        compared with the checksum of a header with this key and era."""
         header = self._header(HeaderState.SEALED, slot, expected.generation, era, expected.payload, key)
         return header_checksum(header.encode()) == expected.header
 
@@ -193,7 +198,7 @@ def _rows(count: int, row_bytes: int) -> NDArray[np.uint8]:
 
 
 def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """The places of slots that follow each other, (first, behind the last) of each run."""
+    """Yield (first, last) for each run of consecutive slots, as places in `slots`; `last` is exclusive."""
     first = 0
     for place in range(1, len(slots) + 1):
         if place == len(slots) or slots[place] != slots[place - 1] + 1:

@@ -1,20 +1,20 @@
-"""The copy engine of one rank between a host pool and a file: stores that describe themselves, and loads that
-are proved.
+"""The copy engine of one rank between a host pool and a file. Stores write a header for each payload, and
+loads prove the payloads before they copy them.
 
-A store writes rows from where they are, if the host pool is one tensor whose rows begin at pages and fill
-them. Otherwise it copies them to a buffer first. Each row is hashed before it is written. A bit that changes
-between the two makes the slot unreadable, and not wrong. For each slot a store writes
+A store writes rows without a copy if the host pool is one tensor whose rows begin at pages and fill them.
+Otherwise it copies them to a buffer first. Each row is hashed before it is written; if a bit changes in
+between, loads of the slot fail, and return no wrong bytes. For each slot a store writes
 
 1. a header that says DROPPED;
-2. the payload. Whatever comes between, its checksum decides;
+2. the payload;
 3. the header that says SEALED, with key, era, generation and checksum.
 
-Each of them is one call for neighbouring slots. A load reads payloads into a buffer, in one call for
-neighbouring slots. What they must be is known from the store, or from the headers that recovery has read. The
-load compares the checksum of each payload. If the job has keys, it also makes the headers again, of key, era,
-generation, place and checksum, and compares their checksums. Only then are bytes copied. So a failed load has
-changed nothing of the blocks whose proof failed, although the engine's promises would allow it. The copy
-costs a tenth of what the disk takes.
+Each of these is one call for adjacent slots. A load reads payloads into a buffer, in one call for adjacent
+slots. The expected checksums are known from the store, or from the headers that recovery has read. The load
+compares the checksum of each payload. If the job has keys, the load also builds the expected header, from
+key, era, generation, slot and checksum, and compares the header's checksum. Only then are bytes copied. So a
+block whose proof failed is not changed, although the promises of copy engines would allow it. The copy takes
+a tenth of the time of the disk.
 
 ============  =============================================  ================================================
 flush policy  `fdatasync` is called                          a good store survives
@@ -22,21 +22,20 @@ flush policy  `fdatasync` is called                          a good store surviv
 `NONE`        when the file is opened                        a killed process
 `INTERVAL`    after each `interval_s` in which a store       a killed process; a power loss, once the next
               ended, and when the engine is closed           flush has ended
-`EVERY`       once for all stores that wait for it           a power loss
+`EVERY`       once for all stores that are waiting           a power loss
 ============  =============================================  ================================================
 
-Linux reports a failed write to one flush only. So a flush that fails makes every store bad that had begun
-before the flush returned and was not covered by an earlier one.
+Linux reports a failed write to one flush only. So a failed flush makes every store bad that had begun before
+the flush returned and that no earlier flush covers.
 
-Not bounded: a disk that never answers. Then `wait` waits, as for every engine, and the process cannot be
-killed until the kernel gives up the call. The thread that waits for a flush is another one than those that
-read, so loads go on.
+There is no limit for a disk that never answers. Then `wait` blocks, as with every engine, and the process
+cannot be killed until the kernel gives up the call. A separate thread waits for flushes, so loads continue.
 
-Threads are used and not io_uring. From blocks of 1 MiB on, stores reach 0.9 and more of the speed of a plain
-loop, on two cores that others use too (`benchmarks/results/disk.md`). They take 0.15 s of the processor for a
-GB, and the loop 0.07 s; the hash is half of the difference. Small blocks in random
-slots are slower because of the two header writes of each: a call of 4 KiB takes nearly as long as one of
-64 KiB. Neighbouring slots share these calls.
+The engine uses threads, not io_uring. For blocks of 1 MiB and more, stores reach at least 0.9 of the speed of
+a plain loop, on two shared cores (`benchmarks/results/disk.md`). They take 0.15 s of CPU time for a GB, and
+the loop takes 0.07 s; the hash is half of the difference. Small blocks in random slots are slower because
+each takes two header writes: a call of 4 KiB takes nearly as long as a call of 64 KiB. Adjacent slots share
+these calls.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _LOGGER = logging.getLogger("kvsm.tiers.disk")
 
 
 class FlushPolicy(Enum):
-    """When stores are flushed to the disk. The head of this module says what each promises."""
+    """When stores are flushed to the disk. The module's docstring says what each policy promises."""
 
     NONE = "none"
     INTERVAL = "interval"
@@ -79,15 +78,16 @@ class FlushPolicy(Enum):
 class DiskCopyEngine(ThreadedCopyEngine):
     """A `CopyEngine` whose device pool is in host memory, and whose host pool is the slots of a file.
 
-    host: the tensors that are stored and loaded, or the only one; see `NumpyPools`.
-    file: the slots; `recover` says before what they hold. The engine closes it.
+    host: the tensors of the host pool, or a single tensor; see `NumpyPools`.
+    file: the slots. To serve blocks of earlier processes, call `recover` on the files before. The engine
+        closes the file.
     flush: when stores are flushed.
-    interval_s: for `INTERVAL` (s).
-    threads: how many threads copy. Each has a buffer of 4 MiB, or of one slot if that is larger.
-    checksums: what the blocks of the host pool must hold; None: nobody knows. A slot holds one block or
-        several. With them a store of a damaged block fails, and a load records what it brought.
+    interval_s: time between flushes with `INTERVAL` (s).
+    threads: number of copying threads. Each has a buffer of 4 MiB, or of one slot if that is larger.
+    checksums: the checksum table of the host pool; None: there is none. With a table, a store of a damaged
+        block fails, and a load records the checksums of its blocks. A slot holds one or more host blocks.
 
-    A store needs `keys`; a load that has them is checked against them. A job names the era in which it was
+    A store needs `keys`; if a load has keys, the slots must have them. A job names the era in which it was
     planned (`TransferJob.era`), and a slot has the era of its store. Raises `ConfigError`.
     """
 
@@ -112,10 +112,10 @@ class DiskCopyEngine(ThreadedCopyEngine):
         self._policy, self._interval_s = flush, interval_s
         self._health = HealthWatch(str(file.path))
         self._begun: dict[int, int] = {}
-        """How many flushes had failed when a store began; of live stores."""
+        """Live store -> the value of `_failed_flushes` when the store began."""
         self._failed_flushes = 0
         self._written = 0
-        """Stores that have ended since the last flush."""
+        """Number of good stores since the last flush."""
         self._to_flush: Queue[ThreadedTransfer | None] = Queue()
         slots = max(1, BOUNCE_BYTES // geometry.payload_step)
         self._buffers: SimpleQueue[BounceBuffer] = SimpleQueue()
@@ -136,17 +136,18 @@ class DiskCopyEngine(ThreadedCopyEngine):
 
     @property
     def health(self) -> TierHealth:
-        """Whether stores are tried, and why not."""
+        """Whether stores are currently accepted, and the last failures."""
         return self._health.read()
 
     def prove_host(self, checksums: BlockChecksums | None) -> None:
-        """Use these checksums of the host pool from now on. Raises `ConfigError` if they belong to another
-        pool."""
+        """Use this checksum table of the host pool from now on; None: none. Raises `ConfigError` if the table
+        is of another pool."""
         rows = self.layout.num_device_blocks, self.layout.block_bytes
         self._proof = None if checksums is None else HostProof(checksums, *rows)
 
     def checked(self, job: TransferJob) -> tuple[IdArray, IdArray]:
-        """The pairs of a job. Raises `TransferFailed` also for a store that is refused."""
+        """Return the pairs of a job. Raises `TransferFailed` for an invalid job, and for a store while the
+        disk accepts none."""
         pairs = super().checked(job)
         what, count = f"{job.direction.name.lower()} {job.transfer}", len(pairs[0])
         is_store = job.direction is Direction.STORE
@@ -186,13 +187,13 @@ class DiskCopyEngine(ThreadedCopyEngine):
         try:
             for start in range(0, len(order), buffer.num_slots):
                 some = order[start : start + buffer.num_slots]
-                of_them = [keys[one] for one in some.tolist()] if keys else []
-                rows = [names[one] for one in some.tolist()]
+                some_keys = [keys[place] for place in some.tolist()] if keys else []
+                rows = [names[place] for place in some.tolist()]
                 if job.direction is Direction.STORE:
                     generation = SlotGeneration(self.file.life, job.transfer)
-                    buffer.store(devices[some], slots[some].tolist(), of_them, generation, era, proof, rows)
+                    buffer.store(devices[some], slots[some].tolist(), some_keys, generation, era, proof, rows)
                 else:
-                    buffer.load(devices[some], slots[some].tolist(), of_them, era, proof, rows)
+                    buffer.load(devices[some], slots[some].tolist(), some_keys, era, proof, rows)
         except OSError as error:
             text = f"{self.file.path}: {error.strerror or error}"
             if job.direction is Direction.STORE:
@@ -227,7 +228,7 @@ class DiskCopyEngine(ThreadedCopyEngine):
                 self._end_store(transfer, seconds, error or lost)
 
     def _end_store(self, transfer: ThreadedTransfer, seconds: float, error: str) -> None:
-        """A store ends, with its flush if it waits for one."""
+        """End the last piece of a store, after the flush if the policy is `EVERY`."""
         with self._changed:
             self._begun.pop(transfer.job.transfer, None)
             if len(transfer.host_blocks) and not (error or transfer.error):
@@ -237,30 +238,31 @@ class DiskCopyEngine(ThreadedCopyEngine):
             super()._end_piece(transfer, seconds, error)
 
     def _lost(self, transfer: ThreadedTransfer) -> str:
-        """The error of a store whose writes a failed flush may have lost; empty if there was none."""
+        """Return an error if a flush has failed since the store began, because its writes may be lost; else
+        an empty text."""
         begun = self._begun.get(transfer.job.transfer, self._failed_flushes)
         if begun == self._failed_flushes or not len(transfer.host_blocks):
             return ""
         return f"{self.file.path}: a flush failed while it was written"
 
     def _serve_flushes(self) -> None:
-        """The thread of `EVERY`: one flush for all stores that wait now."""
+        """Run the thread of `EVERY`: flush once for all stores that are waiting."""
         ends = False
         while not (ends or self._broken):
             waiting = [self._to_flush.get()]
             while not self._to_flush.empty():
                 waiting.append(self._to_flush.get())
             ends = None in waiting
-            stores = [one for one in waiting if one is not None]
+            stores = [store for store in waiting if store is not None]
             error = self._flush() if stores else ""
-            for one in stores:
-                lost = error or self._lost(one)
+            for store in stores:
+                lost = error or self._lost(store)
                 if lost:
-                    self._forget(one)
-                self._end_store(one, 0.0, lost)
+                    self._forget(store)
+                self._end_store(store, 0.0, lost)
 
     def _flush_now_and_then(self) -> None:
-        """The thread of `INTERVAL`."""
+        """Run the thread of `INTERVAL`: flush after each interval in which a store ended, and at the end."""
         ends = False
         while not (ends or self._broken):
             with suppress(Empty):
@@ -270,14 +272,14 @@ class DiskCopyEngine(ThreadedCopyEngine):
                 self._flush()
 
     def _flush(self) -> str:
-        """Flush the file. Returns the error, empty if there is none."""
+        """Flush the file. Returns the error, or an empty text."""
         try:
             self.file.check_there()
             self.file.flush()
         except OSError as error:
             text = f"{self.file.path}: it could not be flushed: {error.strerror or error}"
-            if self._policy is FlushPolicy.INTERVAL:  # No result will tell it.
-                _LOGGER.warning("%s; stores that were told to be good may not survive a power loss", text)
+            if self._policy is FlushPolicy.INTERVAL:  # stores were reported as good before the flush
+                _LOGGER.warning("%s; stores that were reported as good may not survive a power loss", text)
             with self._changed:
                 self._failed_flushes += 1
             self._health.failed(text)
@@ -286,7 +288,7 @@ class DiskCopyEngine(ThreadedCopyEngine):
         return ""
 
     def _forget(self, transfer: ThreadedTransfer) -> None:
-        """No flush covers what this store has written."""
+        """Mark the slots of a store as failed, because its writes may be lost."""
         self.file.table.step(map(int, transfer.host_blocks), DiskSlotTrigger.FAIL)
 
     def _stop_threads(self) -> None:

@@ -1,27 +1,27 @@
-"""The *era* of a disk tier: which of its slots are valid. One small file beside the files of all ranks.
+"""The *era* of a disk tier decides which slots are valid. It is one small file for all ranks.
 
-A reset of the cache begins an era: nothing that was stored before may be served afterwards, by this process
-or by a later one. But the slots stay as they are on disk until they are used again. So an era has a random
-id, and each slot names the era in which its store was planned: only slots of the era that the file names
-count. The file also says which weights have computed them. It is written and flushed before the reset is
-answered. The scheduler writes it, because it alone knows of resets, and gives its jobs the id; the workers
-write the slots.
+A reset of the cache begins an era: no block that was stored before may be served afterwards, by this process
+or a later one. But the slots on disk stay unchanged until they are reused. So an era has a random id, and
+each slot names the era in which its store was planned. Only slots of the era in the file are valid. The file
+also names the weights that computed them. It is written and flushed before the reset is answered. The
+scheduler writes it, because only the scheduler gets resets, and puts the id into its jobs; the workers write
+the slots.
 
-If an older era file is restored, it names an older era. So all slots that were stored since then are invalid,
-whatever weights computed them, and however old the files of slots are.
+If an older era file is restored, all slots that were stored in later eras are invalid, whatever weights
+computed them, and however old the files of slots are.
 
-A power loss leaves the old file or the new one. A process that starts goes on with the era that it finds, or
-begins one of its own, before which nothing counts:
+A power loss leaves the old file or the new one. A process that starts continues the era that it finds, or
+begins a new era, in which no older slot is valid:
 
 =======================================  =========  ==========================================================
 found                                    era        because
 =======================================  =========  ==========================================================
-no file                                  begins     nobody knows what the slots hold
-a file that cannot be read               begins     the same
-other weights                            begins     they have computed other bytes
-an era of this life or of a later one    begins     the files of slots are newer than it: each opening raises
-                                                    their life. Their generations would count as older
-anything else                            goes on
+no file                                  new        it is unknown which blocks the slots hold
+a file that cannot be read               new        likewise
+other weights                            new        they have computed other bytes
+an era of this life or a later one       new        each opening raises the life of the slot files, so they
+                                                    are older copies; their generations would seem older
+none of these                            continues
 =======================================  =========  ==========================================================
 """
 
@@ -49,12 +49,12 @@ def new_era_id() -> bytes:
 
 
 class DiskEra(msgspec.Struct, frozen=True):
-    """Which slots on disk are valid: those whose headers name this era.
+    """An era. The slots on disk whose headers name it are valid.
 
     weights: the version of the weights that computed the blocks of these slots.
-    after: the generation at which the era began; slots of the era have newer ones. `compare_with_last_log`
-        compares it with the log of the disk.
-    id: random, `ERA_ID_BYTES` bytes. Only slots that name this id are valid.
+    after: the generation at which the era began; slots of the era have newer generations.
+        `compare_with_last_log` compares it with the log of the disk.
+    id: random, `ERA_ID_BYTES` bytes; the headers of the era's slots have it.
     """
 
     weights: str
@@ -62,16 +62,16 @@ class DiskEra(msgspec.Struct, frozen=True):
     id: bytes = msgspec.field(default_factory=new_era_id)
 
     def write(self, path: Path) -> None:
-        """Put it under this name, durably: it holds when this returns. Raises `OSError`."""
+        """Write the era to this file, durably. Raises `OSError`."""
         write_sealed(path, _MAGIC, self)
 
 
 class OpenEra:
-    """The era of the process that has the files of slots open.
+    """The current era, in the scheduler of the process that has the slot files open.
 
-    path: of its file.
-    era: with which the process starts (`era_at_start`).
-    life: of the files, which all ranks go on with.
+    path: the era file.
+    era: the era at the start of the process (`era_at_start`).
+    life: the life of the slot files, equal on all ranks.
     """
 
     def __init__(self, path: Path, era: DiskEra, life: int) -> None:
@@ -82,11 +82,10 @@ class OpenEra:
         return tuple([msgspec.structs.replace(job, era=self._era.id) for job in jobs])
 
     def begin(self, weights: str | None, last: int) -> None:
-        """Begin another era: nothing that was stored before may come back, after a crash either.
+        """Begin a new era, durably: older blocks stay invalid, also after a crash. Raises `OSError`.
 
-        weights: their new version; None: the same.
-        last: the last event of the disk's core.
-        Raises `OSError`.
+        weights: the new version of the weights; None: unchanged.
+        last: the number of the last event of the disk's core.
         """
         weights = self._era.weights if weights is None else weights
         begun = DiskEra(weights, SlotGeneration(self._life, last))
@@ -95,23 +94,24 @@ class OpenEra:
 
 
 def read_era(path: Path) -> DiskEra | str:
-    """The era that this file tells, or why it tells none."""
+    """Read an era file. Returns the era, or the reason why it cannot be read."""
     return read_sealed(path, _MAGIC, DiskEra)
 
 
 def era_at_start(path: Path, weights: str, life: int) -> DiskEra:
-    """The era with which a process starts that has just opened the files of slots. It is on disk when this
-    returns, and one warning tells why nothing of earlier processes counts.
+    """Return the era of a process that has just opened the slot files: the era in the file, or a new one,
+    which is on disk when this returns. A warning says why a new era invalidates the old blocks.
 
-    weights: with which it computes.
-    life: the latest of the files' lives.
-    Raises `OSError` if an era cannot begin.
+    weights: the version of the weights of this process.
+    life: the latest life of the slot files.
+
+    Raises `OSError` if a new era cannot be written.
     """
     found = read_era(path)
     why = found if isinstance(found, str) else _why_over(found, weights, life)
     if isinstance(found, DiskEra) and not why:
         return found
-    if life > 1:  # Otherwise there is nothing that could count.
+    if life > 1:  # otherwise the files are new, and hold no block
         _LOGGER.warning("nothing that earlier processes stored on disk counts: %s", why)
     begun = DiskEra(weights, SlotGeneration(life, 0))
     begun.write(path)
@@ -119,7 +119,7 @@ def era_at_start(path: Path, weights: str, life: int) -> DiskEra:
 
 
 def _why_over(era: DiskEra, weights: str, life: int) -> str:
-    """Why no process may go on with this era; empty if it may."""
+    """Return why this process must not continue the era; empty if it may."""
     if era.weights != weights:
         return f"weights: {era.weights or 'not named'}, and now {weights or 'not named'}"
     if era.after.life >= life:

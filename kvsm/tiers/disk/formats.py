@@ -2,22 +2,22 @@
 
     | superblock | superblock | header 0 | header 1 | ... | payload 0 | payload 1 | ...
 
-Everything begins at a multiple of `ALIGNMENT`, which direct I/O needs. A superblock says whose file it is:
-what its bytes mean, its sizes, its rank, and its *life*, which is raised each time the file is opened. It is
-kept twice, and the copies are written one after the other with a flush between. So a power loss, or a bad
-sector, leaves one of them.
+Each part begins at a multiple of `ALIGNMENT`, as direct I/O requires. A superblock describes the file: what
+its bytes mean, its sizes, its rank, and its *life*, which is raised each time the file is opened. There are
+two copies, written one after the other with a flush in between. So a power loss, or a bad sector, leaves one
+whole copy.
 
-A header says what its payload is: key, era, generation (life and number), length, checksum. It names the
-file and its own slot too, so bytes that come from elsewhere are not believed. It is one sector of 512 bytes,
-because a disk writes such a sector whole or not at all. Each header begins a page of its own: many disks
-write 4 KiB again for each sector in them, and some lose all of it if the power fails meanwhile. So a header
-that is written endangers no other slot.
+A header describes its payload: key, era, generation (life and number), length, checksum. It also names its
+file and its slot, so that a header from another place is not accepted. It is one sector of 512 bytes, because
+a disk writes a sector whole or not at all. Each header has a page of its own: many disks rewrite 4 KiB for
+each sector in them, and some lose all 4 KiB if the power fails meanwhile. So the write of a header endangers
+no other slot.
 
-The headers lie together. So a process that starts reads them in long calls, and not one by one.
+The headers are contiguous, so that a starting process reads many of them in one call.
 
-The checksums are XXH3 of 64 bits. They are against bad luck and not against an attacker, who cannot write to
-a private file. Of wrong payloads one in 2**64 would pass: a disk that returned a wrong payload each
-millisecond would get one past in 600 million years. And the host tier's checksums are the same.
+The checksums are XXH3 with 64 bits. They protect from random errors and not from an attacker, who cannot
+write to a private file. One in 2**64 wrong payloads would pass: for a disk that returns a wrong payload every
+millisecond, one in 600 million years. The host pool has the same checksums.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from kvsm.errors import ConfigError
 from kvsm.identity import DIGEST_BYTES, PoolIdentity
 
 ALIGNMENT = 4096
-"""Of every call of direct I/O, in the file and in memory (bytes)."""
+"""Alignment of all direct I/O, in the file and in memory (bytes)."""
 
 FORMAT = 3
-"""Of this module. A file of another format is replaced."""
+"""Version of the format in this module. A file with another version is replaced."""
 
 SUPERBLOCK_BYTES = 16 << 10
 SUPERBLOCKS = 2
 FIRST_SLOT = SUPERBLOCKS * SUPERBLOCK_BYTES
-"""Where the headers of the slots begin (bytes)."""
+"""Offset of the first header (bytes)."""
 
 HEADER_BYTES = 512
-"""Of what a header says. The rest of its page is zeros, and nobody reads them."""
+"""Size of a header. The rest of its page is zeros, which are not used."""
 
 HEADER_STEP = ALIGNMENT
-"""From one header to the next (bytes)."""
+"""Distance between headers (bytes)."""
 
 FILE_ID_BYTES = 16
 
@@ -61,12 +61,12 @@ NO_ERA = bytes(ERA_ID_BYTES)
 
 _MAGIC, _SLOT_MAGIC = b"kvsmdisk", b"kvsmslot"
 _SUPERBLOCK = struct.Struct("<8sQII")
-"""Magic, checksum of all behind it, format, length of the body."""
+"""The begin of a superblock: magic, checksum of all bytes after it, format, length of the body."""
 
 _HEADER = struct.Struct("<Q8sII16s16s16sQQQQQI")
 _CHECKSUM_BYTES = 8
 MOST_KEY_BYTES = HEADER_BYTES - _HEADER.size
-"""Of a key."""
+"""Most bytes of a key."""
 
 HEADER_COLUMNS = np.dtype(
     [
@@ -87,15 +87,15 @@ HEADER_COLUMNS = np.dtype(
         ("unused", f"V{HEADER_STEP - HEADER_BYTES}"),
     ]
 )
-"""A header and the rest of its page, as numpy reads many of them at once."""
+"""The fields of a header page, for numpy arrays of pages."""
 
 
 class DiskGeometry(msgspec.Struct, frozen=True, array_like=True):
     """The sizes of one rank's file.
 
-    payload_bytes: of a block on this rank.
-    num_slots: how many blocks it holds.
-    rank, ranks: which rank of how many.
+    payload_bytes: size of a block on this rank.
+    num_slots: number of slots, each for one block.
+    rank, ranks: the rank, and the number of ranks.
     """
 
     payload_bytes: int
@@ -105,12 +105,12 @@ class DiskGeometry(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def payload_step(self) -> int:
-        """From one payload to the next (bytes)."""
+        """Distance between payloads (bytes)."""
         return -(-self.payload_bytes // ALIGNMENT) * ALIGNMENT
 
     @property
     def slot_bytes(self) -> int:
-        """What a slot takes of the file: its header and its payload."""
+        """Bytes of the file for one slot: header page and payload."""
         return HEADER_STEP + self.payload_step
 
     @property
@@ -119,15 +119,15 @@ class DiskGeometry(msgspec.Struct, frozen=True, array_like=True):
         return self.payload_at(self.num_slots)
 
     def header_at(self, slot: int) -> int:
-        """Where the header of a slot begins (bytes)."""
+        """Return the offset of a slot's header (bytes)."""
         return FIRST_SLOT + slot * HEADER_STEP
 
     def payload_at(self, slot: int) -> int:
-        """Where the payload of a slot begins (bytes)."""
+        """Return the offset of a slot's payload (bytes)."""
         return self.header_at(self.num_slots) + slot * self.payload_step
 
     def check(self) -> None:
-        """Raises `ConfigError`."""
+        """Raise `ConfigError` for impossible sizes or an impossible rank."""
         if self.payload_bytes < 1 or self.num_slots < 0:
             raise ConfigError(f"{self}: slots need 1 byte or more, and their number is not negative")
         if not 0 <= self.rank < self.ranks:
@@ -138,7 +138,11 @@ class DiskGeometry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Superblock(msgspec.Struct, frozen=True, array_like=True):
-    """Whose file it is. life: how often it was opened."""
+    """The description of a file at its begin.
+
+    life: how often the file was opened.
+    file_id: random, new for each file.
+    """
 
     life: int
     file_id: bytes
@@ -146,7 +150,8 @@ class Superblock(msgspec.Struct, frozen=True, array_like=True):
     identity: PoolIdentity
 
     def encode(self) -> bytes:
-        """`SUPERBLOCK_BYTES` bytes. Raises `ConfigError` if the identity's facts have no room."""
+        """Return the superblock as `SUPERBLOCK_BYTES` bytes. Raises `ConfigError` if the identity is too
+        long."""
         body = msgspec.msgpack.encode(self)
         room = SUPERBLOCK_BYTES - _SUPERBLOCK.size
         if len(body) > room:
@@ -159,12 +164,13 @@ class Superblock(msgspec.Struct, frozen=True, array_like=True):
 
 
 def is_superblock(data: bytes) -> bool:
-    """Whether these bytes begin as a superblock of any format, whole or not."""
+    """Whether these bytes begin with the magic of a superblock; the rest may be damaged or of another
+    format."""
     return data.startswith(_MAGIC)
 
 
 def read_superblock(data: bytes) -> Superblock | str:
-    """What a superblock says, or why it cannot be read."""
+    """Decode a superblock. Returns it, or the reason why it cannot be read."""
     if len(data) < SUPERBLOCK_BYTES or not is_superblock(data):
         return "its superblock is not whole"
     _, checksum, found, length = _SUPERBLOCK.unpack_from(data)
@@ -179,14 +185,14 @@ def read_superblock(data: bytes) -> Superblock | str:
 
 
 class HeaderState(IntEnum):
-    """What a header says of its payload."""
+    """The state of a payload, in its header: complete, or possibly incomplete."""
 
     SEALED = 1
     DROPPED = 2
 
 
 class SlotGeneration(NamedTuple):
-    """When a slot was stored: in which life of the files, and by which transfer. Never repeated."""
+    """The store that wrote a slot: the life of the files, and the number of the transfer. Never repeated."""
 
     life: int
     number: int
@@ -196,10 +202,12 @@ class SlotGeneration(NamedTuple):
 
 
 class SlotHeader(NamedTuple):
-    """What a slot says of itself.
+    """The header of a slot.
 
-    file_id, identity: as in the superblock; identity is the digest.
+    file_id: as in the superblock.
+    identity: the digest of the identity in the superblock.
     era: the id of the era in which the store was planned, `ERA_ID_BYTES` bytes.
+    length, checksum: of the payload.
     """
 
     state: HeaderState
@@ -213,7 +221,7 @@ class SlotHeader(NamedTuple):
     key: bytes
 
     def encode(self) -> bytes:
-        """`HEADER_BYTES` bytes. They begin with the checksum of all others."""
+        """Return the header as `HEADER_BYTES` bytes. The first 8 are the checksum of the rest."""
         body = _HEADER.pack(
             0,
             _SLOT_MAGIC,
@@ -228,20 +236,21 @@ class SlotHeader(NamedTuple):
             self.checksum,
             len(self.key),
         )
-        said = (body[_CHECKSUM_BYTES:] + self.key).ljust(HEADER_BYTES - _CHECKSUM_BYTES, b"\0")
-        return struct.pack("<Q", xxhash.xxh3_64_intdigest(said)) + said
+        content = (body[_CHECKSUM_BYTES:] + self.key).ljust(HEADER_BYTES - _CHECKSUM_BYTES, b"\0")
+        return struct.pack("<Q", xxhash.xxh3_64_intdigest(content)) + content
 
 
 def header_checksum(header: bytes) -> int:
-    """The checksum with which an encoded header begins."""
+    """Return the checksum at the begin of an encoded header."""
     return int.from_bytes(header[:_CHECKSUM_BYTES], "little")
 
 
 def whole_headers(pages: NDArray[np.uint8]) -> NDArray[np.bool_]:
-    """Which of these headers are as a store has written them. pages: `HEADER_STEP` bytes of each."""
+    """Return a mask of the undamaged headers of this format. pages: the header pages, `HEADER_STEP` bytes
+    each."""
     columns, memory, digest = pages.view(HEADER_COLUMNS), pages.data, xxhash.xxh3_64_intdigest
     begins = range(0, len(pages), HEADER_STEP)
-    checksums = [digest(memory[one + _CHECKSUM_BYTES : one + HEADER_BYTES]) for one in begins]
+    checksums = [digest(memory[begin + _CHECKSUM_BYTES : begin + HEADER_BYTES]) for begin in begins]
     whole: NDArray[np.bool_] = columns["checksum"] == np.array(checksums, np.uint64)
     whole &= (columns["magic"] == np.void(_SLOT_MAGIC)) & (columns["format"] == FORMAT)
     whole &= np.isin(columns["state"], list(HeaderState)) & (columns["key_bytes"] <= MOST_KEY_BYTES)
@@ -251,7 +260,8 @@ def whole_headers(pages: NDArray[np.uint8]) -> NDArray[np.bool_]:
 def header_keys(
     columns: NDArray[np.void], places: NDArray[np.intp]
 ) -> Iterator[tuple[NDArray[np.intp], list[bytes]]]:
-    """The keys of the whole headers at these places: some places, and the keys of equal length there."""
+    """Yield the keys of the undamaged headers at these places, grouped by key length: the places of a group,
+    and their keys."""
     lengths = columns["key_bytes"][places]
     for length in np.unique(lengths).tolist():
         some = places[lengths == length]

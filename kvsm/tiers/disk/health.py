@@ -1,11 +1,11 @@
-"""When a disk tier takes no stores for a while: after failures in a row it steps back, and probes again.
+"""Pauses the stores of a disk tier after several failures, and probes the disk after each pause.
 
-A full or dying disk fails each store, slowly. So after `FAILURES` stores that failed one after another the
-tier refuses stores for a pause, and then lets one through as a probe. If that fails too, the pause doubles up
-to a limit. A store that succeeds ends all of it.
+On a full or dying disk every store fails, slowly. So after `FAILURES` failed stores in a row the tier refuses
+stores for a pause, and then accepts one store as a probe. If the probe fails, too, the pause doubles, up to a
+limit. A successful store ends the pauses.
 
-Loads neither count nor are refused. What is on the disk may still be readable, and a bad place on it is no
-reason not to store elsewhere.
+Loads are never refused and do not count. Blocks on the disk may still be readable, and a bad sector does not
+prevent stores to other places.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ LONGEST_PAUSE_S = 60.0
 
 
 class TierHealth(msgspec.Struct, frozen=True):
-    """How a disk tier is. The scheduler side asks for it, to plan no stores that would be refused.
+    """The health of a disk tier. The scheduler reads it, so that it plans no stores that would be refused.
 
-    takes_stores: whether a store would be tried now.
-    failures: stores that failed since the last one that succeeded.
-    error: of the last failure; empty if there is none.
-    probes_in_s: until a store is tried again (s).
+    takes_stores: whether a store would be accepted now.
+    failures: number of failed stores since the last successful store.
+    error: the error of the last failure; empty if there is none.
+    probes_in_s: time until a store is accepted again (s).
     """
 
     takes_stores: bool = True
@@ -40,10 +40,11 @@ class TierHealth(msgspec.Struct, frozen=True):
 
 
 class HealthWatch:
-    """Counts how stores end. All methods may be called from any thread.
+    """Counts failed stores, and decides whether a store is accepted. All methods may be called from any
+    thread.
 
-    name: of the file, for what is told.
-    clock: seconds that never go back.
+    name: name of the disk tier, for messages.
+    clock: monotonic time (s).
     """
 
     def __init__(self, name: str, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,14 +54,14 @@ class HealthWatch:
         self._pause_s, self._probe_at, self._probes = FIRST_PAUSE_S, 0.0, False
 
     def read(self) -> TierHealth:
-        """How it is now."""
+        """Return the current health."""
         with self._lock:
             left_s = max(0.0, self._probe_at - self._clock()) if self._failures >= FAILURES else 0.0
             return TierHealth(not left_s, self._failures, self._error, left_s)
 
     def refusal(self) -> str:
-        """Why a store is not tried; empty if it is. The first one after a pause is the probe: until it has
-        ended, or another pause is over, the others are refused."""
+        """Return why a store must be refused; empty if it is accepted. The first store after a pause is the
+        probe: until it has ended, or another pause is over, further stores are refused."""
         with self._lock:
             if self._failures < FAILURES:
                 return ""
@@ -74,27 +75,27 @@ class HealthWatch:
             return ""
 
     def failed(self, error: str) -> None:
-        """A store has failed by a fault of the disk."""
+        """Count a store that has failed because of the disk."""
         with self._lock:
             self._failures, self._error = self._failures + 1, error
             if self._probes:
                 self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
             if self._probes or self._failures == FAILURES:
                 self._probe_at = self._clock() + self._pause_s
-            self._probes = False  # Stores that were under way before are no probes.
-            steps_back = self._failures == FAILURES
-        if steps_back:
+            self._probes = False  # later failures are of stores from before the pause, not of the probe
+            begins_pause = self._failures == FAILURES
+        if begins_pause:
             _LOGGER.warning(
                 "%s: takes no stores for a while, after %d failures in a row: %s", self._name, FAILURES, error
             )
 
     def succeeded(self) -> None:
-        """A store has ended as good."""
+        """Note a good store, which ends the pauses."""
         if not self._failures:
-            return  # In every store, and almost always.
+            return  # the usual case; without the lock, as this runs in every store
         with self._lock:
-            was_back = self._failures >= FAILURES
+            was_paused = self._failures >= FAILURES
             self._failures, self._error = 0, ""
             self._pause_s, self._probes = FIRST_PAUSE_S, False
-        if was_back:
+        if was_paused:
             _LOGGER.warning("%s: takes stores again", self._name)

@@ -1,11 +1,12 @@
-"""What ties the checksums on disk to those beside the host pool, so that no copy gives bad bytes a good one.
+"""Links the checksums on disk to the checksum table of the host pool, so that damaged bytes never get a valid
+checksum.
 
-On the way to the disk: bytes that changed in host memory since they were stored there must not get a new
-checksum on disk. So what is written must have the checksum that the host's table has for it. On the way back:
-the table gets the checksums of what was proved on disk, and not of what lies in memory after the copy.
+To the disk: bytes that changed in host memory since their store must not get a new checksum on disk. So the
+written bytes must have the checksum in the host's table. From the disk: the table gets the checksums of the
+bytes that were proved on disk, and not of the bytes in memory after the copy.
 
-A slot of the disk holds a row, which is one or more host blocks. If it is one, the two checksums are the same
-number, and nothing is computed twice. Otherwise each block is hashed as well.
+A slot of the disk holds a row, which is one or more host blocks. If it is one block, the two checksums are
+equal and computed once. Otherwise each block is hashed, too.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ from kvsm.copies.checksums import NO_NAMES, BlockChecksums, Names
 from kvsm.errors import ConfigError
 
 RowName = tuple[bytes, int] | None
-"""Key and generation of a row in the host pool. None: the pool is not kept, and needs neither."""
+"""Key and generation of a row in the host pool. None for a pool that is not kept."""
 
 
 class HostProof:
-    """The checksums of a host pool as the disk tier needs them: by rows.
+    """Access to the checksum table of a host pool by rows, for the disk tier.
 
-    checksums: of the host blocks.
-    num_rows, row_bytes: how the disk tier sees the host pool.
+    checksums: the table, with an entry for each host block.
+    num_rows, row_bytes: the rows of the disk tier's host pool. A row is one or more host blocks.
 
-    Raises `ConfigError` if the two are not of one pool. Threads may use it at once for different rows.
+    Raises `ConfigError` if table and rows are of different pools. Threads may use different rows at the same
+    time.
     """
 
     def __init__(self, checksums: BlockChecksums, num_rows: int, row_bytes: int) -> None:
@@ -41,32 +43,31 @@ class HostProof:
 
     @property
     def needs_names(self) -> bool:
-        """Whether `wrong` and `end` need the name of the row."""
+        """Whether `wrong` and `end` need the name of a row."""
         return self._checksums.is_kept
 
     def of_blocks(self, payload: NDArray[np.uint8], checksum: int) -> NDArray[np.uint64]:
-        """The checksums of the blocks of a row.
+        """Return the checksums of the blocks of a row.
 
-        payload: its bytes.
-        checksum: of all of it. In a store it was computed before, and in a load it is compared afterwards:
-            so a bit that changes meanwhile is found by one of the two.
+        payload: the bytes of the row.
+        checksum: the checksum of the whole row.
         """
         if self._is_same:
             return np.array([checksum], np.uint64)
         return self._checksums.of_copies(payload.reshape(self._chunk, -1))
 
     def wrong(self, row: int, found: NDArray[np.uint64], name: RowName = None) -> str:
-        """The error if the blocks of this row must not have these checksums; empty if they may."""
+        """Compare the checksums of a row's blocks with the table. Returns the error, or an empty text."""
         return self._checksums.wrong(self._blocks(row), found, self._names(name))
 
     def begin(self, rows: NDArray[np.int64]) -> None:
-        """These rows are about to be written: nobody must take what a load that is cut off leaves for what
-        was stored there."""
+        """Clear the checksums of rows that are about to be written: an interrupted load leaves unknown
+        bytes."""
         for row in rows.tolist():
             self._checksums.clear(self._blocks(row))
 
     def end(self, row: int, found: NDArray[np.uint64], name: RowName = None) -> None:
-        """The blocks of this row were written, from bytes with these checksums."""
+        """Record the checksums of the blocks of a row, after they were copied from proved bytes."""
         self._checksums.put(self._blocks(row), found, self._names(name))
 
     def _names(self, name: RowName) -> Names:

@@ -1,7 +1,7 @@
-"""Which log tells what a process has stored in a disk tier: a small file beside the slots.
+"""A small file beside the slots that names the log of the process that stored in them.
 
-The process that has the files open writes it before its first store. So the next one can compare what it
-finds in the slots with what was logged (`kvsm.tiers.compare_with_last_log`).
+A process writes it before its first store. So the next process can compare the slots with that log
+(`kvsm.tiers.compare_with_last_log`).
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ _MAGIC = b"kvsm-log"
 
 
 class LogNote(msgspec.Struct, frozen=True):
-    """What the next process is told.
+    """The log of a process, for the next process.
 
-    life: of the files, while this log was written.
-    log: its directory; empty if none was kept.
-    run: the id in its heads.
-    flush: when stores were flushed, a `FlushPolicy`.
+    life: the life of the slot files while this log was written.
+    log: the directory of the log; empty if there was no log.
+    run: the run id in the log.
+    flush: when stores were flushed: the value of a `FlushPolicy`.
     """
 
     life: int
@@ -30,10 +30,10 @@ class LogNote(msgspec.Struct, frozen=True):
     flush: str
 
     def write(self, path: Path) -> None:
-        """Put it under this name, durably. Raises `OSError`."""
+        """Write the note to this file, durably. Raises `OSError`."""
         write_sealed(path, _MAGIC, self)
 
 
 def read_log_note(path: Path) -> LogNote | str:
-    """The note that this file has, or why it has none."""
+    """Read a note. Returns it, or the reason why it cannot be read."""
     return read_sealed(path, _MAGIC, LogNote)

@@ -1,33 +1,33 @@
-"""What the files of all ranks hold when they are opened: which slot serves which key.
+"""Recovery of a disk tier: decides, from the headers in the files of all ranks, which slot serves which key.
 
-Headers are read, and payloads are not. The headers lie together, so a few threads read them in long calls.
-Each load checks the checksum of a payload before it uses the first byte. Reading all payloads here would
-only find damage earlier, and would take minutes.
+Only headers are read, by a few threads in long calls, since headers are contiguous. Payloads are checked by
+each load before it uses their first byte. Reading all payloads here would only find damage earlier, and would
+take minutes.
 
-Exactly one row holds for a slot of a rank's file. `ROWS` is this table:
+For each slot of a rank's file exactly one row of this table holds (`ROWS`):
 
 =============  ==========================================================================  ======
 row            what is found                                                               kept
 =============  ==========================================================================  ======
-unreadable     the disk gives an error for the header                                      no
+unreadable     the disk returns an error for the header                                    no
 empty          zeros: never used                                                           no
 damaged        the checksum of the header is wrong                                         no
-other meaning  a whole header of another identity                                          no
-misplaced      of another file or slot, or of another length                               no
-too late       a generation of a life that this file has not had when it was opened        no
-dropped        it says so: a store had begun and was cut off                               no
+other meaning  an undamaged header with another identity                                   no
+misplaced      a header of another file or slot, or with another length                    no
+too late       a generation of a later life than the file had before it was opened         no
+dropped        a header that says DROPPED: a store was interrupted                         no
 not on all     sealed here; not on another rank, or with another key, era or generation    no
-other era      sealed everywhere, in another era than the one that counts (`era.py`)       no
-older          sealed everywhere, and the same key is too, with a newer generation         no
-kept           sealed everywhere, and the newest of its key                                yes
+other era      sealed on all ranks, in another era than the current one (`era.py`)         no
+older          sealed on all ranks, and another slot has the key with a newer generation   no
+kept           sealed on all ranks, and the newest slot of its key                         yes
 =============  ==========================================================================  ======
 
-A key is served by its newest slot alone. If that slot's payload then proves wrong, the key is lost, even if
-an older slot holds it: a core stores a key again only after it has dropped the first slot.
+Only the newest slot of a key serves it. If the payload of that slot proves wrong, the key is lost, even if an
+older slot holds it, too: a core stores a key again only after it has dropped the older slot.
 
-Recovery writes nothing to a slot that it drops: its header stays until the slot is used again. So the next
-recovery decides the same, unless another rank's file has changed meanwhile; then it may keep less. Slots that
-this life stores have newer generations than all dropped ones.
+Recovery does not write to slots that it drops: a header stays until the slot is reused. So the next recovery
+decides the same, unless another rank's file has changed meanwhile; then it may keep less. Stores of this life
+have newer generations than all dropped slots.
 """
 
 from __future__ import annotations
@@ -62,17 +62,21 @@ from kvsm.tiers.disk.slot_file import SlotFile
 
 SCAN_THREADS = 4
 SCAN_HEADERS = 2048
-"""How many headers a call reads: 8 MiB."""
+"""Headers that one call reads: 8 MiB."""
 
 CONDITIONS = ("readable", "used", "whole", "same identity", "in place", "of its past", "sealed")
-"""What is asked of a slot of one rank, in this order."""
+"""Conditions that a slot meets or not by the header of one rank alone, in the order of the table."""
 
 ACROSS = ("everywhere", "of this era", "newest")
-"""What is asked of a slot with the other ranks and the other slots in view."""
+"""Further conditions, which depend on other ranks, the era and other slots."""
 
 
 class RecoveryRow(NamedTuple):
-    """A row of the table. when: what must hold, and what must not. kept: whether the slot serves its key."""
+    """A row of the table.
+
+    when: condition -> whether it must hold, or must not.
+    kept: whether the slot serves its key.
+    """
 
     name: str
     when: Mapping[str, bool]
@@ -80,7 +84,7 @@ class RecoveryRow(NamedTuple):
 
 
 def _rows() -> tuple[RecoveryRow, ...]:
-    asked = (*CONDITIONS, *ACROSS)
+    conditions = (*CONDITIONS, *ACROSS)
     names = (
         "unreadable",
         "empty",
@@ -94,10 +98,10 @@ def _rows() -> tuple[RecoveryRow, ...]:
         "older",
     )
     rows = [
-        RecoveryRow(name, {**dict.fromkeys(asked[:place], True), asked[place]: False})
+        RecoveryRow(name, {**dict.fromkeys(conditions[:place], True), conditions[place]: False})
         for place, name in enumerate(names)
     ]
-    return (*rows, RecoveryRow("kept", dict.fromkeys(asked, True), True))
+    return (*rows, RecoveryRow("kept", dict.fromkeys(conditions, True), True))
 
 
 ROWS = _rows()
@@ -106,10 +110,12 @@ KEPT = ROWS[-1].name
 
 @dataclass(slots=True, eq=False)
 class RankScan:
-    """What the headers of one rank's file say. found: for each slot and each of `CONDITIONS`.
+    """The headers of one rank's file. Each array has an entry for each slot.
 
-    eras: of each slot, the id of the era that its header names.
-    keys: of slots for which all conditions hold; empty for others.
+    found: whether each of `CONDITIONS` holds, `[slots, conditions]`.
+    lives, numbers: the generation.
+    eras: the era id.
+    keys: the key, if all conditions hold; else empty.
     """
 
     found: NDArray[np.bool_]
@@ -118,16 +124,16 @@ class RankScan:
     eras: NDArray[np.void]
     keys: list[bytes] = field(repr=False)
     life: int = 0
-    """Of the file, since it is open."""
+    """The life of the file since it was opened."""
 
 
 class Recovered(msgspec.Struct, frozen=True):
-    """What the files of all ranks hold.
+    """The valid blocks in the files of all ranks.
 
-    slots: key -> its slot, on every rank. Those that were stored first come first.
-    generations: for each of them in this order, life and number as int64, packed; see `generation`.
-    life: with which every rank goes on: the latest of their lives.
-    told: for each rank, how many of its slots are in which row.
+    slots: key -> its slot, the same on every rank, in the order of their generations.
+    generations: for each slot in this order, life and number as int64, packed; see `generation`.
+    life: the life with which all ranks continue: the latest of their lives.
+    told: for each rank: name of a row of the table -> number of slots.
     """
 
     slots: dict[bytes, int]
@@ -136,19 +142,21 @@ class Recovered(msgspec.Struct, frozen=True):
     told: tuple[dict[str, int], ...]
 
     def generation(self, place: int) -> SlotGeneration:
-        """Of the slot at this place in `slots`."""
+        """Return the generation of the slot at this place in `slots`."""
         return SlotGeneration(*np.frombuffer(self.generations, np.int64, 2, 16 * place).tolist())
 
 
 def recover(files: Sequence[SlotFile], era: bytes = NO_ERA) -> Recovered:
-    """Find what these files hold, one of each rank in their order, and let the files know it.
+    """Find the valid blocks in these files, and enter them into the table of each file.
 
-    era: the id of the era that counts (`DiskEra.id`); slots of others do not.
+    files: the file of each rank, in order.
+    era: the id of the current era (`DiskEra.id`); slots of other eras are invalid.
 
-    Raises `ConfigError` if they do not belong together or were used already, and `OSError` if a life cannot
-    be written.
+    Raises `ConfigError` if the files do not belong together or were already used, and `OSError` if a life
+    cannot be written.
     """
-    shapes = [(one.geometry.num_slots, one.geometry.rank, one.geometry.ranks, one.digest) for one in files]
+    geometries = [(file.geometry, file.digest) for file in files]
+    shapes = [(each.num_slots, each.rank, each.ranks, digest) for each, digest in geometries]
     wanted = [(shapes[0][0], rank, len(files), shapes[0][3]) for rank in range(len(files))]
     if shapes != wanted:
         raise ConfigError("the files of a disk tier must be of all ranks, in order, with equal slots")
@@ -159,15 +167,15 @@ def recover(files: Sequence[SlotFile], era: bytes = NO_ERA) -> Recovered:
 
 
 def take(file: SlotFile, recovered: Recovered) -> None:
-    """Let a rank's file, which was scanned, go on with what was found on all ranks, before its first store.
-    Raises `ConfigError` if it is not, and `OSError`."""
+    """Raise the life of a scanned file, and enter the blocks found on all ranks into its table. Raises
+    `ConfigError` if the file was already used, and `OSError`."""
     file.raise_life(recovered.life)
     file.table.found(list(recovered.slots.values()))
 
 
 def scan(file: SlotFile) -> RankScan:
-    """Read all headers of one rank's file, before its first store. What cannot be read is in its row. Raises
-    `ConfigError` if the file was used already."""
+    """Read all headers of one rank's file, before its first store. Slots whose header cannot be read are
+    noted as not readable. Raises `ConfigError` if the file was already used."""
     file.table.check_unused()
     count = file.geometry.num_slots
     made = RankScan(
@@ -188,7 +196,7 @@ def scan(file: SlotFile) -> RankScan:
 
 
 def decide(scans: Sequence[RankScan], era: bytes = NO_ERA) -> Recovered:
-    """Decide which slot serves each key, from the scans of all ranks. era: as for `recover`."""
+    """Decide which slot serves each key, from the scans of all ranks. era: as in `recover`."""
     first = scans[0]
     everywhere = np.logical_and.reduce([one.found.all(axis=1) for one in scans])
     for one in scans[1:]:
@@ -198,7 +206,7 @@ def decide(scans: Sequence[RankScan], era: bytes = NO_ERA) -> Recovered:
     counts = first.eras == np.void(era)
     places = np.flatnonzero(everywhere & counts)
     order = places[np.lexsort((places, first.numbers[places], first.lives[places]))].tolist()
-    newest = dict(zip(map(first.keys.__getitem__, order), order))  # Of equal keys the last one stays.
+    newest = dict(zip(map(first.keys.__getitem__, order), order))  # for equal keys, the last slot wins
     slots = np.array(list(newest.values()), np.int64)
     generations = np.stack([first.lives[slots], first.numbers[slots]], axis=1)
     is_newest = np.zeros(len(everywhere), np.bool_)
@@ -217,7 +225,7 @@ def _told(one: RankScan, across: Sequence[NDArray[np.bool_]]) -> dict[str, int]:
 
 
 def _scan_some(file: SlotFile, made: RankScan, buffers: SimpleQueue[NDArray[np.uint8]], first: int) -> None:
-    """Read the headers from slot `first` on."""
+    """Read and note up to `SCAN_HEADERS` headers, from slot `first` on."""
     last = min(first + SCAN_HEADERS, file.geometry.num_slots)
     buffer = buffers.get()
     pages = buffer[: (last - first) * HEADER_STEP]
@@ -229,7 +237,8 @@ def _scan_some(file: SlotFile, made: RankScan, buffers: SimpleQueue[NDArray[np.u
 
 
 def _read(file: SlotFile, pages: NDArray[np.uint8], first: int) -> NDArray[np.bool_]:
-    """Read headers. Returns which of them can be read; a long call that fails is made again for each."""
+    """Read headers into `pages`. Returns a mask of the readable ones: if the long call fails, each header is
+    read alone."""
     rows = pages.reshape(-1, HEADER_STEP)
     readable = np.ones(len(rows), np.bool_)
     try:
@@ -244,14 +253,14 @@ def _read(file: SlotFile, pages: NDArray[np.uint8], first: int) -> NDArray[np.bo
 
 
 def _note(file: SlotFile, made: RankScan, pages: NDArray[np.uint8], first: int) -> None:
-    """Note what these headers say."""
+    """Enter these headers into the scan and into the file's table."""
     columns = pages.view(HEADER_COLUMNS)
     here = slice(first, first + len(columns))
     file.table.scanned(first, columns)
     lives, numbers, found = made.lives[here], made.numbers[here], made.found[here]
     lives[:], numbers[:], made.eras[here] = columns["life"], columns["number"], columns["era"]
     whole = whole_headers(pages)
-    # A whole header is not empty, and most are whole.
+    # An undamaged header is not empty, so only look for zeros in the others, which are few.
     found[:, 1] = whole
     others = np.flatnonzero(~whole)
     found[others, 1] = pages.reshape(-1, HEADER_STEP)[others, :HEADER_BYTES].any(axis=1)

@@ -1,5 +1,5 @@
-"""Small files beside the slots of a disk tier: written durably as a whole, and read back only if every byte
-is as it was written."""
+"""Small files beside the slots of a disk tier, with a checksum: written durably as a whole, and refused if
+they are damaged."""
 
 from __future__ import annotations
 

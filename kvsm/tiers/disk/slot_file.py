@@ -1,26 +1,26 @@
 """The file of one rank's disk tier, opened by one process.
 
-What is found under its name decides what happens. Bytes are taken only if everything about them is equal.
+The file under the given path decides what happens. Its blocks are kept only if all of these are equal:
 
-============================================  ================================================
-found                                         what happens
-============================================  ================================================
-nothing, or a file without any data           it is made: cold
-a file that another process holds             refused; the error names that process
-a link, a pipe, a file that others can touch  refused, as `private_files.py` says
-a file without our superblock                 refused: it is somebody's data
-ours, and both superblocks are damaged        replaced: cold, and `cold_reason` says why
-ours, of another format                       the same
-ours, of another identity or geometry         the same, with a line for each difference
-ours, and longer or shorter than it was made  the same
-ours, and equal in all of this                taken: warm
-============================================  ================================================
+=============================================  ===============================================
+found                                          what happens
+=============================================  ===============================================
+no file, or a file without any data            created: cold
+a file that another process has locked         refused; the error names that process
+a link, a pipe, a file open to other users     refused; see `private_files.py`
+a file without kvsm's superblock               refused: it is other data
+kvsm's file, and both superblocks are damaged  replaced: cold; `cold_reason` says why
+- of another format                            likewise
+- of another identity or geometry              likewise, with a line for each difference
+- longer or shorter than it was created        likewise
+- equal in all of this                         kept: warm
+=============================================  ===============================================
 
-Opening raises the life of the file in both superblocks, and waits until that is on disk. So the
-generations of this life are later than all that any earlier life has written.
+Opening raises the life of the file in both superblocks, and returns when that is on disk. So the generations
+of this life are newer than the generations of every earlier life.
 
-The lock is the `flock` of the file. It ends with this process, once the kernel has finished the calls that
-the process was in; so nothing of a killed process is written under its successor. A forked child closes its
+The lock is the `flock` of the file. The kernel releases it when this process has ended and its last calls are
+finished; so no write of a killed process comes after its successor has the lock. A forked child closes its
 copy of the file at once.
 """
 
@@ -59,21 +59,21 @@ from kvsm.tiers.disk.slot_table import SlotTable
 _LOGGER = logging.getLogger("kvsm.tiers.disk")
 _PURPOSE = "a disk tier"
 _TRIES = 100
-"""How often the name may change its file while it is opened."""
+"""How often to open the path again, if the file is replaced meanwhile."""
 
 
 class SlotFile:
-    """An open file of a disk tier. The head of this module says what it takes, replaces and refuses.
+    """An open file of a disk tier. The module's docstring says which files are kept, replaced or refused.
 
-    path: its name. Only this user can read it.
+    path: the file, readable by this user only.
     geometry: sizes and rank.
     identity: what the bytes mean.
-    direct: use direct I/O where the file system grants it.
+    direct: use direct I/O if the file system supports it.
 
-    Raises `UnusableFiles`; `ConfigError` if another process holds the file, or for an identity that has no
-    room. Attributes: `direct`, whether direct I/O is used; `cold_reason`, why nothing of
-    an earlier life was taken, empty if it was; `found_life`, the last life before this one, 0 if cold;
-    `table`, what the slots hold.
+    Raises `UnusableFiles`; `ConfigError` if another process has locked the file, or if the identity is too
+    long. Attributes: `direct`, whether direct I/O is used; `cold_reason`, why no block of an earlier life is
+    kept, empty if warm; `found_life`, the last life before this one, 0 if cold; `table`, the state of the
+    slots.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class SlotFile:
         direct: bool = True,
     ) -> None:
         geometry.check()
-        Superblock(0, bytes(FILE_ID_BYTES), geometry, identity).encode()  # refuses what has no room
+        Superblock(0, bytes(FILE_ID_BYTES), geometry, identity).encode()  # raises if it is too long
         self.path, self.geometry, self.identity = Path(path), geometry, identity
         self.digest = identity.digest()
         self.direct = False
@@ -116,13 +116,14 @@ class SlotFile:
 
     @property
     def file_id(self) -> bytes:
-        """Random, and new with each file that is made."""
+        """Random id, new for each created file."""
         return self._superblock.file_id
 
     def raise_life(self, life: int) -> None:
-        """Go on as this life, so that the files of all ranks have one. Before the first store.
+        """Continue as a later life, before the first store, so that the files of all ranks have the same
+        life.
 
-        Raises `OSError`, and `ValueError` for a life before this one.
+        Raises `OSError`, and `ValueError` for an earlier life.
         """
         if life < self.life:
             raise ValueError(f"life {life} is before life {self.life}")
@@ -130,20 +131,20 @@ class SlotFile:
             self._write_life(life)
 
     def read(self, memory: Any, offset: int) -> None:
-        """Fill this aligned memory. Raises `OSError`."""
+        """Fill this aligned memory with the bytes of the file from `offset` on. Raises `OSError`."""
         read_at(self._open(), memory, offset)
 
     def write(self, parts: Sequence[Any], offset: int) -> None:
-        """Write these aligned parts of memory, one behind the other. Raises `OSError`."""
+        """Write these aligned parts of memory, one after another from `offset` on. Raises `OSError`."""
         write_at(self._open(), parts, offset)
 
     def flush(self) -> None:
-        """Return when all that was written before is on disk. Raises `OSError`, and once only."""
+        """Return when all earlier writes are on disk. Raises `OSError`: Linux reports an error only once."""
         os.fdatasync(self._open())
 
     def check_there(self) -> None:
-        """Raises `OSError` if the file was removed or cut since it was opened: what is stored in it now
-        would be lost with this process, or would make a file with holes."""
+        """Raise `OSError` if the file was removed or truncated since it was opened: new stores would be lost
+        with this process, or would make a file with holes."""
         found = os.fstat(self._open())
         if not found.st_nlink:
             raise OSError(errno.ENOENT, "the file was removed; start again to make a new one")
@@ -153,7 +154,7 @@ class SlotFile:
             )
 
     def close(self) -> None:
-        """Close the file, which stays, and give up its lock. Idempotent."""
+        """Close the file and release its lock. The file is not removed. Idempotent."""
         descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             os.close(descriptor)
@@ -164,7 +165,7 @@ class SlotFile:
         return self._descriptor
 
     def _opened(self) -> Superblock:
-        """Open and lock the file under the name. Returns what it says, or what a new one will say."""
+        """Open and lock the file. Returns its superblock; that of a new file if it is created or replaced."""
         for _ in range(_TRIES):
             self.close()
             self._descriptor, _ = open_private(self.path, _PURPOSE)
@@ -188,8 +189,8 @@ class SlotFile:
             raise ConfigError(f"{self.path}: is in use by {holder}; end it, or give another path") from None
 
     def _made(self) -> Superblock:
-        """Make the file. Write its superblocks first: if this process is killed meanwhile, the next one knows
-        the file and replaces it."""
+        """Create the file. Write its superblocks first: if this process is killed meanwhile, the next process
+        recognizes the file and replaces it."""
         size = self.geometry.file_bytes
         made = Superblock(0, os.urandom(FILE_ID_BYTES), self.geometry, self.identity)
         try:
@@ -207,10 +208,11 @@ class SlotFile:
         return made
 
     def _found(self) -> Superblock | None:
-        """What the file says; None if it must be replaced, with `cold_reason` set."""
+        """Return the newest superblock of the file. None, with `cold_reason` set, if the file must be
+        replaced."""
         copies = self._copies()
         read = [read_superblock(copy) for copy in copies]
-        whole = [one for one in read if isinstance(one, Superblock)]
+        whole = [copy for copy in read if isinstance(copy, Superblock)]
         if not whole:
             if not any(map(is_superblock, copies)):
                 raise UnusableFiles(
@@ -218,7 +220,7 @@ class SlotFile:
                 )
             self.cold_reason = [str(read[not is_superblock(copies[0])])]
             return None
-        last = max(whole, key=lambda one: one.life)
+        last = max(whole, key=lambda superblock: superblock.life)
         size = os.fstat(self._descriptor).st_size
         reasons = last.identity.differences(self.identity)
         if last.geometry != self.geometry:
@@ -235,14 +237,14 @@ class SlotFile:
         ]
 
     def _write_life(self, life: int) -> None:
-        """Write both superblocks, the older one first, so that one of them is whole at any moment."""
+        """Write both superblocks, the older copy first, so that at any moment one copy is whole."""
         self._superblock = msgspec.structs.replace(self._superblock, life=life)
         memory = aligned_memory(SUPERBLOCK_BYTES)
         read = []
         for number in range(SUPERBLOCKS):
             read_at(self._descriptor, memory, number * SUPERBLOCK_BYTES)
             read.append(read_superblock(memory.tobytes()))
-        lives = [one.life if isinstance(one, Superblock) else -1 for one in read]
+        lives = [copy.life if isinstance(copy, Superblock) else -1 for copy in read]
         page = _page_of(self._superblock)
         for number in np.argsort(lives, kind="stable").tolist():
             write_at(self._descriptor, [page], number * SUPERBLOCK_BYTES)
@@ -250,15 +252,15 @@ class SlotFile:
 
 
 def _page_of(superblock: Superblock) -> NDArray[np.uint8]:
-    """The superblock in aligned memory."""
+    """Return the encoded superblock in aligned memory."""
     page = aligned_memory(SUPERBLOCK_BYTES)
     page[:] = np.frombuffer(superblock.encode(), np.uint8)
     return page
 
 
 def _has_no_data(descriptor: int) -> bool:
-    """Whether nothing was ever written to the file, so that nobody loses anything. Its maker may have been
-    killed when only the size was known."""
+    """Whether the file has no written byte, so that no data is lost if it is replaced. Its creator may have
+    been killed after it had only set the size."""
     if not os.fstat(descriptor).st_size:
         return True
     try:

@@ -1,6 +1,6 @@
-"""What the slots of one rank's file hold, as this process knows it: a state, a generation and checksums.
+"""A table in memory of the slots of one rank's file: state, generation and checksums of each slot.
 
-No two transfers under way have a slot in common, except loads. So threads change entries without a lock.
+Transfers in flight share no slots, except loads. So threads change entries without a lock.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _NEXT = {
 
 
 class SlotProof(NamedTuple):
-    """What a load of a slot must find.
+    """The expected content of a slot.
 
+    generation: the store that wrote the slot.
     payload: the checksum of its payload.
     header: the checksum of its header, which names its key.
     """
@@ -36,7 +37,7 @@ class SlotProof(NamedTuple):
 
 
 class SlotTable:
-    """What is known of `num_slots` slots, all EMPTY at first."""
+    """The entries of `num_slots` slots, all EMPTY at first."""
 
     def __init__(self, num_slots: int) -> None:
         self.states = np.zeros(num_slots, np.uint8)
@@ -46,7 +47,7 @@ class SlotTable:
         self._headers = np.zeros(num_slots, np.uint64)
 
     def step(self, slots: Iterable[int], trigger: DiskSlotTrigger) -> None:
-        """Let this happen to these slots. Raises `TransferFailed` if it may not happen to one of them."""
+        """Apply a trigger to these slots. Raises `TransferFailed` if it is illegal in the state of a slot."""
         for slot in slots:
             target = _NEXT.get((int(self.states[slot]), trigger))
             if target is None:
@@ -55,25 +56,27 @@ class SlotTable:
             self.states[slot] = target
 
     def begin(self, slots: Sequence[int], generation: SlotGeneration) -> None:
-        """A store of this generation begins to write these slots."""
-        self.step([one for one in slots if self.states[one] == DiskSlotState.SEALED], DiskSlotTrigger.DROP)
+        """Note that a store of this generation begins to write these slots."""
+        sealed = [slot for slot in slots if self.states[slot] == DiskSlotState.SEALED]
+        self.step(sealed, DiskSlotTrigger.DROP)
         self.step(slots, DiskSlotTrigger.WRITE)
         self._lives[list(slots)], self._numbers[list(slots)] = generation
 
     def seal(self, slots: Sequence[int], payloads: Sequence[int], headers: Sequence[int]) -> None:
-        """A store has written these slots. payloads, headers: their checksums."""
+        """Note that a store has written these slots. payloads, headers: the checksums of each slot."""
         self._payloads[list(slots)], self._headers[list(slots)] = payloads, headers
         self.step(slots, DiskSlotTrigger.SEAL)
 
     def scanned(self, first: int, columns: NDArray[np.void]) -> None:
-        """The headers of the slots from `first` on say this. No slot can be loaded for that."""
+        """Enter generations and checksums of scanned headers, for the slots from `first` on. This does not
+        make a slot readable."""
         here = slice(first, first + len(columns))
         self._lives[here], self._numbers[here] = columns["life"], columns["number"]
         self._payloads[here], self._headers[here] = columns["payload"], columns["checksum"]
 
     def found(self, slots: Sequence[int]) -> None:
-        """Recovery has found these slots sealed, and their headers were scanned before. Their payloads are
-        not read yet. Raises `ConfigError` if something was found or stored before."""
+        """Make recovered slots readable. Their headers were scanned; their payloads are not read yet. Raises
+        `ConfigError` if slots were already recovered or stored."""
         self.check_unused()
         if len(slots):
             self.states[np.asarray(slots, np.int64)] = _NEXT[
@@ -81,12 +84,12 @@ class SlotTable:
             ]
 
     def check_unused(self) -> None:
-        """Raises `ConfigError` if something was found or stored before."""
+        """Raise `ConfigError` if slots were already recovered or stored."""
         if self.states.any():
             raise ConfigError("a disk tier is recovered once, and before its first store")
 
     def proof(self, slot: int) -> SlotProof:
-        """What a load of this slot must find. Raises `TransferFailed` if it holds nothing."""
+        """Return the expected content of a slot. Raises `TransferFailed` if the slot is not SEALED."""
         if self.states[slot] != DiskSlotState.SEALED:
             state = DiskSlotState(self.states[slot]).name
             raise TransferFailed(f"disk slot {slot} holds nothing that can be loaded: it is {state}")

@@ -1,26 +1,26 @@
-"""The files of a disk tier whose ranks and scheduler are processes of their own, and what they exchange.
+"""The files of a disk tier, and how workers and scheduler exchange what they find in them at the start.
 
-    directory/engine0-rank0           slots of rank 0, written by its worker
-    directory/engine0-rank0.found     what their headers say, by the worker at its start, for the scheduler
-    directory/engine0.recovered       which slots serve which keys, by the scheduler at its start, for workers
-    directory/engine0.era             which slots are valid, by the scheduler
-    directory/engine0.log             where the scheduler logs what is stored, for the next engine
+    directory/engine0-rank0         slots of rank 0, written by its worker
+    directory/engine0-rank0.found   scan of their headers, written by the worker at its start
+    directory/engine0.recovered     which slots serve which keys, written by the scheduler at its start
+    directory/engine0.era           which slots are valid, written by the scheduler
+    directory/engine0.log           the log of the stores, written by the scheduler for the next engine
 
-The workers start before the scheduler: when the scheduler decides, all of them have reported what they found.
-Before its first copy a worker reads the decision.
+Workers start before the scheduler: when the scheduler decides, every worker has written its scan. A worker
+reads the decision before its first copy.
 
-An engine can serve without its disk. So each file that a start cannot use raises `UnusableFiles`. A rank that
-cannot use its file reports nothing, and then the engine serves without the disk:
+An engine can serve without its disk. So every file that cannot be used at the start raises `UnusableFiles`. A
+rank that cannot use its file writes no scan, and then the engine serves without the disk:
 
 =========================================  =================================================================
-fault                                      what follows
+fault                                      consequence
 =========================================  =================================================================
-a worker cannot use the directory or file  it has no disk, and reports each copy as failed; the scheduler
-                                           misses its `.found`
+a worker cannot use the directory or file  it has no disk, and reports each copy as failed; its `.found` is
+                                           missing, so the scheduler plans no copies
 the scheduler cannot read or write         it plans no copies; the workers' files stay open and unused
-a worker cannot remove an old `.found`     it has no disk; the scheduler may take the old one for a new one,
-                                           and then each copy fails; if the old one is of another number of
-                                           slots, the scheduler plans no copies
+a worker cannot remove an old `.found`     it has no disk; the scheduler may use the old `.found`, and then
+                                           each copy fails; if the old `.found` has another number of slots,
+                                           the scheduler plans no copies
 =========================================  =================================================================
 """
 
@@ -44,16 +44,16 @@ from kvsm.tiers.disk.recovery import CONDITIONS, RankScan, Recovered, decide, sc
 from kvsm.tiers.disk.slot_file import SlotFile
 
 _MOST_BYTES = 8 << 30
-"""Of a file that the two sides exchange."""
+"""Most bytes of a `.found` or `.recovered` file."""
 
 _Life = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class Decided(NamedTuple):
-    """What an engine finds at its start.
+    """The decision of the scheduler at its start.
 
     found: which slots serve which keys.
-    era: with which the engine starts.
+    era: the era at the start.
     made: ranks whose files are new.
     """
 
@@ -66,7 +66,7 @@ class TierFiles(TierDirectory):
     """The files of one engine's disk tier.
 
     directory, engine: as in `TierDirectory`.
-    ranks: how many workers have a file of slots.
+    ranks: number of workers, each with a file of slots.
     """
 
     def __init__(self, directory: Path, engine: str, ranks: int) -> None:
@@ -74,14 +74,14 @@ class TierFiles(TierDirectory):
         self.ranks = ranks
 
     def open_slots(self, rank: int, geometry: DiskGeometry, identity: PoolIdentity) -> SlotFile:
-        """Open the slots of a rank in its worker, and report to the scheduler what they hold.
+        """Open the slots of a rank in its worker, and write the scan of their headers for the scheduler.
 
         Raises `UnusableFiles`, and `ConfigError` as `SlotFile` does.
         """
         path = self._found(rank)
         try:
             with suppress(FileNotFoundError, NotADirectoryError):
-                path.unlink()  # An engine may have ended before it read this.
+                path.unlink()  # left by an engine that ended before its scheduler read it
             self.make()
             file = SlotFile(self.slots(rank), geometry, identity)
             try:
@@ -100,15 +100,16 @@ class TierFiles(TierDirectory):
         return file
 
     def decide(self, weights: str, num_slots: int) -> Decided:
-        """Decide in the scheduler which slots serve which keys on all ranks, if these weights have computed
-        them, and publish it to the workers. num_slots: of each rank.
+        """Decide in the scheduler which slots serve which keys, and publish the decision to the workers.
+        Begins a new era if necessary (`era_at_start`). Raises `UnusableFiles`.
 
-        Begins an era if the last one is over. Raises `UnusableFiles`.
+        weights: the version of the weights; only blocks that they computed are kept.
+        num_slots: number of slots of each rank.
         """
         try:
             self.make()
             scans = [self._read_found(rank, num_slots) for rank in range(self.ranks)]
-            era = era_at_start(self.era, weights, max(one.life for one in scans))
+            era = era_at_start(self.era, weights, max(found.life for found in scans))
             recovered = decide(scans, era.id)
             write_whole(self._recovered, msgspec.msgpack.encode(recovered))
             for rank in range(self.ranks):
@@ -118,10 +119,10 @@ class TierFiles(TierDirectory):
                 f"{self._directory}: what the ranks have found cannot be read, or nothing can be written: "
                 f"{error}; make room and give this process the rights it needs, or give another directory"
             ) from error
-        return Decided(recovered, era, tuple(rank for rank, one in enumerate(scans) if one.life == 1))
+        return Decided(recovered, era, tuple(rank for rank, found in enumerate(scans) if found.life == 1))
 
     def read_decided(self) -> Recovered:
-        """What the scheduler has decided. Raises `ConfigError` and `OSError`."""
+        """Read the scheduler's decision, in a worker. Raises `ConfigError` and `OSError`."""
         try:
             return msgspec.msgpack.decode(read_trusted(self._recovered, _MOST_BYTES), type=Recovered)
         except msgspec.DecodeError as error:
@@ -176,7 +177,7 @@ def _encoded(found: RankScan) -> bytes:
 
 
 def _decoded(data: bytes, num_slots: int) -> RankScan:
-    """Raises `ValueError`."""
+    """Decode a scan. Raises `ValueError` if it is malformed, or not of `num_slots` slots."""
     *arrays, keys, life = msgspec.msgpack.decode(
         data, type=tuple[bytes, bytes, bytes, bytes, list[bytes], _Life]
     )

@@ -1,9 +1,9 @@
-"""`Claims`: a decode engine's thread, which asks prefill engines for hand-overs and gives them back.
+"""`Claims`: a thread of a decode engine that claims hand-overs from prefill engines and gives them back.
 
-The engine's thread never waits for another process: it says what it wants (`ask`, `give_back`), and looks in
-each step for what has come (`take_answers`). Every question gets one answer in the end, whatever the prefill
-engine does: if it is gone, is silent or speaks nonsense, the answer is a refusal, or that nothing was held.
-An error of one claim ends this claim and no other.
+The engine's thread never waits for another process: it queues requests (`ask`, `give_back`), and takes
+the answers in each step (`take_answers`). Each request gets exactly one answer, whatever the prefill engine
+does: if that is gone, silent or sends invalid data, the answer is `Refused`, or `GivenBack` with held=False.
+An error of one claim ends only this claim.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from kvsm.tiers.hand_over.peer_messages import (
 _LOGGER = logging.getLogger("kvsm")
 
 AGAIN_S = 0.002
-"""Between two questions whether the last blocks have arrived (s)."""
+"""Pause between two claims of a hand-over whose last blocks have not arrived (s)."""
 
 LONGEST_SLEEP_S = 60.0
 
@@ -46,17 +46,19 @@ ANSWER_S = 5.0
 """How long a prefill engine may take for one answer (s). Its thread answers in a millisecond or two."""
 
 MOST_CONNECTIONS = 1024
-"""Further claims are refused: silent prefill engines must not use up the descriptors of this process."""
+"""Most open claims. Further claims are refused, so that silent prefill engines cannot use up the descriptors
+of this process."""
 
 
 class _OpenClaim(msgspec.Struct, eq=False):
-    """One hand-over, as this thread knows it.
+    """One hand-over in this thread. Times are of `time.monotonic` (s).
 
-    ticket: how the engine names it.
-    due: when it asks again, or gives up waiting for an answer (s).
-    asked: the question that is not answered yet; None if the next one is due, or none is wanted.
-    next: the question that follows.
-    until: when it stops asking (s).
+    ticket: the engine's number for it.
+    engine: the id of the prefill engine.
+    until: when to stop repeating the claim.
+    next: the next question to send; None: none.
+    due: when to send the next question, or to give up waiting for the answer.
+    asked: the sent question without an answer; None: none.
     """
 
     ticket: int
@@ -73,8 +75,8 @@ class _OpenClaim(msgspec.Struct, eq=False):
 class Claims:
     """The claims of one decode engine.
 
-    directory: in which the engines meet (`hand_over_directory`).
-    timeout_s: how long a prefill engine may take until its last blocks have arrived (s).
+    directory: the common directory of the engines (`hand_over_directory`).
+    timeout_s: how long to wait until the last blocks have arrived on the prefill engine's host (s).
     """
 
     def __init__(self, directory: Path, timeout_s: float) -> None:
@@ -93,38 +95,39 @@ class Claims:
     # The engine's thread.
 
     def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
-        """Claim a hand-over of this engine. The answer is `Offered` or `Refused`."""
+        """Claim a hand-over of prefill engine `engine`. The answer is `Offered` or `Refused`."""
         until = time.monotonic() + self._timeout_s
-        self._tell(_OpenClaim(ticket, engine, claim, until, claim))
+        self._queue(_OpenClaim(ticket, engine, claim, until, claim))
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
-        """End a claim; legal at any time. read: the blocks were copied. Only then `GivenBack` follows.
+        """End a claim; legal at any time.
 
-        had: the blocks of an `Offered` claim are not needed, because this engine has them.
+        read: whether the blocks were copied. Only then the answer `GivenBack` follows.
+        had: whether an `Offered` claim ends because this engine has the blocks already.
         """
-        self._tell((ticket, read, had))
+        self._queue((ticket, read, had))
 
     def take_answers(self) -> list[tuple[int, Answer]]:
-        """(ticket, answer) of what was answered since the last call."""
+        """Return (ticket, answer) for each answer since the last call."""
         answers = []
         while self._answers:
             answers.append(self._answers.popleft())
         return answers
 
     def close(self) -> None:
-        """Close every connection: what was claimed is given up. Idempotent."""
+        """Close every connection, which gives up all claims. Idempotent."""
         self._closing = True
         self._wake_up()
         self._thread.join()
 
-    def _tell(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
+    def _queue(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
         self._commands.append(command)
         if self._ended:
             self._refuse_commands()
         self._wake_up()
 
     def _wake_up(self) -> None:
-        with suppress(OSError):  # it is awake, or has ended
+        with suppress(OSError):  # the thread is awake, or has ended
             self._wake.send(b"x")
 
     # This thread.
@@ -133,7 +136,7 @@ class Claims:
         try:
             while not self._closing:
                 self._turn()
-        except Exception as error:  # Nobody else would hear of it.
+        except Exception as error:  # a thread has no caller that would see it
             _LOGGER.error("the thread that claims hand-overs has died: %s", described(error))
         finally:
             self._ended = True
@@ -144,7 +147,7 @@ class Claims:
                 closed.close()
 
     def _refuse_commands(self) -> None:
-        """Answer what was asked when nobody serves it any more. Two threads may do so at once."""
+        """Answer all queued commands once the thread has ended. Two threads may run this at a time."""
         with suppress(IndexError):
             while True:
                 command = self._commands.popleft()
@@ -161,24 +164,24 @@ class Claims:
             if key.fileobj is self._woken:
                 self._woken.recv(4096)
         while self._commands:
-            self._obey(self._commands.popleft())
+            self._run_command(self._commands.popleft())
         for key, _ in ready:
             if isinstance(key.data, _OpenClaim) and key.data.ticket in self._open:
-                self._hear(key.data)
+                self._receive(key.data)
         now = time.monotonic()
         for one in [one for one in self._open.values() if one.due <= now]:
             if one.asked is not None:
                 self._finish(one, f"it does not answer within {ANSWER_S:g} s")
             elif one.next is not None:
-                self._say(one)
+                self._send(one)
 
-    def _obey(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
+    def _run_command(self, command: _OpenClaim | tuple[int, bool, bool]) -> None:
         if isinstance(command, _OpenClaim):
             self._open[command.ticket] = command
             if len(self._open) > MOST_CONNECTIONS:
                 self._finish(command, f"this engine claims {MOST_CONNECTIONS} hand-overs already")
             else:
-                self._say(command)
+                self._send(command)
             return
         ticket, read, had = command
         one = self._open.get(ticket)
@@ -188,12 +191,15 @@ class Claims:
         elif read:
             one.next = GiveBack(one.claim.hand_over, read=True)
             if one.asked is None:
-                self._say(one)
+                self._send(one)
         else:
             self._decline(one, had)
 
     def _decline(self, one: _OpenClaim, had: bool) -> None:
-        """Say that the hand-over is not wanted. A claimed one is given up when its connection is closed."""
+        """Send that the hand-over is not wanted, and close the connection, which gives up a claimed one.
+
+        had: whether this engine has the blocks already.
+        """
         if one.connection is not None:
             not_wanted = msgspec.structs.replace(one.claim, wanted=False)
             last = GiveBack(one.claim.hand_over, read=False) if had else not_wanted
@@ -201,7 +207,8 @@ class Claims:
                 one.connection.send(packed(last))
         self._close(one)
 
-    def _say(self, one: _OpenClaim) -> None:
+    def _send(self, one: _OpenClaim) -> None:
+        """Send the next question, and connect first if necessary."""
         question = one.next
         if question is None:
             return
@@ -222,7 +229,7 @@ class Claims:
             one.asked, one.next, one.due = question, None, time.monotonic() + ANSWER_S
 
     def _connect(self, one: _OpenClaim) -> bool:
-        """Connect to the engine of the claim. Returns False if too many connections are being made."""
+        """Connect to the engine of the claim. Returns False if its queue of new connections is full."""
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.setblocking(False)
@@ -237,7 +244,8 @@ class Claims:
         one.connection = connection
         return True
 
-    def _hear(self, one: _OpenClaim) -> None:
+    def _receive(self, one: _OpenClaim) -> None:
+        """Receive bytes, and take the answer if it is complete."""
         assert one.connection is not None
         try:
             received = one.connection.recv(1 << 20)
@@ -255,7 +263,7 @@ class Claims:
             self._take(one, answer)
 
     def _take(self, one: _OpenClaim, answer: Answer) -> None:
-        """Receive the answer to the last question."""
+        """Apply the answer to the last question."""
         if isinstance(answer, GivenBack):
             self._answers.append((one.ticket, answer))
             self._close(one)
@@ -265,7 +273,7 @@ class Claims:
             self._answers.append((one.ticket, answer))
             one.asked, one.due = None, float("inf")
             if one.next is not None:
-                self._say(one)
+                self._send(one)
         else:
             self._finish(one, answer.reason)
 
@@ -276,7 +284,7 @@ class Claims:
             self._finish(one, f"its last blocks have not arrived within {self._timeout_s:g} s")
 
     def _finish(self, one: _OpenClaim, reason: str) -> None:
-        """It ends without what was wanted: nothing was offered, or nothing was held."""
+        """End a claim without success: answer `Refused`, or `GivenBack` with held=False."""
         last = one.asked or one.next
         if isinstance(last, GiveBack):
             self._answers.append((one.ticket, GivenBack(held=False)))

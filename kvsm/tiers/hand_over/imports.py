@@ -1,7 +1,7 @@
 """`PoolImports`: one rank copies its share of handed-over blocks into its own host pool.
 
-`HostCopyEngine` copies rows of the other engine's pool to rows of this one. A pool is mapped while copies out
-of it are in flight, and no longer: the memory of an engine that has ended is free only when nobody maps it.
+`HostCopyEngine` copies rows of the other engine's pool to rows of this engine's pool. A pool is mapped only
+while copies from it are in flight, because a mapping keeps the memory of an ended engine allocated.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from kvsm.tiers.hand_over.peer_messages import pool_path
 
 
 class _Source:
-    """The pool of another engine, the threads that copy out of it, and the jobs in flight."""
+    """The pool of another engine, the engine that copies from it, and the jobs in flight."""
 
     def __init__(self, path: Path, host: NDArray[np.uint8]) -> None:
         self.pool = BorrowedPool(path, host.shape[1])
         self.engine = HostCopyEngine(self.pool.blocks, host)
         self.jobs: dict[int, tuple[ImportJob, float]] = {}
-        """Transfer -> its job, and when it was submitted (`perf_counter`)."""
+        """Transfer -> its job, and when it was submitted (s, `perf_counter`)."""
 
     def close(self) -> None:
         self.engine.close()
@@ -39,9 +39,10 @@ class _Source:
 class PoolImports:
     """The imports of one rank.
 
-    directory: in which the engines meet.
+    rank: this rank, which copies from the pool of the same rank of the other engine.
+    directory: the common directory of the engines.
     host: this rank's host pool.
-    arrived: called with host blocks that were copied, before that is reported.
+    arrived: called with the copied host blocks, before the copy is reported.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PoolImports:
         self._refused: list[WorkerReport] = []
 
     def start(self, jobs: Sequence[ImportJob]) -> None:
-        """Begin these copies. One that cannot begin is reported as bad."""
+        """Start these copies. A copy that cannot start is reported as bad."""
         for job in jobs:
             self._start(job)
 
@@ -75,7 +76,8 @@ class PoolImports:
             self._refused.append(WorkerReport(job.transfer, self._rank, False, described(error)))
 
     def poll(self) -> list[WorkerReport]:
-        """Reports of the copies that have ended since the last call. Unmaps the pools that are not read."""
+        """Return the reports of copies that have ended since the last call. Unmap pools without copies in
+        flight."""
         reports, self._refused = self._refused, []
         for name, source in list(self._sources.items()):
             for result in source.engine.poll():
@@ -89,7 +91,7 @@ class PoolImports:
         return reports
 
     def close(self) -> None:
-        """Let every copy end, and unmap all pools. Idempotent."""
+        """Wait until every copy has ended, and unmap all pools. Idempotent."""
         for source in self._sources.values():
             source.close()
         self._sources.clear()

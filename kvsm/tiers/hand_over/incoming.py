@@ -1,17 +1,17 @@
-"""`IncomingHandOvers`: how a decode engine gets the blocks of a prompt that another engine has computed.
+"""`IncomingHandOvers`: how a decode engine gets the blocks of a prompt that a prefill engine has computed.
 
-=========  ===================================================================================================
+========== ===================================================================================================
 claiming   a request arrived that names a hand-over; the prefill engine was asked for it (`Claims`)
-copying    every rank copies its share from the other engine's host pool into its own: a store of this ledger
-confirming every rank has reported a good copy; the prefill engine was asked if it held the blocks all along
-=========  ===================================================================================================
+copying    every rank copies its share from the prefill engine's host pool: a store in this engine's ledger
+confirming every rank has reported a good copy; the prefill engine was asked if the blocks were held until now
+========== ===================================================================================================
 
-Until then the request waits. The reports of the ranks reach the ledger only with the answer: as good if the
-blocks were held, else as failed. Then the request asks for a match like any other, finds the blocks on the
-host, and loads them. Whatever fails on the way, the request computes what it lacks, and one line says why.
+The request waits until the answer. Only then the reports of the ranks are applied to the ledger: as good if
+the blocks were held, else as failed. Then the request is matched like any other, and loads the blocks from
+the host. If anything fails on the way, the request computes the missing tokens, and one log line says why.
 
-A request that ends early gives up what it has only claimed. A copy that has begun goes on: other requests may
-want the blocks.
+If a request ends early, a claim without a copy is given up. A copy that has begun continues, because other
+requests may need the blocks.
 """
 
 from __future__ import annotations
@@ -36,23 +36,24 @@ from kvsm.system.printable import printable
 from kvsm.tiers.hand_over.peer_messages import IDS_END, Answer, GivenBack, HandOverClaim, Offered, Refused
 
 _MOST_SHOWN = 300
-"""At most this many characters of a prefill engine's text are logged."""
+"""Most characters of a prefill engine's text that are logged."""
 
 Digest = Callable[[Any, int], bytes]
-"""A digest of the first tokens of a request, and of what else decides their KV."""
+"""(request, number of tokens) -> a digest of its first tokens, and of all else that decides their KV."""
 
 
 class ClaimsChannel(Protocol):
-    """How prefill engines are asked: `kvsm.tiers.hand_over.claiming.Claims`, or a model of it."""
+    """The connection to prefill engines: `kvsm.tiers.hand_over.claiming.Claims`, or a model of it."""
 
     def ask(self, ticket: int, engine: str, claim: HandOverClaim) -> None:
-        """Claim a hand-over of this engine. The answer is `Offered` or `Refused`."""
+        """Claim a hand-over of prefill engine `engine`. The answer is `Offered` or `Refused`."""
         ...
 
     def give_back(self, ticket: int, *, read: bool, had: bool = False) -> None:
-        """End a claim. read: the blocks were copied; then `GivenBack` follows.
+        """End a claim.
 
-        had: the blocks are not needed, because this engine has them.
+        read: whether the blocks were copied. Only then the answer `GivenBack` follows.
+        had: whether the claim ends because this engine has the blocks already.
         """
         ...
 
@@ -61,7 +62,7 @@ class ClaimsChannel(Protocol):
         ...
 
     def close(self) -> None:
-        """Give up what was claimed."""
+        """Give up all claims."""
         ...
 
 
@@ -76,6 +77,8 @@ class IncomingState(Enum):
 class _Incoming(msgspec.Struct):
     """A hand-over to this engine.
 
+    ticket: its number in `ClaimsChannel`.
+    engine: the id of the prefill engine.
     num_tokens: the most tokens that it may cover.
     transfer: the store that imports its blocks; 0: not planned yet.
     reports: reports of the ranks, held back until the prefill engine confirms that the blocks were held.
@@ -93,10 +96,10 @@ class _Incoming(msgspec.Struct):
 class IncomingHandOvers:
     """The hand-overs to one decode engine.
 
-    claims: how the prefill engines are asked. They are closed here.
+    claims: the connection to prefill engines. `close` closes it.
     layout: what a block means in this engine.
-    digest: of a prompt, as the prefill engines make it.
-    logger: hears why a prompt is computed.
+    digest: computes the digest of a prompt, as the prefill engines do.
+    logger: gets a warning for each prompt that was not handed over.
     """
 
     def __init__(
@@ -111,14 +114,14 @@ class IncomingHandOvers:
         self._core, self._config, self._layout = core, config, layout
         self._claims, self._digest, self._logger = claims, digest, logger
         self.missed = 0
-        """Requests that compute a prompt which was to be handed over."""
+        """Number of requests that compute their prompt although it should have been handed over."""
         self._tickets = count(1)
         self._by_ticket: dict[int, _Incoming] = {}
         self._by_request: dict[str, _Incoming] = {}
         self._by_transfer: dict[int, _Incoming] = {}
 
     def arrived(self, tracked: TrackedRequest, request: Any) -> None:
-        """A request has arrived. If it names a hand-over, it is claimed."""
+        """Note a new request. If it names a hand-over, claim that."""
         params = tracked.remote_prefill
         if params is None or tracked.name in self._by_request:
             return
@@ -133,20 +136,18 @@ class IncomingHandOvers:
         self._claims.ask(one.ticket, one.engine, claim)
 
     def awaits(self, request: str) -> bool:
-        """Whether the blocks of this request are still on their way."""
+        """Whether this request waits for a hand-over."""
         return request in self._by_request
 
     def finished(self, request: str) -> None:
-        """The request is over."""
+        """Note that a request has ended. If its hand-over is only claimed, give the claim up."""
         one = self._by_request.pop(request, None)
         if one is not None and one.state is IncomingState.CLAIMING:
             self._give_up(one)
 
     def look(self) -> tuple[list[ImportJob], list[WorkerReport]]:
-        """What the prefill engines have answered: (copies that leave with this step, reports that count now).
-
-        The transfers are planned and submitted.
-        """
+        """Apply the answers of prefill engines. Returns the copies that leave with this step, whose transfers
+        are submitted, and the reports that the ledger must get now."""
         jobs: list[ImportJob] = []
         reports: list[WorkerReport] = []
         for ticket, answer in self._claims.take_answers():
@@ -167,7 +168,7 @@ class IncomingHandOvers:
         return jobs, reports
 
     def _begin(self, one: _Incoming, offer: Offered) -> list[ImportJob]:
-        """Plan the copies of what this engine lacks."""
+        """Plan the copies of the offered blocks that this engine lacks."""
         name, tracked, core = one.tracked.name, one.tracked, self._core
         chunk, all_keys = core.config.blocks_per_chunk, tracked.chunk_keys()
         search = HitSearch(self._config, chunk, all_keys, 0)
@@ -198,7 +199,7 @@ class IncomingHandOvers:
     def _why_unfit(
         self, one: _Incoming, offer: Offered, spans: Sequence[Span], all_keys: Sequence[Sequence[bytes]]
     ) -> str | None:
-        """Why nothing of an offer can be copied; None if each of its slots is a chunk of the prompt."""
+        """Return why an offer cannot be copied; None if each of its slots is a chunk of the prompt."""
         if not 0 < offer.num_tokens <= one.num_tokens or len(spans) != len(offer.groups):
             return "its blocks are not those of the prompt"
         for span, group, keys in zip(spans, offer.groups, all_keys):
@@ -206,7 +207,7 @@ class IncomingHandOvers:
                 keys
             ):
                 return "its blocks are not those of the prompt"
-            # A host block is a part of a slot. Which slots its pool has is known when the pool is mapped.
+            # A host block is a part of a slot. The size of the pool is checked when the pool is mapped.
             blocks_end = IDS_END // self._core.config.blocks_per_chunk
             if group.slots and not 0 <= min(group.slots) <= max(group.slots) < blocks_end:
                 return "it names slots that no pool has"
@@ -215,7 +216,7 @@ class IncomingHandOvers:
     def _describe(
         self, tracked: TrackedRequest, prepared: PreparedStore, places: Sequence[tuple[int, int]]
     ) -> None:
-        """Let the KV events say what the blocks hold, if there are any."""
+        """Add the content of the stored blocks to the KV events, if KV events are published."""
         publisher, chunk = self._core.publisher, self._core.config.blocks_per_chunk
         if publisher is None or prepared.job is None:
             return
@@ -225,7 +226,8 @@ class IncomingHandOvers:
         publisher.describe(prepared.job.transfer, described)
 
     def keep_back(self, reports: Sequence[WorkerReport]) -> list[WorkerReport]:
-        """The reports that count now. Those of a hand-over wait until the prefill engine has confirmed it."""
+        """Return the reports that the ledger must get now. Good reports of a hand-over are held back until
+        the prefill engine has confirmed that the blocks were held."""
         if not self._by_transfer:
             return list(reports)
         counted = [report for report in reports if report.transfer not in self._by_transfer]
@@ -234,26 +236,27 @@ class IncomingHandOvers:
             if one is None:
                 continue
             one.reports.append(report)
-            if len({said.worker for said in one.reports}) < self._core.config.workers:
+            if len({each.worker for each in one.reports}) < self._core.config.workers:
                 continue
-            if all(said.good for said in one.reports):
+            if all(each.good for each in one.reports):
                 if one.state is IncomingState.COPYING:
                     one.state = IncomingState.CONFIRMING
                     self._claims.give_back(one.ticket, read=True)
             else:
-                errors = {said.error for said in one.reports if not said.good}
+                errors = {each.error for each in one.reports if not each.good}
                 self._refuse(one.tracked.name, one.engine, f"the copy failed: {'; '.join(sorted(errors))}")
                 counted += one.reports
                 self._give_up(one)
         return counted
 
     def _judged(self, one: _Incoming, held: bool) -> list[WorkerReport]:
-        """The prefill engine has said whether the copied blocks were held all along."""
+        """Return the reports that were held back, changed to failed if the prefill engine did not hold the
+        blocks until they were copied."""
         reports = one.reports
         if not held:
             why = "the prefill engine did not hold the blocks until they were copied"
             self._refuse(one.tracked.name, one.engine, why)
-            reports = [WorkerReport(said.transfer, said.worker, False, why) for said in reports]
+            reports = [WorkerReport(each.transfer, each.worker, False, why) for each in reports]
         self._forget(one)
         return reports
 
@@ -280,13 +283,13 @@ class IncomingHandOvers:
         )
 
     def reset(self) -> None:
-        """The cache is reset: nothing that was computed before may come in afterwards. Copies that are under
-        way end, and nobody finds what they bring."""
+        """Give up claims without a copy at a reset of the cache, so that no block from before the reset is
+        imported afterwards. Copies in flight continue, but no request matches their blocks."""
         for one in list(self._by_ticket.values()):
             if one.state is IncomingState.CLAIMING:
                 self._refuse(one.tracked.name, one.engine, "this engine was reset")
                 self._give_up(one)
 
     def close(self) -> None:
-        """Give up what was claimed."""
+        """Give up all claims."""
         self._claims.close()

@@ -1,25 +1,24 @@
-"""`LeaseTable`: which hand-overs of a prefill engine are out, who may read them, and until when.
+"""`LeaseTable`: the open hand-overs of a prefill engine: which reader may read each, and until when.
 
-Two threads use it. The engine's thread offers a hand-over, says when its blocks can be read, and revokes it.
-The thread of the socket lets one reader claim it. Each call is one step under one lock, so the two cannot
-come between each other: this table decides what both may do.
+Two threads use it. The engine's thread offers a hand-over, notes when its blocks can be read, and revokes it.
+The socket's thread lets one reader claim it. Each call is atomic under one lock.
 
 =========  ==========================  =========  =========================================================
 state      call                        to         when
 =========  ==========================  =========  =========================================================
--          offer                       PREPARING  a request is over, and its last stores may be in flight
+-          offer                       PREPARING  a request has ended; its last stores may be in flight
 PREPARING  ready                       READY      its blocks are on the host, and pinned
-READY      claim                       CLAIMED    by one reader, before the time is up
+READY      claim                       CLAIMED    one reader claims it before it expires
 CLAIMED    give_back, read             -          taken: the blocks were held until this moment
 CLAIMED    give_back, not read         -          not needed: the reader had the blocks already
 CLAIMED    leave                       -          given up: the reader declines it, or is gone
-unclaimed  decline                     -          given up: a decode engine that knows the prompt declines it
-unclaimed  crowd_out                   -          newer hand-overs need its blocks
-any        expire                      -          its time is up; after a claim, the time of the claim
+unclaimed  decline                     -          given up: a decode engine with the prompt's digest declines
+unclaimed  crowd_out                   -          newer hand-overs need its share of the host pool
+any        expire                      -          its time is up; a claim restarts the time
 any        revoke                      -          the engine needs the blocks, or has lost them
 =========  ==========================  =========  =========================================================
 
-Leases are sorted by the time at which they expire, so no call visits leases that do not change.
+Leases are sorted by the time at which they expire, so no call visits leases that it does not change.
 
 The engine releases blocks only after their lease has ended, and a lease ends once. So a reader that gets
 `held=True` has read blocks that were not overwritten. A reader that was too slow gets `held=False`.
@@ -60,11 +59,12 @@ class LeaseEnd(Enum):
 
 
 class HandOverLease(msgspec.Struct):
-    """One hand-over.
+    """One open hand-over.
 
     prompt: the digest of the prompt. A claim with another digest is refused.
-    num_tokens: the tokens of the prompt that the digest covers.
-    until: when its time is up (s, on the table's clock).
+    num_tokens: number of tokens of the prompt that the digest covers.
+    until: when it expires (s, on the table's clock).
+    offer: the blocks; None until they are ready.
     reader: the connection that has claimed it; 0: none.
     """
 
@@ -80,7 +80,7 @@ class LeaseTable:
     """The leases of one engine. All calls may come from any thread.
 
     timeout_s: how long a lease waits for its reader, and then how long the reader may read (s).
-    clock: monotonic time (s); public, so that a test can choose it.
+    clock: monotonic time (s); public, so that a test can replace it.
     """
 
     def __init__(self, timeout_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -96,19 +96,19 @@ class LeaseTable:
     # The engine's thread.
 
     def offer(self, name: str, prompt: bytes, num_tokens: int) -> None:
-        """A hand-over begins. name: one that nobody can guess."""
+        """Open a hand-over. name: must be unguessable."""
         with self._lock:
             self._leases[name] = HandOverLease(prompt, num_tokens, self.clock() + self.timeout_s)
 
     def ready(self, name: str, offer: Offered) -> None:
-        """Its blocks can be read from now on, until it ends."""
+        """Allow a reader to claim the hand-over: its blocks are on the host and pinned."""
         with self._lock:
             lease = self._leases.get(name)
             if lease is not None and lease.state is HandOverState.PREPARING:
                 lease.state, lease.offer = HandOverState.READY, offer
 
     def revoke(self, name: str) -> None:
-        """Its blocks go, even while somebody reads them. From now on no reader is told "held all along"."""
+        """End the lease, even if a reader is reading the blocks. That reader then gets held=False."""
         with self._lock:
             self._end(name, LeaseEnd.REVOKED)
 
@@ -127,7 +127,7 @@ class LeaseTable:
                 self._end(next(iter(self._leases)), LeaseEnd.EXPIRED)
 
     def has_ended(self) -> bool:
-        """Whether a lease has ended, or its time is up, and the engine has not heard of it."""
+        """Whether `take_ended` has leases to return, or a lease must expire."""
         with self._lock:
             return bool(self._ended) or self._first_is_overdue()
 
@@ -163,7 +163,8 @@ class LeaseTable:
             return lease.offer
 
     def give_back(self, name: str, reader: int, *, read: bool) -> GivenBack:
-        """End a claim. Returns whether the blocks were held all the time. read: whether they were read."""
+        """End a claim. Returns whether the blocks were held until now. read: whether the reader has copied
+        them."""
         with self._lock:
             lease = self._leases.get(name)
             if lease is None or lease.state is not HandOverState.CLAIMED or lease.reader != reader:
@@ -175,7 +176,7 @@ class LeaseTable:
             return GivenBack(held=True)
 
     def decline(self, asked: HandOverClaim) -> None:
-        """End an unclaimed hand-over that a decode engine declines. The engine must know the prompt."""
+        """End an unclaimed hand-over that a decode engine declines, if it has the digest of the prompt."""
         with self._lock:
             lease = self._leases.get(asked.hand_over)
             if lease is not None and lease.reader == 0 and compare_digest(lease.prompt, asked.prompt):
@@ -187,7 +188,7 @@ class LeaseTable:
             return reader in self._claimed
 
     def leave(self, reader: int) -> None:
-        """The connection of this reader is closed. What it has not given back is given up."""
+        """End all claims of a reader whose connection is closed."""
         with self._lock:
             for name in list(self._claimed.get(reader, ())):
                 self._end(name, LeaseEnd.GIVEN_UP)

@@ -1,23 +1,23 @@
-"""`OutgoingHandOvers`: what a prefill engine keeps for the engines that decode its requests.
+"""`OutgoingHandOvers`: pins the blocks of finished requests on a prefill engine, for the decode engines.
 
-When a request with `do_remote_decode` has finished, its blocks are on the host, or on their way. They are
-pinned for a request of their own, so they are not evicted, and existing kinds of events record the whole
+When a request with `do_remote_decode` has finished, its blocks are on the host, or in flight to it. They are
+pinned for a separate request, so that they are not evicted; the existing kinds of events record the whole
 hand-over:
 
     hand-over-4f1d..-of-cmpl-42    matched, and pinned     when the blocks are on the host
                                    finished                when a decode engine has taken them, or had them
                                    aborted                 given up, expired, revoked by a reset, or shutdown
 
-The lease table decides who may read. Here its decisions become events, in the engine's thread: `look` is
-called when reports were taken, and before a plan leaves. So no plan that could write a slot leaves while its
-lease can still be confirmed.
+The lease table decides which engine may read. `look` turns its decisions into events, in the engine's thread:
+after reports are applied, and before a plan leaves. So when a plan leaves that writes a slot, every lease
+of that slot has ended, and cannot be confirmed any more.
 
-Two bounds keep clients that never send a decode engine from stopping others:
+Two limits protect an engine from clients that never use their hand-overs:
 
 - All hand-overs together pin at most a share of the host pool. To make room for a new one, the oldest that
   no engine is reading are given up. A prompt that needs more than the share is handed over in part.
 - `look` visits only hand-overs that may have changed: each waits for one store, and is visited when that
-  store has ended. Only when a block was found bad, `look` visits all of them.
+  store has ended. `look` visits all of them only when a block was found bad.
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class _Outgoing(msgspec.Struct):
     """A hand-over that has not ended.
 
     name: the request that pins its blocks.
-    keys: of the prompt's chunks, by group; empty when it is ready.
-    limit: where a hit of the prompt may end at most (tokens).
-    slots: the slots that it pins.
+    request: the finished request.
+    keys: the keys of the prompt's chunks, by group; empty when it is ready.
+    limit: the most tokens that a hit of the prompt may cover.
+    slots: the pinned slots.
     awaits: the store in flight that it waits for; 0: none.
+    is_ready: whether all blocks are pinned and a reader may claim it.
     """
 
     name: str
@@ -68,11 +70,11 @@ class OutgoingHandOvers:
     """The hand-overs of one prefill engine.
 
     engine: the id of this engine.
-    leases: who may read. Somebody else answers the readers from it.
-    digest: of a prompt, as the decode engines make it.
-    logger: hears what was given up.
-    share: the most of the host pool that all of them pin together, from 0 (not included) to 1.
-    new_name: makes a name that nobody can guess.
+    leases: the lease table, from which `HandOverService` answers the readers.
+    digest: computes the digest of a prompt, as the decode engines do.
+    logger: gets a line for each hand-over without blocks, expired or crowded out.
+    share: the largest share of the host pool that all hand-overs pin together, more than 0 and at most 1.
+    new_name: returns an unguessable name.
     """
 
     def __init__(
@@ -89,21 +91,21 @@ class OutgoingHandOvers:
         self._core, self._config, self._engine = core, config, engine
         self.leases, self._digest, self._logger, self._new_name = leases, digest, logger, new_name
         self.most_slots = max(1, int(share * core.config.host_blocks))
-        """The most host slots that all of them pin together."""
+        """Most host slots that all hand-overs pin together."""
         self._out: dict[str, _Outgoing] = {}
-        """Hand-overs that have not ended, by lease; the oldest first."""
+        """Lease -> its hand-over, for those that have not ended; oldest first."""
         self._awaiting: dict[int, dict[str, None]] = {}
         """Store in flight -> the leases that wait for it."""
         self._holders = np.zeros(core.config.host_blocks, np.int64)
-        """How many hand-overs pin each slot."""
+        """For each host slot, the number of hand-overs that pin it."""
         self._held = 0
-        """The number of slots that hand-overs pin."""
+        """Number of slots that hand-overs pin."""
         self._ended_at = self._voided_at = 0
-        """The last events that ended a transfer and that voided a block, when `look` ran last."""
+        """The last event that ended a transfer, and the last that voided a block, at the last `look`."""
 
     def offer(self, tracked: TrackedRequest, request: Any) -> dict[str, Any] | None:
-        """Keep the prompt of a finished request. Returns what its client sends to the decode engine; None if
-        nothing of the prompt can be handed over."""
+        """Open a hand-over for the prompt of a finished request. Returns the parameters that its client sends
+        to the decode engine; None if no block of the prompt can be handed over."""
         prompt_tokens = request.num_prompt_tokens
         limit = hit_limit(prompt_tokens, 0, prompt_tokens)
         limit -= limit % self._config.alignment
@@ -122,7 +124,7 @@ class OutgoingHandOvers:
         return HandOverParams(self._engine, tracked.name, lease, limit).as_answer()
 
     def look(self) -> None:
-        """Pin what has come to the host, and release what no reader holds any more."""
+        """Pin blocks whose stores have ended, revoke hand-overs with bad blocks, and release ended leases."""
         if not self._out:
             return
         ledger = self._core.ledger
@@ -141,7 +143,7 @@ class OutgoingHandOvers:
         self._release_ended()
 
     def _prepare(self, lease: str, out: _Outgoing) -> None:
-        """Pin the blocks on the host. The hand-over is ready if none of its stores is in flight."""
+        """Pin the blocks that are on the host. Mark the hand-over as ready, or wait for a store in flight."""
         ledger = self._core.ledger
         index, readable = ledger.index, ledger.readable
         search = HitSearch(self._config, self._core.config.blocks_per_chunk, out.keys, 0)
@@ -192,7 +194,7 @@ class OutgoingHandOvers:
         if not self._make_room(lease, slots):
             self.leases.crowd_out(lease)
             return False
-        if lease not in self._out:  # its time was up
+        if lease not in self._out:  # expired meanwhile
             return False
         try:
             self._core.pin(out.name, slots, None, 0, 0, 0)
@@ -227,11 +229,13 @@ class OutgoingHandOvers:
             out.slots = ()
 
     def _hold_or_revoke(self, lease: str, out: _Outgoing) -> None:
+        """Revoke the lease if a pinned block was voided."""
         entry = self._core.ledger.requests.get(out.name)
         if entry is None or len(self._core.ledger.live_pins(entry)) != len(listed(entry.pins)):
             self.leases.revoke(lease)
 
     def _release_ended(self) -> None:
+        """Release the pins of leases that have expired or ended otherwise."""
         self.leases.expire()
         for lease, end in self.leases.take_ended():
             out = self._out.pop(lease)
@@ -241,7 +245,7 @@ class OutgoingHandOvers:
             self._core.finish(out.name, aborted=given_up, hand_over=end.value)
             if end is LeaseEnd.EXPIRED:
                 self._logger.warning(
-                    "kvsm: nobody has taken the blocks of request %s within %g s; they are given up "
+                    "kvsm: no engine has taken the blocks of request %s within %g s; they are given up "
                     "(hand_over_timeout_s)",
                     printable(out.request),
                     self.leases.timeout_s,
@@ -255,17 +259,17 @@ class OutgoingHandOvers:
                 )
 
     def has_ended(self) -> bool:
-        """Whether a hand-over is over, and still pins its blocks: a step releases them."""
+        """Whether a hand-over has ended whose blocks are still pinned, until the next `look`."""
         return bool(self._out) and self.leases.has_ended()
 
     def reset(self) -> None:
-        """The cache is reset: nothing is handed over, and no reader is told that blocks were held."""
+        """Revoke all hand-overs at a reset of the cache: readers get held=False."""
         for lease in self._out:
             self.leases.revoke(lease)
         self._release_ended()
 
     def close(self) -> None:
-        """Release everything. Nobody answers readers any more."""
+        """Revoke all hand-overs and release their pins. Close the `HandOverService` before."""
         with suppress(KvsmError):  # a core that has stopped takes no events
             self.reset()
 

@@ -1,10 +1,11 @@
-"""What two engines say to each other over a unix socket, and the names by which they meet.
+"""The messages between two engines over a unix socket, and the paths of that socket and of the host pools.
 
-Each message is its length (4 bytes, big-endian) and MessagePack. The decode engine asks, the prefill engine
+Each message is its length (4 bytes, big-endian) and MessagePack. The decode engine asks; the prefill engine
 answers each question once. A connection is for one hand-over.
 
-Both engines name the same directory. Everything in it is named after an engine's id: a hash of it, because an
-id may be any text, and a client may send any id. What a client sends never becomes part of a path.
+Both engines are configured with the same directory. The name of each file in it has a hash of the engine's
+id, because an id may be any text, and a client may send any id: text of a client never becomes part of a
+path.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ from kvsm.errors import ConfigError
 from kvsm.system.private_files import private_directory
 
 MOST_ANSWER_BYTES = 16 << 20
-"""Of one answer: the slots of a prompt of a million blocks."""
+"""Most bytes of one answer: room for the slots of a prompt of a million blocks."""
 
 MOST_QUESTION_BYTES = 1 << 20
-"""Of one question: most of it is the layout."""
+"""Most bytes of one question. Most of a question is the layout."""
 
 IDS_END = 1 << 32
-"""Ids of host blocks are below it, as in `kvsm.ids`."""
+"""Upper limit for ids of host blocks, exclusive, as in `kvsm.ids`."""
 
 MOST_PATH_BYTES = 107
-"""Of a unix socket's path: what the system allows."""
+"""Longest path of a unix socket that the system allows."""
 
 _LENGTH = struct.Struct(">I")
 
-# What the other side may say, by type and size: the decoders refuse everything else.
+# The decoders refuse fields of other types or sizes.
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MOST_NAME)]
 NumTokens = Annotated[int, msgspec.Meta(ge=0, lt=TOKENS_END)]
 Chunk = Annotated[int, msgspec.Meta(ge=0, lt=IDS_END)]
@@ -43,11 +44,12 @@ Slot = Annotated[int, msgspec.Meta(ge=0, lt=IDS_END)]
 
 
 class HandOverClaim(msgspec.Struct, frozen=True, tag="claim"):
-    """The decode engine wants a hand-over.
+    """A decode engine claims a hand-over, or declines it.
 
-    prompt: the digest of the first `num_tokens` tokens of its request, and of what else decides their KV.
-    layout: what a block means in this engine (`why_not_alike`).
-    wanted: False: it wants it no more, and nobody else will.
+    hand_over: the name of the lease.
+    prompt: the digest of the first `num_tokens` tokens of its request, and of all else that decides their KV.
+    layout: what a block means in the decode engine (`why_not_alike`).
+    wanted: False: the hand-over is declined, and no other engine will claim it.
     """
 
     hand_over: Name
@@ -58,39 +60,42 @@ class HandOverClaim(msgspec.Struct, frozen=True, tag="claim"):
 
 
 class GiveBack(msgspec.Struct, frozen=True, tag="give back"):
-    """The decode engine needs the blocks no more. read: it has copied them, and asks whether they were held
-    all along. False: it had them already."""
+    """A decode engine ends its claim.
+
+    read: True: it has copied the blocks, and asks whether they were held until now. False: it has the blocks
+        already.
+    """
 
     hand_over: Name
     read: bool
 
 
 class OfferedGroup(msgspec.Struct, frozen=True):
-    """The chunks of one KV cache group, from chunk `first` of the prompt on, by the host slot of each."""
+    """The host slots of consecutive chunks of one KV cache group, from chunk `first` of the prompt on."""
 
     first: Chunk
     slots: tuple[Slot, ...]
 
 
 class Offered(msgspec.Struct, frozen=True, tag="offered"):
-    """These slots hold the blocks that a hit of `num_tokens` tokens needs, by group."""
+    """Answer: the host slots of the blocks for a hit of `num_tokens` tokens, by group."""
 
     num_tokens: NumTokens
     groups: tuple[OfferedGroup, ...]
 
 
 class Pending(msgspec.Struct, frozen=True, tag="pending"):
-    """The last blocks are on their way to the host: ask again."""
+    """Answer: the last blocks are in flight to the host, so claim again."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """There is nothing for this engine. reason: for people."""
+    """Answer: nothing is handed over to this engine. reason: text for people."""
 
     reason: str
 
 
 class GivenBack(msgspec.Struct, frozen=True, tag="given back"):
-    """The hand-over is over. held: nobody could write its blocks between the claim and now."""
+    """Answer: the hand-over has ended. held: whether its blocks were pinned from the claim until now."""
 
     held: bool
 
@@ -103,34 +108,35 @@ _ANSWERS: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def packed(message: Question | Answer) -> bytes:
-    """A message as it travels."""
+    """Return the bytes of a message."""
     content = msgspec.msgpack.encode(message)
     return _LENGTH.pack(len(content)) + content
 
 
 class Inbox:
-    """Bytes that came over one connection, until they are whole messages.
+    """Received bytes of one connection that are not decoded yet.
 
-    most_bytes: of one message.
+    most_bytes: largest size of a message.
 
-    Who sent the bytes is not trusted. `question` and `answer` raise for what is no such message:
-    `ValueError`, `msgspec.DecodeError`, or `RecursionError` for one that is nested too deep.
+    The sender is not trusted. For bytes that are no valid message `question` and `answer` raise `ValueError`,
+    `msgspec.DecodeError`, or, if it is nested too deep, `RecursionError`.
     """
 
     def __init__(self, most_bytes: int) -> None:
         self._bytes, self._most_bytes = bytearray(), most_bytes
 
     def add(self, received: bytes) -> None:
-        """Take bytes."""
+        """Append received bytes."""
         self._bytes += received
 
     def question(self) -> Question | None:
-        """The next question; None if it is not whole yet."""
+        """Take the next question; None if it is incomplete."""
         content = self._content()
         return None if content is None else _QUESTIONS.decode(content)
 
     def answer(self, asked: Question | None) -> Answer | None:
-        """The answer to this question; None if it is not whole yet. One question has one answer."""
+        """Take the answer to the question `asked`; None if it is incomplete. Raises `ValueError` for bytes
+        beyond that one answer."""
         if asked is None and self._bytes:
             raise ValueError("it answers, and nothing was asked")
         content = self._content()
@@ -158,7 +164,7 @@ class Inbox:
 
 
 def why_not_alike(ours: Mapping[str, str], theirs: Mapping[str, str]) -> str | None:
-    """How the blocks of two engines differ, for people; None if their bytes mean the same."""
+    """Describe how the blocks of two engines differ, for people; None if their bytes mean the same."""
     for name in sorted({*ours, *theirs}):
         if ours.get(name) != theirs.get(name):
             here, there = _shown(ours.get(name)), _shown(theirs.get(name))
@@ -172,7 +178,8 @@ def _shown(value: str | None) -> str:
 
 
 def hand_over_directory(given: str | None) -> Path | None:
-    """The directory that a user names, made if it is missing. None if none is named. Raises `ConfigError`."""
+    """Return the configured directory, created if missing; None if none is configured. Raises
+    `ConfigError`."""
     if given is None:
         return None
     private_directory(Path(given))
@@ -180,7 +187,7 @@ def hand_over_directory(given: str | None) -> Path | None:
 
 
 def socket_path(directory: Path, engine: str) -> Path:
-    """The socket of the engine with this id. Raises `ConfigError` if the directory's path is too long."""
+    """Return the socket's path for an engine id. Raises `ConfigError` if the path is too long."""
     path = directory / f"{_stem(engine)}.sock"
     if len(str(path).encode()) > MOST_PATH_BYTES:
         raise ConfigError(
@@ -191,7 +198,7 @@ def socket_path(directory: Path, engine: str) -> Path:
 
 
 def pool_path(directory: Path, engine: str, rank: int) -> Path:
-    """The host pool of one rank of the engine with this id."""
+    """Return the path of the host pool of one rank, for an engine id."""
     return directory / f"{_stem(engine)}-rank{rank}.pool"
 
 

@@ -1,17 +1,17 @@
 """`HandOverService`: the unix socket of a prefill engine, and the thread that answers on it.
 
-It answers from the lease table, and never waits for the engine: a decode engine hears at once that the last
-blocks are still on their way, and asks again. When a connection is closed, what its reader had claimed is
-given up; the kernel closes it if the reader's process dies.
+The thread answers from the lease table, and never waits for the engine: while the last blocks are in flight,
+it answers `Pending` at once, and the decode engine asks again. When a connection is closed, its claims are
+given up; the kernel closes the connection if the reader's process dies.
 
-No peer can stop the others. The thread never waits for one: what a connection does not take of its answer
-waits in its outbox, and its next question with it. A connection that is silent, or does not read, is closed
-after `SILENCE_S`, or earlier if another one needs its place or its descriptor. One that has claimed a
-hand-over stays: its lease ends in time.
+No peer can block the others. The thread never waits for a peer: if a socket does not accept a whole answer,
+the rest stays in the outbox, and the connection's next question is not read until the rest is sent. A
+connection that is silent, or does not read, is closed after `SILENCE_S`, or earlier if another connection
+needs its place or its descriptor. A connection with a claimed hand-over stays open: its lease expires.
 
-Only processes of this user are answered: the socket is in a directory that nobody else can write, has mode
-0600, and the kernel says whose process connects. The members of `file_group` can connect (mode 0660), so each
-of them can tell a dead socket and remove it, but are not answered.
+Only processes of this user are answered: the socket has mode 0600, is in a directory that only this user can
+write, and the kernel reports the user of a connecting process. With `file_group` (mode 0660) its members can
+connect, so that they can recognize and remove a dead socket, but they are not answered.
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ from kvsm.tiers.hand_over.peer_messages import (
 _LOGGER = logging.getLogger("kvsm")
 
 MOST_CONNECTIONS = 1024
-"""Above this number, the connection that was silent longest is closed."""
+"""Most connections. For a further one, the connection that has been silent longest is closed."""
 
 MOST_AHEAD = 2
-"""Questions that a connection may ask before it has its first answer: a claim, and that it is not wanted."""
+"""Most questions that a connection may send before its first answer: a claim, and its decline."""
 
 SILENCE_S = 5.0
 """How long a connection may take for a question, or to read its answer (s). A decode engine that waits asks
-again in milliseconds."""
+again within milliseconds."""
 
 ACCEPT_PAUSE_S = 0.1
-"""Between two tries to accept a connection while the process has no descriptor left (s)."""
+"""Pause between two tries to accept a connection while the process has no descriptor left (s)."""
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -66,8 +66,8 @@ class _Connection:
     """A decode engine's connection.
 
     reader: its number in the lease table, from 1.
-    outbox: bytes of answers that are not sent yet. While there are any, no question is read.
-    active_at: when it connected, or had taken its last answer (s).
+    outbox: bytes of answers that are not sent yet. Until they are sent, no question is read.
+    active_at: when it connected, or when its last answer was sent completely (s).
     """
 
     __slots__ = ("active_at", "inbox", "outbox", "reader", "socket")
@@ -95,9 +95,10 @@ class HandOverService:
     Raises `UnusableFiles` if the system refuses the socket or a file is in its way, and `ConfigError` if its
     path is too long or another engine listens on it.
 
-    directory: in which the engines meet (`hand_over_directory`).
+    directory: the common directory of the engines (`hand_over_directory`).
     engine: the id of this engine.
-    layout: what a block means in it.
+    leases: the lease table.
+    layout: what a block means in this engine.
     """
 
     def __init__(self, directory: Path, engine: str, leases: LeaseTable, layout: Mapping[str, str]) -> None:
@@ -107,10 +108,10 @@ class HandOverService:
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._readers: OrderedDict[int, _Connection] = OrderedDict()
-        """By reader; the longest silent first."""
+        """Reader -> its connection; the longest silent first."""
         self._next_reader = 1
         self._accept_at: float | None = None
-        """When to watch the listener again; None: it is being watched."""
+        """When to accept connections again after a pause (s); None: there is no pause."""
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._selector.register(self._woken, selectors.EVENT_READ)
         self._thread = Thread(target=self._run, name="kvsm-hand-over", daemon=True)
@@ -136,14 +137,14 @@ class HandOverService:
                 one.close()
 
     def _serve(self) -> bool:
-        """Wait for the next events. Returns False at the end."""
+        """Wait for the next events and handle them. Returns False after `close`."""
         for key, _ in self._selector.select(self._time_left()):
             if key.fileobj is self._woken:
                 return False
             if key.fileobj is self._listener:
                 self._accept()
             elif key.data.reader in self._readers:
-                self._hear(key.data)
+                self._receive_or_send(key.data)
         self._drop_silent()
         if self._accept_at is not None and time.monotonic() >= self._accept_at:
             self._accept_at = None
@@ -182,7 +183,7 @@ class HandOverService:
         self._readers[connection.reader] = connection
 
     def _make_room(self) -> bool:
-        """Close the connection that was silent longest and has no claim. Returns False if all have one."""
+        """Close the connection without a claim that was silent longest. Returns False if all have claims."""
         for connection in self._readers.values():
             if not self._leases.has_claimed(connection.reader):
                 self._drop(connection)
@@ -202,8 +203,9 @@ class HandOverService:
             else:
                 self._drop(connection)
 
-    def _hear(self, connection: _Connection) -> None:
-        """Receive or send what is possible now. An error closes only this connection."""
+    def _receive_or_send(self, connection: _Connection) -> None:
+        """Send the rest of the outbox, or receive and answer questions. An error closes only this
+        connection."""
         try:
             if connection.outbox:
                 connection.send()
@@ -222,7 +224,7 @@ class HandOverService:
             self._drop(connection)
 
     def _answer(self, connection: _Connection) -> None:
-        """Answer its questions until an answer has to wait in the outbox."""
+        """Answer received questions until an answer cannot be sent completely."""
         answered = 0
         while not connection.outbox and (question := connection.inbox.question()) is not None:
             answered += 1
@@ -235,7 +237,7 @@ class HandOverService:
         self._selector.modify(connection.socket, wanted, connection)
 
     def _note_activity(self, connection: _Connection) -> None:
-        """Restart the silence timer of the connection if it has received all of its answers."""
+        """Restart the silence timer of the connection if all of its answers are sent."""
         if not connection.outbox:
             connection.active_at = time.monotonic()
             self._readers.move_to_end(connection.reader)
@@ -248,7 +250,11 @@ class HandOverService:
 
 
 def answer_to(question: Question, reader: int, leases: LeaseTable, layout: Mapping[str, str]) -> Answer:
-    """What a decode engine hears. reader: its connection. layout: what a block means in this engine."""
+    """Return the answer to a decode engine's question.
+
+    reader: the number of its connection.
+    layout: what a block means in this engine.
+    """
     if isinstance(question, GiveBack):
         return leases.give_back(question.hand_over, reader, read=question.read)
     if not question.wanted:
@@ -281,7 +287,7 @@ def _listen(path: Path) -> socket.socket:
 
 
 def _why_in_use(path: Path) -> ConfigError:
-    """Return the error for a path at which a file is, after dead sockets were removed."""
+    """Return the error for a socket path that is taken, although dead sockets were removed."""
     refusal = _refusal_of(path)
     if refusal is None or isinstance(refusal, BlockingIOError):  # Its queue is full.
         return ConfigError(
@@ -313,6 +319,6 @@ def _refusal_of(path: Path) -> OSError | None:
 
 
 def _user_of(connection: socket.socket) -> int:
-    """The user whose process connected."""
+    """Return the user id of the connected process."""
     found = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     return int(_CREDENTIALS.unpack(found)[1])
