@@ -71,8 +71,8 @@ def print_diff(found: LogDiff, good: OpenedLog, bad: OpenedLog) -> None:
     if found.same:
         say(f"All {found.things:,} requests and keys have the same story in both logs.")
         return
-    share = f"{found.parted:,} of {found.things:,} requests and keys have another story."
-    say(f"{share} They part here first:", "", *_told(found.partings[0], good, bad), "")
+    share = f"{found.parted:,} of {found.things:,} requests and keys have different stories."
+    say(f"{share} They differ here first:", "", *_told(found.partings[0], good, bad), "")
     rest = found.partings[1:]
     if rest:
         say(f"The next {len(rest)}:" if len(rest) > 1 else "The other one:", "")

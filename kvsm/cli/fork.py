@@ -140,7 +140,7 @@ def _chart(found: Unavoidable, as_json: bool) -> None:
     if last is None:
         say("", "No fork avoids it: the calls of the engine break it, or the state was wrong from the start.")
     elif last == found.event - 1:
-        say("", f"kvsm's core avoids it to the last: event {found.event} is not what it decides there.")
+        say("", f"kvsm's core avoids it up to the end: it would not decide event {found.event} itself.")
     else:
         say("", f"kvsm's core avoids it up to event {last:,}. From event {last + 1:,} on it is certain.")
 
@@ -153,8 +153,8 @@ def _told(directory: Path, forked: Forked) -> list[str]:
         lines.append(f"The same up to event {forked.parted - 1}; the first other event is {forked.parted}.")
     if forked.not_offered:
         lines.append(
-            f"Not offered: {forked.not_offered:,} blocks that the log's core skipped. The log does not tell "
-            f"where they lie on the device."
+            f"Not offered: {forked.not_offered:,} blocks that the log's core skipped. The log does not "
+            f"record where they are on the device."
         )
     if forked.stopped is not None:
         lines.append(f"The fork ends where the log cannot go on: {forked.stopped}")

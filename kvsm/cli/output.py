@@ -161,5 +161,5 @@ def _discard(stream: TextIO) -> None:
 
 
 def _lose_output(reason: str) -> NoReturn:
-    complain(f"standard output cannot be written: {reason}; the result is not told in full")
+    complain(f"standard output cannot be written: {reason}; the printed result is incomplete")
     raise SystemExit(ExitCode.OUTPUT_LOST)

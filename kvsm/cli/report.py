@@ -134,7 +134,7 @@ def _requests(found: LogFigures) -> Iterator[str]:
 def _lookups(found: LogFigures) -> Iterator[str]:
     hits = found.hits
     if hits.asked is None:
-        yield f"{hits.lookups:,}; the log does not tell how many blocks they asked for"
+        yield f"{hits.lookups:,}; the log does not record how many blocks they asked for"
     elif not hits.asked:
         yield f"{hits.lookups:,}; they asked for no full block"
     else:
@@ -165,7 +165,7 @@ def _stopped(found: LogFigures) -> Iterator[str]:
         missed = "" if one.missed is None else f", {number(one.missed, 'block')} missed"
         yield f"{one.lookups:>6,} {percent(one.lookups, lookups):>6}  {one.why}{missed}"
     if not found.stops:
-        yield "no prefix: the device and the host served all that was asked"
+        yield "no prefix: the device and the host served all requested blocks"
 
 
 def _evicted(found: LogFigures) -> Iterator[str]:
@@ -188,7 +188,7 @@ def _evicted(found: LogFigures) -> Iterator[str]:
 
 def _spread(spread: Spread) -> str:
     if not spread.count:
-        return "the log does not tell"
+        return "not recorded in the log"
     return f"p50 {_time(spread.p50_ns)}, p99 {_time(spread.p99_ns)}, max {_time(spread.max_ns)}"
 
 

@@ -274,7 +274,7 @@ def _agreement_rows(agreement: LogAgreement) -> Iterator[tuple[str, str]]:
         yield "verdict", in_red(f"broken: {Property.CONSERVATION}; the logs differ after {steps}")
         yield from (("difference", line) for line in difference.told())
     elif agreement.steps:
-        yield "verdict", in_green(f"both logs tell the same of {steps}")
+        yield "verdict", in_green(f"both logs agree on {steps}")
     else:
         yield "verdict", in_yellow("no step of a copy between the tiers was compared")
     yield from (("left out", in_yellow(line)) for line in agreement.not_compared)

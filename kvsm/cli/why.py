@@ -162,7 +162,7 @@ def _explained_by(log: OpenedLog, tier: str, key: str) -> Elsewhere:
 def _print(directory: Path, began_ns: int, found: tuple[Explanation, ...], indent: str = "") -> None:
     for one in found:
         say(f"{indent}{one.about}", *(f"{indent}  {sentence}" for sentence in one.answer), "")
-        say(f"{indent}  evidence:" if one.evidence else f"{indent}  no event of the log tells more")
+        say(f"{indent}  evidence:" if one.evidence else f"{indent}  the log has no further evidence")
         say(*(f"{indent}  {_line(began_ns, line)}" for line in one.evidence))
         if one.left_out:
             say(f"{indent}  ... and {one.left_out:,} more lines")

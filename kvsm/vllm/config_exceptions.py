@@ -15,11 +15,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 _ADDRESS = "An address, a port or a name of a process."
-_LIMIT = "A limit of the scheduler, or the order in which it serves: which tokens share a step."
-_MEMORY = "How much memory there is: how many blocks, not what is in them."
-_OUTPUT = "What becomes of the last layer's output. The KV cache is computed before it."
-_PLACE = "On which device, node or core something runs, or where it lies."
-_ROUNDING = "Which kernel computes, in which batch or graph: rounding."
+_LIMIT = "A limit or an order of the scheduler: it decides only which tokens share a step."
+_MEMORY = "An amount of memory: it decides how many blocks there are, not what is in them."
+_OUTPUT = "How the last layer's output is used. The KV cache is computed before that."
+_PLACE = "The device, node or core on which code runs or data is kept."
+_ROUNDING = "The kernel, batch or graph that computes: it changes only rounding."
 _SAMPLING = "How the next token is chosen. The chosen tokens are part of the key."
 _SERVING = "What clients may send, and how they are answered."
 _START = "How fast the engine starts, and what it keeps for its next start."
@@ -27,9 +27,11 @@ _WATCHING = "What is measured, logged and traced."
 _WORDS = "How text becomes tokens. The tokens are part of the key."
 _WEIGHTS = "How the weights are read. `weights_version` says which weights they are."
 _REPLICAS = "How many engines there are, and which one this is. Each has the KV cache of whole requests."
-_EXPERTS = "On which rank the experts of a layer lie."
-_RANK = "Which rank this is: a fact of its own where each rank has a pool."
-_IMAGES = "How much of images is kept for how long. Their content is part of the key."
+_EXPERTS = "The ranks that hold the experts of a layer."
+_RANK = "The number of this rank: a separate fact if each rank has its own pool."
+_KEYS = "It changes keys only: an engine stores handed-over blocks under its own keys."
+_KERNELS = "Prefill and decode engines may use different kernels: it changes only rounding."
+_IMAGES = "How image data is cached. The content of images is part of the key."
 
 EXCEPTIONS: Mapping[str, str] = {
     "VllmConfig.aux_output_config": _OUTPUT,
@@ -38,7 +40,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "VllmConfig.engram_config": _PLACE,
     "VllmConfig.instance_id": _ADDRESS,
     "VllmConfig.kv_events_config": _WATCHING,
-    "VllmConfig.kv_transfer_config": "Of connectors. kvsm's options have facts of their own.",
+    "VllmConfig.kv_transfer_config": "Settings of connectors. kvsm's options have separate facts.",
     "VllmConfig.logging_config": _WATCHING,
     "VllmConfig.observability_config": _WATCHING,
     "VllmConfig.offload_config": _PLACE,
@@ -62,22 +64,22 @@ EXCEPTIONS: Mapping[str, str] = {
     "AttentionConfig.tokenspeed_mla_min_split_kv": _ROUNDING,
     "AttentionConfig.tq_max_kv_splits_for_cuda_graph": _ROUNDING,
     "AttentionConfig.trtllm_ragged_backend": _ROUNDING,
-    "CacheConfig._block_size_resolved": "That the block size is known by now.",
+    "CacheConfig._block_size_resolved": "Whether the block size is resolved yet.",
     "CacheConfig.cache_hit_alignment_tokens": "Follows from the sizes of blocks and hashes.",
     "CacheConfig.effective_attention_block_size": "Follows from `block_size` and the ranks of a sequence.",
     "CacheConfig.gpu_memory_utilization": _MEMORY,
     "CacheConfig.kv_cache_max_concurrency": _MEMORY,
     "CacheConfig.kv_cache_memory_bytes": _MEMORY,
     "CacheConfig.kv_cache_size_tokens": _MEMORY,
-    "CacheConfig.kv_offloading_backend": "Of connectors, as `kv_transfer_config` is.",
+    "CacheConfig.kv_offloading_backend": "A setting of connectors, like `kv_transfer_config`.",
     "CacheConfig.kv_offloading_size": _MEMORY,
     "CacheConfig.num_cpu_blocks": _MEMORY,
     "CacheConfig.num_gpu_blocks": _MEMORY,
     "CacheConfig.num_gpu_blocks_override": _MEMORY,
     "CacheConfig.prefix_cache_retention_interval": "Which blocks the device keeps, not what is in them.",
     "CacheConfig.simple_cpu_offload_num_blocks": _MEMORY,
-    "CacheConfig.user_specified_block_size": "Who has chosen the block size.",
-    "DeviceConfig.device": "Which device; `device_type` says of which kind.",
+    "CacheConfig.user_specified_block_size": "Whether the user has chosen the block size.",
+    "DeviceConfig.device": "Which device it is; its kind is `device_type`.",
     "KernelConfig.enable_cutedsl_warmup": _START,
     "KernelConfig.enable_flashinfer_autotune": _ROUNDING,
     "KernelConfig.enable_jit_warmup": _START,
@@ -112,7 +114,7 @@ EXCEPTIONS: Mapping[str, str] = {
     "ModelConfig.pooler_config": _OUTPUT,
     "ModelConfig.renderer_num_workers": _SERVING,
     "ModelConfig.return_sampling_mask": _OUTPUT,
-    "ModelConfig.seed": "Of sampling. `weights_version` has it where it makes the weights, too.",
+    "ModelConfig.seed": "The seed of sampling. `weights_version` includes it for dummy weights.",
     "ModelConfig.served_model_name": _SERVING,
     "ModelConfig.skip_tokenizer_init": _WORDS,
     "ModelConfig.sleep_mode_backend": _MEMORY,
@@ -126,8 +128,8 @@ EXCEPTIONS: Mapping[str, str] = {
     "MultiModalConfig.interleave_mm_strings": _WORDS,
     "MultiModalConfig.limit_per_prompt": _SERVING,
     "MultiModalConfig.mm_encoder_attn_backend": _ROUNDING,
-    "MultiModalConfig.mm_encoder_fp8_scale_save_margin": "Of scales that are written for later starts.",
-    "MultiModalConfig.mm_encoder_fp8_scale_save_path": "Of scales that are written for later starts.",
+    "MultiModalConfig.mm_encoder_fp8_scale_save_margin": "It concerns scales that later starts read.",
+    "MultiModalConfig.mm_encoder_fp8_scale_save_path": "It concerns scales that later starts read.",
     "MultiModalConfig.mm_encoder_tp_mode": _PLACE,
     "MultiModalConfig.mm_ipc_gpu_memory_gb": _MEMORY,
     "MultiModalConfig.mm_processor_cache_gb": _IMAGES,
@@ -230,8 +232,8 @@ EXCEPTIONS: Mapping[str, str] = {
     "SpeculativeConfig.suffix_decoding_min_token_prob": _SAMPLING,
     "SpeculativeConfig.synthetic_acceptance_length": _SAMPLING,
     "SpeculativeConfig.synthetic_acceptance_rates": _SAMPLING,
-    "SpeculativeConfig.target_model_config": "The engine's own, which counts as `model_config`.",
-    "SpeculativeConfig.target_parallel_config": "The engine's own, which counts as `parallel_config`.",
+    "SpeculativeConfig.target_model_config": "The engine's own, compared as `model_config`.",
+    "SpeculativeConfig.target_parallel_config": "The engine's own, compared as `parallel_config`.",
     "SpeculativeConfig.use_heterogeneous_vocab": _SAMPLING,
     "SpeculativeConfig.use_local_argmax_reduction": _SAMPLING,
     "SpeculativeConfig.xpress_topc": _SAMPLING,
@@ -239,12 +241,12 @@ EXCEPTIONS: Mapping[str, str] = {
 """`Class.field` -> why it may differ."""
 
 BETWEEN_ENGINES: Mapping[str, str] = {
-    "CacheConfig.hash_block_size": "Of keys. An engine files what it gets under its own keys.",
-    "CacheConfig.prefix_caching_hash_algo": "Of keys. An engine files what it gets under its own keys.",
-    "CacheConfig.prefix_match_unit": "Of keys. An engine files what it gets under its own keys.",
-    "KernelConfig.linear_backend": "Prefill and decode have kernels of their own: rounding.",
-    "KernelConfig.linear_backend_per_quant": "Prefill and decode have kernels of their own: rounding.",
-    "KernelConfig.moe_backend": "Prefill and decode have kernels of their own: rounding.",
+    "CacheConfig.hash_block_size": _KEYS,
+    "CacheConfig.prefix_caching_hash_algo": _KEYS,
+    "CacheConfig.prefix_match_unit": _KEYS,
+    "KernelConfig.linear_backend": _KERNELS,
+    "KernelConfig.linear_backend_per_quant": _KERNELS,
+    "KernelConfig.moe_backend": _KERNELS,
     "SchedulerConfig.scheduler_cls": "Prefill and decode may have schedulers of their own.",
 }
 """More fields that may differ if one engine hands blocks over to another, and why."""

@@ -120,7 +120,7 @@ def check_installation(
     Raises `ConfigError` without vLLM, and `TrialFailed` if vLLM does not serve even without kvsm.
     """
     version = installed()
-    tell(f"looking at vLLM {version}")
+    tell(f"checking the interface of vLLM {version}")
     missing, news, platform = _look()
     with TemporaryDirectory(prefix="kvsm-check-") as scratch:
         parent = Path(scratch) if logs is None else logs

@@ -37,7 +37,7 @@ class LogWatch:
         self.append = sink.append
         self._stop_mark: StopMark | None = None
         self._mark_wanted_of: LogWatch | None = None
-        """The log whose mark of stops this log should share, until it does; None: none is wanted."""
+        """The log of this process with the record of signals, until this log has it, too; else None."""
         self.clock: Callable[[], float] = time.monotonic
         self._writer, self._ledger = writer, ledger
         self._warned_at: float | None = None
@@ -101,12 +101,12 @@ class LogWatch:
         if self._warned_at is None:
             self._first = self._ledger.seq - self._dropped() + 1
         if failure is None:
-            log.warning("kvsm: the event log could not be written, and goes on. %s", self._missing())
+            log.warning("kvsm: the event log could not be written for a while. %s", self._missing())
             self._warned_at, self._dropped_before = None, self._writer.dropped
         elif self._warned_at is None or now - self._warned_at >= AGAIN_S:
             self._warned_at = now
             log.warning(
-                "kvsm: the event log cannot be written: %s. The engine goes on, and tries again. %s",
+                "kvsm: the event log cannot be written: %s. The engine continues, and tries again. %s",
                 failure,
                 self._missing(),
             )

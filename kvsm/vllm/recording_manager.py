@@ -46,7 +46,7 @@ class RecordingManager:
             # After an illegal event the recorder has already stopped and logged why.
             if recorder.stopped is None:
                 recorder.stop(described(error))
-                log.exception("kvsm: the recorder failed, and records no more; vLLM's offload goes on")
+                log.exception("kvsm: the recorder failed, and recording has ended; vLLM's offload continues")
 
 
 def _record_load(recorder: ManagerRecorder, answer: Any, keys: Any, req_context: Any) -> None:

@@ -16,8 +16,8 @@ def refuse_schedulers_of_their_own(parallel_config: Any) -> None:
     """Raise `ConfigError` if each rank has its own scheduler."""
     if parallel_config.distributed_executor_backend == "external_launcher" and parallel_config.world_size > 1:
         raise ConfigError(
-            "external_launcher makes a scheduler in each rank, and none hears of the copies of other "
-            "ranks; use the executor mp or ray"
+            "external_launcher makes a scheduler in each rank, and none gets the reports of other ranks' "
+            "copies; use the executor mp or ray"
         )
 
 

@@ -70,7 +70,7 @@ def test_output_that_is_lost_has_its_own_exit_code(tmp_path: Path) -> None:
     assert done.stdout.split() == [str(OUTPUT_LOST)] * 2 * len(commands), done.stderr
     reasons = ("No space left on device", "it is closed") * len(commands)
     assert done.stderr.splitlines() == [
-        f"kvsm: standard output cannot be written: {reason}; the result is not told in full"
+        f"kvsm: standard output cannot be written: {reason}; the printed result is incomplete"
         for reason in reasons
     ]
 

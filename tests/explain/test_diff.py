@@ -141,7 +141,7 @@ def test_the_command_says_where_two_logs_part(tmp_path: Path) -> None:
     good, bad, store = _parted_by_a_failed_store(tmp_path)
     result = CliRunner().invoke(main, ["diff", str(good), str(bad)])
     assert result.exit_code == 1
-    assert "They part here first:" in result.output
+    assert "They differ here first:" in result.output
     assert f"(event {store + 2}," in result.output
     assert CliRunner().invoke(main, ["diff", str(good), str(good)]).exit_code == 0
 

@@ -178,7 +178,7 @@ def test_the_command_finds_a_bug_and_prints_the_steps() -> None:
     assert result.exit_code == 0, result.output
     assert "1. arrive" in result.output
     assert "2. abort 0" in result.output
-    assert "1 of 1 found, 1 of them by checkers that know nothing of the bug" in result.output
+    assert "1 of 1 found, 1 of them by checkers not written for the bug" in result.output
 
 
 @pytest.mark.usefixtures("hurried")

@@ -697,7 +697,7 @@ def test_an_older_log_is_reported_without_what_it_lacks(tmp_path: Path) -> None:
     """A caller that does not tell what it asked for, like every log before that was recorded."""
     story_life(tmp_path / "log")
     result = kvsm("report", tmp_path / "log")
-    assert "the log does not tell how many blocks they asked for" in result.stdout
+    assert "the log does not record how many blocks they asked for" in result.stdout
 
 
 def test_check_figures_tell_what_was_not_checked() -> None:

@@ -113,7 +113,7 @@ def test_both_logs_of_a_run_are_verified_from_either(ran: Path) -> None:
         result = verify(log, "--strict", "--protocol")
         assert result.exit_code == 0, result.output
         assert [line.split()[1] for line in result.stdout.splitlines() if line.startswith("tier ")] == tiers
-        assert "both logs tell the same of" in result.stdout
+        assert "both logs agree on" in result.stdout
         answer = json.loads(verify(log, "--json").stdout)
         below = answer["other_tier"]
         assert (below["tier"], below["good"], below["finished"]) == (tiers[1], True, True)
