@@ -71,7 +71,7 @@ def test_every_command_is_listed_by_its_purpose() -> None:
     ids=str,
 )
 def test_the_front_door_imports_nothing_heavy(arguments: list[str]) -> None:
-    """0.15 s of CPU are Python and click: each of these modules takes a good part of it."""
+    """Python and click take 0.15 s of CPU; each of these modules would add a large part of that."""
     code = (
         "import sys\nfrom kvsm.cli import main\n"
         "try: main(sys.argv[1:], prog_name='kvsm')\n"
@@ -109,7 +109,7 @@ def test_a_misspelt_command_is_one_line_with_a_suggestion(arguments: list[str], 
 
 
 def completed(words: str, *command: str) -> list[str]:
-    """What bash is offered at the end of these words."""
+    """Return the completions that bash offers after these words."""
     asked = {"_KVSM_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
     done = subprocess.run(
         [sys.executable, *command], env={**ENVIRONMENT, **asked}, capture_output=True, text=True, check=False
@@ -118,7 +118,7 @@ def completed(words: str, *command: str) -> list[str]:
 
 
 def test_completion_offers_commands_without_importing_them() -> None:
-    """Click's own completion, for bash, zsh and fish. A key press must not wait for numpy."""
+    """Click completes for bash, zsh and fish. A key press must not wait for the import of numpy."""
     code = (
         "import sys\nfrom kvsm.cli import main\n"
         "try: main(prog_name='kvsm')\nfinally: print('numpy' in sys.modules)"
@@ -134,7 +134,7 @@ def test_completion_offers_the_options_of_a_command() -> None:
 
 
 def seen_on_a_terminal(code: str, **environment: str) -> str:
-    """What a program prints on a terminal of its own."""
+    """Return what a program prints on a terminal."""
     ours, theirs = pty.openpty()
     clean = {name: value for name, value in ENVIRONMENT.items() if name != "NO_COLOR"}
     subprocess.run(
@@ -153,14 +153,14 @@ COLOURED = (
 
 
 def test_a_verdict_has_its_colour_on_a_terminal_and_no_other_escape() -> None:
-    """The text of a verdict is as harmless as any: what a log put there is shown, not done."""
+    """The text of a verdict is made printable like any text: escapes from a log are shown, not executed."""
     shown = seen_on_a_terminal(COLOURED)
     assert "\x1b[32mno violation \\x1b[31m\x1b[0m\r\nplain\r\n" in shown
     assert "\x1b[31mbroken\\x1b[0m\x1b[0m" in shown
 
 
 def test_no_color_is_honoured() -> None:
-    """https://no-color.org: with NO_COLOR in the environment there is none."""
+    """https://no-color.org: with NO_COLOR in the environment, no verdict has a colour."""
     assert "\x1b[3" not in seen_on_a_terminal(COLOURED, NO_COLOR="1")
 
 
@@ -175,7 +175,7 @@ def test_a_verdict_has_no_colour_in_a_file(tmp_path: Path) -> None:
 
 
 def test_each_exit_code_has_one_meaning() -> None:
-    """Commands name their codes: no number stands in the code of one."""
+    """Commands use the names of exit codes: their code contains no number for one."""
     for path in FOLDER.glob("*.py"):
         for node in nodes_of(path):
             if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("SystemExit", "exit")):
@@ -193,7 +193,7 @@ def _bug(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_bug")
 def test_a_bug_of_kvsm_is_no_verdict() -> None:
-    """Exit code 1 would say that a property is broken. The traceback is as harmless as all text."""
+    """Exit code 1 would mean a broken property. The traceback is made printable like any text."""
     result = kvsm("diagram")
     assert result.exit_code == ExitCode.BUG
     assert result.stderr.splitlines()[0] == "kvsm: Traceback (most recent call last):"

@@ -1,6 +1,6 @@
-"""Standard output that cannot be written is told on standard error, with an exit code of its own.
+"""Standard output that cannot be written is reported on standard error, with a separate exit code.
 
-A full disk is not a broken property: a script that asks `kvsm verify` must not take one for the other.
+A full disk is not a broken property: a script that calls `kvsm verify` must be able to distinguish them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def printing(directory: Path) -> list[list[str]]:
 
 
 def test_output_that_is_lost_has_its_own_exit_code(tmp_path: Path) -> None:
-    """Each command that prints, on a full device and on a closed output: one line, and exit code 74."""
+    """Each command that prints, on a full device and on a closed output, ends with one line and code 74."""
     commands = printing(tmp_path)
     done = subprocess.run(
         [sys.executable, "-c", FORKS, json.dumps(commands)],
@@ -76,7 +76,7 @@ def test_output_that_is_lost_has_its_own_exit_code(tmp_path: Path) -> None:
 
 
 def test_every_command_tells_that_its_output_is_lost() -> None:
-    """Each is made with `Command` or `CommandGroup`: click's own know nothing of a full device."""
+    """Each is a `Command` or a `CommandGroup` of kvsm: click's own classes do not handle a full device."""
     for path in Path(output.__file__).parent.glob("*.py"):
         for line in path.read_text().splitlines():
             if line.startswith(("@click.command(", "@click.group(", "@bench.command(")):
@@ -85,7 +85,7 @@ def test_every_command_tells_that_its_output_is_lost() -> None:
 
 @pytest.mark.slow
 def test_the_same_in_processes_of_their_own(tmp_path: Path) -> None:
-    """On a full device, closed, opened for reading, with standard error lost too, and a reader that left."""
+    """On a full device, closed, open for reading only, with standard error lost, too, or without a reader."""
     other = ("check --list", "museum --list", "diagram block", "fuzz --runs 1", "--version")
     for command in (printing(tmp_path)[1], *map(str.split, other)):
         for shell, code in (
@@ -109,7 +109,7 @@ def test_the_same_in_processes_of_their_own(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_leaves_ends_a_command_with_0(tmp_path: Path) -> None:
-    """`kvsm show ... | head`: the output goes into a pipe that nobody reads."""
+    """`kvsm show ... | head`: the output goes into a pipe whose reader has ended."""
     story_life(tmp_path / "log")
     reading, writing = os.pipe()
     os.close(reading)
@@ -127,7 +127,7 @@ def test_a_reader_that_leaves_ends_a_command_with_0(tmp_path: Path) -> None:
 def test_a_long_command_counts_on_a_terminal_alone(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A log of a CI run has no such lines, and standard output never does."""
+    """The log of a CI run has no lines of progress, and standard output never has any."""
     with counting("verified", "events") as progress:
         assert progress is None
     assert capsys.readouterr() == ("", "")

@@ -1,4 +1,4 @@
-"""`kvsm pools`: what an engine keeps in a directory, who uses it, and what can be removed."""
+"""`kvsm pools`: the pools in a directory, the processes that use them, and which pools can be removed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ KEEP = KeptPool(PoolIdentity.of({"model": "m", "dtype": "bfloat16"}))
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """A directory with a pool that nobody uses, and a file that is no pool."""
+    """Return a directory with a pool that no process uses, and a file that is no pool."""
     HostPool(4, 64, path=tmp_path / "engine0-rank0", keep=KEEP).close()
     (tmp_path / "notes.txt").write_text("no pool")
     return tmp_path
@@ -38,7 +38,7 @@ def test_a_pool_is_listed_with_what_its_bytes_mean(kept: Path) -> None:
 
 
 def test_only_a_pool_that_nobody_uses_is_removed(kept: Path) -> None:
-    """A running engine keeps its pool, and is named."""
+    """The pool of a running engine is kept, and the engine is named."""
     used = HostPool(4, 64, path=kept / "engine1-rank0", keep=KEEP)
     output = told(kept, "--remove")
     assert f"process {os.getpid()}" in " ".join(output.split())

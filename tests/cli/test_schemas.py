@@ -1,4 +1,4 @@
-"""What `--json` prints has a name, and is what the schema of this name in docs/schemas/ says."""
+"""The JSON that `--json` prints has a name, and matches the schema of this name in docs/schemas/."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ INSTALLED = InstallationCheck(
 
 
 def commands(group: click.Group, path: tuple[str, ...] = ()) -> Iterator[tuple[str, click.Command]]:
-    """Each command that does something, with its words."""
+    """Yield each command that is not a group, with its words."""
     context = click.Context(group)
     for name in group.list_commands(context):
         command = group.get_command(context, name)
@@ -111,7 +111,7 @@ def has_json(command: click.Command) -> bool:
 
 
 def tagged(kind: type) -> Iterator[type]:
-    """All structs below this class whose tag is the key "schema"."""
+    """Yield all subclasses of this struct whose tag field is "schema"."""
     for one in kind.__subclasses__():
         if one.__struct_config__.tag_field == "schema":
             yield one
@@ -129,7 +129,7 @@ def test_each_answer_is_registered_under_its_name() -> None:
 
 
 def test_each_command_that_prints_json_is_tried_here() -> None:
-    """With every name that it can print."""
+    """Each name of JSON that a command can print is tried."""
     assert {*ANSWERS} == {*SCHEMAS}
     tried = {way for ways in ANSWERS.values() for way in ways}
     for words, command in commands(main):
@@ -138,7 +138,7 @@ def test_each_command_that_prints_json_is_tried_here() -> None:
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """What the words in capitals stand for that is there before any command."""
+    """Return the logs and directories for the words in capitals that must exist before any command."""
     place = tmp_path_factory.mktemp("schemas")
     story_life(place / "log")
     life = scene()
@@ -157,7 +157,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture
 def places(logs: dict[str, str], tmp_path: Path) -> dict[str, str]:
-    """What all words in capitals stand for."""
+    """Return the values of all words in capitals."""
     made = ("NEW", "FORKED", "FAILURE", "DISK", "TIERS", "PAGE")
     return {
         **logs,
@@ -168,7 +168,7 @@ def places(logs: dict[str, str], tmp_path: Path) -> dict[str, str]:
 
 @pytest.fixture
 def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A bug for the walk, a small model for the explorer, and results of what takes long."""
+    """Plant a bug for the walk, choose a small model, and replace slow searches by made results."""
     free_slots_under_copies(monkeypatch)
     monkeypatch.setattr(Lamps, "made", [without_invariants(lamps(size)) for size in (1, 2)])
     found = museum.search.SearchResult(
@@ -184,7 +184,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def hunted() -> VllmFuzzAnswer:
-    """What a walk of a connector may have found."""
+    """Return an answer as from a walk of a connector with findings."""
     failure = SavedFailure(
         target="vllm",
         options={"connector": "KvsmConnector"},
@@ -211,7 +211,7 @@ def hunted() -> VllmFuzzAnswer:
 @pytest.mark.usefixtures("_quick")
 @pytest.mark.parametrize("name", ANSWERS)
 def test_json_is_what_its_schema_says(name: str, places: dict[str, str]) -> None:
-    """Each line is an object whose first key is its name, and the written schema accepts it."""
+    """Each line is an object whose first key is its schema's name, and the schema in docs/ accepts it."""
     check = jsonschema.Draft202012Validator(strict(read_schema(name)))
     for word, maker in MAKERS.items():
         if maker not in ANSWERS[name] and any(word in way.split() for way in ANSWERS[name]):
@@ -234,7 +234,7 @@ def read_schema(name: str) -> dict[str, Any]:
 
 
 def strict(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same, without fields that it does not list: a field that it lacks would pass unseen."""
+    """Return the schema without additional fields: else a field that it lacks would pass unnoticed."""
     for one in (schema, *schema["$defs"].values()):
         if "properties" in one:
             one["additionalProperties"] = False
@@ -249,7 +249,7 @@ def test_each_schema_tells_who_prints_it(name: str) -> None:
 
 
 def test_a_field_has_the_description_of_its_struct() -> None:
-    """The lines of a docstring go to the fields that they name."""
+    """Each line of a struct's docstring becomes the description of the field that it names."""
     schema = read_schema("kvsm.show/1")
     assert "before" not in schema["description"]
     told = "the state of the thing; equal if the event is only a cause."

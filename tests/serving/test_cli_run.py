@@ -1,4 +1,4 @@
-"""`kvsm run` as its user meets it: what it prints, what it refuses, and that it repeats itself."""
+"""`kvsm run` from the command line: its output, the input that it refuses, and its reproducibility."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def kvsm(*arguments: object) -> Result:
 
 @pytest.fixture(autouse=True)
 def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run keeps its log in the working directory: not in this checkout."""
+    """Run in another directory, because a run keeps its log in the working directory."""
     monkeypatch.chdir(tmp_path)
 
 
@@ -73,7 +73,7 @@ SOMETIMES = (
 
 
 def rows_in(text: str) -> set[str]:
-    """The names of the rows that are printed."""
+    """Return the names of the printed rows."""
     return {name for name in ALWAYS + SOMETIMES if f"\n{name} " in text}
 
 
@@ -87,7 +87,7 @@ def test_the_main_job_tells_what_happened() -> None:
 
 
 def test_it_begins_with_what_offload_saved(capsys: pytest.CaptureFixture[str]) -> None:
-    """The tokens that the device did not hold, and how many of them were loaded."""
+    """The first line says how many tokens the device did not hold, and how many of them were loaded."""
     pressed = RunOptions(requests=100, device_blocks=96, block_bytes=64, copies="simulated")
     result = run_workload(pressed)
     loaded, computed = result.host_hit_tokens, result.computed_tokens
@@ -117,7 +117,7 @@ def test_the_log_is_kept_and_never_overwritten() -> None:
 
 
 def test_a_broken_link_is_no_free_name() -> None:
-    """A log is not written where somebody's link leads."""
+    """A log is not written to the target of an existing link."""
     Path("kvsm-log").symlink_to("elsewhere")
     assert json.loads(kvsm(*TINY, "--json").stdout)["log"] == "kvsm-log-2"
     assert not Path("elsewhere").exists()
@@ -125,7 +125,7 @@ def test_a_broken_link_is_no_free_name() -> None:
 
 @pytest.mark.parametrize("name", [None, "a log"])
 def test_the_commands_to_try_next_work(name: str | None) -> None:
-    """Three of them, with the path of this log, as a shell reads it."""
+    """There are three commands, with the path of this log quoted for a shell."""
     result = kvsm(*SMALL, "--copies", "simulated", *(["--log", name] if name else []))
     commands = [shlex.split(line) for line in result.stdout.split("try next:\n")[1].splitlines()]
     assert len(commands) == 3
@@ -137,7 +137,7 @@ def test_the_commands_to_try_next_work(name: str | None) -> None:
 
 
 def test_json_holds_the_same() -> None:
-    """One JSON object on standard output, and nothing else."""
+    """Standard output is one JSON object, and nothing else."""
     result = kvsm(*SMALL, "--json", "--workers", 1)
     told = json.loads(result.stdout)
     assert result.exit_code == 0
@@ -149,7 +149,7 @@ def test_json_holds_the_same() -> None:
 
 
 def test_a_trace_is_served(tmp_path: Path) -> None:
-    """A file gives the same run as the generator that wrote it."""
+    """A trace file gives the same run as the generator that wrote it."""
     path = tmp_path / "trace.jsonl"
     path.write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in multi_turn(0, 60)))
     from_file = json.loads(kvsm("--trace", path, "--copies", "simulated", "--json").stdout)
@@ -159,7 +159,7 @@ def test_a_trace_is_served(tmp_path: Path) -> None:
 
 
 def test_everything_that_can_go_wrong_goes_wrong_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    """All options together are legal, and the result counts each kind of event. People see it, too."""
+    """All options together are legal, and the result and the printed page count each kind of event."""
     told = json.loads(kvsm(*EVERYTHING, "--copies", "host", "--json").stdout)
     assert told["violations"] == []
     assert told["digest"] == told["replayed_digest"]
@@ -172,7 +172,7 @@ def test_everything_that_can_go_wrong_goes_wrong_at_once(capsys: pytest.CaptureF
 
 
 def test_help_teaches() -> None:
-    """What it does, what to type, and what the exit codes mean."""
+    """The help says what the command does, shows examples, and explains the exit codes."""
     result = kvsm("--help")
     assert result.exit_code == 0
     for word in ("--time-scale", "Examples:", "Exit code:", "Mooncake"):
@@ -257,7 +257,7 @@ def test_a_directory_that_is_not_empty_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S15 from end to end: copies that drop their last block are found out."""
+    """S15 from end to end: copies that drop their last block are detected."""
     whole = NumpyPools.copy
 
     def careless(self: NumpyPools, direction: Any, device_blocks: Any, slots: Any) -> None:
@@ -273,7 +273,7 @@ def test_bytes_that_arrive_wrong_are_exit_code_1(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_state_that_replay_does_not_give_is_exit_code_1(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S10 from end to end: a change that was no event is told in capitals."""
+    """S10 from end to end: a change without an event is reported in capitals."""
     serve = WorkloadRun.serve
 
     def meddling(self: WorkloadRun, progress: Any = None) -> None:
@@ -301,7 +301,7 @@ def test_a_worker_that_stays_silent_is_exit_code_1(monkeypatch: pytest.MonkeyPat
 
 
 def test_progress_tells_how_far_the_run_is() -> None:
-    """Requests, hit rate and speed while it serves, then how much of the log is verified."""
+    """Progress shows requests, hit rate and speed while it serves, then the number of verified events."""
     told: list[RunProgress] = []
     run_workload(RunOptions(requests=60, block_bytes=64, copies="simulated"), told.append)
     assert told[0].requests_done <= told[-1].requests_done == told[-1].requests == 60
@@ -316,7 +316,7 @@ def test_progress_tells_how_far_the_run_is() -> None:
 
 
 def run_with_hash_seed(log: Path, copies_by: str, hash_seed: int, *options: object) -> Path:
-    """One run in a process of its own, with its own order of iteration over sets of strings."""
+    """Run once in a new process, with another order of iteration over sets of strings."""
     arguments = ["run", *options, "--copies", copies_by, "--log", log]
     subprocess.run(
         [sys.executable, "-c", "from kvsm.cli import main; main()", *map(str, arguments)],
@@ -333,7 +333,7 @@ LAZY = ["--store", "lazy", "--requests", 80, "--device-blocks", 96, "--host-bloc
 
 @pytest.mark.parametrize("options", [SHORTER, pytest.param(LAZY, marks=pytest.mark.slow)])
 def test_simulated_runs_are_equal_byte_for_byte(tmp_path: Path, options: list[object]) -> None:
-    """S11: under any PYTHONHASHSEED the files of the log are the same, with every option on."""
+    """S11: under any PYTHONHASHSEED the files of the log are equal, with every option on."""
     first, second = (run_with_hash_seed(tmp_path / f"{seed}", "simulated", seed, *options) for seed in (1, 2))
     names = sorted(path.name for path in first.iterdir())
     assert names == sorted(path.name for path in second.iterdir())

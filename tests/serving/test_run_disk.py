@@ -1,4 +1,4 @@
-"""`kvsm run` with a disk tier: what comes back in a later run, what is checked, and what is told."""
+"""`kvsm run` with a disk tier: blocks that a later run finds, checks, and messages."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PRESSED: dict[str, Any] = {
     "disk_blocks": 400,
     "copies": "simulated",
 }
-"""A host pool that is much too small."""
+"""Options with a host pool that is much too small."""
 
 
 @pytest.fixture(name="place")
@@ -50,7 +50,7 @@ def kvsm(*arguments: object) -> Result:
 def test_the_next_run_finds_on_disk_what_this_one_stored(
     place: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each block, and no other. The second run stores none of them again, computes less, and says so."""
+    """It finds each block, and no other. It stores none of them again, computes less, and says so."""
     first, second = serve(place), serve(place)
     assert first.good
     assert second.good
@@ -83,7 +83,7 @@ def test_write_back_writes_less_and_the_host_loses_nothing_for_it(place: Path) -
 
 
 def test_both_logs_are_kept_and_verify(place: Path) -> None:
-    """The disk's is in a directory of the host's, where the result says."""
+    """The disk's log is in a subdirectory of the host's log, which the result names."""
     told = json.loads(kvsm("--disk-dir", place / "disk", "--log", place / "log", "--json").stdout)
     assert told["disk"]["log"] == str(place / "log" / "disk")
     assert told["disk"]["digest"] == told["disk"]["replayed_digest"] != told["digest"]
@@ -113,7 +113,7 @@ def test_equal_runs_have_equal_logs_with_a_disk(place: Path) -> None:
 
 
 def test_nothing_of_before_a_reset_comes_back(place: Path) -> None:
-    """S14: the next run finds what was stored since the last reset."""
+    """S14: the next run finds only blocks that were stored since the last reset."""
     first, second = serve(place, reset_every=800), serve(place)
     assert first.resets > 0
     assert first.disk is not None
@@ -157,7 +157,7 @@ def test_other_sizes_start_cold_and_say_why(place: Path) -> None:
 
 
 def test_a_second_process_on_the_directory_is_refused(place: Path) -> None:
-    """It is told who has the files, and nothing is written."""
+    """The error names the process that has the files, and nothing is written."""
     files = RunFiles(RunOptions(**{**PRESSED, "disk_dir": str(place / "disk")}))
     result = kvsm("--disk-dir", place / "disk", "--log", place / "log")
     files.close()
@@ -168,14 +168,14 @@ def test_a_second_process_on_the_directory_is_refused(place: Path) -> None:
 
 
 def test_a_log_that_cannot_be_made_leaves_the_files_to_others(place: Path) -> None:
-    """Their locks end with the error."""
+    """The locks of the files are released by the error."""
     (place / "log").write_text("mine")
     assert kvsm("--disk-dir", place / "disk", "--log", place / "log").exit_code == 2
     assert serve(place, requests=2).good
 
 
 def test_a_reset_that_cannot_be_written_is_one_line(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that goes on would let a later one find what the reset has given up."""
+    """If the run continued, a later run could find blocks from before the reset."""
 
     def full(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
@@ -188,7 +188,7 @@ def test_a_reset_that_cannot_be_written_is_one_line(place: Path, monkeypatch: py
 
 
 def test_bytes_that_come_wrong_from_the_disk_are_found(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """S15 from end to end: blocks that are mixed up on their way from the disk are what requests read."""
+    """S15 from end to end: blocks that are mixed up when they are loaded from the disk are detected."""
     whole = DiskCopyEngine.copy_part
 
     def careless(self: DiskCopyEngine, job: Any, first: int, devices: Any, hosts: Any) -> None:
@@ -204,7 +204,7 @@ def test_bytes_that_come_wrong_from_the_disk_are_found(place: Path, monkeypatch:
 def test_a_state_of_the_disk_that_replay_does_not_give_is_exit_code_1(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S10 for the disk's core: a change that was no event is told in capitals."""
+    """S10 for the disk's core: a change without an event is reported in capitals."""
     serve = WorkloadRun.serve
 
     def meddling(self: WorkloadRun, progress: Any = None) -> None:

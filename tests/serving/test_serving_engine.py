@@ -1,4 +1,4 @@
-"""The serving engine: all ends at rest, loads bring the right bytes, nothing is handed out early."""
+"""The serving engine: every run ends at rest, loads bring the right bytes, no block is reused too early."""
 
 from __future__ import annotations
 
@@ -54,20 +54,20 @@ HYBRID = "full,sliding:4096/1024,mamba"
 def request(
     ids: Sequence[int], output_length: int = 1, arrival_ms: float = 0.0, extra: int = 0
 ) -> TraceRequest:
-    """A request of `ids` full blocks of prompt, and `extra` tokens behind them."""
+    """Return a request with a prompt of the full blocks `ids` and `extra` further tokens."""
     tail = (1_000_000 + sum(ids),) if extra else ()
     return TraceRequest(arrival_ms, len(ids) * BLOCK_TOKENS + extra, output_length, (*ids, *tail))
 
 
 def keys_of(run: WorkloadRun, ids: Sequence[int], group: int = 0) -> list[bytes]:
-    """Keys of full blocks with these ids."""
+    """Return the keys of full blocks with these ids."""
     made = ServingRequest("x", request(ids), run.connector.config, BLOCK_TOKENS)
     return [one + group_suffix(group) for one in made.block_hashes]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Callable[..., WorkloadRun]:
-    """Makes a run over given requests that a test can drive step by step."""
+    """Make a run over given requests that a test can drive step by step."""
     numbers = iter(range(100))
 
     def make(requests: Sequence[TraceRequest], **options: Any) -> WorkloadRun:
@@ -95,7 +95,7 @@ def assert_whole(result: RunResult) -> None:
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_every_policy_serves_a_workload_under_pressure(policy: str, workers: int) -> None:
-    """All requests end, the log proves itself (S10), and nothing is left (S9)."""
+    """All requests end, the log replays to the live state (S10), and the engine is at rest (S9)."""
     result = run_workload(RunOptions(**{**PRESSURE, "requests": 40}, policy=policy, workers=workers))
     assert_whole(result)
     assert result.preemptions > 0
@@ -204,7 +204,7 @@ def test_requests_for_remote_decode_are_offloaded_in_full() -> None:
 def test_a_block_of_remote_decode_that_is_not_offered_is_seen(
     start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S16 can fail: an offer that loses a block at the finish is told, by request and key."""
+    """S16 can fail: an offer that loses a block at the finish is reported, with request and key."""
     run = start([request([1, 2, 3], 2)], remote_decode=1.0)
     store = run.offloader.store
 
@@ -221,7 +221,7 @@ def test_a_block_of_remote_decode_that_is_not_offered_is_seen(
 
 
 def test_aborted_requests_are_gone() -> None:
-    """A third of the clients leave, at any time; the others are served."""
+    """A third of the requests are aborted, at any time; the others are served."""
     result = run_workload(RunOptions(**PRESSURE, abort_rate=0.33))
     assert_whole(result)
     assert 0.15 * result.requests < result.aborted < 0.4 * result.requests
@@ -273,7 +273,7 @@ def test_a_last_step_that_does_not_flush_is_seen(start: Callable[..., WorkloadRu
 
 
 def test_an_engine_may_go_on_stepping_instead(start: Callable[..., WorkloadRun]) -> None:
-    """S17, the other way: nothing is flushed. The engine steps until no work is pending, and time goes on."""
+    """S17 with keep-stepping: nothing is flushed. The engine steps until no work is pending."""
     run = start([request([1, 2, 3]), request([4], 1, 5000)], last_step="keep-stepping")
     run.serve()
     assert "FlushRequested" not in {event.kind for event in events(run)}
@@ -292,7 +292,7 @@ def test_the_log_can_be_kept(tmp_path: Path) -> None:
 
 
 def test_a_state_that_the_log_does_not_give_is_seen(start: Callable[..., WorkloadRun]) -> None:
-    """S10: the verdict compares with the live state, so a change that was no event fails the run."""
+    """S10: the verdict compares with the live state, so a change without an event fails the run."""
     run = start([request([1, 2])])
     run.serve()
     run.offloader.ledger.tick += 1
@@ -337,7 +337,7 @@ def workloads(draw: st.DrawFn) -> list[TraceRequest]:
 
 @st.composite
 def options_for(draw: st.DrawFn, requests: Sequence[TraceRequest]) -> RunOptions:
-    """Any options that can go together, with pools for one request or a little more."""
+    """Draw any options that are legal together, with pools for one request or a little more."""
     groups = draw(st.sampled_from(_GROUPS))
     chosen: dict[str, Any] = {
         "block_tokens": _BLOCK,
@@ -373,8 +373,8 @@ def runs(draw: st.DrawFn) -> tuple[list[TraceRequest], RunOptions]:
 
 
 def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOptions) -> None:
-    """Serve in a bounded number of steps, and check everything that holds of a good run. Each answer of the
-    scheduler is the longest hit."""
+    """Serve in a bounded number of steps, and check all properties of a good run. Each answer of the
+    scheduler must be the longest hit."""
     run = WorkloadRun(options, requests, str(directory / "log"))
     watch_answers(run.connector)
     step = run.engine.step
@@ -393,7 +393,7 @@ def serve_anything(directory: Path, requests: list[TraceRequest], options: RunOp
 def test_any_run_is_good(
     tmp_path_factory: pytest.TempPathFactory, drawn: tuple[list[TraceRequest], RunOptions]
 ) -> None:
-    """S3, S4, S9, S10, S14 to S18: whatever arrives and goes wrong, under any options, in tiny pools."""
+    """S3, S4, S9, S10, S14 to S18 hold for any requests and failures, under any options, in tiny pools."""
     serve_anything(tmp_path_factory.mktemp("run"), *drawn)
 
 
@@ -421,7 +421,8 @@ def test_the_last_sampled_token_is_never_computed(start: Callable[..., WorkloadR
 
 @pytest.mark.parametrize("groups", ["full", "full/64,sliding:700"])
 def test_each_step_of_a_running_request_is_one_token(start: Callable[..., WorkloadRun], groups: str) -> None:
-    """Lazy counts equal counts of each step, across preemptions. No request is in a batch twice."""
+    """Counts that are updated lazily equal counts step by step, across preemptions. No request is in a batch
+    twice."""
     outputs = {f"r{number}": 200 * number for number in range(1, 11)}
     trace = [request([one], one * 200, extra=511 - one * 45) for one in range(1, 11)]
     run = start(trace, device_blocks=12 if groups == "full" else 90, host_blocks=400, groups=groups)
@@ -580,7 +581,7 @@ def test_a_flipped_byte_on_the_host_is_seen(start: Callable[..., WorkloadRun]) -
 def test_a_wrong_byte_is_a_failed_load_where_copies_are_verified(
     start: Callable[..., WorkloadRun], copies: str
 ) -> None:
-    """S15: never a wrong answer. The load fails, its keys are gone, the request computes what it lacks."""
+    """S15: the load fails, its keys leave the index, and the request computes the missing tokens."""
     run, _ = flip_case(start, verify_copies=True, copies=copies)
     run.serve()
     result = run.prove()
@@ -641,7 +642,7 @@ def test_an_abort_in_mid_load_frees_blocks_only_when_the_copy_has_ended(
 def test_a_preemption_in_mid_load_waits_for_the_copy(
     start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3, S8: its load is not started twice, and the end of the load that it lost changes nothing."""
+    """S3, S8: its load is not started twice, and the end of the old load changes nothing."""
     monkeypatch.setitem(in_flight_module.HOST_LATENCY, Direction.LOAD, in_flight_module.Latency(5, 64))
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
@@ -654,7 +655,7 @@ def test_a_preemption_in_mid_load_waits_for_the_copy(
 
 
 def test_a_failed_load_is_computed(start: Callable[..., WorkloadRun]) -> None:
-    """S6: the request computes what did not arrive; nothing of it counts as a hit."""
+    """S6: the request computes the tokens of the failed load, which count as no hit."""
     run, loading, transfer = load_case(start)
     fail(run, transfer)
     counts, pool = run.engine.scheduler.counts, run.engine.scheduler.pool
@@ -682,8 +683,8 @@ def test_a_failed_load_of_several_groups_restarts_the_request(start: Callable[..
 def test_a_lost_load_retires_its_blocks(
     start: Callable[..., WorkloadRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """S3, S9: a copy that is never reported may still write. The request goes on with other blocks, and these
-    are not handed out again. A report that comes later changes nothing."""
+    """S3, S9: a copy that is never reported may still write. The request gets other blocks, and the old ones
+    are not used again. A late report changes nothing."""
     monkeypatch.setitem(in_flight_module.HOST_LATENCY, Direction.LOAD, in_flight_module.Latency(5, 64))
     run, loading, transfer = load_case(start, device_blocks=12)
     targets = to_list(run.offloader.ledger.transfers[transfer].device_blocks)
@@ -720,8 +721,8 @@ def test_a_reset_in_mid_load_fails_it(start: Callable[..., WorkloadRun]) -> None
 
 
 def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., WorkloadRun]) -> None:
-    """A block that a request needs is being loaded for another one. It waits, others go first, and then it
-    finds the block on the device."""
+    """A block that a request needs is being loaded for another request. It waits, later requests are admitted
+    first, and then it finds the block on the device."""
     trace = [
         request(range(6)),
         request(range(10, 22), 1, 1000),
@@ -742,8 +743,8 @@ def test_a_request_that_waits_for_a_block_is_passed(start: Callable[..., Workloa
 
 
 def test_a_deferred_block_is_offered_again(start: Callable[..., WorkloadRun]) -> None:
-    """S13: two requests compute the same block at once. The offer of the second one waits for the first
-    store; when that fails, its own block is stored."""
+    """S13: two requests compute the same block at once. The second offer waits for the store of the first
+    one; when that store fails, the second request's block is stored."""
     run = start([request([1, 2], 600), request([1, 2], 600)])
     while not run.offloader.ledger.transfers:
         run.engine.step()
@@ -798,7 +799,7 @@ def test_a_deferred_block_is_offered_again(start: Callable[..., WorkloadRun]) ->
     ],
 )
 def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any], says: str) -> None:
-    """One line names the option, its value and the bound, and nothing is made."""
+    """One line names the option, its value and the bound, and no file is created."""
     with pytest.raises(ConfigError) as caught:
         run_workload(RunOptions(**options, log=str(tmp_path / "log")))
     assert says in str(caught.value)

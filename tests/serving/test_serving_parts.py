@@ -42,7 +42,7 @@ def pool_of(size: int) -> tuple[ServingBlockPool, StateWords]:
 
 
 def test_a_block_under_a_copy_is_not_handed_out() -> None:
-    """S3: the reference count may say free; if the ledger knows of a copy, the pool refuses."""
+    """S3: if the ledger has a copy that touches a block, the pool refuses it, even without references."""
     pool, leases = pool_of(2)
     leases.words[0] = LEASE_WORDS.step(leases.words[0], LeaseTrigger.BEGIN_READ, 0, 1)
     with pytest.raises(
@@ -143,7 +143,7 @@ TABLES = (
 
 @pytest.mark.parametrize(("group", "kept"), TABLES)
 def test_what_no_token_looks_at_is_given_back(group: KVCacheGroup, kept: list[int]) -> None:
-    """A block goes when all its tokens are before the window; the null block stands in its place."""
+    """A block is freed when all its tokens are before the window; its entry becomes the null block."""
     pool, _ = pool_of(16)
     config = SchedulerConfig(groups=(group,))
     cache = BlockTables(pool, config, 64)
@@ -178,8 +178,8 @@ _GROUPS = st.lists(
 def test_a_request_never_holds_more_than_its_peak(
     groups: list[KVCacheGroup], prompt: int, budget: int, seed: int
 ) -> None:
-    """A pool of the peak's size lets a request through, in chunks of any length, with the states of the step
-    before still held while it grows."""
+    """A pool of the peak's size serves a request in chunks of any length, while the states of the last step
+    are still held."""
     config = SchedulerConfig(groups=tuple(groups), hash_tokens=4)
     pool, _ = pool_of(sum(peak_blocks(group, prompt, budget) for group in groups))
     cache, random = BlockTables(pool, config, budget), Random(seed)
@@ -268,8 +268,8 @@ def test_any_flipped_byte_is_a_mismatch(size: int, block: int, byte: int, flip: 
 
 
 def test_ranks_keys_and_groups_have_different_bytes() -> None:
-    """A copy from another rank, of another key, or of another group's block of the same tokens, does not
-    pass."""
+    """A copy from another rank, of another key, or of another group's block of the same tokens is
+    detected."""
     ranks = [host_rank(3, 16) for _ in range(2)]
     content, keys = DeviceContent(ranks), [*block_keys(range(2)), *block_keys([0], group=1)]
     content.write([0, 1, 2], keys)

@@ -1,4 +1,4 @@
-"""Workloads: what a trace may hold, how it is refused, and what the generator promises."""
+"""Workloads: what a trace may contain, how bad traces are refused, and properties of the generator."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def write(path: Path, *lines: str) -> Path:
 def test_a_generated_workload_survives_the_file(
     tmp_path_factory: pytest.TempPathFactory, seed: int, requests: int
 ) -> None:
-    """What the generator makes is a trace that the reader accepts, and the same one."""
+    """The reader accepts a generated trace, and returns the same requests."""
     made = list(multi_turn(seed, requests))
     lines = [msgspec.json.encode(request).decode() for request in made]
     assert list(read_trace(write(tmp_path_factory.mktemp("trace") / "t.jsonl", *lines))) == made
@@ -106,7 +106,7 @@ def test_a_file_without_requests_is_refused(tmp_path: Path, name: str, says: str
 @settings(max_examples=examples(25), deadline=None)
 @given(seed=st.integers(0, 1 << 32))
 def test_a_hash_id_names_its_whole_prefix(seed: int) -> None:
-    """As in Mooncake: an id always stands behind the same id, so that equal ids mean equal prefixes."""
+    """As in Mooncake, an id always follows the same id, so that equal ids mean equal prefixes."""
     before: dict[int, int | None] = {}
     latest = 0.0
     for request in multi_turn(seed, 80):
@@ -131,7 +131,7 @@ def test_a_longer_workload_begins_with_the_shorter_one() -> None:
 
 
 def test_turns_extend_conversations_and_users_share_system_prompts() -> None:
-    """There is something for a cache to hit: within a conversation, and between conversations."""
+    """A cache can get hits, within a conversation and between conversations."""
     seen: dict[int, int] = {}
     extended = 0
     for request in multi_turn(0, 500):
@@ -172,7 +172,7 @@ def hashes(ids: tuple[int, ...], tokens: int, hash_tokens: int) -> list[bytes]:
 
 
 def test_a_hash_is_of_whole_blocks() -> None:
-    """One for each whole block of the prompt; equal ids, equal hashes."""
+    """There is one hash for each whole block of the prompt, and equal ids give equal hashes."""
     first, second, third = hashes((1, 2, 1), 24, 8)
     assert len(first) == 32
     assert first == third != second
@@ -186,8 +186,8 @@ def test_a_hash_is_of_whole_blocks() -> None:
     parts=st.sampled_from([2, 4, 8]),
 )
 def test_parts_of_a_block_have_hashes_of_their_own(ids: tuple[int, ...], lacking: int, parts: int) -> None:
-    """For every size of the parts: the part that ends an id's block has the hash of the id, and parts of
-    different places or ids have different hashes."""
+    """For every size of parts, the last part of an id's block has the hash of the id, and parts with
+    different indices or ids have different hashes."""
     tokens = len(ids) * 8 - lacking
     fine, whole = hashes(ids, tokens, 8 // parts), hashes(ids, tokens, 8)
     assert len(fine) == tokens // (8 // parts)

@@ -1,6 +1,7 @@
-"""What `benchmarks/connector_steps.py` says follows from the steps that it took.
+"""The figures of `benchmarks/connector_steps.py` follow from the steps that it measured.
 
-With vLLM its engine is run, small: each contestant serves the same requests, and loads what it stored.
+With vLLM, its engine also runs, in a small size: each contestant serves the same requests, and loads the
+blocks that it stored.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ PHASES = ["prefill", "decode", "preempted", "ending", "hits", "alone"]
 
 @pytest.fixture(scope="module")
 def script() -> Iterator[Any]:
-    """The benchmark, which is a script beside the package, and its world."""
+    """Import the benchmark, which is a script outside the package, and its world."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BENCHMARKS)
         steps, world = import_module("connector_steps"), import_module("connector_world")
@@ -32,7 +33,7 @@ def script() -> Iterator[Any]:
 
 
 def costs(script: Any, *times_us: int) -> list[Any]:
-    """Steps with one call of the connector each."""
+    """Return steps with one call of the connector each."""
     return [script.world.StepCost({"call": 1000 * us}, {"report": 100}, 5000 * us) for us in times_us]
 
 
@@ -65,7 +66,7 @@ def test_ours_is_compared_with_the_better_of_the_two_in_each_figure(script: Any)
 
 
 def test_single_steps_are_compared_with_a_rival_that_takes_as_many(script: Any) -> None:
-    """One that waits for its loads takes more steps, most of them empty: their median says nothing."""
+    """An engine that waits for its loads runs more steps, most of them empty: their median is meaningless."""
     waits, other = script.steps.RIVALS
     found = {
         script.steps.OURS: rounds(script, 2, 2),

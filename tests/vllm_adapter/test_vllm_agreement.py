@@ -64,7 +64,7 @@ def test_lru_hits_as_vllm_does(requests: list[int]) -> None:
 
 
 def test_kv_events_decode_as_vllms() -> None:
-    """Events are state (S10): a router reads what kvsm published."""
+    """Events are state (S10): a router can decode the KV events that kvsm publishes."""
     core, _ = new_core(host_blocks=2, publisher=Publisher())
     store(core, "r", keys(2, group=1))
     store(core, "r", keys(1, "new", group=1), 4)

@@ -77,7 +77,7 @@ def test_a_conversation_that_lacks_a_turn_is_refused() -> None:
 
 
 class Theirs:
-    """Stands for a class of vLLM's interface."""
+    """A stub for a class of vLLM's interface."""
 
     def store(self, blocks: list[int], wait: bool = False) -> None: ...
 
@@ -199,7 +199,7 @@ def test_copies_that_failed_are_wrong(tmp_path: Path, good: bool, wrong: tuple[s
 
 
 def _runs(monkeypatch: pytest.MonkeyPatch, *answers: TrialOutcome | TrialFailed) -> None:
-    """Engines that give these answers, in an installation that lacks nothing."""
+    """Replace engines by stubs with these answers, in an installation whose interface is complete."""
     left = list(answers)
 
     def run(trial: Trial) -> TrialOutcome:  # noqa: ARG001 (the real one's signature)
@@ -246,7 +246,7 @@ def test_report_as_json_says_whether_it_is_good(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_the_short_start_is_checked_where_vllm_loads_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its engine has no connector named: the variable and the size choose it."""
+    """This engine's options name no connector: variable and `--kv-offloading-size` choose it."""
     trials = []
 
     def run(trial: Trial) -> TrialOutcome:
@@ -268,7 +268,7 @@ def test_the_short_start_is_checked_where_vllm_loads_the_plugin(monkeypatch: pyt
 
 
 def test_a_plugin_that_vllm_does_not_load_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Naming the connector works all the same."""
+    """An engine that names the connector works nevertheless."""
     _runs(monkeypatch, PLAIN_OUTCOME, PLAIN_OUTCOME)
     result = kvsm("vllm-check")
     assert "NOTE: KVSM_OFFLOAD=1 has no effect: no plugin\n" in result.stdout
@@ -300,7 +300,7 @@ def test_why_vllm_does_not_load_the_plugin(
 def test_logs_that_cannot_be_kept_are_bad_input(
     kept: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not an engine that does not start."""
+    """The error is about the option, not about an engine that does not start."""
     (tmp_path / "file").touch()
     _runs(monkeypatch)
     result = kvsm("vllm-check", "--keep-log", str(tmp_path / kept))
@@ -358,7 +358,7 @@ def test_a_page_of_a_disk_tier_says_how_small_the_host_is() -> None:
 
 
 def test_a_page_that_cannot_be_written_is_bad_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And is told before the engines run, which takes minutes."""
+    """The error comes before the engines run, which takes minutes."""
     (tmp_path / "file").touch()
     monkeypatch.setattr("kvsm.cli.vllm.compare", None)
     result = kvsm("bench", "vllm", "--output", str(tmp_path / "file" / "below"))
@@ -392,7 +392,7 @@ def test_the_documents_list_the_options(kind: type[msgspec.Struct], document: st
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Each parameter in the docstrings of a class and its bases, in the form of the documents."""
+    """Return the description of each field in the docstrings of a class and its bases, as in the documents."""
     found = {}
     for base in kind.__mro__:
         # Since Python 3.13 a docstring has no indentation.

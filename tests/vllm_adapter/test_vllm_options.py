@@ -1,4 +1,4 @@
-"""What a user is told who gives kvsm an option of vLLM's own offload connectors."""
+"""The error for an option of vLLM's own offload connectors that kvsm refuses."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_each_option_of_kvsm_is_described(name: str) -> None:
 
 @pytest.mark.parametrize("option", REFUSED, ids=[one.name for one in REFUSED])
 def test_a_refused_option_says_what_kvsm_has_instead_in_the_words_of_kvsms_own_option(option: Option) -> None:
-    """So no reason speaks of kvsm as it once was: "not to disk" stood here after the disk tier had come."""
+    """So no reason describes an old kvsm: "not to disk" was still printed after the disk tier existed."""
     with pytest.raises(ConfigError) as refused:
         parse(ConnectorOptions, {"cpu_bytes_to_use": 1 << 20, option.name: 1})
     message = str(refused.value)

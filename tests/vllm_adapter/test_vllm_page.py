@@ -1,4 +1,4 @@
-"""The pages on vLLM claim what was run, and claims name their tests. The tests that they name exist."""
+"""Claims on the pages about vLLM name their tests, and these tests exist."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ MORE = re.compile(r"`\[([^\]`]+)\]`")
 """A further case of the test that was named before."""
 
 NOT_RUN = "not run"
-"""Stands in place of a test, with the reason, where this machine or vLLM's CPU build cannot run something."""
+"""Used instead of a test, with the reason, if this machine or vLLM's CPU build cannot run the claim."""
 
 
 @cache
@@ -60,7 +60,7 @@ def names_in(path: Path) -> set[str]:
 
 @cache
 def words_near(path: Path) -> set[str]:
-    """The strings in a file of tests, and in the modules beside it that it imports: also names of cases."""
+    """Return the strings in a file of tests and in the modules that it imports; cases are named there."""
     imported = [node.module for node in nodes_of(path) if isinstance(node, ast.ImportFrom)]
     beside = [path.parent / f"{module}.py" for module in imported]
     return {
@@ -73,7 +73,7 @@ def words_near(path: Path) -> set[str]:
 
 
 def wrong_name(file: str, test: str, case: str) -> str | None:
-    """Why there is no such test. None if there is one."""
+    """Return why there is no such test; None if there is one."""
     path = file_named(file)
     if path is None:
         return f"no file {file}, or several"
@@ -85,7 +85,7 @@ def wrong_name(file: str, test: str, case: str) -> str | None:
 
 
 def names_on(page: str) -> Iterator[tuple[str, str, str]]:
-    """(file, test, case) of each name on the page."""
+    """Yield (file, test, case) of each test that the page names."""
     file = test = ""
     for span in re.findall(r"`[^`\n]+`", page):
         if named := NAMED.fullmatch(span):
@@ -96,7 +96,7 @@ def names_on(page: str) -> Iterator[tuple[str, str, str]]:
 
 
 def claims(page: str) -> Iterator[tuple[str, str]]:
-    """(row, its cell in the column `test`) of each table that has such a column."""
+    """Yield (row, its cell in the column `test`) of each table with such a column."""
     column = None
     for line in page.splitlines():
         if not line.startswith("|"):
@@ -121,7 +121,7 @@ def test_every_test_that_the_page_names_exists(name: str) -> None:
 
 @each_page
 def test_every_row_has_a_test_or_says_why_not(name: str) -> None:
-    """A claim without a test would stay when it is no longer true."""
+    """A claim without a test would remain when it is no longer true."""
     rows = [*claims(PAGES[name])]
     assert rows
     assert [row for row, test in rows if not NAMED.search(test) and not test.startswith(NOT_RUN)] == []
