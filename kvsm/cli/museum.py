@@ -255,9 +255,7 @@ def _print_sum(search: Any, results: Sequence[Any]) -> None:
     bugs = [one for one in results if one.id != search.CLEAN]
     found = [one for one in bugs if one.finding is not None]
     by_search = sum(one.checker != search.SCENARIO for one in found)
-    say(
-        f"{len(found)} of {len(bugs)} found, {by_search} of them by checkers not written for the bug"
-    )
+    say(f"{len(found)} of {len(bugs)} found, {by_search} of them by checkers not written for the bug")
     if not search.VLLM_IS_THERE and any(search.BUGS[one.id].needs_vllm for one in bugs):
         say("vLLM is not installed, so no checker has looked at the adapters for it")
     for one in results:

@@ -1,4 +1,4 @@
-"""What vLLM has in its cached blocks, without and with kvsm, to compare them bit by bit."""
+"""The contents of vLLM's cached blocks, without and with kvsm, to compare them bit by bit."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from vllm.v1.kv_cache_interface import MambaSpec, group_kernel_blocks
 
 
 class Distances(NamedTuple):
-    """How far states are from each other, by tensor (largest absolute difference of two numbers).
+    """Distances between states, for each tensor (largest absolute difference of two numbers).
 
-    rounding: the states of one prefix, computed in other steps. Of all prefixes, those that are farthest
-        apart.
-    nearest: the states of two prefixes. Of all pairs, those that are nearest to each other.
+    rounding: the largest distance between two states of one prefix that were computed in different steps.
+    nearest: the smallest distance between the states of two prefixes.
     """
 
     rounding: dict[str, float]
@@ -23,11 +22,11 @@ class Distances(NamedTuple):
 
 
 class Contents:
-    """What an engine without pipeline stages has in its cached blocks. It is looked at after each step.
+    """The contents of the cached blocks of an engine without pipeline stages, read after each step.
 
     groups: vLLM's KV cache groups.
     of: key -> the part of each layer of its group.
-    computes_again: whether the engine computes the same prefix again, in other steps. The first content is
+    computes_again: whether the engine may compute a prefix again, in other steps. Then the first content is
         kept.
     """
 
@@ -42,7 +41,7 @@ class Contents:
         self.of: dict[bytes, list[Any]] = {}
 
     def _parts(self, layers: Mapping[str, Any], names: Sequence[str]) -> list[tuple[str, Any]]:
-        """(name, tensor) of each part of the layers with these names. A state has several parts."""
+        """Yield (name, tensor) of each part of the layers with these names. A state has several parts."""
         found = []
         for name in names:
             cache = layers[name].kv_cache
@@ -51,7 +50,7 @@ class Contents:
         return found
 
     def look(self) -> None:
-        """Take what is new. Raises `AssertionError` if a content has changed that is not computed again."""
+        """Read new blocks. Raises `AssertionError` if a content has changed, unless it may be recomputed."""
         for block in self._pool.blocks:
             key = block.block_hash
             if key is None or block.is_null:
@@ -61,7 +60,7 @@ class Contents:
                 raise AssertionError(f"block {block.block_id} has another content of {key.hex()} than before")
 
     def distances(self, other: Contents) -> Distances:
-        """Of the states of mamba layers. other: the contents of the same keys, computed in other steps."""
+        """Return the distances of mamba states. other: the contents of the same keys from other steps."""
         rounding: dict[str, float] = {}
         nearest: dict[str, float] = {}
         for index, group in enumerate(self.groups):
@@ -76,12 +75,12 @@ class Contents:
 
 
 def group_of(key: bytes) -> int:
-    """The KV cache group that a key ends with."""
+    """Return the KV cache group of a key, which is its end."""
     return int.from_bytes(key[-4:], "big")
 
 
 def equal_bits(one: Sequence[Any], other: Sequence[Any]) -> bool:
-    """Whether these tensors have the same bits, also where they are no numbers."""
+    """Whether these tensors have the same bits, also where they are NaN."""
     return all(
         torch.equal(left.view(torch.uint8), right.view(torch.uint8)) for left, right in zip(one, other)
     )

@@ -1,4 +1,5 @@
-"""Connectors whose bug only the checks at the end of a run see: bytes, order and device blocks are right."""
+"""Connectors with bugs that only the checks at the end of a run find. Bytes, order and device blocks are
+right."""
 
 from __future__ import annotations
 
@@ -46,7 +47,7 @@ class KeepsThePinsOfAborted(SimpleCPUOffloadConnector):
 
 
 class OneRankTellsLoadsTwice(SimpleCPUOffloadConnector):
-    """Rank 0 reports each load again, when vLLM believes that it has ended."""
+    """Rank 0 reports each load a second time, after vLLM has processed its end."""
 
     _again: frozenset[str] = frozenset()
 
@@ -59,7 +60,7 @@ class OneRankTellsLoadsTwice(SimpleCPUOffloadConnector):
 
 
 class KeepsAThread(SimpleCPUOffloadConnector):
-    """Its thread does not hear of the shutdown."""
+    """Leaves a thread running after the shutdown."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -60,7 +60,7 @@ class CleansUpGoodLoadsOnly(SimpleCPUOffloadConnector):
 
 
 class ExpectsReportsSoon(SimpleCPUOffloadConnector):
-    """It copies at once, and does not expect that a report is more than three steps under way."""
+    """It copies at once, and fails if a report takes more than three steps."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -92,7 +92,7 @@ class ExpectsReportsSoon(SimpleCPUOffloadConnector):
 
 
 class NeverGivesUp(KvsmConnector):
-    """It waits for each report without a bound."""
+    """It waits for each report without a time limit."""
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         super().bind_gpu_block_pool(gpu_block_pool)
@@ -100,7 +100,7 @@ class NeverGivesUp(KvsmConnector):
 
 
 class TakesSilenceForFailure(KvsmConnector):
-    """When the time of a store is up, it believes that the store has failed, and uses its slots again."""
+    """When the time of a store is up, it treats the store as failed, and reuses its slots."""
 
     def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
         super().bind_gpu_block_pool(gpu_block_pool)

@@ -1,4 +1,4 @@
-"""A host memory that corrupts data: one block changes after it was stored.
+"""A connector whose host memory corrupts data: one block changes after it was stored.
 
 vLLM's processes import this module by `kv_connector_module_path`.
 """
@@ -14,7 +14,7 @@ SIGN = 0x80
 
 
 class CorruptingConnector(KvsmConnector):
-    """In the first block of the first good store, all numbers change their sign."""
+    """Changes the sign of all numbers in the first block of the first good store."""
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)

@@ -101,7 +101,7 @@ class _WrappedWorkerSide(WorkerSide):
 
 
 class SteeredConnector(KvsmConnector):
-    """Its copies obey `SteeredConnector.copies`, in the worker's process."""
+    """Makes its copies with the engine `SteeredConnector.copies`, in the worker's process."""
 
     copies: SteeredEngine
 
@@ -118,7 +118,7 @@ class SteeredConnector(KvsmConnector):
 
 
 class StuckConnector(SteeredConnector):
-    """No store ends before something waits for it."""
+    """Ends no store before something waits for it."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:  # noqa: ARG002
         steered = SteeredEngine(engine)
@@ -127,7 +127,7 @@ class StuckConnector(SteeredConnector):
 
 
 class OneRankFailsConnector(SteeredConnector):
-    """On the second rank half of all transfers fail, on the first one none."""
+    """Fails half of all transfers on the second rank, and none on the first one."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         return FailingCopyEngine(engine, seed=1, rate=0.5) if rank == 1 else engine
@@ -141,7 +141,7 @@ class _DeadlyEngine(SteeredEngine):
 
 
 class DyingConnector(SteeredConnector):
-    """The second rank's process is killed at its first load."""
+    """Kills the second rank's process at its first load."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         return _DeadlyEngine(engine) if rank == 1 else engine
@@ -165,7 +165,7 @@ class LosingEngine:
 
 
 class LosingConnector(SteeredConnector):
-    """The second rank loses its first store and its first load."""
+    """Loses the first store and the first load of the second rank."""
 
     def wrap(self, engine: CopyEngine, rank: int) -> CopyEngine:
         losing: Any = LosingEngine(engine, *Direction)
@@ -178,7 +178,7 @@ def fill_disk() -> None:
 
 
 class FullDiskConnector(KvsmConnector):
-    """The log's disk is full after the first events."""
+    """Behaves as if the log's disk was full after the first events."""
 
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         if role is KVConnectorRole.SCHEDULER:
@@ -187,7 +187,7 @@ class FullDiskConnector(KvsmConnector):
 
 
 class FullDiskRecordingSpec(RecordingSpec):
-    """The same."""
+    """Behaves as if the log's disk was full after the first events, for vLLM's own offload."""
 
     def get_manager(self) -> Any:
         fill_disk()
@@ -195,7 +195,7 @@ class FullDiskRecordingSpec(RecordingSpec):
 
 
 class DeletedLogConnector(KvsmConnector):
-    """The directory of the log is deleted in the twentieth step. This step takes two seconds."""
+    """Deletes the directory of the log in the twentieth step, which takes two seconds."""
 
     steps = 0
 
@@ -210,7 +210,7 @@ class DeletedLogConnector(KvsmConnector):
 
 
 class DeafConnector(KvsmConnector):
-    """The main thread of vLLM's core sleeps through SIGTERM: another thread receives it.
+    """Lets another thread of vLLM's core receive SIGTERM, while the main thread sleeps.
 
     Python runs the signal's handler in the main thread, as soon as something else has woken that thread.
     """
@@ -221,7 +221,7 @@ class DeafConnector(KvsmConnector):
 
 
 class KilledConnector(KvsmConnector):
-    """vLLM's core is killed while it shuts down."""
+    """Kills vLLM's core while it shuts down."""
 
     def shutdown(self) -> None:
         if self.role is KVConnectorRole.SCHEDULER:

@@ -1,4 +1,4 @@
-"""A copy engine some of whose copies hang until long after they were given up, and a clock."""
+"""A copy engine with copies that hang until long after they are given up, and a clock."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ TIMEOUT_S = 20.0
 """The `transfer_timeout_s` of engines whose copies hang. A step takes one second."""
 
 LONGEST_COPY_S = 4.0
-"""A copy that does not hang takes no longer."""
+"""The longest time of a copy that does not hang."""
 
 NEVER = float("inf")
 
 SPOILED = 0x55
-"""What a copy writes that comes too late. No word has such bytes."""
+"""The bytes that a hanging copy writes at last. No word has such bytes."""
 
 
 class Clock:
-    """Time that a test moves on (s)."""
+    """A clock that a test advances (s)."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -91,7 +91,7 @@ class HangingCopyEngine(WrappedCopyEngine):
         return results + self._engine.poll()
 
     def let_go(self) -> None:
-        """Carry out what hangs, as it should be."""
+        """Carry out the hanging copies, with the right bytes."""
         for _, job, after in self.hanging.values():
             self._engine.submit(job, after)
         self.hanging.clear()

@@ -1,4 +1,4 @@
-"""A long run of one vLLM engine under mixed load, and what it needed meanwhile.
+"""A long run of one vLLM engine under mixed load, with measurements of its resources.
 
     python tests/in_vllm/long_run.py --minutes 60 --offload KvsmConnector
 
@@ -54,7 +54,7 @@ MOST_LIVE = 20
 DEVICE_BLOCKS = 72
 
 HOST_BYTES = 8 << 20
-"""Room for 256 blocks. The prompts have about five hundred different ones."""
+"""Host memory for 256 blocks. The prompts have about five hundred different blocks."""
 
 LOG_BYTES = 1 << 20
 """The `log_max_bytes` of the event log. Ten minutes write more, on a busy machine too."""
@@ -75,14 +75,14 @@ engine grows by 300 MiB in its first hour on a CPU. Growth of kvsm would not be 
 
 
 class Gauges(msgspec.Struct, frozen=True, kw_only=True):
-    """What the process needs at one time.
+    """The resources of the process at one time.
 
-    at_s: since the run began (s).
+    at_s: time since the run began (s).
     rss: memory in use (bytes).
-    threads, handles: how many it has.
-    objects: how many the garbage collector tracks.
-    log: all files of the event log together (bytes).
-    steps: of the engine, so far.
+    threads, handles: the numbers of threads and of open file descriptors.
+    objects: the number of objects that the garbage collector tracks.
+    log: size of all files of the event log (bytes).
+    steps: the number of engine steps so far.
     """
 
     at_s: float
@@ -110,14 +110,14 @@ class Gauges(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What a run reports.
+    """The report of a run.
 
-    seconds: how long it ran (s).
-    gauges: in the order of time.
-    counts: how often each thing happened.
+    seconds: the length of the run (s).
+    gauges: the gauges in the order of time.
+    counts: the number of times that each kind of event happened.
     wrong: answers that differ from the reference.
-    left: what was left when all requests had ended; empty if nothing was.
-    digest: of the ledger at the end, if there is one.
+    left: the resources still held when all requests had ended; empty if there were none.
+    digest: the digest of the ledger at the end, if there is one.
     """
 
     seconds: float
@@ -128,7 +128,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
 
     def growth(self, name: str) -> float:
-        """By how much a gauge is larger in the last third than in the first third after the warm-up.
+        """Return by how much a gauge is larger in the last third than in the first third after the warm-up.
 
         The medians of both are compared.
         """
@@ -137,7 +137,7 @@ class Told(msgspec.Struct, frozen=True, kw_only=True):
         return median(values[-third:]) - median(values[:third])
 
     def most(self, name: str) -> int:
-        """The largest value of a gauge."""
+        """Return the largest value of a gauge."""
         return max(getattr(one, name) for one in self.gauges)
 
 
@@ -181,7 +181,7 @@ class LongRun:
                 due = now + every
 
     def settle(self) -> list[str]:
-        """Let everything end. Returns what is left."""
+        """Wait until all requests and copies have ended. Returns the resources that are still held."""
         UnreliableEngine.faults = msgspec.structs.replace(
             UnreliableEngine.faults, failing=0.0, late=0.0, lost={}
         )
@@ -204,7 +204,7 @@ class LongRun:
             self._step()
 
     def _act(self) -> None:
-        """What users and operators do between two steps."""
+        """Do what users and operators may do between two steps."""
         draw = self._random.random()
         if len(self._live) < MOST_LIVE and draw < 0.4:
             for _ in range(self._random.randint(1, 4)):

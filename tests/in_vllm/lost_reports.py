@@ -15,17 +15,17 @@ from kvsm.vllm.tiny_model import tiny_model
 from kvsm.vllm.trial import SHUTDOWN_S, Trial, environment, make_engine
 
 ROUNDS = 3
-"""Rounds of all prompts after the copies were given up."""
+"""The number of rounds of all prompts after the copies were given up."""
 
 GIVEN_UP_S = 60.0
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine did.
+    """The results of the engine.
 
-    tokens: the answers of each round, the first one with the lost copies.
+    tokens: the answers of each round; copies are lost in the first one.
     reset_at_once: whether the caches could be reset right after the first round.
-    reset_after_s: how long it took until they could (s).
+    reset_after_s: the time until the caches could be reset (s).
     before, after: vLLM's counters and gauges at that time, and at the end. Series with labels are summed.
     """
 

@@ -1,13 +1,13 @@
-"""Engines of the models of `model_zoo`: what they answer, and what is in their blocks.
+"""Engines of the models of `model_zoo`: their answers, and the contents of their blocks.
 
-They run one after the other in one process, because starting Python and vLLM takes longer than an engine. A
+They run one after the other in one process, because Python and vLLM take longer to start than an engine. A
 model is served in three ways:
 
 - without kvsm, and without any hit;
 - without kvsm, with hits of vLLM's own prefix cache;
 - with kvsm. The device forgets everything after each request, so every hit is loaded from the host.
 
-The second and the third compute the same tokens in the same steps. So every bit that they compute is equal.
+The second and the third way compute the same tokens in the same steps. So every computed bit must be equal.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from kvsm.vllm.trial import connector_config, environment
 
 MAX_TOKENS = 8
 MOST_SECONDS = 200
-"""For the requests of one call, which take less than a second. An engine that waits for a copy takes a
-thousand steps a second, so steps do not tell how long it has waited."""
+"""The time limit for the requests of one call, which take less than a second. Steps are no measure: an engine
+that waits for a copy runs a thousand steps a second."""
 HOST_BYTES = 1 << 26
 ENGINE: Mapping[str, Any] = {
     "num_gpu_blocks_override": 160,
@@ -45,14 +45,14 @@ ENGINE: Mapping[str, Any] = {
     "max_model_len": 384,
     "enable_prefix_caching": True,
 }
-"""Without kvsm the device must keep all that is ever computed."""
+"""Without kvsm, the device must keep every block that is ever computed."""
 
 TIMEOUT_S = 900
-"""For all engines of one model, which take about 15 s. Other work on the machine must not fail a test."""
+"""The time limit for all engines of one model. They take about 15 s, but other work may slow them."""
 
 
 def conversations() -> list[list[int]]:
-    """The prompts of two conversations in turn. Each turn continues the one before; the last comes again."""
+    """Return the prompts of two conversations in turn. Each prompt extends the last; the end is repeated."""
     random = Random("conversations")
     prompts = []
     for lengths in ((100, 183, 258, 258), (131, 205, 300, 300)):
@@ -62,7 +62,7 @@ def conversations() -> list[list[int]]:
 
 
 class Answer(NamedTuple):
-    """What a request got. cached: tokens of its prompt that were not computed."""
+    """The answer to a request. cached: tokens of its prompt that were not computed."""
 
     tokens: list[int]
     logprobs: list[float]
@@ -70,16 +70,16 @@ class Answer(NamedTuple):
 
 
 class ModelOutcome(NamedTuple):
-    """What the engines of a model did.
+    """The results of the engines of a model.
 
     without_hits, device_hits: the answers without kvsm.
     host_hits: the answers with kvsm.
-    crowd: the same for all prompts at once, on a device that has blocks for two of them.
+    crowd: the answers with kvsm to all prompts at once, on a device that has blocks for two of them.
     groups: the kinds of the KV cache groups.
-    log: the event log of the first of these parts.
-    compared: how many blocks had a key that both engines had, with kvsm and without.
-    strange: the keys of those whose bits were not equal.
-    distances: of the states of mamba layers, without kvsm.
+    log: the event log of the engine with kvsm.
+    compared: the number of blocks whose key was in both engines, with kvsm and without.
+    strange: the keys of compared blocks whose bits were not equal.
+    distances: distances of the states of mamba layers, without kvsm.
     """
 
     without_hits: list[Answer]
@@ -103,7 +103,7 @@ class Stage:
         self._pool: ProcessPoolExecutor | None = None
 
     def play(self, scene: Callable[..., Any], *given: Any) -> Any:
-        """What this function returns there. Raises what it raises, or `BrokenProcessPool`."""
+        """Return the function's result in the process. Raises its exception, or `BrokenProcessPool`."""
         if self._pool is None:
             self._pool = ProcessPoolExecutor(1, get_context("spawn"))
             # Keys must be equal in all engines, so the first hash of a prefix may not be random.
@@ -131,9 +131,9 @@ class Stage:
 def engine_of(
     model: TinyModel, kv_transfer: Mapping[str, Any] | None, directory: str | None = None, **engine: Any
 ) -> Iterator[Any]:
-    """vLLM's `LLM` with this model, for the time of a `with` block.
+    """Yield vLLM's `LLM` with this model, during the `with` block.
 
-    directory: where files of the model are; its configuration is written there.
+    directory: the directory of the model's files; its configuration is written there.
     """
     from random_weights import RANDOM_WEIGHTS
     from vllm import LLM
@@ -194,9 +194,9 @@ def _ban_lifted() -> Iterator[None]:
 
 
 class Server:
-    """Asks an engine, step by step.
+    """Serves prompts with an engine, step by step.
 
-    contents: what is in the engine's blocks, if it is to be kept.
+    contents: reads the contents of the engine's blocks; None: they are not read.
     """
 
     def __init__(self, llm: Any, contents: Contents | None = None) -> None:
@@ -206,7 +206,7 @@ class Server:
         self._asked = 0
 
     def ask(self, prompts: Sequence[Any], lora: Any = None) -> list[Answer]:
-        """The answers to these prompts, served together. Returns when no copy is left either."""
+        """Serve these prompts together, and return the answers when no copy is in flight any more."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True, logprobs=0)
@@ -229,7 +229,7 @@ class Server:
         raise AssertionError(f"after {MOST_SECONDS} s there is still work: {self.scheduler.requests}")
 
     def converse(self, forget: bool) -> list[Answer]:
-        """The answers to all turns, one by one. forget: whether the device forgets each of them."""
+        """Return the answers to all turns, one by one. forget: empty the device's cache after each turn."""
         answers = []
         for prompt in conversations():
             answers += self.ask([prompt])
@@ -249,7 +249,7 @@ def _answer(output: Any) -> Answer:
 
 
 def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
-    """Serve this model in all ways. directory: where its event log lies."""
+    """Serve this model in all ways. directory: the directory of its event log."""
     with engine_of(model, None) as llm:
         server = Server(llm, fresh := Contents(llm, computes_again=True))
         without_hits = server.converse(forget=True)
@@ -279,7 +279,7 @@ def serve_model(model: TinyModel, directory: Path) -> ModelOutcome:
 
 
 def refusal(model: TinyModel) -> str:
-    """What an engine with this model and kvsm says if it does not start, else nothing."""
+    """Return the error of an engine with this model and kvsm if it does not start; empty if it starts."""
     try:
         with engine_of(model, connector_config(cpu_bytes_to_use=HOST_BYTES)):
             return ""

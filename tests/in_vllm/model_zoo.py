@@ -1,7 +1,6 @@
 """Tiny models of many kinds that vLLM serves on a CPU, each with the settings that it needs.
 
-Every model has random weights (`random_weights`). Where a size is not the smallest, vLLM's CPU kernels need
-it.
+Every model has random weights (`random_weights`). Sizes are the smallest that vLLM's CPU kernels accept.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ a step, every state is at the end of a step."""
 
 
 class TinyModel(NamedTuple):
-    """A model and how it is served.
+    """A model and the settings of its engine.
 
-    config: its configuration, without the type of its numbers.
+    config: its configuration, without the dtype.
     engine: further arguments of vLLM's `LLM`.
-    dtype: the type of its numbers.
+    dtype: the dtype of its weights and its KV cache.
     hits_change_answers: why vLLM's own prefix cache, without kvsm, may change the answers. Empty: it does
         not.
-    lifts_ban: whether the test lets vLLM's CPU platform use a prefix cache with MLA, which it turns off.
-    is_slow: whether its tests are slow tests: another model covers the same kind of KV cache.
+    lifts_ban: whether the test enables the prefix cache with MLA, which vLLM's CPU platform turns off.
+    is_slow: whether its tests are marked slow, because another model covers the same kind of KV cache.
     """
 
     config: Mapping[str, Any]
@@ -80,7 +79,7 @@ LLAMA_4 = TinyModel(
     ),
     is_slow=True,
 )
-"""One layer looks back to the start of its chunk of tokens."""
+"""A model in which one layer attends only to its chunk of tokens."""
 
 MLA = TinyModel(
     _text(
@@ -275,4 +274,4 @@ PICTURES: Mapping[str, Any] = {
         "pad_token_id": 3,
     },
 }
-"""The configuration of a model that sees pictures: each becomes two blocks of tokens before the text."""
+"""The configuration of a model with image input: each image becomes two blocks of tokens before the text."""

@@ -1,10 +1,10 @@
 """vLLM's modes in a real engine: a table with one row a mode, and what runs in the engine's process.
 
-A mode is a way to ask, such as log-probabilities of the prompt, or a way to run an engine, such as two
-pipeline stages. Each row has rounds of requests, and says which of them find their prompts again. Rows that
-need the same engine share it. The prompts of a mode are its own, so no mode helps another one to a hit.
+A mode is a kind of request, such as one with log-probabilities of the prompt, or a setting of an engine, such
+as two pipeline stages. Each row has rounds of requests, and says which of them find their prompts in a cache.
+Rows that need the same engine share it. Modes have different prompts, so no mode causes hits in another.
 
-One engine without offload serves all rounds. What every other engine answers is compared with it.
+One engine without offload serves all rounds. The answers of every other engine are compared with its answers.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ COMMON: Mapping[str, Any] = {
 }
 """Arguments of every engine. An answer in JSON has no whitespace, so that it ends in time.
 
-The device holds four of the six requests of a round, so a prompt of the round before is found in host memory
-or not at all.
+The device holds four of the six requests of a round, so a prompt of the round before can only be found in
+host memory.
 """
 
 
@@ -64,9 +64,8 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 class Round(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that are served together.
 
-    finds: where the prompts are found: on the `host`, or `nothing` of them is found anywhere. `any`: part of
-        them on the device, too.
-    sleep: the level at which the engine sleeps before, and then wakes up. 0: it does not sleep.
+    finds: where the prompts are found: on the `host`; `nothing`: nowhere; `any`: partly on the device, too.
+    sleep: the level at which the engine sleeps before the round, and wakes up again. 0: it does not sleep.
     """
 
     asked: list[Asked]
@@ -77,11 +76,11 @@ class Round(msgspec.Struct, frozen=True, kw_only=True):
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """The answer to one request.
 
-    name: of the request, without what vLLM adds to it.
+    name: the request's name, without the suffix that vLLM adds.
     choices: the tokens of each answer, or of each turn of a session.
-    logprobs: of the prompt's tokens but the first, and of the first choice's tokens, if they were wanted.
-    prompt_tokens: of its prompt, or of the first part.
-    cached: how many of them were not computed.
+    logprobs: of all prompt tokens but the first, and of the first choice's tokens, if requested.
+    prompt_tokens: the length of its prompt, or of the first part.
+    cached: the number of these tokens that were not computed.
     """
 
     name: str
@@ -100,7 +99,7 @@ class Served(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """What one engine is, and what it serves.
+    """The settings of one engine, and the rounds that it serves.
 
     asynchronous: whether the next step is scheduled while a step computes. vLLM's CPU platform switches this
         off, whatever its arguments say, and here it is switched on again.
@@ -157,18 +156,18 @@ class Mode(NamedTuple):
 
 
 def prompts(mode: str, number: int = REQUESTS, tokens: int = PROMPT_TOKENS) -> list[Prompt]:
-    """Prompts that share nothing with each other, and nothing with prompts of another mode."""
+    """Return prompts without common prefixes, also with the prompts of other modes."""
     random = Random(f"prompts of {mode}")
     return [[random.randrange(3, VOCABULARY) for _ in range(tokens)] for _ in range(number)]
 
 
 def ask(mode: str, *, salt: str | None = None, **sampling: Any) -> list[Asked]:
-    """Every prompt of the mode, asked in this way."""
+    """Return a request for every prompt of the mode, with these settings."""
     return [Asked(parts=[prompt], sampling=sampling, salt=salt) for prompt in prompts(mode)]
 
 
 def twice(mode: str, **sampling: Any) -> tuple[Round, ...]:
-    """The same requests in two rounds."""
+    """Return two rounds of the same requests."""
     asked = ask(mode, **sampling)
     return Round(asked=asked, finds="nothing"), Round(asked=asked, finds="host")
 
@@ -190,7 +189,7 @@ IN_GRAMMAR: Mapping[str, Any] = {"ignore_eos": False, "max_tokens": 24}
 
 
 def in_grammars(mode: str) -> list[Asked]:
-    """Each prompt in one of the grammars."""
+    """Return the prompts, each with one of the grammars for its answer."""
     return [
         Asked(parts=[prompt], sampling={**IN_GRAMMAR, "structured_outputs": GRAMMARS[n % len(GRAMMARS)]})
         for n, prompt in enumerate(prompts(mode))
@@ -198,8 +197,8 @@ def in_grammars(mode: str) -> list[Asked]:
 
 
 def with_logprobs() -> tuple[Round, ...]:
-    """vLLM computes a prompt whose log-probabilities are wanted, whatever is cached. What it computes is
-    stored for others."""
+    """vLLM computes a prompt whose log-probabilities are requested, even if it is cached. Its blocks are
+    stored for other requests."""
     name = "prompt log-probabilities"
     wanted, plain = ask(name, prompt_logprobs=1, logprobs=1), ask(name)
     return (
@@ -210,7 +209,7 @@ def with_logprobs() -> tuple[Round, ...]:
 
 
 def with_salts() -> tuple[Round, ...]:
-    """Another salt finds nothing of the same prompt, and neither does none."""
+    """The same prompt with another salt, or with none, finds no block."""
     name = "cache salts"
     first, second = ask(name, salt="of one client"), ask(name, salt="of another client")
     return (
@@ -223,7 +222,7 @@ def with_salts() -> tuple[Round, ...]:
 
 
 URGENT = 0
-"""The priority that counts most."""
+"""The most urgent priority."""
 
 
 def with_priorities() -> tuple[Round, ...]:
@@ -236,7 +235,7 @@ def with_priorities() -> tuple[Round, ...]:
 
 
 def with_sleep(level: int) -> tuple[Round, ...]:
-    """Nothing that was cached before a sleep is believed after it: the weights may be others."""
+    """No block from before a sleep is matched after it, because the weights may have changed."""
     asked = ask(f"sleep, level {level}")
     return (
         Round(asked=asked, finds="nothing"),
@@ -344,7 +343,7 @@ def _serve(llm: Any, one: Round) -> Served:
 
 
 def _counted(llm: Any) -> tuple[int, int]:
-    """(prompt tokens from host memory, tokens of drafts), since the engine's start."""
+    """Return (prompt tokens from host memory, tokens of drafts), since the engine's start."""
     host = drafted = 0
     for metric in llm.get_metrics():
         if metric.name == "vllm:prompt_tokens_cached_by_source" and metric.labels["source"] == "host":

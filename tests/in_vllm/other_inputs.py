@@ -1,6 +1,6 @@
-"""Requests whose tokens do not tell all: with LoRA adapters, with pictures, and as embeddings.
+"""Requests with inputs besides tokens: LoRA adapters, pictures, and prompts given as embeddings.
 
-Each function serves them in two rounds, without kvsm and with it. The device forgets everything after a
+Each function serves them in two rounds, without kvsm and with it. The device's cache is emptied after each
 round. The functions run in the process of a `Stage`.
 """
 
@@ -92,7 +92,7 @@ def serve_pictures(config: Mapping[str, Any], directory: Path) -> dict[str, list
 
 
 def _write_processor(directory: Path, config: Mapping[str, Any]) -> None:
-    """What turns pictures into numbers, and a tokenizer, which vLLM needs for it."""
+    """Write an image processor, and the tokenizer that vLLM needs for it."""
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from transformers import Blip2Processor, BlipImageProcessor, PreTrainedTokenizerFast

@@ -1,5 +1,5 @@
-"""A real engine in its own process. It takes `kv_transfer_params` with each prompt, and tells what each
-answer has. `python paired_engines.py FD` serves the other end of a pipe.
+"""A real engine in its own process. It takes `kv_transfer_params` with each prompt, and returns those of each
+answer. `python paired_engines.py FD` serves the other end of a pipe.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ START_S, ROUND_S = 900, 300
 
 
 class Answer(NamedTuple):
-    """What a client gets. cached: tokens of the prompt that were not computed."""
+    """The answer to a client. cached: tokens of the prompt that were not computed."""
 
     tokens: list[int]
     cached: int
@@ -32,7 +32,7 @@ class Answer(NamedTuple):
 
 
 class PairedEngine:
-    """The caller's end. said: where the engine's output is."""
+    """The caller's handle of the engine. said: the file with the engine's output."""
 
     def __init__(self, connection: Connection, process: Any, said: Path) -> None:
         self._connection, self.process, self.said = connection, process, said

@@ -1,4 +1,4 @@
-"""The KV events that a watched engine published, and what they add up to."""
+"""The KV events that a watched engine published, and the state to which they fold."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Named = tuple[int, "bytes | int"]
 
 
 def published(notes: Path, medium: str) -> Iterator[dict[str, Any]]:
-    """The events of one medium, in order."""
+    """Return the events of one medium, in order."""
     recorded = (notes / KV_EVENTS).read_bytes()
     at = 0
     while at < len(recorded):
@@ -28,7 +28,7 @@ def published(notes: Path, medium: str) -> Iterator[dict[str, Any]]:
 
 
 def folded_kv_events(notes: Path, medium: str) -> set[Named]:
-    """What a router believes at the end: the keys, each named like its last block.
+    """Return the keys that a router holds at the end, each named like its last block.
 
     No key is stored twice, and none is removed that is not stored. An event with tokens stores one key, and
     names all blocks of its chunk. Two chunks may have their first blocks in common, and never the last one.
@@ -49,7 +49,7 @@ def folded_kv_events(notes: Path, medium: str) -> set[Named]:
 
 
 def readable(ledger: Ledger, whole: bool) -> set[Named]:
-    """What can be matched, as events name it. whole: whether they tell whole hashes."""
+    """Return the matchable keys in the form of events. whole: whether events contain whole hashes."""
     return {named_in_events(key, whole) for key, slot in ledger.index.items() if ledger.readable(slot)}
 
 

@@ -1,7 +1,7 @@
 """A loader for vLLM that draws the weights of any model: `load_format="random_weights"`.
 
-vLLM's own dummy weights are so small that the next token hardly depends on what is attended to. These are
-large. A weight follows from its name, so two engines give the same answers.
+vLLM's own dummy weights are so small that the next token hardly depends on the attended tokens. These weights
+are large. A weight follows from its name, so two engines give the same answers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from vllm.model_executor.model_loader.base_loader import BaseModelLoader
 RANDOM_WEIGHTS = "random_weights"
 
 _GAIN = 2.0
-"""Each layer changes its input about as much as it keeps it."""
+"""The scale of weights. With this value, a layer's output is about as large as its input."""
 
 
 @register_model_loader(RANDOM_WEIGHTS)
@@ -24,7 +24,7 @@ class RandomWeights(BaseModelLoader):
     """Draws each weight that is a floating point number."""
 
     def download_model(self, model_config: Any) -> None:
-        """There is nothing to download."""
+        """Do nothing: there is no file to download."""
 
     def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:  # noqa: ARG002
         """Fill the parameters in place."""
@@ -35,7 +35,7 @@ class RandomWeights(BaseModelLoader):
 
 
 def _drawn(name: str, shape: torch.Size, is_gemma: bool) -> torch.Tensor:
-    """The weight with this name, in float32.
+    """Draw the weight with this name, in float32.
 
     is_gemma: Gemma multiplies its embeddings by the root of the width, and adds 1 to the weights of its
         norms.

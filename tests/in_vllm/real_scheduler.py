@@ -1,4 +1,4 @@
-"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and a model that only handles words.
+"""vLLM's real `Scheduler` and `AsyncScheduler` with kvsm's connector, and words instead of a model.
 
 There is no model and no GPU. `Engine` does what vLLM's engine core does with its scheduler, one act at a
 time: it schedules a step, lets the workers run it, and returns its output. In between requests arrive, are
@@ -7,9 +7,9 @@ flight.
 
 A rank is vLLM's worker-side connector over a `SimulatedCopyEngine`: its copies end in any later step and in
 any order, as a seed decides. A step computes as a kernel of that device: it writes the words of its tokens
-(`kvsm.check.vllm_fuzz.word_model`), and all words that its layers look back at must be correct. This shows a
-wrong match, a load that was not waited for, and a block that was freed too early; so does the race detector.
-Rejected drafts leave garbage.
+(`kvsm.check.vllm_fuzz.word_model`), and all words that its layers attend to must be correct. This detects a
+wrong match, a step that does not wait for a load, and a block that was freed too early; the race detector
+does, too. Rejected drafts leave garbage in the blocks.
 
 Not simulated: mamba groups, images, requests that arrive in parts.
 """
@@ -85,9 +85,9 @@ class Rank(ModelRank):
         self._shape, self._seed, self._clock = shape, seed + number, clock
         self._hangs = Random(f"hangs {seed} {number}")
         self.silent: set[int] = set()
-        """Transfers whose end this rank does not report."""
+        """Transfers that this rank never reports."""
         self.belated: list[WorkerReport] = []
-        """Reports that were kept back, and come with the next step."""
+        """Delayed reports, which are sent with the next step."""
         self._kept_back: list[WorkerReport] = []
         super().__init__(config, kv_cache, KvsmConnector, shape.device_blocks, number)
         # A step that waits for copies takes seconds; the short pauses of one that computes nothing take none.
@@ -120,7 +120,7 @@ class Rank(ModelRank):
         return replace(told, kv_connector_worker_meta=self._heard(told.kv_connector_worker_meta))
 
     def _heard(self, reports: Any) -> Any:
-        """These reports without those of silent transfers, and with those that are belated."""
+        """Drop the reports of silent transfers, and add the delayed ones."""
         if not self.silent:
             return reports
         ended = reports.reports if reports is not None else ()
@@ -134,17 +134,17 @@ class Rank(ModelRank):
         return StepReports(told)
 
     def speak(self) -> None:
-        """Report what was kept back."""
+        """Send the delayed reports with the next step."""
         self.belated, self._kept_back = self._kept_back, []
 
 
 class Engine:
-    """vLLM's engine core, one act at a time, and what must always hold.
+    """vLLM's engine core, driven one act at a time, with checks after each act.
 
-    counts: what happened.
-    scheduler: vLLM's.
-    ledger: kvsm's.
-    plan: what the last scheduled step copies.
+    counts: the number of acts and events of each kind.
+    scheduler: vLLM's scheduler.
+    ledger: kvsm's ledger.
+    plan: the plan of the last scheduled step.
     latest: the last scheduled step.
     told: the tokens that each client got.
     """
@@ -177,13 +177,13 @@ class Engine:
     # Acts.
 
     def arrive(self, family: int, length: int, own: int, outputs: int) -> None:
-        """A request arrives.
+        """Add a request.
 
         family: all prompts of a family begin with the same tokens. An odd family continues the request of its
             number.
-        length: how many of these tokens the prompt has.
-        own: how many tokens of its own follow.
-        outputs: how many tokens it generates.
+        length: the number of these tokens in the prompt.
+        own: the number of further tokens that only this prompt has.
+        outputs: the number of tokens to generate.
         """
         asked = [truth.tokens for truth in self._truths.values()]
         shared = asked[family % len(asked)] if family % 2 and asked else [family] * MOST_TOKENS
@@ -192,10 +192,10 @@ class Engine:
     def ask(
         self, prompt: list[int], outputs: int, parameters: dict[str, Any] | None = None, adapter: str = ""
     ) -> str:
-        """A request with this prompt arrives. Returns its name.
+        """Add a request with this prompt, and return its name.
 
         parameters: its `kv_transfer_params`.
-        adapter: the path of its adapter; none if empty. All have one name, and each has weights of its own.
+        adapter: the path of its adapter; none if empty. All adapters have one name, but different weights.
         """
         name = f"r{len(self._asked)}"
         self._truths[name] = KnownTokens(prompt, crc32(adapter.encode()))
@@ -210,7 +210,7 @@ class Engine:
         return name
 
     def schedule(self) -> bool:
-        """Begin a step. False if vLLM would not."""
+        """Schedule a step. Returns False if vLLM would not schedule one now."""
         if self.steps_under_way >= self.shape.most_steps or not self.scheduler.has_requests():
             return False
         output = self.scheduler.schedule()
@@ -254,13 +254,13 @@ class Engine:
         return True
 
     def step(self) -> None:
-        """A step as vLLM takes it: fill the queue, then wait for the oldest output."""
+        """Run a step like vLLM: fill the queue of batches, then wait for the oldest output."""
         while self.schedule():
             pass
         self.deliver()
 
     def starve(self) -> None:
-        """Let the device have no room once, when a running request asks for it: vLLM preempts another one."""
+        """Refuse blocks once when a running request needs some, so that vLLM preempts another request."""
         manager, connector = self.scheduler.kv_cache_manager, self.scheduler.connector
         allocate = manager.allocate_slots
 
@@ -274,7 +274,7 @@ class Engine:
         manager.allocate_slots = allocate_nothing
 
     def abort(self, number: int) -> None:
-        """The client of a request disconnects."""
+        """Abort a request, as if its client had disconnected."""
         waiting = [name for name, one in self._asked.items() if not one.is_finished()]
         if waiting:
             name = waiting[number % len(waiting)]
@@ -309,7 +309,7 @@ class Engine:
     # Checks.
 
     def _ledgers(self) -> list[Ledger]:
-        """Of each tier."""
+        """Return the ledger of each tier."""
         below = self._side._disk
         return [self.ledger] if below is None else [self.ledger, below.tier.disk.ledger]
 
@@ -318,7 +318,7 @@ class Engine:
         return len(self._scheduled) + len(self._executed)
 
     def check(self) -> None:
-        """What must hold at any moment."""
+        """Check what must hold after every act."""
         for ledger in self._ledgers():
             broken = check_ledger(ledger)
             if broken:
@@ -379,7 +379,7 @@ class Engine:
                 )
 
     def _check_flush(self) -> None:
-        """A step waits for copies only if it is the last one and should: then it waits for all of them."""
+        """Check that a step waits for copies only if it is the last one and must flush, and then for all."""
         is_last = self.shape.flushes and not self.scheduler.has_unfinished_requests()
         expected = set(self.ledger.transfers) if is_last else set()
         if set(self.plan.flush) != expected:
@@ -389,13 +389,14 @@ class Engine:
         self.counts["flushes"] += bool(expected)
 
     def _check_flushed(self, metadata: Any) -> None:
-        """After a step that waited, its copies are reported, unless they hang."""
+        """Check that all copies are reported after a step that waited for them, unless they hang."""
         left = self.ledger.transfers.keys() & metadata.plan.flush
         if left and not self.shape.hanging and not any(rank.silent for rank in self.ranks):
             raise PropertyBroken(Property.LAST_STEP, f"{sorted(left)} are still in flight after a flush")
 
     def _check_free_blocks(self) -> None:
-        """At rest the free device blocks are those that no lost copy may write. Losses need a reason."""
+        """Check that at rest all device blocks are free, except those that a lost copy may still write.
+        Losses need a reason."""
         pool, now = self.scheduler.kv_cache_manager.block_pool, gauges(self.ledger)
         self.counts["retired slots"] = now["retired_blocks"]
         self.counts["retired device blocks"] = self.shape.device_blocks - pool.num_gpu_blocks
@@ -410,7 +411,7 @@ class Engine:
             raise PropertyBroken(Property.PROGRESS, "a transfer was given up, but every copy is reported")
 
     def _retired_device_blocks(self) -> list[int]:
-        """What a lost copy may still write."""
+        """Return the device blocks that a lost copy may still write."""
         return [
             int(one) for one in np.flatnonzero(self.ledger.leases.view & STATE_MASK == LeaseState.RETIRED)
         ]

@@ -1,4 +1,4 @@
-"""Lives of one vLLM engine, each killed with -9 but the last, on one host pool and one log.
+"""Lives of one vLLM engine on one host pool and one log. Each life but the last is killed with -9.
 
     python tests/in_vllm/restarted_engine.py --directory /dev/shm/kvsm-lives --lives 12 --seed 1 --blocks 400
 
@@ -48,7 +48,7 @@ BLOCK_BYTES = 32 << 10
 """Of this model, in both layers, keys and values."""
 
 DEVICE_BLOCKS = 24
-"""So few that most hits are loaded from the host."""
+"""The number of device blocks, so small that most hits are loaded from the host."""
 
 IMPORTED = ("vllm", "vllm.v1.engine.llm_engine", "vllm.v1.worker.cpu_worker", "kvsm.vllm")
 """So that no life has to."""
@@ -64,7 +64,7 @@ MOST_WAIT_S = 1.5
 
 
 def prompt(number: int) -> list[int]:
-    """Up to nine blocks. Each prompt shares its first two blocks with one in four."""
+    """Return a prompt of up to nine blocks. It shares its first two blocks with one prompt in four."""
     random = Random(number)
     shared = [(number % 4 * 61 + place) % 900 + 50 for place in range(64)]
     return shared + [random.randrange(50, 950) for _ in range(random.randrange(40, 230))]
@@ -82,7 +82,7 @@ def engine(model: str, ranks: int = 1, **more: Any) -> Any:
 
 
 def answer(llm: Any, number: int) -> dict[str, Any]:
-    """What the engine makes of a prompt, and how much of it was cached."""
+    """Return the engine's answer to a prompt, and the number of cached tokens."""
     from vllm import SamplingParams
 
     asked = {"prompt_token_ids": prompt(number)}
@@ -159,8 +159,8 @@ def read_lines(child: int, reads: int, kill_after_s: float | None, said: Callabl
 class Life(NamedTuple):
     """One life of the engine.
 
-    which: the copy in which it dies; None: it is killed from outside, or ends.
-    ranks: how many workers it has. With two, one of them is killed alone, and the engine ends by that.
+    which: the number of the copy in which it dies; None: it is killed from outside, or ends.
+    ranks: the number of workers. With two, only one worker is killed, and its loss ends the engine.
     """
 
     number: int

@@ -32,7 +32,7 @@ MODELS: Mapping[str, Mapping[str, Any]] = {"llama": LLAMA, "gemma": GEMMA}
 MAX_TOKENS = 8
 
 POOL: Mapping[str, Any] = {"num_gpu_blocks_override": 128}
-"""Arguments of the engine: as many device blocks as all prompts need together, and some more."""
+"""Arguments of the engine, with slightly more device blocks than all prompts need together."""
 
 HOST_BYTES = 1 << 25
 
@@ -41,7 +41,7 @@ MOST_STEPS = 200
 
 
 def prompt(number: int) -> list[int]:
-    """A bit more than six blocks, different for each number."""
+    """Return a prompt of a bit more than six blocks, different for each number."""
     random = Random(f"prompt {number}")
     return [random.randrange(3, VOCABULARY) for _ in range(212)]
 
@@ -51,7 +51,7 @@ PROMPTS = [prompt(number) for number in range(12)]
 
 @cache
 def expected(model: str) -> list[list[int]]:
-    """The answers to `PROMPTS` of an engine without offload."""
+    """Return the answers of an engine without offload to `PROMPTS`."""
     plain = Trial(rounds=[PROMPTS], max_tokens=MAX_TOKENS, model=dict(MODELS[model]), engine=dict(POOL))
     return run_trial(plain).tokens
 
@@ -86,13 +86,13 @@ def search_path() -> str:
 
 
 class Told(msgspec.Struct, frozen=True, kw_only=True):
-    """What the scenes report.
+    """The report of the scenes.
 
     answers: (number of the prompt, tokens, why it ended) of each request that was not aborted.
-    cached: tokens of each of these requests that were not computed.
-    facts: what a scene noted, by name.
-    left: what was left when a scene was over; empty if nothing was.
-    digest: of the ledger at the very end.
+    cached: for each of these requests, the number of prompt tokens that were not computed.
+    facts: values that scenes have noted, by name.
+    left: the resources that a scene did not release; empty if it released all.
+    digest: the digest of the ledger at the very end.
     """
 
     answers: list[tuple[int, list[int], str]]
@@ -183,7 +183,7 @@ class Stage:
         self._all_blocks = self.free_blocks()
 
     def ask(self, *numbers: int, more: int = 0) -> list[str]:
-        """Ask these prompts, each with this number of further tokens. Returns the names of the requests."""
+        """Add requests with these prompts, each with this number of output tokens. Returns their names."""
         from vllm import SamplingParams
 
         greedy = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
@@ -212,7 +212,7 @@ class Stage:
         raise AssertionError(f"after {MOST_STEPS} steps there is still work: {self.scheduler.requests}")
 
     def serve(self, *numbers: int) -> list[int]:
-        """Ask these prompts, and settle. Returns the cached tokens of each, in the order in which they
+        """Serve these prompts, and settle. Returns the cached tokens of each, in the order in which they
         ended."""
         before = len(self.cached)
         self.ask(*numbers)
@@ -234,7 +234,7 @@ class Stage:
         self.copies.release()
 
     def loading(self) -> int:
-        """How many requests wait for their load."""
+        """Return the number of requests that wait for their load."""
         return sum(
             request.status.name == "WAITING_FOR_REMOTE_KVS" for request in self.scheduler.requests.values()
         )
@@ -243,7 +243,7 @@ class Stage:
         self.facts.setdefault(name, []).append(fact)
 
     def end_of(self, scene: str) -> None:
-        """What is still held of a scene."""
+        """Return the resources that a scene has not released."""
         self.go_on()
         self.settle()
         broken = check_ledger(self.ledger) + check_rest(self.ledger)
@@ -255,7 +255,7 @@ class Stage:
 
 
 def abort_in_mid_load(stage: Stage) -> None:
-    """Two of four requests are aborted, one of them twice. Its prompt is asked again while its load is still
+    """Abort two of four requests, one of them twice. Its prompt is sent again while its load is still
     held."""
     stage.only_the_host_knows(0, 1, 2, 3)
     stage.hold(Direction.LOAD)
@@ -275,7 +275,7 @@ def abort_in_mid_load(stage: Stage) -> None:
 
 
 def abort_all_in_mid_load(stage: Stage) -> None:
-    """No request is left that would wait for the loads."""
+    """Abort all requests during their loads: no request is left that waits for them."""
     stage.only_the_host_knows(0, 1, 2, 3)
     stage.hold(Direction.LOAD)
     names = stage.ask(0, 1, 2, 3)
@@ -287,7 +287,7 @@ def abort_all_in_mid_load(stage: Stage) -> None:
 
 
 def abort_before_the_load_fails(stage: Stage) -> None:
-    """Two loads will fail; one of the requests is aborted before that is known."""
+    """Let two loads fail, and abort one of the requests before the failure is reported."""
     stage.only_the_host_knows(4, 5)
     stage.hold(Direction.LOAD)
     stage.copies.failing = {Direction.LOAD}
@@ -299,8 +299,8 @@ def abort_before_the_load_fails(stage: Stage) -> None:
 
 
 def abort_when_the_load_has_ended(stage: Stage) -> None:
-    """The load, good or bad, has ended, but vLLM has not scheduled the request since, or has not heard of it
-    yet."""
+    """Abort a request whose load, good or bad, has ended, before vLLM has scheduled it again, or has received
+    the end."""
     for failing in (set(), {Direction.LOAD}):
         stage.only_the_host_knows(0, 1)
         stage.copies.failing = failing
@@ -312,7 +312,7 @@ def abort_when_the_load_has_ended(stage: Stage) -> None:
 
 
 def reset_under_load(stage: Stage) -> None:
-    """Happens twice: some requests load, another one computes and is stored, and the whole cache is reset."""
+    """Twice: reset the whole cache while some requests load and the blocks of another one are stored."""
     for new in (6, 7):
         stage.only_the_host_knows(0, 1, 2, 3)
         stage.hold(Direction.LOAD, Direction.STORE)
@@ -335,9 +335,9 @@ def _reset(stage: Stage, **how: bool) -> bool:
 
 
 def reset_running_requests(stage: Stage) -> None:
-    """Running requests lose their blocks and the caches, and start over.
+    """Reset the caches with `reset_running_requests`: running requests lose their blocks, and start again.
 
-    vLLM refuses the reset while a copy holds a block. It has preempted the requests by then, and goes on.
+    vLLM refuses the reset while a copy holds a block. By then it has preempted the requests; it continues.
     """
     stage.ask(0, 1, 7)
     stage.step(3)
@@ -355,7 +355,7 @@ def reset_running_requests(stage: Stage) -> None:
 
 
 def sleep(stage: Stage) -> None:
-    """On a CPU vLLM frees no memory: it sleeps by resetting its caches, and kvsm's with them."""
+    """Put the engine to sleep. On a CPU, vLLM frees no memory: it only resets its caches and kvsm's."""
     stage.only_the_host_knows(0, 1)
     stage.note("cached before sleep", stage.serve(0, 1))
     stage.engine.sleep(level=1)
@@ -367,7 +367,7 @@ def sleep(stage: Stage) -> None:
 
 
 def pause(stage: Stage) -> None:
-    """Level 0: requests wait. A load in flight ends meanwhile, and is used afterwards."""
+    """Sleep at level 0: requests wait. A load in flight ends meanwhile, and is used afterwards."""
     stage.only_the_host_knows(2, 3)
     stage.hold(Direction.LOAD)
     stage.ask(2, 3)
@@ -382,7 +382,7 @@ def pause(stage: Stage) -> None:
 
 
 def fail_loads(stage: Stage) -> None:
-    """Every load of stored prompts fails. Then the same prompts are asked again, with good copies."""
+    """Let every load of stored prompts fail. Then serve the same prompts again, with good copies."""
     numbers: Iterable[int] = range(6)
     stage.only_the_host_knows(*numbers)
     stage.copies.failing = {Direction.LOAD}
@@ -395,7 +395,7 @@ def fail_loads(stage: Stage) -> None:
 
 
 def serve_once(stage: Stage) -> None:
-    """A prompt whose last step completes a block, and no step after the answer."""
+    """Serve a prompt whose last step completes a block, without any step after the answer."""
     more = (1 - MAX_TOKENS - len(PROMPTS[0])) % BLOCK_TOKENS
     stage.ask(0, more=more)
     while not stage.answers:
@@ -409,7 +409,7 @@ def serve_once(stage: Stage) -> None:
 
 
 def shut_down_in_mid_copy(stage: Stage) -> None:
-    """The last scene: loads and stores are in flight when the engine shuts down."""
+    """Shut the engine down with loads and stores in flight. This is the last scene."""
     stage.only_the_host_knows(0, 1)
     stage.hold(Direction.LOAD, Direction.STORE)
     stage.ask(0, 1, 10)

@@ -81,7 +81,7 @@ class Shape(NamedTuple):
 
     @property
     def most_steps(self) -> int:
-        """How many steps may be in flight at once."""
+        """The most steps that may be in flight at once."""
         return self.stages + self.is_async
 
 
@@ -115,7 +115,7 @@ CHOICES: Mapping[str, Sequence[Any]] = {
 
 
 def valid(shape: Shape) -> Shape:
-    """This shape, or the nearest one that vLLM accepts."""
+    """Return this shape, or the nearest one that vLLM accepts."""
     if shape.stages > 1:
         shape = shape._replace(drafts=0, runner=2 if shape.is_async else shape.runner)
     return shape
@@ -126,7 +126,7 @@ def make_scheduler(shape: Shape, config: Any, kv_cache: Any) -> Any:
 
 
 def make_configs(shape: Shape, directory: str) -> tuple[Any, Any]:
-    """(configuration of vLLM, configuration of its KV cache)."""
+    """Return (configuration of vLLM, configuration of its KV cache)."""
     extra = {
         "cpu_bytes_to_use": shape.host_blocks * BLOCK_BYTES * shape.ranks,
         "event_log": f"{directory}/events",

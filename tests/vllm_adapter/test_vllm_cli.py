@@ -392,7 +392,7 @@ def test_the_documents_list_the_options(kind: type[msgspec.Struct], document: st
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the description of each field in the docstrings of a class and its bases, as in the documents."""
+    """Return the description of each field from the docstrings of a class and its bases."""
     found = {}
     for base in kind.__mro__:
         # Since Python 3.13 a docstring has no indentation.
