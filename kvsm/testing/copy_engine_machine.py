@@ -1,4 +1,4 @@
-"""Tests a copy engine with every order of calls that Hypothesis can find, beside compute.
+"""Test a copy engine with every order of calls that Hypothesis can find, while compute runs.
 
     class TestMyEngine(CopyEngineMachine):
         def make_engine(self, device, host):
@@ -6,20 +6,18 @@
 
     TestMyEngine = TestMyEngine.TestCase
 
-The machine is planner and model at once. Like the ledger it keeps live transfers and compute off each other's
-bytes. It launches compute that writes and reads device blocks. A plain reference knows what every block
-must hold. In it a transfer is done when it is submitted, because that is what an engine's order promises
-(`kvsm.copies.copy_engine` lists all promises). Checked:
+The machine plans transfers and models their effect. Like the ledger it never lets live transfers and compute
+use the same bytes. It launches compute that writes and reads device blocks. A reference model has the
+expected content of every block. In the model a transfer is done when it is submitted, because an engine's
+order of copies promises the same result (`kvsm.copies.copy_engine` lists all promises). Checked:
 
-- each transfer ends once (progress, S9), good or bad as it must, and an impossible job as bad (failure is not
+- each transfer ends once (progress, S9), with the right result, and an impossible job as bad (failure is not
   success, S6);
-- the engine refuses a live transfer id, and anything after its close (every call is legal, S8);
-- compute finds what it wrote or what was loaded, after a report as after `hold_compute` (order of copies,
-S12;
-  correct bytes, S15);
-- at the end all memory holds what the reference says (correct bytes, S15). Nothing is known about the
-targets of
-  bad transfers, and about copies from there.
+- the engine refuses a live transfer id, and every job after its close (every call is legal, S8);
+- compute finds the bytes that it wrote or that were loaded, after a report as well as after `hold_compute`
+  (order of copies, S12; correct bytes, S15);
+- at the end all memory has the content that the model expects (correct bytes, S15). Targets of bad transfers,
+  and copies from there, are excluded: their content is unknown.
 
 Not checked: pools of several tensors, and calls from several threads.
 """
@@ -43,7 +41,7 @@ from kvsm.testing.machine_base import PropertyMachine, initialize, rule
 from kvsm.testing.strategies import block_pairs
 
 BLOCKS = 6
-"""Size of either pool."""
+"""Number of blocks in each of the two pools."""
 
 UNKNOWN = -1
 
@@ -54,8 +52,9 @@ _BLOCK = st.integers(0, BLOCKS - 1)
 
 
 class CopyEngineMachine(PropertyMachine):
-    """Subclass it and give `make_engine`. For an engine on a device give `make_pools`, `compute` and
-    `synchronize` too.
+    """Tests one copy engine. Subclass it and override `make_engine`.
+
+    For an engine on a device, override `make_pools`, `compute` and `synchronize` too.
 
     Attributes: `device` and `host`, the pools; `engine`; `seed`, for an engine that draws random numbers.
     """
@@ -64,27 +63,27 @@ class CopyEngineMachine(PropertyMachine):
     """Bytes of a block. Override it for engines that need larger or aligned blocks."""
 
     may_fail = False
-    """Whether the engine may fail a transfer that could be carried out."""
+    """Whether the engine may fail a transfer that is possible."""
 
     transfers: Bundle[int] = Bundle("transfers")
 
-    # What a subclass gives.
+    # For subclasses to override.
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
-        """A new engine between these pools."""
+        """Make the engine to test, between these pools."""
         raise NotImplementedError(f"{type(self).__name__} must say which engine it is for: make_engine")
 
     def make_pools(self) -> tuple[Any, Any]:
-        """(device pool, host pool), `[BLOCKS, block_bytes]` of bytes each: numpy arrays or torch tensors."""
+        """Make (device pool, host pool): numpy arrays or torch tensors of bytes, [BLOCKS, block_bytes]."""
         shape = BLOCKS, self.block_bytes
         return np.zeros(shape, np.uint8), np.zeros(shape, np.uint8)
 
     def compute(self, action: Callable[[], None], reads: Sequence[int], writes: Sequence[int]) -> None:  # noqa: ARG002
-        """Queue compute that touches these device blocks. On a host it runs now."""
+        """Queue compute that reads and writes these device blocks. By default it runs at once on the host."""
         action()
 
     def synchronize(self) -> None:
-        """Wait until all compute is over."""
+        """Wait until all queued compute has run."""
 
     # Rules.
 
@@ -98,18 +97,18 @@ class CopyEngineMachine(PropertyMachine):
         self.synchronize()
         self._live: dict[int, TransferJob] = {}
         self._held: set[int] = set()
-        """Live transfers that compute waits for. Compute may use what they touch; other transfers may not."""
+        """Live transfers that compute waits for: compute may use their blocks, other transfers may not."""
         self._impossible: set[int] = set()
         self._submitted = 0
         self._read: list[tuple[int, Any, int]] = []
-        """What compute has read: which block, what it found, what it must find."""
+        """(device block, content found, content expected) of each read by compute."""
         self.engine = self.make_engine(self.device, self.host)
         self.under_test.watch(self.engine, "copy engine", _CALLED, self.make_engine)
         self.started = True
 
     @rule(block=_BLOCK, value=st.integers(0, 255))
     def compute_writes(self, block: int, value: int) -> None:
-        """Compute writes a device block that no copy uses."""
+        """Let compute write a device block that no copy uses."""
         if block in self._busy("device", self._held):
             return
 
@@ -121,7 +120,7 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(block=_BLOCK)
     def compute_reads(self, block: int) -> None:
-        """Compute reads a device block, which must hold what was written last."""
+        """Let compute read a device block, which must have the content that was written last."""
         right = self._expected["device"][block]
         if block in self._busy("device", self._held) or right == UNKNOWN:
             return
@@ -139,11 +138,11 @@ class CopyEngineMachine(PropertyMachine):
         hold=st.booleans(),
     )
     def submit(self, direction: Direction, pairs: list[tuple[int, int]], hold: bool) -> int:
-        """Submit a transfer of the pairs that no live transfer touches.
+        """Submit a transfer of the pairs whose blocks no live transfer touches.
 
         pairs: (device block, host block).
-        hold: hold compute, which may then use what the transfer touches. It does not if the transfer may be
-        bad, because its bytes are unknown.
+        hold: whether to hold compute until the transfer is done, so that compute may use its blocks. Ignored
+            if the transfer may fail, because its bytes are unknown then.
         """
         devices, hosts = self._busy("device"), self._busy("host")
         pairs = [(device, host) for device, host in pairs if device not in devices and host not in hosts]
@@ -159,13 +158,13 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(direction=st.sampled_from(Direction), block=_BLOCK)
     def submit_what_cannot_be(self, direction: Direction, block: int) -> None:
-        """A job that names a block outside of its pool ends as bad, and nothing of it runs."""
+        """Submit a job that names a block outside of its pool. It must end as bad, and copy nothing."""
         self._submit(direction, [(block, block), (BLOCKS, block)])
         self._impossible.add(self._submitted)
 
     @rule(transfer=transfers)
     def submit_again(self, transfer: int) -> None:
-        """A live transfer id must be refused."""
+        """Submit a live transfer id again. The engine must refuse it."""
         if transfer in self._live:
             self._must_refuse(transfer)
 
@@ -193,7 +192,7 @@ class CopyEngineMachine(PropertyMachine):
 
     @rule(named=st.lists(transfers, max_size=3))
     def wait(self, named: list[int]) -> None:
-        """An awaited transfer has a result."""
+        """Wait for some transfers. Then they must have results."""
         self.engine.wait(named)
         self.poll()
         self._must_have_ended(self._live.keys() & set(named), "a wait for them")
@@ -212,18 +211,20 @@ class CopyEngineMachine(PropertyMachine):
         self.poll()
         self._must_have_ended(self._live, "the close")
         if self.engine.poll():
-            raise PropertyBroken(Property.PROGRESS, "an end was told twice")
+            raise PropertyBroken(Property.PROGRESS, "the end of a transfer was reported twice")
         self._must_refuse(self._submitted + 1)
         self._check_memory()
 
     def close(self) -> None:
         self.engine.close()
 
-    # The reference.
+    # The model.
 
     def _busy(self, side: str, waited_for: Collection[int] = ()) -> set[int]:
-        """Blocks of this side that only their transfer may touch now. waited_for: transfers that the caller
-        waits for before it touches anything."""
+        """Blocks of this side that belong to live transfers, so that nothing else may touch them.
+
+        waited_for: transfers to leave out, because the caller waits for them before it touches a block.
+        """
         jobs = [
             job
             for transfer, job in self._live.items()
@@ -248,7 +249,7 @@ class CopyEngineMachine(PropertyMachine):
         )
 
     def _forget(self, job: TransferJob) -> None:
-        """A bad transfer may have written anything to its targets."""
+        """Mark the targets of a bad transfer as unknown: it may have written anything there."""
         _, target = _ends(job.direction)
         for block in job.pairs()[target == "host"]:
             self._expected[target][int(block)] = UNKNOWN

@@ -1,4 +1,4 @@
-"""What the machines share: when properties are checked, and what a failed run tells."""
+"""The base class of all machines: when properties are checked, and what a failed run prints."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from kvsm.testing.under_test import UnderTest
 
 
 def rule(**options: Any) -> Callable[[Any], Any]:
-    """Hypothesis' `rule`. An error that the user's objects cause is told with their line."""
+    """Hypothesis' `rule`; an error caused by the user's objects names the user's line."""
     decorate: Any = stateful.rule(**options)
     return lambda function: decorate(_guarded(function))
 
 
 def initialize(**options: Any) -> Callable[[Any], Any]:
-    """Hypothesis' `initialize`, guarded as `rule` is."""
+    """Hypothesis' `initialize`; errors are handled as in `rule`."""
     decorate: Any = stateful.initialize(**options)
     return lambda function: decorate(_guarded(function))
 
@@ -36,10 +36,10 @@ def _guarded(function: Any) -> Any:
 
 
 class PropertyMachine(RuleBasedStateMachine):
-    """A Hypothesis machine that checks after each rule, winds down at the end, and tells what happened.
+    """A Hypothesis machine that checks after each rule, winds down at the end, and prints a failure's trace.
 
-    A subclass gives `check`, `wind_down`, `trace` and `close`. They are called after its first rule has set
-    `started`. It tells `under_test` of the user's objects.
+    A subclass overrides `check`, `wind_down`, `trace` and `close`, which are called only after its first rule
+    has set `started`. It registers the user's objects with `under_test.watch`.
     """
 
     started = False
@@ -53,30 +53,30 @@ class PropertyMachine(RuleBasedStateMachine):
         cls.TestCase.settings = for_machines(cls.TestCase.settings)
 
     def check(self) -> None:
-        """What must hold after each rule. (Not an `@invariant`: those print a line a step.)"""
+        """Check what must hold after each rule. (Not an `@invariant`: these print a line at each step.)"""
 
     def wind_down(self) -> None:
-        """End a run that has not failed, and check its end."""
+        """Bring a run that has not failed to its end, and check the final state."""
 
     def trace(self) -> Iterable[str]:
-        """What happened, in words. Printed when a run fails."""
+        """Lines that describe what happened. Printed when a run fails."""
         return ()
 
     def close(self) -> None:
-        """Give back what the machine holds, after a good or a failed run."""
+        """Release the machine's resources, after a good or a failed run."""
 
     def check_invariants(self, *args: Any, **options: Any) -> None:
-        """Hypothesis calls this after each rule."""
+        """Run `check`. Hypothesis calls this after each rule."""
         super().check_invariants(*args, **options)
         if self.started:
             with self.under_test.guard():
                 self.check()
 
     def teardown(self) -> None:
-        """The run is over."""
+        """Wind down a run that has not failed, print the trace of one that has, and close the machine."""
         if not self.started:
             return
-        # Hypothesis calls this in a `finally`. A new error must not hide the one that ended the run.
+        # Hypothesis calls this in a `finally` block. A new error must not hide the one that ended the run.
         failed = sys.exc_info()[0] is not None
         try:
             if not failed:

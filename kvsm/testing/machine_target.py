@@ -1,9 +1,9 @@
-"""A state machine of Hypothesis as a target of `kvsm fuzz`: a machine of `kvsm.testing`, or any other one.
+"""Run a state machine of Hypothesis as a target of `kvsm fuzz`: a machine of `kvsm.testing`, or any other.
 
-A run of a walk is a handful of examples. Hypothesis generates half of them, with a seed made from the seed of
-the walk and the number of the run. The other half is drawn from bytes (Hypothesis' `fuzz_one_input`), which
-are random or made from those of earlier examples that reached something new: that is how the corpus guides a
-machine. Hypothesis shrinks a failure of either half.
+A run of a walk is a handful of examples. Hypothesis generates half of them, with a seed made from the walk's
+seed and the run's number. The other half is drawn from bytes (Hypothesis' `fuzz_one_input`). These bytes are
+random, or made from the bytes of earlier examples that reached something new: so the corpus guides a machine.
+Hypothesis shrinks a failure of either half.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from kvsm.errors import ConfigError, PropertyBroken
 from kvsm.testing import recording
 
 GENERATED, FROM_BYTES = 10, 10
-"""Examples of a run that Hypothesis generates, and those that are drawn from bytes."""
+"""Number of examples of a run that Hypothesis generates, and number that are drawn from bytes."""
 LENGTHS = (200, 800, 3000)
-"""How many bytes an example may draw from. It takes as many as it needs."""
+"""Lengths of random bytes that an example may draw from. It uses as many bytes as it needs."""
 
 _ALWAYS: dict[str, Any] = {
     "deadline": None,
@@ -48,13 +48,14 @@ _ALWAYS: dict[str, Any] = {
 }
 _BLOB = re.compile(r"@reproduce_failure\('[^']+', (b'[^']*')\)")
 _NOISE = ("Retried draw from ", "gave up because", "invalid because")
-"""Events of Hypothesis' own."""
+"""Beginnings of events that Hypothesis itself reports, not the machine."""
 
 
 class MachineOptions(msgspec.Struct, frozen=True):
-    """How a failure of a machine is repeated: `@reproduce_failure(version, blob)`.
+    """What is needed to repeat a failure of a machine: `@reproduce_failure(version, blob)`.
 
-    version: of Hypothesis. trace: what the machine told when it failed.
+    version: the version of Hypothesis.
+    trace: the lines that the machine printed when it failed.
     """
 
     version: str
@@ -116,7 +117,7 @@ class MachineTarget(FuzzTarget):
         return self._shrunk(entry.seed, failure, examples)
 
     def _shrunk(self, seed: int, failure: WalkFailure, examples: _Examples) -> SavedFailure:
-        """The failure that these examples met. What Hypothesis does not fail again is told unshrunk."""
+        """Shrink the failure of these examples. If Hypothesis cannot repeat it, return it unshrunk."""
         found, made = examples.failed_after, examples.made
         error = examples.shrink()
         notes = "\n".join(getattr(error, "__notes__", []))
@@ -161,7 +162,7 @@ class MachineTarget(FuzzTarget):
 
     def save(self, failure: SavedFailure, directory: Path) -> None:
         claim(directory)
-        self._repeated(failure)  # the events of its core are the last ones
+        self._repeated(failure)  # So that the remembered events are those of its core.
         files = {
             FILE: msgspec.json.format(msgspec.json.encode(failure), indent=1),
             "steps.txt": (self.told(failure) + "\n").encode(),
@@ -184,7 +185,7 @@ def _options(failure: SavedFailure) -> MachineOptions:
 
 
 def _finding(error: BaseException) -> Finding:
-    """What an example raised. An assertion of the user's own machine is a finding like any other."""
+    """Convert an example's error to a finding. An assertion of the user's own machine is a finding too."""
     if isinstance(error, PropertyBroken) or not isinstance(error, AssertionError):
         return finding_of(error)  # type: ignore[arg-type]
     found = finding_of(error)
@@ -192,7 +193,7 @@ def _finding(error: BaseException) -> Finding:
 
 
 def _program(notes: str) -> tuple[list[str], tuple[str, ...]]:
-    """The steps that Hypothesis printed, without the first and the last one, and what the machine told."""
+    """Parse Hypothesis' notes: the steps between creation and teardown, and the machine's trace."""
     lines = notes.splitlines()
     first = next((place for place, line in enumerate(lines) if line.startswith("state = ")), len(lines))
     end = next((place for place, line in enumerate(lines) if line == "state.teardown()"), len(lines))
@@ -203,8 +204,8 @@ def _program(notes: str) -> tuple[list[str], tuple[str, ...]]:
 class MachineRuns(RunMaker):
     """Runs of a machine.
 
-    corpus: the choices of its entries; None if there is no corpus, and nothing is watched.
-    known: features that are not new.
+    corpus: the choices of the corpus' entries; None: there is no corpus, and features are not collected.
+    known: features that earlier runs have reached.
     """
 
     def __init__(
@@ -220,7 +221,7 @@ class MachineRuns(RunMaker):
         return self.run_with(number, _Examples(self._machine))
 
     def run_with(self, number: int, examples: _Examples) -> WalkedRun:
-        """The run, by these examples: they hold the failing one, if any."""
+        """Run with this runner of examples, which keeps the failing one, if any."""
         reached: list[NewlyReached] = []
         known = set(self._known)
         finding = examples.generate(f"{self._seed}/{number}", GENERATED)
@@ -235,7 +236,7 @@ class MachineRuns(RunMaker):
         return WalkedRun(examples.steps, 0, failure, tuple(reached))
 
     def _drawn(self, number: int) -> Iterator[bytes]:
-        """The bytes of the examples of a run."""
+        """Yield the bytes from which a run's examples are drawn."""
         chance = chance_of(self._seed, number)
         for _ in range(FROM_BYTES):
             fresh = chance.randbytes(chance.choice(LENGTHS))
@@ -246,7 +247,7 @@ class MachineRuns(RunMaker):
 
 
 def _changed(chance: Random, corpus: Sequence[bytes], fresh: bytes) -> bytes:
-    """An entry that goes on at random, with another place in it, or as another entry does."""
+    """Change a random entry: a random continuation, some random bytes inside, or the end of another entry."""
     entry, other, way = chance.choice(corpus), chance.choice(corpus), chance.randrange(3)
     cut = chance.randrange(len(entry) + 1)
     if way == 0:
@@ -258,7 +259,7 @@ def _changed(chance: Random, corpus: Sequence[bytes], fresh: bytes) -> bytes:
 
 
 class _Found(ExampleDatabase):
-    """In place of Hypothesis' database: the one failing example, to be shrunk."""
+    """Replaces Hypothesis' database: holds the one failing example, so that Hypothesis shrinks it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,18 +269,19 @@ class _Found(ExampleDatabase):
         self.example = value
 
     def fetch(self, key: bytes) -> Iterable[bytes]:
-        # Hypothesis takes an example of its first list for one that is shrunk already.
+        # Hypothesis assumes that examples under the primary key are shrunk already.
         return [self.example] if self.example is not None and key.endswith(b".secondary") else []
 
     def delete(self, key: bytes, value: bytes) -> None:
-        """It stays."""
+        """Do nothing, so that the example stays."""
 
 
 class _Examples:
     """Runs examples of a machine, and counts them.
 
-    steps, made: of all examples, and how many there were.
-    failed_after: the steps of the first example that failed.
+    steps: number of steps of all examples.
+    made: number of examples.
+    failed_after: number of steps of the first example that failed; 0: none has.
     """
 
     def __init__(self, machine: type[RuleBasedStateMachine], found: _Found | None = None) -> None:
@@ -287,13 +289,13 @@ class _Examples:
         self._settings = settings(machine.TestCase.settings, database=found, **_ALWAYS)
         self._fuzz: Callable[[bytes], bytes | None] | None = None
         self._generated: tuple[str, int] | None = None
-        """What `generate` was asked for if it failed."""
+        """The arguments of the last call of `generate` if it found a failure."""
         self._data: Any = None
         self.steps = self.made = self.failed_after = 0
         self._steps_before = 0
 
     def generate(self, seed: str, many: int) -> Finding | None:
-        """Examples that Hypothesis generates from a seed. What fails, if one does."""
+        """Let Hypothesis generate and run examples from a seed. Returns the failure, if there is one."""
         error = self._generate(seed, many, [Phase.generate])
         self._generated = None if error is None else (seed, many)
         return None if error is None else _finding(error)
@@ -304,7 +306,7 @@ class _Examples:
         return self._error_of(hypothesis.seed(number)(self._test(chosen)))
 
     def from_bytes(self, choices: bytes) -> tuple[frozenset[str], Finding | None]:
-        """What one example that draws from these bytes reaches, and how it fails if it does."""
+        """Run one example that draws from these bytes. Returns the features reached, and its failure."""
         if self._fuzz is None:
             self._fuzz = self._test(self._settings).hypothesis.fuzz_one_input
         fuzz = self._fuzz
@@ -314,22 +316,22 @@ class _Examples:
         return frozenset(watch.new), None if error is None else _finding(error)
 
     def shrink(self) -> BaseException | None:
-        """The error of the smallest example that Hypothesis makes of the one that failed."""
+        """Let Hypothesis shrink the failing example, and return the error of the smallest one."""
         if self._generated is not None:
-            # Hypothesis keeps no examples of a test with a seed of its own; it finds them again.
+            # Hypothesis stores no examples of a test with a fixed seed, so generate them again.
             return self._generate(*self._generated, [Phase.generate, Phase.shrink])
         chosen = settings(self._settings, phases=[Phase.reuse, Phase.shrink], print_blob=True)
         return self._error_of(self._test(chosen))
 
     def repeat(self, options: MachineOptions) -> Finding | None:
-        """What the example of a saved failure raises now."""
+        """Run the example of a saved failure, and return what it raises now."""
         test = self._test(self._settings)
         blob = options.blob[2:-1].encode()
         error = self._error_of(hypothesis.reproduce_failure(options.version, blob)(test))
         return None if error is None or isinstance(error, DidNotReproduce) else _finding(error)
 
     def _error_of(self, call: Callable[[], object]) -> BaseException | None:
-        with with_reporter(lambda _: None):  # what it says is in the error's notes, too
+        with with_reporter(lambda _: None):  # The report is in the error's notes, too.
             try:
                 call()
             except Exception as error:
@@ -338,11 +340,11 @@ class _Examples:
         return None
 
     def _test(self, chosen: settings) -> Any:
-        # Hypothesis calls what it is given; it need not be a class.
+        # Hypothesis only calls its argument, so it need not be a class.
         return get_state_machine_test(self._make, settings=chosen)  # type: ignore[arg-type]
 
     def _make(self) -> RuleBasedStateMachine:
-        """A machine whose steps are counted. Called by Hypothesis for each example."""
+        """Make a machine that counts its steps. Hypothesis calls this for each example."""
         machine = self._machine()
         self.made += 1
         self._steps_before = self.steps
@@ -357,7 +359,7 @@ class _Examples:
         return machine
 
     def _note_events(self, watch: Watch) -> None:
-        """`hypothesis.event`s of the last example."""
+        """Add the `hypothesis.event`s of the last example to the watched features."""
         events = getattr(self._data, "events", {})
         watch.say(
             f"{name}: {value}" if value not in ("", None) else str(name)

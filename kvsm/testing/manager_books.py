@@ -1,7 +1,7 @@
-"""Books beside a manager of vLLM: which keys are stored, being stored or being loaded, by its answers alone.
+"""Books for testing a manager of vLLM: the keys stored, being stored and being loaded, by its answers.
 
-They are dicts and sets, and share no code with any manager. Each answer is compared with them before it is
-written down.
+They are dicts and sets, and share no code with any manager. Each answer is compared with the books before it
+is recorded in them.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from kvsm.properties import Property
 class Told(NamedTuple):
     """A KV event of a manager.
 
-    removed: whether the keys were removed, and not stored.
-    metadata_only: whether it tells vLLM only to forget what it keeps for these keys.
+    removed: whether the keys were removed; False: they were stored.
+    metadata_only: whether vLLM need only forget its metadata of these keys.
     """
 
     keys: Sequence[bytes]
@@ -29,27 +29,27 @@ class Told(NamedTuple):
 class ManagerBooks:
     """The books of one manager with `blocks` blocks.
 
-    tiers_below: whether keys may come back that were evicted, or that are from before a reset.
+    tiers_below: whether the manager has lower tiers, from which keys may return after an eviction or a reset.
     """
 
     def __init__(self, blocks: int, tiers_below: bool) -> None:
         self.blocks, self._tiers_below = blocks, tiers_below
         self.stored: dict[bytes, int | None] = {}
-        """Key -> its block; None if that is not known."""
+        """Key -> its block; None: unknown."""
         self.storing: dict[bytes, int | None] = {}
         self.loading: Counter[bytes] = Counter()
         self.announced: set[bytes] = set()
-        """What the KV events so far say is stored."""
+        """The keys that are stored according to the KV events so far."""
         self._lapsed: set[bytes] = set()
-        """What they said before a reset: some managers tell what it removed, others do not."""
+        """The keys announced before a reset. Some managers publish events for keys that a reset removed."""
         self.ever_stored: set[bytes] = set()
         self._fates: dict[bytes, tuple[Property, str]] = {}
-        """Why a key that was here is not stored, and which property a hit of it breaks."""
+        """Key that is no longer stored -> (property that a hit of it breaks, why it is not stored)."""
 
     # Lookups.
 
     def hit(self, key: bytes) -> None:
-        """A lookup says that this key can be loaded."""
+        """Check a lookup that answered that this key can be loaded."""
         if key in self.stored or self._may_come_back(key):
             return
         if key in self.storing:
@@ -59,14 +59,14 @@ class ManagerBooks:
         _fail(broken, f"{key!r} is a hit, but {why}")
 
     def waits(self, key: bytes) -> None:
-        """A lookup says that this key can be loaded later."""
+        """Check a lookup that answered that this key can be loaded later."""
         if key not in self.stored and key not in self.storing and not self._may_come_back(key):
             why = self._fates.get(key, (None, "it was never stored"))[1]
             message = f"a request is told to wait for {key!r}, but {why}, and it is not being stored"
             _fail(Property.PROGRESS, message)
 
     def missed(self, key: bytes) -> None:
-        """A lookup says that this key is not here."""
+        """Check a lookup that answered that this key is missing."""
         if key in self.storing:
             _fail(
                 Property.STORED_ONCE, f"{key!r} is a miss while it is being stored: it would be stored twice"
@@ -82,7 +82,7 @@ class ManagerBooks:
     # Copies.
 
     def load_begins(self, keys: Sequence[bytes], blocks: Sequence[int] | None) -> None:
-        """A load of these keys reads these blocks; None: the manager does not say which."""
+        """Check and record a load of these keys. blocks: the blocks that it reads; None: unknown."""
         if blocks is not None:
             self._check_blocks("load", keys, blocks)
             for key, block in zip(keys, blocks):
@@ -95,7 +95,7 @@ class ManagerBooks:
         self.loading.update(keys)
 
     def load_ends(self, keys: Iterable[bytes]) -> None:
-        """A load of these keys has ended."""
+        """Record that a load of these keys has ended."""
         self.loading -= Counter(keys)
 
     def store_begins(
@@ -105,7 +105,13 @@ class ManagerBooks:
         evicted: Sequence[bytes],
         blocks: Sequence[int] | None,
     ) -> None:
-        """Of what a request offers, these keys are stored to these blocks; others are evicted for them."""
+        """Check and record the answer to an offer of blocks.
+
+        offered: the keys that a request offers.
+        stored: those of them that will be stored.
+        evicted: keys that are evicted for them.
+        blocks: the blocks to which they are stored; None: unknown.
+        """
         if len(set(stored)) != len(stored) or not set(stored) <= set(offered):
             _fail(Property.STORED_ONCE, f"of {offered} it stores {stored}: not each once, and of these")
         for key in evicted:
@@ -156,7 +162,7 @@ class ManagerBooks:
             _fail(Property.CONSERVATION, f"{what}, and was not evicted")
 
     def store_ends(self, keys: Iterable[bytes], good: bool) -> None:
-        """The store of these keys has ended."""
+        """Record that the store of these keys has ended. good: whether it succeeded."""
         for key in keys:
             block = self.storing.pop(key)
             if good:
@@ -168,7 +174,7 @@ class ManagerBooks:
     # KV events, and resets.
 
     def take(self, events: Iterable[Told]) -> None:
-        """The manager published these."""
+        """Check and record KV events that the manager has published."""
         for event in events:
             for key in event.keys:
                 if event.metadata_only:
@@ -201,20 +207,20 @@ class ManagerBooks:
             self.stored.setdefault(key, None)
 
     def compare_events(self) -> None:
-        """All events are taken: what they tell is what is stored."""
+        """Check that the events announce exactly the stored keys. Call it after all events were taken."""
         if missing := [key for key in self.stored if key not in self.announced]:
             _fail(Property.EVENTS_ARE_STATE, f"{missing} are stored, and no event says so")
         if wrong := sorted(self.announced - self.stored.keys()):
             _fail(Property.EVENTS_ARE_STATE, f"the events say that {wrong} are stored, but they are not")
 
     def nothing_is_announced(self) -> None:
-        """A reset is over, and its events are taken."""
+        """Check that the events announce no key. Call it after a reset, when its events were taken."""
         if self.announced:
             wrong = sorted(self.announced)
             _fail(Property.EVENTS_ARE_STATE, f"right after a reset, events say that {wrong} are stored")
 
     def reset(self) -> None:
-        """The cache was reset."""
+        """Record a reset of the cache."""
         for key in [*self.stored, *self.storing]:
             self._fates[key] = Property.NO_STALE_DATA, "it is from before a reset"
         self.stored.clear()

@@ -1,4 +1,4 @@
-"""Tests a manager of vLLM's OffloadingConnector with every order of calls that Hypothesis can find.
+"""Test a manager of vLLM's OffloadingConnector with every order of calls that Hypothesis can find.
 
     class MyManagerMachine(ManagerMachine):
         def make_manager(self, blocks):
@@ -6,22 +6,21 @@
 
     TestMyManager = MyManagerMachine.TestCase
 
-The machine calls it as the scheduler's side of OffloadingConnector does. A request arrives
-(`on_new_request`). In a step, lookups go along its prefix up to the first miss; what they hit may be loaded
-(`get_load_source`, `prepare_load`). Then requests offer blocks (`prepare_store`), and some are over
-(`on_request_finished`). `on_schedule_end` comes before the offers or at the end, as the installed vLLM
-calls it. Copies end between steps, in any order; then events are taken. A request with a copy in flight is
-not looked up. A reset drops all copies in flight: none of them is completed. Plain books say which keys are
+The machine calls the manager as the scheduler's side of OffloadingConnector does. A request arrives
+(`on_new_request`). In a step, lookups follow its prefix up to the first miss; the hits may be loaded
+(`get_load_source`, `prepare_load`). Then requests offer blocks (`prepare_store`), and some finish
+(`on_request_finished`). `on_schedule_end` comes before the offers or at the end, as in the installed vLLM.
+Copies end between steps, in any order; then events are taken. There are no lookups for a request with a copy
+in flight. A reset drops all copies in flight: none of them is completed. Plain books have the keys that are
 stored, being stored and being loaded. Checked:
 
-- a hit is a key that is stored (publish after commit, S2), and not one whose store failed (S6), that was
-  evicted (correct bytes, S15) or that is from before a reset (S14); a load reads the block of its key (S15);
-- what a load reads or a store writes is not evicted, and its block is not given away (no reuse in flight,
-  S3);
+- a hit is a key that is stored (publish after commit, S2): its store did not fail (S6), it was not evicted
+  (correct bytes, S15), and it is not from before a reset (S14); a load reads the block of its key (S15);
+- a block that a load reads or a store writes is neither evicted nor allocated (no reuse in flight, S3);
 - there are never more keys than blocks; once all copies have ended, each block can be filled again, and an
-  offer that fits is taken, also after stores that failed (conservation, S1);
-- the KV events tell exactly which keys are stored, each change once (events are state, S10);
-- no call raises (S8); once all copies have ended nobody waits, and no work is pending (progress, S9).
+  offer that fits is accepted, also after failed stores (conservation, S1);
+- the KV events announce exactly the stored keys, and each change once (events are state, S10);
+- no call raises (S8); once all copies have ended, no request waits and no work is pending (progress, S9).
 
 Not checked: which block is evicted, statistics, several KV cache groups, `store_threshold`, and threads.
 """
@@ -51,15 +50,15 @@ from kvsm.testing.manager_books import ManagerBooks, Told
 from kvsm.vllm.versions import features
 
 LONGEST = 4
-"""Blocks of a request, at most."""
+"""Most blocks of a request."""
 
 CONVERSATIONS = "ab"
 
 MOST_REQUESTS = 4
-"""How many requests are unfinished at once, at most."""
+"""Most unfinished requests at once."""
 
 STEPS_TO_REST = 20
-"""After that many steps without a copy in flight, nobody waits."""
+"""After this many steps without a copy in flight, no request may wait."""
 
 _CALLED = (
     "on_new_request",
@@ -77,14 +76,14 @@ _CALLED = (
     "reset_cache",
     "shutdown",
 )
-"""The methods of `OffloadingManager` whose calls are told."""
+"""The methods of `OffloadingManager` whose calls are recorded."""
 
 MOST_TOLD = 40
-"""A failure tells that many calls at most, the last ones."""
+"""Most calls that a failure lists; they are the last ones."""
 
 
 class Key(bytes):
-    """A key that is shown as its name: conversation and place in the prompt."""
+    """A key whose `repr` is its name: conversation and position in the prompt."""
 
     def __repr__(self) -> str:
         return self[:-4].decode()
@@ -95,7 +94,7 @@ def _keys(conversation: str, length: int) -> list[Key]:
 
 
 class OffloadRequest:
-    """A request: its context, its keys from the first block on, and how far they are offered."""
+    """A request: its context, the keys of its blocks, and how many of them it has offered."""
 
     def __init__(self, name: str, keys: Sequence[Key]) -> None:
         self.name, self.keys, self.offered = name, list(keys), 0
@@ -110,7 +109,7 @@ class OffloadRequest:
 
 
 class Copy:
-    """A load or a store in flight. dropped: a reset has dropped it."""
+    """A load or a store in flight. dropped: whether a reset has dropped it."""
 
     def __init__(self, request: OffloadRequest, keys: Sequence[Any], is_store: bool) -> None:
         self.request, self.keys, self.is_store, self.dropped = request, keys, is_store, False
@@ -120,19 +119,19 @@ class Copy:
 
 
 class ManagerMachine(PropertyMachine):
-    """Subclass it and give `make_manager`.
+    """Tests one manager. Subclass it and override `make_manager`.
 
     Attributes: `manager`; `blocks`, the size of its pool.
     """
 
     pools: SearchStrategy[int] = st.integers(1, 2 * LONGEST)
-    """Which sizes of pools are tried, in blocks."""
+    """The pool sizes to try, in blocks."""
 
     publishes_events = True
-    """Whether the manager that you make publishes KV events."""
+    """Whether the manager publishes KV events."""
 
     tiers_below = False
-    """Whether it has tiers below the host pool. Then a key may hit again after it was evicted or reset."""
+    """Whether there are tiers below the host pool. Then a key may hit again after an eviction or reset."""
 
     hits_hold = False
     """Whether a hit holds until `on_schedule_end`: no store of its step evicts it. vLLM does not need it."""
@@ -143,10 +142,10 @@ class ManagerMachine(PropertyMachine):
     requests: Bundle[OffloadRequest] = Bundle("requests")
     copies: Bundle[Copy] = Bundle("copies")
 
-    # What a subclass gives.
+    # For subclasses to override.
 
     def make_manager(self, blocks: int) -> Any:
-        """A new `OffloadingManager` of vLLM with a pool of that many blocks (chunks, if it has chunks)."""
+        """Make the `OffloadingManager` to test, with a pool of `blocks` blocks (chunks, if it has chunks)."""
         raise NotImplementedError(f"{type(self).__name__} must say which manager it is for: make_manager")
 
     # Rules.
@@ -159,7 +158,7 @@ class ManagerMachine(PropertyMachine):
     def open(self, blocks: int, asks: bool) -> MultipleResults[OffloadRequest]:
         """Make the manager, and let two requests of one conversation arrive.
 
-        asks: whether at the end all requests ask before new keys fill the pool.
+        asks: whether at the end all requests are looked up before new keys fill the pool.
         """
         self._asks = asks
         self.blocks, self._books = blocks, ManagerBooks(blocks, self.tiers_below)
@@ -169,7 +168,7 @@ class ManagerMachine(PropertyMachine):
         self._fills = 0
         self._new: list[str] = []
         self._promised: dict[OffloadRequest, dict[Key, None]] = {}
-        """What lookups of this step have hit, and no load has begun to read."""
+        """The hits of this step's lookups whose load has not begun, by request."""
         self._phase = "between steps"
         self.manager = self.make_manager(blocks)
         self.under_test.watch(self.manager, "manager", _CALLED, self.make_manager)
@@ -179,8 +178,8 @@ class ManagerMachine(PropertyMachine):
 
     @rule(target=requests, conversation=st.sampled_from(CONVERSATIONS), length=st.integers(1, LONGEST))
     def arrive(self, conversation: str, length: int) -> MultipleResults[OffloadRequest]:
-        """A request arrives. Two prompts of one conversation are equal as far as both go."""
-        if sum(not one.over for one in self._asked) >= MOST_REQUESTS:
+        """Let a request arrive. Of two prompts of one conversation, the shorter is a prefix of the longer."""
+        if sum(not request.over for request in self._asked) >= MOST_REQUESTS:
             return multiple()
         with self._locked():
             return multiple(self._arrive(_keys(conversation, length)))
@@ -192,10 +191,10 @@ class ManagerMachine(PropertyMachine):
         load=st.sampled_from([True, True, True, False]),
     )
     def look_up(self, request: OffloadRequest, computed: int, load: bool) -> MultipleResults[Copy]:
-        """A waiting request is looked up, and loads what it hits.
+        """Look up a waiting request, and load its hits.
 
-        computed: how many of its blocks the device has.
-        load: whether the device has room for it.
+        computed: number of its blocks that the device has.
+        load: whether the device has room for the load.
         """
         if request.over or request.copies:
             return multiple()
@@ -205,7 +204,7 @@ class ManagerMachine(PropertyMachine):
 
     @rule(target=copies, request=requests, most=st.integers(1, LONGEST))
     def offer(self, request: OffloadRequest, most: int) -> MultipleResults[Copy]:
-        """A request has computed blocks, and offers them: its next ones."""
+        """Let a request offer its next blocks, at most `most`."""
         loads = any(not copy.is_store for copy in request.copies)
         keys = request.keys[request.offered : request.offered + most]
         if request.over or not keys or (loads and not features().loads_within_steps):
@@ -223,10 +222,10 @@ class ManagerMachine(PropertyMachine):
     def step(
         self, asking: list[OffloadRequest], load: bool, offering: list[OffloadRequest], new: int
     ) -> MultipleResults[Copy]:
-        """A whole step: some requests are looked up, others offer blocks.
+        """Run a whole step: look up some requests, and let others offer blocks.
 
-        load: whether the device has room for what they hit.
-        new: how many blocks with new keys are offered, by a request that is over then.
+        load: whether the device has room for the loads.
+        new: number of blocks with new keys that a new request offers before it finishes.
         """
         with self._locked():
             self._end_step()
@@ -249,7 +248,7 @@ class ManagerMachine(PropertyMachine):
 
     @rule(copy=consumes(copies), good=st.sampled_from([True, True, True, False]))
     def end(self, copy: Copy, good: bool) -> None:
-        """A copy has ended on all ranks. good: whether a store succeeded; a load always has."""
+        """Report that a copy has ended on all ranks. good: whether it succeeded, if it is a store."""
         with self._locked():
             self._end_step()
             self._end(copy, good)
@@ -257,14 +256,14 @@ class ManagerMachine(PropertyMachine):
 
     @rule(request=requests)
     def finish(self, request: OffloadRequest) -> None:
-        """A request is over. Its copies in flight go on."""
+        """Finish a request. Its copies in flight continue."""
         if not request.over:
             with self._locked():
                 self._finish(request)
 
     @rule(request=requests)
     def touch(self, request: OffloadRequest) -> None:
-        """A request used blocks in passing. Which of them are stored, it does not know."""
+        """Touch all blocks of a request, stored or not."""
         if not request.over:
             with self._locked():
                 self._begin("lookups")
@@ -272,7 +271,7 @@ class ManagerMachine(PropertyMachine):
 
     @rule(preempted=st.none() | requests)
     def end_step(self, preempted: OffloadRequest | None) -> None:
-        """The step ends. preempted: a request that it preempted."""
+        """End the step. preempted: a request that it preempted; None: there is none."""
         names = [preempted.name] if preempted is not None and not preempted.over else []
         with self._locked():
             self._begin("lookups")
@@ -281,13 +280,13 @@ class ManagerMachine(PropertyMachine):
 
     @rule(good=st.sampled_from([True, True, False]))
     def let_all_end(self, good: bool) -> None:
-        """All copies end, and the manager has its steps until no work is pending. good: as in `end`."""
+        """Let all copies end, and run steps until the manager has no pending work. good: as in `end`."""
         with self._locked():
             self._let_all_end(good)
 
     @rule(conversation=st.sampled_from(CONVERSATIONS), length=st.integers(1, LONGEST))
     def serve(self, conversation: str, length: int) -> None:
-        """A request comes and goes, and nothing else is in flight. It offers its blocks one by one."""
+        """Serve one request, with nothing else in flight. It offers its blocks one by one."""
         with self._locked():
             self._let_all_end()
             request = self._arrive(_keys(conversation, length))
@@ -301,7 +300,7 @@ class ManagerMachine(PropertyMachine):
 
     @rule()
     def crowd(self) -> None:
-        """A request stores new keys one by one as long as there is room. Other copies stay in flight."""
+        """Store new keys one by one as long as there is room, while other copies stay in flight."""
         with self._locked():
             self._fills += 1
             request = self._arrive(_keys(f"new{self._fills}-", self.blocks))
@@ -313,7 +312,7 @@ class ManagerMachine(PropertyMachine):
 
     @rule(request=requests)
     def offer_at_rest(self, request: OffloadRequest) -> None:
-        """At rest, a request offers what it has not stored yet: an offer that fits is taken."""
+        """Bring all to rest, and offer a request's remaining blocks. Offers that fit must be accepted."""
         if not request.over:
             with self._locked():
                 self._let_all_end()
@@ -321,7 +320,7 @@ class ManagerMachine(PropertyMachine):
 
     @rule()
     def fill(self) -> None:
-        """At rest, new keys fill the whole pool: no block is lost."""
+        """Bring all to rest, and fill the whole pool with new keys, to check that no block is lost."""
         with self._locked():
             self._let_all_end()
             self._fill()
@@ -337,12 +336,12 @@ class ManagerMachine(PropertyMachine):
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the manager, as a vLLM does that has a lock."""
+        """Hold the manager's lock, if it has one, as vLLM does."""
         with getattr(self.manager, "lock", nullcontext()):
             yield
 
     def _begin(self, phase: str) -> None:
-        """Go on to this phase of a step: "lookups", then "stores"."""
+        """Enter this phase of a step: "lookups", then "stores"."""
         if (self._phase, phase) == ("stores", "lookups"):
             self._end_step()
         if phase == "stores" and self._phase != "stores" and not self.schedule_end_is_last:
@@ -370,7 +369,10 @@ class ManagerMachine(PropertyMachine):
         return request
 
     def _hits(self, request: OffloadRequest, computed: int) -> list[Key] | None:
-        """What a lookup along the prefix finds; None: the request waits."""
+        """Look up a request's keys in order, and return the hits up to the first miss; None: it must wait.
+
+        computed: number of its first blocks that the device has; they are not looked up.
+        """
         self._begin("lookups")
         hits, waits = [], False
         for key in request.keys[computed:]:
@@ -389,7 +391,7 @@ class ManagerMachine(PropertyMachine):
         return None if waits else hits
 
     def _compare(self, compare: Any, key: Key) -> None:
-        """Compare a lookup with the books. A manager may tell by an event only that a key is gone or came."""
+        """Compare a lookup with the books. With lower tiers, take events if it differs, and try again."""
         try:
             compare(key)
         except PropertyBroken:
@@ -425,12 +427,12 @@ class ManagerMachine(PropertyMachine):
         return [self._began(Copy(request, stored, is_store=True))] if stored else []
 
     def _offer_next(self, request: OffloadRequest) -> list[Copy]:
-        """The request offers all that it has not offered yet, as far as it fits the pool."""
+        """Offer the request's next blocks, as many as the pool has blocks."""
         keys = request.keys[request.offered : request.offered + self.blocks]
         return self._offer(request, keys) if keys else []
 
     def _offer_at_rest(self, request: OffloadRequest) -> None:
-        """The same, again and again. Each offer fits, so it is taken."""
+        """Offer all remaining blocks of a request, in parts that fit the pool. Each part must be accepted."""
         while request.offered < len(request.keys):
             offered = request.offered
             copies = self._offer_next(request)
@@ -444,7 +446,7 @@ class ManagerMachine(PropertyMachine):
             self._take_events()
 
     def _check_promises(self, evicted: Collection[Key]) -> None:
-        """No hit of this step is evicted, if hits hold."""
+        """Check that no hit of this step is evicted, if hits hold."""
         for request, keys in self._promised.items():
             if self.hits_hold and (gone := [key for key in keys if key in evicted]):
                 message = f"{gone} are evicted, but request {request} was told in this step that it hits them"
@@ -456,7 +458,7 @@ class ManagerMachine(PropertyMachine):
         return copy
 
     def _end(self, copy: Copy, good: bool) -> None:
-        """vLLM hears that a copy has ended, between steps."""
+        """Report the end of a copy to the manager, as vLLM does between steps."""
         if copy.dropped:
             if copy in self._dropped:
                 self._dropped.remove(copy)
@@ -514,7 +516,7 @@ class ManagerMachine(PropertyMachine):
             self._books.compare_events()
 
     def _take_events_of_tiers(self) -> None:
-        """What tiers move, only events tell."""
+        """Take the events if there are lower tiers: only events show what moves between tiers."""
         if self.tiers_below:
             self._take_events()
 
@@ -526,7 +528,7 @@ class ManagerMachine(PropertyMachine):
             raise PropertyBroken(Property.LEGAL_CALLS, f"{message}; see {self.under_test.calls[-1].place}")
 
     def _blocks_of(self, spec: Any, call: str) -> list[int] | None:
-        """The blocks that a spec names; None if it is a spec of another kind."""
+        """The blocks that a LoadStoreSpec names; None: it is of a kind without `block_ids`."""
         if spec is None:
             message = f"your manager answered {call} without a LoadStoreSpec"
             raise PropertyBroken(Property.LEGAL_CALLS, f"{message}; see {self.under_test.calls[-1].place}")
@@ -560,7 +562,7 @@ class ManagerMachine(PropertyMachine):
         self._let_all_end()
 
     def _answer(self, request: OffloadRequest) -> None:
-        """At rest, a request is looked up until it has an answer, and loads what it hits."""
+        """At rest, look up a request until it need not wait, and load its hits."""
         for _ in range(STEPS_TO_REST):
             hits = self._hits(request, 0)
             copies = self._load(request, hits) if hits else []
@@ -582,7 +584,7 @@ class ManagerMachine(PropertyMachine):
             for request in waiting if self._asks else ():
                 self._answer(request)
             self._let_all_end()
-            # Requests that wait hold no block.
+            # Waiting requests must not keep blocks from being filled.
             self._fill()
             for request in waiting:
                 self._offer_at_rest(request)
@@ -592,7 +594,7 @@ class ManagerMachine(PropertyMachine):
             self._fill()
 
     def trace(self) -> Iterable[str]:
-        """The calls, with their answers."""
+        """The last calls, with their answers."""
         return map(str, self.under_test.calls[-MOST_TOLD:])
 
     def close(self) -> None:

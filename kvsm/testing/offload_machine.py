@@ -1,22 +1,23 @@
-"""Offload under every order of steps, copies, reports, aborts, preemptions and resets.
+"""Test offload under every order of steps, copies, reports, aborts, preemptions and resets.
 
     class MyPolicyMachine(OffloadMachine):
         policy = MyPolicy
 
     TestMyPolicy = MyPolicyMachine.TestCase
 
-A small engine (`kvsm.check.worlds.small_engine`) drives the real scheduler and core, or yours in their place.
-It models the KV of each token, so it knows what a step reads, what a copy moved and when, and what the host
+A small engine (`kvsm.check.worlds.small_engine`) drives the real scheduler and core, or your replacements. It
+models the KV of each token, so it can check what a step reads, what a copy moved and when, and what the host
 holds. It shares no code with the ledger. Checked:
 
-- in every step, what the engine sees: no reuse in flight (S3), one release per hold (S4), no stale data
-  (S14), correct bytes (S15), full offload (S16), one token left (S18);
-- after every rule: readable slots hold their own bytes on every worker (S2, S15); the ledger is sound
-  (`assert_sound`); an engine without requests is told of transfers in flight (S17);
+- in every step, by the engine: no reuse in flight (S3), one release per hold (S4), no stale data (S14),
+  correct bytes (S15), full offload (S16), one token left (S18);
+- after every rule: readable slots hold the bytes of their keys on every worker (S2, S15); the ledger is sound
+  (`assert_sound`); an engine without requests is told that transfers are in flight (S17);
 - a late, repeated or unknown report changes nothing (S5); an impossible call is refused and changes nothing
   (S8);
-- a ledger restored from a snapshot goes on like the live one, and its policy chooses the same blocks (S10);
-- at the end everything comes to rest (S4, S9), and the log folds to the live state (S10).
+- a ledger restored from a snapshot follows the same events like the live one, and its policy chooses the same
+  blocks (S10);
+- at the end no transfer and no hold is left (S4, S9), and the log folds to the live state (S10).
 
 Not checked: copy engines (see `CopyEngineMachine`), and speed.
 """
@@ -50,10 +51,10 @@ from kvsm.testing.restored import RestoredCopy
 from kvsm.testing.strategies import BLOCK_TOKENS, GROUPS, Arrival, Configuration, arrivals, configurations
 
 MOST_REQUESTS = 4
-"""How many requests are unfinished at once, at most."""
+"""Most unfinished requests at once."""
 
 STEPS_TO_REST = 100
-"""After that many steps of the engine nothing may be left."""
+"""After this many steps of the engine, no request and no transfer may be left."""
 
 _OF_A_POLICY = (
     "__len__",
@@ -91,7 +92,7 @@ _OF_A_CONNECTOR = (
     "reset_cache",
     "has_pending_work",
 )
-"""The methods that the small engine calls, or the core."""
+"""The methods of a policy, a pool and a connector that the core or the small engine calls."""
 
 Share = tuple[int, int]
 """The part of a transfer that one worker copies: (transfer, worker)."""
@@ -101,31 +102,31 @@ _MOSTLY = st.sampled_from([True, True, True, True, False])
 
 
 class OffloadMachine(PropertyMachine):
-    """Subclass it, and replace the parts that are yours.
+    """Tests the offload core with your eviction policy, connector or block pool, which a subclass gives.
 
     Attributes: `engine`, the small engine; `core`, its offload core; `configuration`.
     """
 
     policy: str | type[EvictionPolicy] = "lru"
-    """The eviction policy: a name, `package.module:Class`, or a class at the top of its module."""
+    """The eviction policy: a name, `package.module:Class`, or a class at the top level of its module."""
 
     configurations: SearchStrategy[Configuration] = configurations()
-    """Which engines are tried; for example `configurations(workers=2, store=StoreMode.LAZY)`."""
+    """The engines to try; for example `configurations(workers=2, store=StoreMode.LAZY)`."""
 
     requests: Bundle[SmallRequest] = Bundle("requests")
     copies: Bundle[Share] = Bundle("copies")
-    """What the workers were given to do; some of it is done."""
+    """Copies submitted to the workers; some are done."""
     reports: Bundle[WorkerReport] = Bundle("reports")
-    """What the workers have reported; some of it is handed on."""
+    """Reports of the workers; some were delivered to the scheduler."""
 
-    # What a subclass gives.
+    # For subclasses to override.
 
     def make_scheduler(self, offloader: Offloader, config: SchedulerConfig) -> Any:
-        """Your connector: any object with the calls of `OffloadScheduler`."""
+        """Make your connector: any object with the methods of `OffloadScheduler`."""
         return CheckedScheduler(offloader, config)
 
     def make_pool(self, blocks: int) -> BlockPool | None:  # noqa: ARG002
-        """Your pool of `blocks` device blocks. None: the small engine uses its own."""
+        """Make your pool of `blocks` device blocks; None: the small engine uses its own."""
         return None
 
     # Rules.
@@ -166,12 +167,12 @@ class OffloadMachine(PropertyMachine):
 
     @rule(target=requests, arrival=arrivals())
     def arrive(self, arrival: Arrival) -> MultipleResults[SmallRequest]:
-        """A request arrives."""
+        """Let a request arrive."""
         return self._arrive(arrival)
 
     @rule(target=requests, before=requests, further=st.integers(1, 5))
     def take_another_turn(self, before: SmallRequest, further: int) -> MultipleResults[SmallRequest]:
-        """The conversation goes on: the prompt is all tokens so far, and `further` more."""
+        """Continue a conversation: the prompt is all tokens of an earlier request, and `further` more."""
         said = before.all_token_ids[: 4 * BLOCK_TOKENS]
         return self._ask([*said, *range(50, 50 + further)], further)
 
@@ -186,10 +187,11 @@ class OffloadMachine(PropertyMachine):
 
     @rule(target=copies, accept=_ACCEPTED, admit=_MOSTLY, times=st.sampled_from([1, 1, 3]))
     def step(self, accept: int | None, admit: bool, times: int) -> MultipleResults[Share]:
-        """Steps of the engine.
+        """Run steps of the engine.
 
-        accept: how many of the matched tokens the engine takes at most; None: all.
+        accept: most matched tokens that the engine accepts; None: all.
         admit: whether waiting requests are admitted.
+        times: number of steps.
         """
         shares: list[Share] = []
         for _ in range(times):
@@ -205,7 +207,7 @@ class OffloadMachine(PropertyMachine):
 
     @rule()
     def let_all_end(self) -> None:
-        """Bring everything to rest. The pool is full then, which most interesting orders start from."""
+        """Run until no request and no transfer is left. Often the host pool is full then: a good start."""
         engine = self.engine
         for _ in range(STEPS_TO_REST):
             engine.carry_out_all()
@@ -216,7 +218,7 @@ class OffloadMachine(PropertyMachine):
                 return
             engine.step()
             self.check()
-        waiting, running = [one.request_id for one in engine.waiting], list(engine.running)
+        waiting, running = [request.request_id for request in engine.waiting], list(engine.running)
         message = f"after {STEPS_TO_REST} steps requests {waiting} wait, {running} run, and transfers"
         raise PropertyBroken(
             Property.PROGRESS, f"{message} {sorted(self.core.ledger.transfers)} are under way"
@@ -224,7 +226,7 @@ class OffloadMachine(PropertyMachine):
 
     @rule(target=reports, copy=consumes(copies), good=_MOSTLY)
     def carry_out(self, copy: Share, good: bool) -> MultipleResults[WorkerReport]:
-        """A worker copies its part, well or badly, and reports. The report is not handed on yet."""
+        """Let a worker copy its part, well or badly, and report. The report is not delivered yet."""
         transfer, worker = copy
         before = len(self.engine.reports)
         self.engine.carry_out(transfer, worker, good=good)
@@ -232,35 +234,35 @@ class OffloadMachine(PropertyMachine):
 
     @rule()
     def carry_out_all(self) -> None:
-        """All workers copy everything that is left."""
+        """Let all workers carry out all remaining copies."""
         self.engine.carry_out_all()
 
     @rule()
     def hand_on(self) -> None:
-        """The scheduler gets all reports."""
+        """Deliver all reports to the scheduler."""
         self.engine.hand_on()
 
     @rule(report=reports)
     def report_again(self, report: WorkerReport) -> None:
-        """A repeated report changes nothing."""
+        """Repeat a report. It must change nothing."""
         self.engine.reports.append(report)
         self.engine.hand_on()
 
     @rule(request=requests, aborted=st.booleans())
     def finish(self, request: SmallRequest, aborted: bool) -> None:
-        """A request finishes. Legal at any time, also when it is over."""
+        """Finish a request. This is legal at any time, also if it has finished already."""
         self.engine.finish(request, aborted=aborted)
 
     @rule(place=st.integers(0, MOST_REQUESTS - 1))
     def preempt(self, place: int) -> None:
-        """Preempt a running request. place: which one."""
+        """Preempt a running request. place: its index among the running requests."""
         running = list(self.engine.running.values())
         if place < len(running):
             self.engine.preempt(running[place])
 
     @rule(really=st.sampled_from([False, False, False, True]))
     def reset(self, really: bool) -> None:
-        """Reset the cache, now and then. No key may match after it."""
+        """Reset the cache, now and then. After it no key may match."""
         if really:
             self.engine.reset()
             if self.core.ledger.index:
@@ -286,7 +288,7 @@ class OffloadMachine(PropertyMachine):
     # What must hold.
 
     def check(self) -> None:
-        """What must hold after every rule."""
+        """Check what must hold after every rule."""
         ledger = self.core.ledger
         # Only an event changes a ledger; copies change the bytes without one.
         if ledger.seq != self._sound_at:
@@ -307,7 +309,7 @@ class OffloadMachine(PropertyMachine):
                         )
 
     def _contents(self) -> dict[bytes, list[list[bytes]]]:
-        """Key -> the cells of each device block of its chunk, for all requests that ever arrived."""
+        """Key -> the expected cells of each device block of its chunk, for all requests that ever arrived."""
         contents = {}
         for request in self.engine.requests.values():
             for index, group in enumerate(self.engine.groups):
@@ -325,9 +327,9 @@ class OffloadMachine(PropertyMachine):
             raise PropertyBroken(Property.LAST_STEP, message)
 
     def _must_be_unchanged(self, before: bytes, property: Property, call: str) -> None:
-        """Nothing but the event that records the call may change the ledger."""
+        """Check that the ledger still equals the snapshot `before`, except for its last event and step."""
         differs = differences(restore(before), self.core.ledger)
-        if changed := [one for one in differs if not one.startswith(("seq ", "step "))]:
+        if changed := [text for text in differs if not text.startswith(("seq ", "step "))]:
             raise PropertyBroken(property, f"{call} changed the state: was {'; '.join(changed)}")
 
     # The end.
@@ -339,7 +341,7 @@ class OffloadMachine(PropertyMachine):
         engine, ledger = self.engine, self.core.ledger
         self.let_all_end()
         assert_at_rest(ledger)
-        # A block that a lost copy may still write stays held.
+        # A device block that a lost copy may still write is never released.
         kept = set(to_list(ledger.leases.view.nonzero()[0]))
         held = [
             block for block, holders in enumerate(engine.pool.references) if holders and block not in kept
@@ -383,5 +385,5 @@ class OffloadMachine(PropertyMachine):
 
 
 def policy_name(policy: str | type[EvictionPolicy]) -> str:
-    """The name of a policy in `OffloadConfig.policy`. A log names the policy that its fold needs."""
+    """The name of a policy for `OffloadConfig.policy`: a log must name the policy that its fold needs."""
     return policy if isinstance(policy, str) else f"{policy.__module__}:{policy.__qualname__}"

@@ -1,13 +1,13 @@
-"""Watches a pool of device blocks: books beside it say who holds what.
+"""Test a pool of device blocks against books that count the holders of each block.
 
 Each answer of the pool is compared with the books, which share no code with it:
 
-- a block that is handed out has no holder, and is handed out once (S3);
+- an allocated block has no holder, and is allocated once (S3);
 - a block that is released has a holder (S4);
 - the free queue has every block without a holder once, and no other block (S1);
-- the block that the pool names for a key has the content of that key (S15).
+- the block that the pool returns for a key has the content of that key (S15).
 
-Not checked: which free block goes first, and how long content is kept.
+Not checked: the order in which free blocks are allocated, and how long their content is kept.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from kvsm.properties import Property
 
 
 class BlockPool(DevicePool, Protocol):
-    """What the small engine needs from its pool, under vLLM's names."""
+    """The methods that the small engine calls on its pool, under vLLM's names."""
 
     def get_new_blocks(self, count: int) -> Sequence[int]:
-        """Take `count` free blocks to write. They cache nothing any more. There are as many."""
+        """Allocate `count` free blocks, and forget their keys. The caller checks that there are enough."""
 
     def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """blocks[i] is full, with the content of keys[i], and may be found by that key."""
+        """Cache the full blocks: blocks[i] has the content of keys[i], and can be found by that key."""
 
     def reset_prefix_cache(self) -> Any:
-        """No block is found by its key any more."""
+        """Forget the keys of all blocks."""
 
 
 class WatchedPool(SmallPool):
-    """Stands in for the small engine's pool, and tests `pool`, which has `size` blocks."""
+    """Replaces the small engine's pool: passes each call to `pool`, which has `size` blocks, and tests it."""
 
     def __init__(self, pool: BlockPool, size: int) -> None:
         super().__init__(size)
@@ -44,13 +44,13 @@ class WatchedPool(SmallPool):
         """Block -> the keys of its content."""
         self._keys: dict[bytes, None] = {}
         """All keys that were ever cached."""
-        self._look("as new")
+        self._compare("as new")
 
     def touch(self, blocks: Sequence[int]) -> None:
         for block in blocks:
             self.references[block] += 1
         self._pool.touch(blocks)
-        self._look(f"touch({list(blocks)})")
+        self._compare(f"touch({list(blocks)})")
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
         for block in blocks:
@@ -60,7 +60,7 @@ class WatchedPool(SmallPool):
                 )
             self.references[block] -= 1
         self._pool.free_blocks(blocks)
-        self._look(f"free_blocks({list(blocks)})")
+        self._compare(f"free_blocks({list(blocks)})")
 
     def key_of(self, block: int) -> bytes | None:
         return self._pool.key_of(block)
@@ -83,7 +83,7 @@ class WatchedPool(SmallPool):
                 )
             self.references[block] = 1
             self._contents.pop(block, None)
-        self._look(f"get_new_blocks({count})")
+        self._compare(f"get_new_blocks({count})")
         return taken
 
     def cache(self, block: int, key: bytes) -> None:
@@ -92,15 +92,15 @@ class WatchedPool(SmallPool):
         self._contents.setdefault(block, set()).add(key)
         self._keys[key] = None
         self._pool.cache_full_blocks([block], [key])
-        self._look(f"cache_full_blocks([{block}], ...)")
+        self._compare(f"cache_full_blocks([{block}], ...)")
 
     def forget(self) -> None:
         self._keys.clear()
         self._pool.reset_prefix_cache()
-        self._look("reset_prefix_cache()")
+        self._compare("reset_prefix_cache()")
 
-    def _look(self, call: str) -> None:
-        """Compare what the pool says with the books."""
+    def _compare(self, call: str) -> None:
+        """Compare the pool's free queue and cached blocks with the books. call: for messages."""
         self.queue = list(self._pool.free_queue())
         free = [block for block, holders in enumerate(self.references) if not holders]
         if sorted(self.queue) != free:

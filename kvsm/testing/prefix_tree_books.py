@@ -1,7 +1,7 @@
-"""Books beside a prefix tree: which blocks are inserted, which word is in each slot, and what events tell.
+"""Books for testing a prefix tree: the inserted blocks, the word in each slot, and the announced blocks.
 
-They are sets and dicts, and share no code with any tree. A block of tokens is an int. A prefix is a tuple of
-blocks, so two requests share a prefix if their tuples begin alike.
+They are sets and dicts, and share no code with any tree. An int represents a block of tokens, and a word the
+content of a slot. A prefix is a tuple of blocks, so two requests share a prefix if their tuples begin alike.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ Prefix = tuple[int, ...]
 
 
 class PrefixMatch(NamedTuple):
-    """What a tree has of a prompt.
+    """The longest prefix of a prompt that a tree has.
 
     slots: the device slot of each block that the device has, from the first block of the prompt on.
-    host_blocks: how many blocks after them are on the host only.
-    node: whatever the tree needs to lock this prefix, or to load it back.
+    host_blocks: number of blocks after these that only the host has.
+    node: any object that the tree needs to lock this prefix, or to load it back.
     """
 
     slots: Sequence[int]
@@ -30,9 +30,10 @@ class PrefixMatch(NamedTuple):
 
 
 class TreeEvent(NamedTuple):
-    """A KV event of a tree: the last block of this prefix is stored on a tier, or removed from it.
+    """A KV event of a tree: the last block of `prefix` is stored on a tier, or removed from it.
 
-    "cleared" is about all blocks of both tiers; its prefix is empty.
+    kind: "cleared" removes all blocks from both tiers; its prefix is empty.
+    on_host: whether the tier is the host; False: the device.
     """
 
     kind: Literal["stored", "removed", "cleared"]
@@ -41,30 +42,30 @@ class TreeEvent(NamedTuple):
 
 
 class TreeBooks:
-    """The books of one tree with that many device slots and host slots."""
+    """The books of one tree. device_slots, host_slots: the sizes of its pools."""
 
     def __init__(self, device_slots: int, host_slots: int) -> None:
         self.sizes = {"device": device_slots, "host": host_slots}
         self.inserted: set[Prefix] = set()
         """All prefixes that were inserted since the last reset."""
         self.before_reset: set[Prefix] = set()
-        """All prefixes that were inserted before it."""
+        """All prefixes that were inserted before the last reset."""
         self._words: dict[Prefix, int] = {}
         self._last_word = 0
         self._told: dict[bool, set[Prefix]] = {False: set(), True: set()}
-        """On the host or not -> the prefixes whose last block is there, as the events tell it."""
+        """Whether on the host -> the prefixes whose last block is there according to the events."""
 
     # Words.
 
     def word(self, prefix: Prefix) -> int:
-        """What a step writes for the last block of this prefix. A reset stands for new weights: new words."""
+        """The word that a step writes for the last block of this prefix; another one after each reset."""
         if prefix not in self._words:
             self._last_word += 1
             self._words[prefix] = self._last_word
         return self._words[prefix]
 
     def read(self, request: Any, prefix: Prefix, slot: int, word: int) -> None:
-        """A step reads this word for the last block of a prefix."""
+        """Check the word that a step reads for the last block of a prefix."""
         if word == self._words.get(prefix):
             return
         whose = [other for other, theirs in self._words.items() if theirs == word]
@@ -80,11 +81,11 @@ class TreeBooks:
     # Matches.
 
     def insert(self, prefix: Prefix) -> None:
-        """The tree has taken all blocks of this prefix."""
+        """Record that all blocks of this prefix were inserted."""
         self.inserted.update(prefix[: end + 1] for end in range(len(prefix)))
 
     def matched(self, prompt: Prefix, match: PrefixMatch) -> None:
-        """The tree has answered a match."""
+        """Check the tree's answer to a match."""
         found = len(match.slots) + match.host_blocks
         if match.host_blocks < 0 or found > len(prompt):
             _fail(Property.LEGAL_CALLS, f"a prompt of {len(prompt)} blocks has a match of {found}: {match}")
@@ -95,7 +96,7 @@ class TreeBooks:
             _fail(Property.PUBLISH_AFTER_COMMIT, f"{prefix} is a hit, but it was never inserted")
 
     def loaded(self, before: PrefixMatch, after: PrefixMatch) -> None:
-        """A load back has changed the match `before` to `after`."""
+        """Check that a load back may change the match `before` to `after`."""
         most = len(before.slots) + before.host_blocks
         if list(after.slots[: len(before.slots)]) != list(before.slots) or len(after.slots) > most:
             _fail(Property.LEGAL_CALLS, f"a load back of {before} answered {after}")
@@ -110,9 +111,9 @@ class TreeBooks:
         private: Mapping[int, Any],
         held: Mapping[int, Any],
     ) -> None:
-        """Each slot of a tier is free, in the tree, or a request's own; and just one of these.
+        """Check that each slot of a tier is exactly one of: free, in the tree, or allocated to a request.
 
-        private: slot -> the request whose own it is.
+        private: slot -> the request to which it is allocated.
         held: slot -> a request that has locked it in the tree.
         """
         for slot, request in held.items():
@@ -135,7 +136,7 @@ class TreeBooks:
     # KV events, and resets.
 
     def take(self, events: Iterable[TreeEvent]) -> None:
-        """The tree has published these."""
+        """Record KV events that the tree has published."""
         for event in events:
             if event.kind == "cleared":
                 self._told[False].clear()
@@ -146,13 +147,14 @@ class TreeBooks:
                 self._told[event.on_host].discard(event.prefix)
 
     def prefixes_to_compare(self) -> list[Prefix]:
-        """Of these prefixes somebody says that they are here."""
+        """All prefixes that were inserted, or that are stored according to the events."""
         return sorted(
-            {*self.inserted, *self._told[False], *self._told[True]}, key=lambda one: (len(one), one)
+            {*self.inserted, *self._told[False], *self._told[True]},
+            key=lambda prefix: (len(prefix), prefix),
         )
 
     def compare_events(self, prefix: Prefix, match: PrefixMatch) -> None:
-        """All copies have ended and all events are taken: they tell what a match of this prefix finds."""
+        """Check that the events announce what a match of this prefix finds, while no copy is in flight."""
         on_device = len(match.slots) == len(prefix)
         on_host = not on_device and len(match.slots) + match.host_blocks == len(prefix)
         if on_device != (prefix in self._told[False]):
@@ -166,7 +168,7 @@ class TreeBooks:
             )
 
     def reset(self) -> None:
-        """The tree was reset."""
+        """Record a reset of the tree."""
         self.before_reset |= self.inserted
         self.inserted.clear()
         self._words.clear()

@@ -1,4 +1,4 @@
-"""Tests a prefix tree (radix tree) with a host tier with every order of calls that Hypothesis can find.
+"""Test a prefix tree (radix tree) with a host tier, with every order of calls that Hypothesis can find.
 
     class MyTreeMachine(PrefixTreeMachine):
         def make_tree(self, device_slots, host_slots):
@@ -6,23 +6,24 @@
 
     TestMyTree = MyTreeMachine.TestCase
 
-`PrefixTree` says what a tree must offer. The machine calls it as a scheduler whose steps overlap. A request
-is matched, and locks what it hits. What only the host has is loaded back, and the rest is allocated. Then a
-step begins; up to two are in flight. A step reads what was hit, and writes what it computes. After it, a
-request inserts its blocks, goes on with another block, or is over. Copies go on when the run says so. Plain
-books say which blocks were inserted, and what must be in each slot. Checked:
+`PrefixTree` has the methods that a tree must have. The machine calls them like a scheduler whose steps
+overlap. A request is matched, and locks its hit. Blocks that only the host has are loaded back, and slots for
+the other blocks are allocated. Then a step begins; up to two are in flight. A step reads the blocks of the
+hit, and writes the others. After the step, the request inserts its blocks, computes another block, or
+finishes. The machine also decides when copies proceed. Plain books have the inserted blocks and the expected
+content of each slot. Checked:
 
-- a step reads what was computed for its prefix (correct bytes, S15), and since the last reset (no stale data,
-  S14);
+- a step reads content that was computed for its prefix (correct bytes, S15), after the last reset (no stale
+  data, S14);
 - a hit was inserted (publish after commit, S2);
-- what a request has locked is not evicted (a match holds what it counts, S7), and what is its own is not
-  given to another one (no reuse in flight, S3);
-- each slot of both tiers is free, in the tree, or one request's own (conservation, S1), and free once (one
-  release per hold, S4);
-- as many slots can be allocated as the tree says (conservation, S1); with no request, these are all (one
-  release per hold, S4);
-- KV events tell what is on the device and on the host (events are state, S10);
-- no call raises (S8); with no call, all copies end (progress, S9).
+- slots that a request has locked are not evicted (a match holds what it counts, S7), and slots that are
+  allocated to it are not allocated to another one (no reuse in flight, S3);
+- each slot of both tiers is free, in the tree, or allocated to one request (conservation, S1), and is not
+  free twice (one release per hold, S4);
+- as many slots can be allocated as the tree says (conservation, S1); with no request, all can (one release
+  per hold, S4);
+- KV events announce the blocks on the device and on the host (events are state, S10);
+- no call raises (S8); without further calls, all copies end (progress, S9).
 
 Not checked: which block is evicted or backed up, statistics, threads, tiers below the host.
 """
@@ -42,72 +43,72 @@ from kvsm.testing.machine_base import PropertyMachine, initialize, rule
 from kvsm.testing.prefix_tree_books import Prefix, PrefixMatch, TreeBooks, TreeEvent
 
 LONGEST = 5
-"""Blocks of a request, at most."""
+"""Most blocks of a request."""
 
 MOST_REQUESTS = 4
-"""How many requests are unfinished at once, at most."""
+"""Most unfinished requests at once."""
 
 MOST_STEPS = 2
-"""How many steps are in flight, at most: a scheduler plans the next one while one runs."""
+"""Most steps in flight: a scheduler plans the next step while one runs."""
 
 POLLS_TO_REST = 10
-"""After that many polls without a copy in flight, nothing is pending."""
+"""After this many polls, no copy may be in flight."""
 
 MOST_TOLD = 40
-"""A failure tells that many calls at most, the last ones."""
+"""Most calls that a failure lists; they are the last ones."""
 
 
 class PrefixTree(Protocol):
     """A prefix tree with its allocator and both of its pools. Slots are numbered from 0 in each pool."""
 
     def match(self, blocks: Prefix) -> PrefixMatch:
-        """The longest prefix of these blocks that the tree has."""
+        """Return the longest prefix of these blocks that the tree has."""
 
     def lock(self, match: PrefixMatch) -> Any:
-        """Nothing that this match found is evicted until `unlock` gets the answer."""
+        """Keep the blocks of this match from eviction. Returns a lock for `unlock`."""
 
     def unlock(self, lock: Any) -> None:
-        """Give a lock back."""
+        """Release a lock."""
 
     def load_back(self, match: PrefixMatch) -> PrefixMatch:
-        """Plan a load of what only the host has; the match afterwards. The same match: nothing is loaded."""
+        """Plan a load of the blocks that only the host has. Returns the new match; the same one: no load."""
 
     def allocatable(self) -> int:
-        """How many device slots are free or can be evicted. A scheduler admits a request by this number."""
+        """The number of device slots that are free or can be evicted. A scheduler admits requests by it."""
 
     def allocate(self, count: int) -> Sequence[int] | None:
-        """That many free device slots for the caller, evicting for them; None if there are not enough."""
+        """Allocate `count` device slots, evicting if necessary; None: there are not enough."""
 
     def free(self, slots: Sequence[int]) -> None:
-        """The caller gives back device slots of its own."""
+        """Free allocated device slots."""
 
     def insert(self, blocks: Prefix, slots: Sequence[int], held: int) -> PrefixMatch:
-        """Take blocks that were computed into these device slots.
+        """Insert blocks that were computed into these device slots.
 
-        held: the tree has this number of the slots, the first ones. Of the others it takes those whose block
-        is new, and frees the rest. The answer has the slots in which the blocks are now.
+        The tree already has the first `held` slots. Of the others it takes those whose block is new, and
+        frees the rest. Returns the slots in which the blocks are now.
         """
 
     def launch(self, compute: Callable[[], None]) -> Any:
-        """Begin the loads that are planned, and a step after them, which calls `compute` once it runs."""
+        """Begin the planned loads, and then a step, which calls `compute` when it runs. Returns the step."""
 
     def finish(self, step: Any) -> None:
         """Wait until a step has run. Steps run in the order of their launch."""
 
     def poll(self) -> None:
-        """Begin the copies to the host that are planned, and take note of the copies that have ended."""
+        """Begin the planned copies to the host, and process the copies that have ended."""
 
     def copy_next(self, to_host: bool) -> bool:
-        """The oldest copy in this direction goes on; False if there is none that has begun."""
+        """Let the oldest copy in this direction proceed; False: no copy has begun."""
 
     def reset(self) -> None:
-        """Forget all blocks. There is no request then, and copies may be in flight."""
+        """Forget all blocks. It is called without requests, but copies may be in flight."""
 
     def free_slots(self) -> tuple[Collection[int], Collection[int]]:
-        """The free slots: of the device, of the host."""
+        """The free slots: (device slots, host slots)."""
 
     def tree_slots(self) -> tuple[Collection[int], Collection[int]]:
-        """The slots that the tree has: on the device, on the host. A slot in use twice is named twice."""
+        """The slots that the tree has: (device slots, host slots). A slot used twice is listed twice."""
 
     def read(self, slot: int) -> int:
         """The word in a device slot; 0 if none was written."""
@@ -120,11 +121,11 @@ class PrefixTree(Protocol):
 
 
 _CALLED = tuple(name for name in vars(PrefixTree) if not name.startswith("_"))
-"""The methods of a tree whose calls are told."""
+"""The methods of a tree whose calls are recorded."""
 
 
 class TreeRequest:
-    """A request: its blocks, where they are, and how many of them the tree holds for it."""
+    """A request: its blocks, their device slots, and how many of the first slots it has locked."""
 
     def __init__(self, name: str, blocks: Prefix) -> None:
         self.name, self.blocks = name, blocks
@@ -139,25 +140,25 @@ class TreeRequest:
 
 
 class PrefixTreeMachine(PropertyMachine):
-    """Subclass it and give `make_tree`.
+    """Tests one tree. Subclass it and override `make_tree`.
 
     Attributes: `tree`; `device_slots` and `host_slots`, the sizes of its pools.
     """
 
     device_pools: SearchStrategy[int] = st.integers(LONGEST, 2 * LONGEST)
-    """Which sizes of the device pool are tried, in blocks. A request of `LONGEST` blocks must fit."""
+    """The sizes of the device pool to try, in blocks. A request of `LONGEST` blocks must fit."""
 
     host_pools: SearchStrategy[int] = st.integers(1, 2 * LONGEST)
 
     publishes_events = True
-    """Whether the tree that you make publishes KV events."""
+    """Whether the tree publishes KV events."""
 
     requests: Bundle[TreeRequest] = Bundle("requests")
 
-    # What a subclass gives.
+    # For subclasses to override.
 
     def make_tree(self, device_slots: int, host_slots: int) -> PrefixTree:
-        """A new tree with pools of that many blocks."""
+        """Make the tree to test, with pools of these sizes."""
         raise NotImplementedError(f"{type(self).__name__} must say which tree it is for: make_tree")
 
     # Rules.
@@ -168,7 +169,7 @@ class PrefixTreeMachine(PropertyMachine):
         host_slots=st.runner().flatmap(lambda machine: machine.host_pools),
     )
     def open(self, device_slots: int, host_slots: int) -> MultipleResults[TreeRequest]:
-        """Make the tree, and let two requests arrive that share a prompt."""
+        """Make the tree, and let two requests arrive that share a prefix."""
         self.device_slots, self.host_slots = device_slots, host_slots
         self._books = TreeBooks(device_slots, host_slots)
         self._asked: list[TreeRequest] = []
@@ -180,64 +181,64 @@ class PrefixTreeMachine(PropertyMachine):
 
     @rule(target=requests, blocks=st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST))
     def arrive(self, blocks: list[int]) -> MultipleResults[TreeRequest]:
-        """A request arrives."""
-        if sum(one.phase != "over" for one in self._asked) >= MOST_REQUESTS:
+        """Let a request arrive."""
+        if sum(request.phase != "over" for request in self._asked) >= MOST_REQUESTS:
             return multiple()
         return multiple(self._arrive(tuple(blocks)))
 
     @rule(first=requests, second=st.none() | requests, block=st.integers(0, 1))
     def step(self, first: TreeRequest, second: TreeRequest | None, block: int) -> None:
-        """A step begins. A waiting request is admitted; a ready one computes one block more."""
+        """Begin a step: admit waiting requests, and let ready ones compute one more block."""
         self._step([first, *([second] if second not in (None, first) else [])], block)
 
     @rule()
     def end_step(self) -> None:
-        """The oldest step has run."""
+        """Finish the oldest step."""
         self._end_step()
 
     @rule(request=requests)
     def publish(self, request: TreeRequest) -> None:
-        """A request inserts what it has computed, and goes on."""
+        """Insert the blocks that a request has computed. The request continues."""
         if request.phase == "ready":
             self._publish(request)
 
     @rule(request=requests, published=st.booleans())
     def finish(self, request: TreeRequest, published: bool) -> None:
-        """A request is over: done, or aborted."""
+        """Finish or abort a request. published: whether it inserts its blocks first."""
         if request.phase in ("ready", "waiting"):
             self._finish(request, published)
 
     @rule(to_host=st.booleans())
     def copy(self, to_host: bool) -> None:
-        """A copy to the host, or back from it, goes on."""
+        """Let a copy to the host, or from it, proceed."""
         self.tree.copy_next(to_host)
 
     @rule()
     def poll(self) -> None:
-        """The scheduler looks which copies have ended."""
+        """Let the tree process the copies that have ended."""
         self.tree.poll()
 
     @rule(count=st.integers(1, LONGEST))
     def squeeze(self, count: int) -> None:
-        """Somebody takes slots, and gives them back: whatever must be evicted for them is."""
+        """Allocate slots, which may evict blocks, and free them again."""
         slots = self._allocate(count)
         if slots is not None:
             self.tree.free(slots)
 
     @rule(blocks=st.lists(st.integers(0, 1), min_size=1, max_size=LONGEST))
     def serve(self, blocks: list[int]) -> None:
-        """A request comes and goes while nothing else runs."""
+        """Serve one request from arrival to end while no other step runs."""
         self._serve(tuple(blocks))
 
     @rule()
     def rest(self) -> None:
-        """All steps and copies end; then events tell what is where."""
+        """End all steps and copies, and compare the events with matches."""
         self._rest()
 
     @rule(really=st.sampled_from([False, False, True]))
     def reset(self, really: bool) -> None:
         """Reset the tree, now and then, while no request has anything. Copies may be in flight."""
-        if really and all(one.phase in ("waiting", "over") for one in self._asked):
+        if really and all(request.phase in ("waiting", "over") for request in self._asked):
             self._reset()
 
     # Calls.
@@ -248,17 +249,22 @@ class PrefixTreeMachine(PropertyMachine):
         return request
 
     def _step(self, requests: Sequence[TreeRequest], block: int) -> list[TreeRequest]:
-        """Begin a step; the requests in it."""
+        """Begin a step. Returns the requests in it."""
         if len(self._steps) == MOST_STEPS:
             self._end_step()
-        work = [(one, start) for one in requests if (start := self._admit(one, block)) is not None]
+        work = [
+            (request, start) for request in requests if (start := self._admit(request, block)) is not None
+        ]
         if work:
-            running = [one for one, _ in work]
+            running = [request for request, _ in work]
             self._steps.append((self.tree.launch(lambda: self._compute(work)), running))
-        return [one for one, _ in work]
+        return [request for request, _ in work]
 
     def _admit(self, request: TreeRequest, block: int) -> int | None:
-        """How many of its blocks need not be computed; None: it cannot be in a step now."""
+        """Allocate slots for a request's next step. Returns the number of blocks that need not be computed.
+
+        None: it cannot be in a step now.
+        """
         if request.phase == "ready" and len(request.blocks) < LONGEST:
             request.blocks += (block,)
         elif request.phase == "waiting":
@@ -278,11 +284,11 @@ class PrefixTreeMachine(PropertyMachine):
         return start
 
     def _take_prefix(self, request: TreeRequest) -> None:
-        """Match and lock. A step computes one block at least, so the last one is not matched."""
+        """Match and lock a request's prefix, without its last block, because a step must compute one."""
         match = self.tree.match(request.blocks[:-1])
         self._books.matched(request.blocks[:-1], match)
         request.lock = self.tree.lock(match)
-        # What is loaded must be read by this step: a scheduler loads only for a request that has room.
+        # Like a scheduler, load only if the request has room, so that this step reads the loaded blocks.
         if match.host_blocks and len(request.blocks) - len(match.slots) <= self.tree.allocatable():
             loaded = self.tree.load_back(match)
             self._books.loaded(match, loaded)
@@ -303,7 +309,7 @@ class PrefixTreeMachine(PropertyMachine):
         return None
 
     def _compute(self, work: Iterable[tuple[TreeRequest, int]]) -> None:
-        """A step runs: all reads come before the writes."""
+        """Run a step: first all reads, then all writes."""
         work = list(work)
         for request, start in work:
             for place, slot in enumerate(request.slots[:start]):
@@ -376,10 +382,10 @@ class PrefixTreeMachine(PropertyMachine):
                 raise PropertyBroken(broken, message)
 
     def check(self) -> None:
-        """Each slot is in one place, and nothing that is locked is gone."""
+        """Check that each slot is in one place, and that no locked slot was evicted."""
         free, tree = self.tree.free_slots(), self.tree.tree_slots()
-        private = {slot: one for one in self._asked for slot in one.slots[one.held :]}
-        held = {slot: one for one in self._asked for slot in one.slots[: one.held]}
+        private = {slot: request for request in self._asked for slot in request.slots[request.held :]}
+        held = {slot: request for request in self._asked for slot in request.slots[: request.held]}
         self._books.compare_slots("device", free[0], tree[0], private, held)
         self._books.compare_slots("host", free[1], tree[1], {}, {})
         self._take_events()
@@ -393,7 +399,7 @@ class PrefixTreeMachine(PropertyMachine):
             self._end_step()
 
     def _end_copies(self, to_host: bool) -> bool:
-        """Let all copies in this direction end; whether there was one."""
+        """Let all copies in this direction end. Returns whether there was one."""
         if not self.tree.copy_next(to_host):
             return False
         while self.tree.copy_next(to_host):
@@ -421,7 +427,7 @@ class PrefixTreeMachine(PropertyMachine):
         for request in self._asked:
             self._finish(request, published=True)
         self._rest()
-        for prefix in sorted(self._books.inserted, key=lambda one: (-len(one), one)):
+        for prefix in sorted(self._books.inserted, key=lambda prefix: (-len(prefix), prefix)):
             self._serve((*prefix, 2)[:LONGEST])
         self._rest()
         self.check()
@@ -433,5 +439,5 @@ class PrefixTreeMachine(PropertyMachine):
         self.check()
 
     def trace(self) -> Iterable[str]:
-        """The calls, with their answers."""
+        """The last calls, with their answers."""
         return map(str, self.under_test.calls[-MOST_TOLD:])

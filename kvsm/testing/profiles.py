@@ -1,22 +1,23 @@
-"""Hypothesis profiles, registered when this module is imported, and how machines use them.
+"""Hypothesis profiles, registered when this module is imported, and the settings of machines.
 
-=============  ==========  =========================================================================
-profile        examples    for
-=============  ==========  =========================================================================
-`kvsm`         100 of 30   a developer: failed examples are kept, and tried first the next time
-`kvsm-ci`      300 of 30   CI: new examples in every run; a failure says how to repeat it
-`kvsm-long`    5000 of 60  a night
-=============  ==========  =========================================================================
+=============  ===================  ================================================================
+profile        examples x steps     for
+=============  ===================  ================================================================
+`kvsm`         100 x 30             developers: failed examples are stored, and tried first next time
+`kvsm-ci`      300 x 30             CI: new examples in every run; a failure says how to repeat it
+`kvsm-long`    5000 x 60            nightly runs
+=============  ===================  ================================================================
 
-No profile has a deadline, because a slow machine is no bug. Under CI Hypothesis loads a profile of its own,
-which repeats the same hundred examples in every run. So name a profile and a seed; a run depends on nothing
-else:
+No profile has a deadline, because a slow machine is no bug. Under CI Hypothesis loads its own profile, which
+repeats the same hundred examples in every run. So choose a profile and a seed; the examples of a run depend
+on nothing else:
 
     pytest --hypothesis-profile=kvsm-ci --hypothesis-seed=$(date +%Y%m%d)
 
-Then each day has its own examples, and the same line with that day's seed repeats them. With the failing
-steps Hypothesis prints a `@reproduce_failure` line. The event log that the pytest plugin writes outlives
-both, and new versions of Hypothesis. `conftest.py` must import this module, so that the profiles are known.
+Then each day has its own examples, and the same command with that day's seed repeats them. After the failing
+steps Hypothesis prints a `@reproduce_failure` line, which works only with the same version of Hypothesis. The
+event log that the pytest plugin writes stays readable. `conftest.py` must import this module, to register the
+profiles.
 """
 
 from __future__ import annotations
@@ -24,13 +25,13 @@ from __future__ import annotations
 from hypothesis import HealthCheck, Phase, settings
 
 LONG = 1000
-"""With that many examples a run is long enough to aim at a target."""
+"""Number of examples from which on aiming at a target (`hypothesis.target`) pays."""
 
 SHORT = 30
-"""How many steps a run has otherwise."""
+"""Number of steps in an example with fewer examples than `LONG`."""
 
 _plain = settings.get_profile("default")
-"""The base of the profiles. The current profile is not: under CI that is the one that repeats examples."""
+"""The base of the profiles. Not the current profile: under CI that one repeats the same examples."""
 
 PROFILES: dict[str, settings] = {
     "kvsm": settings(_plain, deadline=None, print_blob=True),
@@ -51,14 +52,13 @@ for _name, _profile in PROFILES.items():
 
 
 def for_machines(chosen: settings) -> settings:
-    """The settings of a machine, made from the chosen ones.
+    """Adapt the chosen settings to a machine.
 
-    - No explanations: Hypothesis traces hundreds of runs to find arguments that do not matter; that takes
+    - No explain phase: Hypothesis would trace hundreds of runs to find irrelevant arguments, which takes
       minutes.
-    - One bug at a time is enough to shrink.
-    - `SHORT` runs shrink in seconds; Hypothesis' usual fifty steps take minutes.
-    - With few examples, aiming at many copies in flight (`hypothesis.target`) costs more variety than it
-      gives.
+    - One bug at a time is shrunk.
+    - `SHORT` steps, which shrink in seconds; Hypothesis' default of fifty takes minutes.
+    - With few examples no target phase: aiming at many copies in flight would cost variety.
     """
     is_long = chosen.max_examples >= LONG
     left_out = {Phase.explain} if is_long else {Phase.explain, Phase.target}

@@ -1,11 +1,12 @@
-"""The pytest plugin of kvsm: when a test with an offload core fails, its event log is kept.
+"""The pytest plugin of kvsm: saves the event log of an offload core when its test fails.
 
-`.kvsm/<test>/` beside the test (or under `--kvsm-log-dir`) gets the log of the core that was made last. With
-Hypothesis that is the smallest failing example. The report gets the lives of the things concerned, as `kvsm
-show` tells them. Nothing is written for a test that passes, or that has no core.
+The log of the core that was made last is written to `.kvsm/<test>/` beside the test, or under
+`--kvsm-log-dir`. With Hypothesis that core is of the smallest failing example. The plugin adds to pytest's
+report the life stories of the things that the failure names, as `kvsm show` prints them. Nothing is written
+for a test that passes, or that has no core.
 
-pytest loads this file in every project of an environment with kvsm. So it imports nothing but pytest.
-Whatever else it needs, a test with a core has imported.
+pytest loads this file in every project of an environment with kvsm, so it imports only pytest. It uses
+`kvsm.testing.recording` only if a test has imported it, as each test with a core does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 import pytest
 
 LONGEST_NAME = 200
-"""Of a directory (characters). File systems allow a few more."""
+"""Longest name of a test's directory (characters). File systems allow a few more."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -28,13 +29,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.getgroup("kvsm").addoption(
         "--kvsm-log-dir",
         metavar="DIR",
-        help="where the event logs of failed tests go (default: .kvsm beside each test)",
+        help="directory for the event logs of failed tests (default: .kvsm beside each test)",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup() -> None:
-    """A test begins: forget the cores of the one before."""
+    """Forget the cores of the previous test."""
     recording = _recording()
     if recording is not None:
         recording.forget()
@@ -42,7 +43,7 @@ def pytest_runtest_setup() -> None:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
-    """Keep the log of a failed test, and add what it tells to the report."""
+    """Save the log of a failed test, and add its life stories to the report."""
     outcome: Any = yield
     report = outcome.get_result()
     recording = _recording()
@@ -50,7 +51,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         return
     try:
         lines = recording.keep(_directory(item), _told(call.excinfo.value))
-    except OSError as error:  # A failed test must not end all tests because nothing can be written.
+    except OSError as error:  # A log that cannot be written must not stop the test run.
         lines = [f"the events of this test could not be kept: {error}"]
     report.sections.append(("kvsm event log", "\n".join(lines)))
 
@@ -61,12 +62,12 @@ def _recording() -> Any:
 
 
 def _directory(item: pytest.Item) -> Path:
-    """An empty directory for this test's log. An earlier log is deleted. Raises `OSError`."""
+    """Return a path for this test's log, after deleting an earlier log there. Raises `OSError`."""
     chosen = item.config.getoption("--kvsm-log-dir")
     home = Path(chosen) if chosen else item.path.parent / ".kvsm"
     if not home.exists():
         home.mkdir(parents=True, exist_ok=True)
-        # Nobody commits a log by mistake. pytest's cache does the same.
+        # So that no log is committed by mistake; pytest's cache does the same.
         (home / ".gitignore").write_text("*\n")
     path, _, test = item.nodeid.partition("::")
     name = re.sub(r"[^\w.-]+", "-", f"{Path(path).name}::{test}").strip("-")[:LONGEST_NAME]
@@ -76,5 +77,5 @@ def _directory(item: pytest.Item) -> Path:
 
 
 def _told(error: BaseException) -> str:
-    """What an error says, and the errors in it if it is a group (Hypothesis found two bugs)."""
+    """The message of an error, with those of its members if it is a group (Hypothesis found several bugs)."""
     return "\n".join([str(error), *map(_told, getattr(error, "exceptions", ()))])

@@ -1,7 +1,7 @@
-"""Keeps the events of an offload core during a test, saves them as a log, and tells what happened.
+"""Record the events of an offload core during a test, save them as a log, and show the lives of things in it.
 
 A test may make hundreds of cores before it fails. Hypothesis runs the smallest failing example last. So the
-`Recorder` that was made last holds the events that matter, and the pytest plugin saves that one.
+`Recorder` that was made last has the relevant events, and the pytest plugin saves them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from kvsm.explain.story import BlockLife, KeyLife, RequestLife, TransferLife, Tr
 from kvsm.explain.story.concern import concern
 
 MOST_THINGS, MOST_LINES = 3, 12
-"""A report tells the lives of that many things at most, and the last lines of each."""
+"""Most life stories in a report, and most lines of each (the last ones)."""
 
 Thing = BlockLife | KeyLife | RequestLife | TransferLife
 
@@ -39,7 +39,7 @@ _latest: list[Sequence[OffloadingEvent]] = []
 
 
 def remember(events: Sequence[OffloadingEvent]) -> None:
-    """The plugin saves these events, and those that are added later, if the test fails."""
+    """Let the plugin save these events, and those that are added later, if the test fails."""
     _latest[:] = [events]
 
 
@@ -49,7 +49,7 @@ def remembered() -> Sequence[OffloadingEvent]:
 
 
 def forget() -> None:
-    """A new test begins."""
+    """Forget the remembered events, because a new test begins."""
     _latest.clear()
 
 
@@ -68,12 +68,12 @@ def save(events: Sequence[OffloadingEvent], directory: str | os.PathLike[str]) -
 
 
 def event_lines(events: Iterable[OffloadingEvent]) -> Iterator[str]:
-    """The events as `kvsm show` words them."""
+    """Yield one line for each event, in the words of `kvsm show`."""
     return (f"event {event.seq} step {event.step}: {render(event)}" for event in events)
 
 
 def fold(events: Sequence[OffloadingEvent]) -> Ledger:
-    """The ledger that these events make, from the first one on. Raises the error of a refused event."""
+    """Fold events, from a core's first one on, to a ledger. Raises the error of a refused event."""
     ledger = Ledger(config_of(events))
     for event in events:
         ledger.apply(event)
@@ -81,7 +81,7 @@ def fold(events: Sequence[OffloadingEvent]) -> Ledger:
 
 
 def keep(directory: Path, message: str) -> list[str]:
-    """Save what is remembered for a test that failed with `message`. Returns the lines of the report."""
+    """Save the remembered events of a test that failed with `message`. Returns the lines of the report."""
     events = remembered()
     try:
         save(events, directory)
@@ -105,9 +105,9 @@ def config_of(events: Sequence[OffloadingEvent]) -> OffloadConfig:
 
 
 def story(log: Path, message: str) -> list[str]:
-    """The lives of the things that a message names, as `kvsm show` tells them.
+    """The life stories of the slots, requests, keys and transfers that a message names, as in `kvsm show`.
 
-    If it names nothing that is in the log: the lives of the things that the last event concerns.
+    If the message names nothing that is in the log: of those that the last event concerns.
     """
     lines: list[str] = []
     # The test made this log: its policy and its sizes are trusted.
@@ -126,9 +126,9 @@ def story(log: Path, message: str) -> list[str]:
 def _lives(log: Path, things: Sequence[Thing], trust: Trust) -> list[tuple[Thing, list[str]]]:
     lives = []
     for thing in things:
-        told = [line.told() for line in tell(log, thing, **trust._asdict())]
-        if told:
-            lives.append((thing, told))
+        lines = [line.told() for line in tell(log, thing, **trust._asdict())]
+        if lines:
+            lives.append((thing, lines))
     return lives
 
 
@@ -156,7 +156,7 @@ def _named(message: str) -> list[Thing]:
 
 
 def _last_concerned(log: Path, trust: Trust) -> list[Thing]:
-    """The things that the last event about anything concerns."""
+    """The transfers, requests and slots that the last event with any of them concerns."""
     things: list[Thing] = []
     for ledger, event, _ in walk(LogReader(log), trust):
         found = concern(ledger, event)

@@ -1,8 +1,9 @@
-"""A ledger restored from its snapshot must go on like the one that was saved, its eviction policy above all.
+"""Check that a ledger restored from its snapshot behaves like the live one, especially its eviction policy.
 
-A policy whose snapshot lacks a part of its state works until the first restart. After it the policy chooses
-other blocks than before. Some such states matter only several uses later, so one look after a restore does
-not show them. Therefore the copy lives on: it folds the same events, and is asked the same questions.
+A policy whose snapshot lacks a part of its state works until the first restart. After the restart it chooses
+other blocks. Some parts of a state matter only several uses later, so a comparison right after the restore is
+not enough. Therefore the restored copy folds the same events as the live ledger, and is compared again and
+again.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from kvsm.properties import Property
 
 
 class RestoredCopy:
-    """A copy of `ledger`, restored from its snapshot of this moment.
+    """A copy of `ledger`, restored from its current snapshot, that follows the live ledger.
 
-    log: the events of the ledger, from the first one on; the copy reads what is added to it.
+    log: the events of the ledger, from the first one on; the copy folds events that are added later.
     """
 
     def __init__(self, ledger: Ledger, log: Sequence[OffloadingEvent]) -> None:
@@ -30,9 +31,9 @@ class RestoredCopy:
         self.check()
 
     def check(self) -> None:
-        """Fold what has happened since, then compare all answers of the two policies.
+        """Fold the new events of the log, then compare the answers of the two policies.
 
-        Raises `PropertyBroken` (events are state) if the copy refuses an event, or answers otherwise.
+        Raises `PropertyBroken` (events are state) if the copy refuses an event, or if an answer differs.
         """
         name = f"policy {self._ledger.config.policy}, restored from its snapshot,"
         try:
@@ -42,7 +43,7 @@ class RestoredCopy:
             message = f"{name} cannot fold event {self._copy.seq + 1}: {error!r}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
         self._folded = len(self._log)
-        own, restored = (self._answers(one) for one in (self._ledger, self._copy))
+        own, restored = (self._answers(ledger) for ledger in (self._ledger, self._copy))
         for question, answer in own.items():
             if restored[question] != answer:
                 message = f"{name} answers {question} with {restored[question]}; the live one with {answer}"

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for what an engine meets: workloads, configurations, pairs of blocks, reports.
+"""Hypothesis strategies for workloads, configurations, block pairs of transfers, and reports of workers.
 
 All of them shrink towards the simplest case: the shortest prompt, the defaults, good reports in order.
 """
@@ -20,7 +20,7 @@ BLOCK_TOKENS = HASH_TOKENS
 """Tokens per block in the small engine."""
 
 SHARED_BLOCKS = 2
-"""How many blocks all prompts of a workload share at their beginning."""
+"""Number of blocks at the beginning that all prompts of a workload share."""
 
 _FULL = KVCacheGroup(BLOCK_TOKENS)
 
@@ -34,15 +34,15 @@ GROUPS: dict[str, tuple[KVCacheGroup, ...]] = {
         _FULL,
     ),
 }
-"""KV cache groups that the small engine may serve."""
+"""Sets of KV cache groups that the small engine can have."""
 
 
 class Arrival(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     """A request that arrives.
 
-    conversation: two prompts of one conversation are equal as far as both go; prompts of different
-        conversations share `SHARED_BLOCKS` blocks.
-    length: of the prompt (tokens).
+    conversation: of two prompts of one conversation, the shorter is a prefix of the longer; prompts of
+        different conversations share their first `SHARED_BLOCKS` blocks.
+    length: length of the prompt (tokens).
     outputs: length of the output (tokens).
     parameters: its `kv_transfer_params`.
     skip_reading: its `skip_reading_prefix_cache`.
@@ -55,14 +55,14 @@ class Arrival(msgspec.Struct, frozen=True, repr_omit_defaults=True):
     skip_reading: bool = False
 
     def tokens(self) -> list[int]:
-        """The prompt."""
+        """The tokens of the prompt."""
         shared = SHARED_BLOCKS * BLOCK_TOKENS
         own = (100 * (self.conversation + 1) + place for place in range(shared, self.length))
         return [*range(shared), *own][: self.length]
 
 
 def lengths(block_tokens: int = BLOCK_TOKENS, most_blocks: int = 5) -> SearchStrategy[int]:
-    """Lengths in tokens one before, at and one behind the end of a block, where most mistakes are."""
+    """Lengths at the end of a block, one token shorter, and one longer, where most mistakes are."""
     ends = range(block_tokens, most_blocks * block_tokens + 1, block_tokens)
     return st.sampled_from(sorted({max(1, end + apart) for end in ends for apart in (-1, 0, 1)}))
 
@@ -111,7 +111,7 @@ def report_orders(transfers: Sequence[int], workers: int = 1) -> SearchStrategy[
 def block_pairs(device_blocks: int, host_blocks: int, most: int = 4) -> SearchStrategy[list[tuple[int, int]]]:
     """The pairs (device block, host block) of one transfer. Each block occurs once."""
     pair = st.tuples(st.integers(0, device_blocks - 1), st.integers(0, host_blocks - 1))
-    return st.lists(pair, max_size=most, unique_by=(lambda one: one[0], lambda one: one[1]))
+    return st.lists(pair, max_size=most, unique_by=(lambda pair: pair[0], lambda pair: pair[1]))
 
 
 class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
@@ -136,10 +136,10 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
     transfer_ticks: int = 0
 
     def legal(self) -> Configuration:
-        """The nearest configuration that can work."""
+        """Return this configuration, changed as little as necessary to be valid."""
         change: dict[str, Any] = {}
         if self.store is StoreMode.LAZY:
-            # A lazy store walks the pool's free queue, and takes single blocks.
+            # A lazy store reads the pool's free queue, and stores single blocks.
             change = {"references": True, "blocks_per_chunk": 1, "store_threshold": 1}
         elif not self.references:
             # Without references an engine reuses blocks that a lost copy may still write.
@@ -150,7 +150,7 @@ class Configuration(msgspec.Struct, frozen=True, kw_only=True, repr_omit_default
 def configurations(**fixed: Any) -> SearchStrategy[Configuration]:
     """Small configurations: the pools have room for one long request, and seldom for two.
 
-    fixed: fields of `Configuration` with a given value, or with a strategy for it.
+    fixed: values or strategies for fields of `Configuration`.
     """
     free: dict[str, SearchStrategy[Any]] = {
         "groups": st.sampled_from(["full", "full", *GROUPS]),
@@ -168,7 +168,9 @@ def configurations(**fixed: Any) -> SearchStrategy[Configuration]:
         "defer_ticks": st.sampled_from([0, 2, 6]),
         "transfer_ticks": st.sampled_from([0, 0, 9]),
     }
-    given = {name: one if isinstance(one, SearchStrategy) else st.just(one) for name, one in fixed.items()}
+    given = {
+        name: value if isinstance(value, SearchStrategy) else st.just(value) for name, value in fixed.items()
+    }
 
     @st.composite
     def drawn(draw: st.DrawFn) -> Configuration:

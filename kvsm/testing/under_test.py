@@ -1,8 +1,9 @@
-"""What the user's objects were asked and what they answered, so that an error names their line.
+"""Record the calls of the user's objects and their answers, so that an error names the user's line.
 
-A wrong answer seldom fails where it is given. It fails later, inside kvsm, as a `KeyError` that says nothing.
-So a machine watches the objects that it tests. An error that ends a rule becomes a `PropertyBroken`. It names
-the property, the last call with its answer, and the user's line that raised the error or gave the answer.
+A wrong answer seldom fails at once. It fails later, inside kvsm, as a `KeyError` that explains nothing. So a
+machine records the calls of the objects that it tests. An error that ends a rule becomes a `PropertyBroken`
+that names the property, the last call with its answer, and the user's line that raised the error or returned
+the answer.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ from kvsm.errors import ConfigError, PropertyBroken, described, raised_at
 from kvsm.properties import Property
 
 MOST_CALLS = 100
-"""That many calls are kept, the last ones."""
+"""Most calls that are kept; they are the last ones."""
 
 _NOT_THEIRS = (str(Path(__file__).parents[1]), str(Path(hypothesis.__file__).parent), "<")
-"""Where files begin that are not the user's: kvsm, Hypothesis, code without a file."""
+"""Prefixes of file names that are not the user's: kvsm, Hypothesis, code without a file."""
 
 _STANDARD = sysconfig.get_path("stdlib")
 
@@ -43,7 +44,12 @@ _shown.maxstring = _shown.maxother = 120
 
 
 class _Call:
-    """One call of a method of the user's: its words, and what came of it. code: the method, or its class."""
+    """One call of a method of the user's object.
+
+    owner: the kind of object, such as "copy engine".
+    words: the call as text.
+    code: the method or its class, to find its line.
+    """
 
     def __init__(self, owner: str, words: str, code: Any) -> None:
         self.owner, self.words, self._code = owner, words, code
@@ -51,7 +57,7 @@ class _Call:
 
     @property
     def place(self) -> str:
-        """FILE:LINE."""
+        """FILE:LINE of the method."""
         return _place(self._code)
 
     def __str__(self) -> str:
@@ -59,26 +65,26 @@ class _Call:
 
 
 class UnderTest:
-    """The objects of the user in one run of a machine."""
+    """The user's objects in one run of a machine."""
 
     def __init__(self) -> None:
         self.calls: list[_Call] = []
         """The latest calls from outside of these objects, the oldest first."""
         self._roots: set[str] = set()
-        """Where the installed files begin that are the user's."""
+        """Prefixes of the names of installed files that are the user's."""
         self._about: tuple[str, Any] | None = None
         self._depth = 0
 
     def is_about(self, kind: str, code: Any) -> None:
-        """kvsm itself makes objects of this class of the user's: an error without any call is about it."""
+        """Declare a class of the user that kvsm itself instantiates: an error before any call is about it."""
         self._about = kind, code
 
     def watch(self, thing: Any, kind: str, names: Iterable[str], made_by: Callable[..., Any]) -> None:
-        """Watch the calls of an object of the user.
+        """Record the calls of a user's object from now on.
 
-        kind: what it is, for people: "copy engine".
+        kind: the kind of object, for messages, such as "copy engine".
         names: the methods that it must have.
-        made_by: the user's method that gave it.
+        made_by: the user's method that made it.
 
         Raises `PropertyBroken` (every call is legal) if it lacks one of the methods.
         """
@@ -96,10 +102,10 @@ class UnderTest:
         try:
             thing.__class__ = self._watching(type(thing), kind, names)
         except TypeError:
-            return  # Its class is fixed (extension types): its errors are told without the call.
+            return  # The class cannot be replaced (extension types): its errors are shown without the call.
 
     def _watching(self, theirs: type, kind: str, names: Iterable[str]) -> type:
-        """A subclass of this class, whose methods of these names note their calls here."""
+        """Make a subclass whose methods of these names record their calls here."""
         body: dict[str, Any] = {"__slots__": (), "__module__": theirs.__module__, "__doc__": theirs.__doc__}
         body["__qualname__"] = theirs.__qualname__
         for name in names:
@@ -114,8 +120,8 @@ class UnderTest:
         def call(thing: Any, *arguments: Any, **named: Any) -> Any:
             if self._depth:
                 return method(thing, *arguments, **named)
-            told = [*map(_show, arguments), *(f"{word}={_show(value)}" for word, value in named.items())]
-            noted = _Call(kind, f"{name}({', '.join(told)})", code)
+            shown = [*map(_show, arguments), *(f"{word}={_show(value)}" for word, value in named.items())]
+            noted = _Call(kind, f"{name}({', '.join(shown)})", code)
             self.calls.append(noted)
             del self.calls[:-MOST_CALLS]
             self._depth += 1
@@ -133,7 +139,7 @@ class UnderTest:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """What is raised here because of the user's objects becomes a `PropertyBroken`."""
+        """Convert errors inside this context that the user's objects cause to `PropertyBroken`."""
         __tracebackhide__ = True
         try:
             yield
@@ -150,14 +156,14 @@ class UnderTest:
             within, _ = raised_at(error, lambda _: False)
             if not self.calls:
                 if self._about is None or isinstance(error, ConfigError):
-                    raise  # Nothing of the user's had a part in it, or the error says all.
+                    raise  # The user's objects are not involved, or the error explains itself.
                 kind, code = self._about
                 raise PropertyBroken(
                     Property.LEGAL_CALLS,
                     f"kvsm cannot use your {kind}: {described(error)} (found at {within}); "
                     f"it is at {_place(code)}",
                 ) from None
-            # What is inside kvsm tells the user nothing, so the error is not shown as the cause.
+            # A traceback inside kvsm does not help the user, so the error is not shown as the cause.
             last = self.calls[-1]
             raise PropertyBroken(
                 Property.LEGAL_CALLS,
@@ -168,7 +174,7 @@ class UnderTest:
             ) from None
 
     def _is_hidden(self, file: str) -> bool:
-        """Whether a file is not the user's. Of what is installed, only the packages of their objects are."""
+        """Whether a file is not the user's. Of installed packages, only those of the user's objects are."""
         if file.startswith(_NOT_THEIRS):
             return True
         if _INSTALLED in file:
@@ -176,22 +182,22 @@ class UnderTest:
         return file.startswith(_STANDARD)
 
     def _what(self) -> str:
-        """Whose call raised an error."""
+        """Name the user's object and call that raised an error; `your code` if it was no recorded call."""
         if self.calls and self.calls[-1].outcome.startswith("raised"):
             return f"your {self.calls[-1].owner}, called with {self.calls[-1].words},"
         return "your code"
 
 
 def _show(value: Any) -> str:
-    """A value in a few words. The context of a request is shown as its name, and a key without its group."""
+    """Show a value briefly: the context of a request as the request's name, a key without its group."""
     request = getattr(value, "req_id", None)
     return request if isinstance(request, str) else _KEY.sub(r"\1", _shown.repr(value))
 
 
 def _root(code: Any) -> str:
-    """Where the files of this class or method begin: its package if it is installed, else its file.
+    """The prefix of the file names of this class or method: its package if it is installed, else its file.
 
-    Empty if it is not the user's.
+    Empty if the file is not the user's.
     """
     try:
         file = inspect.getfile(code)

@@ -295,8 +295,8 @@ def _saved_state(connection: sqlite3.Connection, place: tuple[int, int], reader:
 
 
 def _sizes_agree(saved: SavedIndex, reader: LogReader) -> bool:
-    """Whether the segments that were read are unchanged, except the oldest, which retention may have deleted,
-    and the last, which may have grown."""
+    """Whether the segments that were read are unchanged. Retention may have deleted the oldest ones, and the
+    last one may have grown."""
     sizes = {name: status.st_size for name, status in _status(reader).items()}
     *whole, last = sorted(saved.segments)
     if last not in sizes or sizes[last] < saved.segments[last]:

@@ -364,8 +364,7 @@ def _wanted(inquiry: Inquiry, wanted: Sequence[LookupRow], last: BlockRow | None
 
 
 def explain_transfer(log: OpenedLog, id: int) -> Explanation:
-    """Explain a transfer: what it copied for which requests, when the ranks reported, how it ended, and who
-    waited for it.
+    """Explain a transfer: what it copied, for which requests, how it ended, and who waited for it.
 
     Raises `LogError` if the log has no such transfer.
     """
