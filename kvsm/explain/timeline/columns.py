@@ -1,8 +1,8 @@
-"""The rows of a window of a log, as columns: what the page and the trace are made from.
+"""Read the rows of a window of a log as columns, for the page and the trace.
 
-Everything on the page is placed by the number of an event. So rows keep event numbers, and the page finds
-steps and times in the stream of events. Names of requests are numbers in one list of names. All text is made
-printable here, so that what a log contains is shown and never acts.
+The page places everything by event number. So rows keep event numbers, and the page looks up steps and times
+in the stream of events. Names of requests are replaced by indices into one list of names. All text is made
+printable here, so that text from a log is only shown, and never run as code or markup.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from kvsm.states import RequestState
 from kvsm.system.printable import printable
 
 MOST_ROWS = 200_000
-"""Rows of one table on one page."""
+"""Most rows of one table on one page."""
 
 
 class WindowRows(Protocol):
-    """The tables of an opened log (`kvsm.open`), each with a condition in SQL and its parameters."""
+    """The tables of an opened log (`kvsm.open`). where: an SQL condition. params: its parameters."""
 
     def requests(self, where: str = "", params: Sequence[Any] = ()) -> Iterator[rows.RequestRow]: ...
     def request_states(
@@ -79,7 +79,7 @@ _POINT = "event BETWEEN ?1 AND ?2"
 _SPAN = "{began} <= ?2 AND ({ended} IS NULL OR {ended} >= ?1)"
 _TRANSFERS = _SPAN.format(began="transfer", ended="ended")
 CONDITIONS: dict[str, str] = {
-    # A request that is over may still have a load in flight, so its stays tell how long it lasts.
+    # A finished request may still have a load in flight; its rows in request_states show when that ends.
     "requests": _SPAN.format(began="arrived", ended="finished"),
     "request_states": _SPAN.format(began="began", ended="ended"),
     "lookups": _POINT,
@@ -91,7 +91,7 @@ CONDITIONS: dict[str, str] = {
     "restarts": _POINT,
     "rejections": _POINT,
 }
-"""Which rows of each table meet the window from event ?1 to event ?2."""
+"""SQL conditions for the rows of each table that overlap the window from event ?1 to event ?2."""
 
 _NAMES = {"request", "wanted_by"}
 _NAME_LISTS = {"requests", "cause_requests", "gone_for_requests"}
@@ -101,13 +101,13 @@ _KEYS = {"key", "missed"}
 class WindowTables(msgspec.Struct):
     """The rows of a window.
 
-    first, last: the window's events.
-    names: the names of requests; a column of requests holds places in it.
-    columns: table -> column -> values. The tables `requests` and `copies` have a column `lane` besides,
-        `request_states` a column `life`, the place of its row in `requests`. The table `copies` has a column
-        `submitted`, None if the copy was not submitted before the window ends, and `until`: its report, or
-        the restart that cut it off.
-    left_out: what was left out, a line each.
+    first, last: first and last event of the window.
+    names: the names of requests; a column of requests has indices into this list.
+    columns: table -> column -> values. These columns are added: `lane` in `requests` and `copies`; `life` in
+        `request_states`, the index of the request's row in `requests`; in `copies` also `submitted`, None if
+        the copy was not submitted before the window ends, and `until`, its report or the restart that cut it
+        off.
+    left_out: what was left out, one line for each table.
     """
 
     first: int
@@ -118,7 +118,7 @@ class WindowTables(msgspec.Struct):
 
 
 def read_tables(log: WindowRows, first: int, last: int, most_rows: int = MOST_ROWS) -> WindowTables:
-    """The rows that meet the events `first` to `last`, at most `most_rows` of each table."""
+    """Read the rows that overlap the events `first` to `last`, at most `most_rows` of each table."""
     reader = _Reader(log, first, last, most_rows)
     columns = {table: reader.read(table) for table in COLUMNS}
     found = WindowTables(first, last, [printable(name) for name in reader.names], columns, reader.left_out)
@@ -134,7 +134,7 @@ class _Reader:
         self.left_out: list[str] = []
 
     def read(self, table: str) -> Columns:
-        """The columns of one table."""
+        """Read the columns of one table."""
         names = COLUMNS[table]
         columns: Columns = {name: [] for name in names}
         found = iter(getattr(self._log, table)(where=CONDITIONS[table], params=self._window))
@@ -166,7 +166,7 @@ class _Reader:
 
 
 def _give_lives(found: WindowTables) -> None:
-    """Find the life that each stay belongs to, and give each life a lane that is free as long as it lasts."""
+    """Find the request of each row of `request_states`, and give each request a lane free for its time."""
     requests, stays = found.columns["requests"], found.columns["request_states"]
     begins: dict[int, list[tuple[int, int]]] = defaultdict(list)
     order = sorted(range(len(requests["request"])), key=lambda life: requests["arrived"][life])
@@ -177,7 +177,7 @@ def _give_lives(found: WindowTables) -> None:
     ]
     stays["life"] = []
     for request, began, ended, state in zip(stays["request"], stays["began"], stays["ended"], stays["state"]):
-        place = bisect_right(begins.get(request, ()), began, key=lambda one: one[0]) - 1
+        place = bisect_right(begins.get(request, ()), began, key=lambda begin: begin[0]) - 1
         owner = begins[request][place][1] if place >= 0 else None
         stays["life"].append(owner)
         if owner is not None and ACTIVITY[RequestState[state]] is not None:
@@ -189,7 +189,7 @@ def _give_lives(found: WindowTables) -> None:
 
 
 def _give_copy_lanes(found: WindowTables) -> None:
-    """Give each copy a lane among the copies of its rank and direction, if it was submitted by then."""
+    """Give each copy a lane among those of its rank and direction, if it was submitted before the end."""
     copies, transfers = found.columns["copies"], found.columns["transfers"]
     submitted = {
         transfer: event
@@ -215,6 +215,6 @@ def _give_copy_lanes(found: WindowTables) -> None:
 
 
 def _span(copies: Columns, place: int, found: WindowTables) -> tuple[int, int]:
-    """The events of the window that a copy lasts."""
+    """(first, last) event of a copy, cut to the window."""
     until, began = copies["until"][place], max(copies["submitted"][place], found.first)
     return began, found.last if until is None else max(began, min(until, found.last))

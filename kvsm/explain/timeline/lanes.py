@@ -1,4 +1,4 @@
-"""Which lane of a track an interval is drawn in, so that no two overlap."""
+"""Assign intervals to the lanes of a track, so that no two in one lane overlap."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from heapq import heappop, heappush
 
 
 def pack(intervals: Sequence[tuple[int, int]]) -> list[int]:
-    """The lane of each interval: the lowest one that is free. There are as few lanes as can be.
+    """Return the lane of each interval: the lowest free one. This needs the smallest possible number of
+    lanes.
 
-    intervals: (first, last) event of each, both included, in the order of their first events.
+    intervals: (first, last) event of each, both included, sorted by first event.
     """
     lanes: list[int] = []
     free: list[int] = []

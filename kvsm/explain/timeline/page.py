@@ -1,8 +1,8 @@
-"""The page as one HTML file: its parts from `page/`, and the data of a window.
+"""Make the page as one HTML file, from its parts in `page/` and the data of a window.
 
-Nothing of a log is written into the HTML as text. The data is JSON, compressed, in base64, inside an element
-that no browser runs; the script turns it into text nodes and pixels only. A content security policy allows
-this one script and this one style sheet, by their hashes, and forbids every request to a network.
+No text of a log is written into the HTML directly. The data is compressed JSON in base64, inside an element
+that browsers do not run; the script converts it to text nodes and pixels only. A content security policy
+allows only this script and this style sheet, by their hashes, and forbids all network requests.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from kvsm.explain.timeline.stream import PARTS, EventStream
 from kvsm.states import BlockState
 
 SCRIPTS = ("model.js", "layout.js", "draw.js", "why.js", "list.js", "search.js", "main.js")
-"""The parts of the script, in their order. They share one scope."""
+"""The parts of the script, in order. They share one scope."""
 
 SCHEMA = "kvsm.explain.timeline-page/1"
 
 
 class PageHead(msgspec.Struct):
-    """What the page says of its log.
+    """The page's description of its log.
 
-    directory: as the command was given it. began_ns: Unix time of the log's first event (ns).
-    whole: the (first, last) events of the log. notes: what is wrong with the log, and what was left out.
+    directory: the log's directory, as given to the command.
+    began_ns: Unix time of the log's first event (ns).
+    whole: (first, last) event of the log.
+    notes: what is wrong with the log, and what was left out.
     """
 
     directory: str
@@ -44,7 +46,7 @@ class PageHead(msgspec.Struct):
 
 
 def make_page(head: PageHead, stream: EventStream, tables: WindowTables) -> str:
-    """The HTML file: ASCII text."""
+    """Make the text of the HTML file: ASCII."""
     style = _part("page.css")
     script = "\n".join(["'use strict';", "(() => {", *map(_part, SCRIPTS), "})();", ""])
     policy = (
@@ -61,12 +63,12 @@ def make_page(head: PageHead, stream: EventStream, tables: WindowTables) -> str:
 
 
 def page_data(head: PageHead, stream: EventStream, tables: WindowTables) -> bytes:
-    """What the script reads, as JSON. Rising columns hold differences, which compress better."""
+    """Encode the script's data as JSON. Increasing columns become differences, which compress better."""
     return msgspec.json.encode(
         {
             "schema": SCHEMA,
             "directory": head.directory,
-            # A number of JavaScript does not hold all digits of a Unix time in nanoseconds.
+            # A JavaScript number cannot represent a Unix time in nanoseconds exactly.
             "began_ns": str(head.began_ns),
             "whole": head.whole,
             "notes": head.notes,
@@ -102,7 +104,7 @@ def _edge(edge: BlockEdge) -> dict[str, int | str]:
 
 
 def _differences(column: list[int]) -> list[int]:
-    """The first value, then what each adds to the one before."""
+    """The first value, then the difference of each value from the one before."""
     return column[:1] + [after - before for before, after in pairwise(column)]
 
 

@@ -1,4 +1,4 @@
-"""The words of the page, for people: why a key is gone, and what a request does in each state."""
+"""Texts of the page: why a key is gone, and what a request does in each state."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WHY_GONE: dict[Gone, str] = {
     Gone.LOST: "{transfer} was given up at event {cause}: a worker did not report",
     Gone.BEFORE_LOG: "the log does not tell: it would stand before the log begins, or in a gap",
 }
-"""Why a key cannot be read. {cause} is an event; {transfer} becomes `store 12 of requests r1, r2`."""
+"""Why a key cannot be read. {cause} is an event, {transfer} a name such as `store 12 of requests r1, r2`."""
 
 ACTIVITY: dict[RequestState, str | None] = {
     RequestState.NEW: "queued",
@@ -30,7 +30,7 @@ ACTIVITY: dict[RequestState, str | None] = {
     RequestState.FINISHED: "finishing",
     RequestState.RELEASED: None,
 }
-"""What the page calls a request in each state. None: it is over, and nothing is drawn."""
+"""The page's name for what a request does in each state. None: the request is over, and nothing is drawn."""
 
 ACTIVITIES: dict[str, str] = {
     "queued": "It waits for its turn: the engine asks for it, or cannot place it yet.",
@@ -40,14 +40,15 @@ ACTIVITIES: dict[str, str] = {
     "preempted": "The engine took its device blocks. It has not been asked for again.",
     "finishing": "It has finished. Its load is still in flight.",
 }
-"""What each activity means, in a sentence."""
+"""The meaning of each activity, as a sentence."""
 
 
 def why_gone(why: str, cause: int | None, transfer: str | None) -> str:
-    """Why a key is gone, with the event and the transfer behind it.
+    """Explain why a key is gone, with the event and the transfer that caused it.
 
-    why: a `Gone`. cause: the event; None: the log does not tell.
-    transfer: like `store 12 of request r1`; None: the log does not tell.
+    why: a `Gone`.
+    cause: the event; None: unknown.
+    transfer: the transfer's name, such as `store 12 of request r1`; None: unknown.
     """
     event = "that the log does not tell" if cause is None else f"{cause:,}"
     return WHY_GONE[Gone(why)].format(cause=event, transfer=transfer or "a transfer")

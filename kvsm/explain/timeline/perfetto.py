@@ -1,12 +1,13 @@
-"""The window as a trace in Perfetto's own format, for ui.perfetto.dev and its trace processor.
+"""Write a window as a trace in Perfetto's own format, for ui.perfetto.dev and its trace processor.
 
-A trace is a `Trace` message of `TracePacket`s. Tracks are described once (`TrackDescriptor`). Then each
-`TrackEvent` begins or ends a slice, marks an instant, or gives a counter a value. An eviction and the miss
-that it caused share a flow. https://perfetto.dev/docs/reference/synthetic-track-event tells how such traces
-are written. The numbers below are the fields' numbers in Perfetto's protos/perfetto/trace. A test reads the
-trace back with the classes that Perfetto generates from them.
+A trace is a `Trace` message of `TracePacket`s. Each track is described once (`TrackDescriptor`). Then each
+`TrackEvent` begins or ends a slice, marks an instant, or sets a counter. An eviction and the miss that it
+caused share a flow. https://perfetto.dev/docs/reference/synthetic-track-event describes such traces. The
+constants below are field numbers in Perfetto's protos/perfetto/trace. A test reads the trace with the classes
+that Perfetto generates from these files.
 
-Times are Unix times in nanoseconds, and never fall: a clock that was set back would turn a slice around.
+Times are Unix times in nanoseconds that never decrease: if a clock was set back, a slice could end before it
+begins.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from kvsm.explain.timeline.page_words import ACTIVITY, why_gone
 from kvsm.explain.timeline.stream import PARTS, EventStream
 from kvsm.states import RequestState
 
-# Message.field: number of the field.
+# Field numbers of messages, and values of enums.
 _TRACE_PACKET = 1
 _CLOCK_SNAPSHOT, _TIMESTAMP, _SEQUENCE, _TRACK_EVENT, _TRACK_DESCRIPTOR = 6, 8, 10, 11, 60
 _CLOCKS, _CLOCK_ID, _CLOCK_TIME = 1, 1, 2
@@ -39,11 +40,11 @@ _ONE_WRITER = 1
 
 _VARINT, _FIXED64, _BYTES = 0, 1, 2
 _STILL_CLOCK_NS = 1000
-"""Time from one event to the next in a trace of a log whose clock stood still (ns)."""
+"""Time between two events in the trace if the log's clock stood still (ns)."""
 
 
 def varint(value: int) -> bytes:
-    """A number below 2**64 in groups of seven bits, the lowest first."""
+    """Encode a number below 2**64 in groups of seven bits, the lowest first."""
     groups = bytearray()
     while value > 0x7F:
         groups.append(value & 0x7F | 0x80)
@@ -53,7 +54,7 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, value: int | str | bytes) -> bytes:
-    """One field of a message. An int is a varint; text and bytes have their length in front."""
+    """Encode one field of a message: an int as a varint, text and bytes with their length in front."""
     if isinstance(value, int):
         return varint(number << 3 | _VARINT) + varint(value & (1 << 64) - 1)
     data = value.encode() if isinstance(value, str) else value
@@ -61,29 +62,28 @@ def field(number: int, value: int | str | bytes) -> bytes:
 
 
 def fixed64(number: int, value: int) -> bytes:
-    """A field of eight bytes."""
+    """Encode a field of eight bytes."""
     return varint(number << 3 | _FIXED64) + value.to_bytes(8, "little")
 
 
 def annotation(name: str, value: int | str) -> bytes:
-    """A named value that the viewer shows beside a slice."""
+    """Encode a named value that the viewer shows with a slice."""
     kind = _ANNOTATION_INT if isinstance(value, int) else _ANNOTATION_TEXT
     return field(_ANNOTATION, field(_ANNOTATION_NAME, name) + field(kind, value))
 
 
 def perfetto_trace(stream: EventStream, tables: WindowTables) -> Iterator[bytes]:
-    """The trace, in pieces: each is one packet in its frame."""
+    """Yield the trace in pieces; each is one encoded packet."""
     for packet in _Tracer(stream, tables).packets():
         yield field(_TRACE_PACKET, packet + field(_SEQUENCE, _ONE_WRITER))
 
 
 def event_times(stream: EventStream) -> list[int]:
-    """When each event of the stream is in the trace (Unix time in ns): never before the event before it.
+    """The time of each event in the trace (Unix time in ns), never before the previous event or 1970.
 
-    If the clock of the log stood still, each event is a microsecond after the one before it. A trace has no
-    time before 1970.
+    If the clock of the log stood still, events are one microsecond apart.
     """
-    times = [max(one, 0) for one in accumulate(stream.at, max)]
+    times = [max(time, 0) for time in accumulate(stream.at, max)]
     if times[0] == times[-1]:
         times = [times[0] + place * _STILL_CLOCK_NS for place in range(len(times))]
     return times
@@ -101,7 +101,7 @@ class _Tracer:
         self._transfer_row = {id: row for row, id in enumerate(transfers["transfer"])}
 
     def packets(self) -> Iterator[bytes]:
-        """All packets: the clocks, then each track with what is on it."""
+        """Yield all packets: the clocks, then each track with its events."""
         began = self._times[0]
         clocks = [field(_CLOCK_ID, id) + field(_CLOCK_TIME, began) for id in (_REALTIME, _BOOTTIME)]
         yield field(_CLOCK_SNAPSHOT, b"".join(field(_CLOCKS, clock) for clock in clocks))
@@ -112,7 +112,7 @@ class _Tracer:
         yield from self._copies()
         yield from self._requests()
 
-    # Tracks and what is on them.
+    # Tracks and their events.
 
     def _pool(self) -> Iterator[bytes]:
         group, described = self._track("host pool (slots)")
@@ -143,7 +143,7 @@ class _Tracer:
             yield self._event(uuid, _INSTANT, event, name + facts)
 
     def _evictions_and_misses(self) -> Iterator[bytes]:
-        """An instant for each eviction and each miss, and a flow from one to the other."""
+        """Yield an instant for each eviction and miss, and a flow from an eviction to each miss it caused."""
         blocks, lookups = self._columns["blocks"], self._columns["lookups"]
         wanted_at: dict[int, set[int]] = defaultdict(set)
         evicted: dict[int, int] = defaultdict(int)
@@ -153,7 +153,7 @@ class _Tracer:
                 if self._holds(wanted):
                     wanted_at[gone].add(wanted)
         flows = {pair: flow for flow, pair in enumerate(
-            sorted((gone, wanted) for gone, those in wanted_at.items() for wanted in those), 1
+            sorted((gone, wanted) for gone, lookups_at in wanted_at.items() for wanted in lookups_at), 1
         )}  # fmt: skip
         uuid, described = self._track("evictions")
         yield described
@@ -225,7 +225,7 @@ class _Tracer:
     def _life(
         self, uuid: int, requests: Columns, stays: Columns, life: int, rows: list[int]
     ) -> Iterator[bytes]:
-        """A slice for the request, and one inside it for each stay in a state."""
+        """Yield a slice for the request, and inside it one for each time in a state."""
         ends = [requests["finished"][life], *(stays["ended"][row] for row in rows)]
         ended = None if None in ends else max(ends)
         facts = field(_EVENT_NAME, self._tables.names[requests["request"][life]])
@@ -244,23 +244,23 @@ class _Tracer:
     # Packets.
 
     def _track(self, name: str, parent: int | None = None, more: bytes = b"") -> tuple[int, bytes]:
-        """The uuid of a new track, and the packet that describes it. Tracks keep this order."""
+        """Return a new track's uuid, and the packet that describes it. The viewer keeps this order."""
         uuid = next(self._uuids)
-        told = field(_UUID, uuid) + field(_NAME, name) + field(_CHILD_ORDER, _EXPLICIT) + field(_RANK, uuid)
-        told += more if parent is None else field(_PARENT, parent) + more
-        return uuid, field(_TRACK_DESCRIPTOR, told)
+        track = field(_UUID, uuid) + field(_NAME, name) + field(_CHILD_ORDER, _EXPLICIT) + field(_RANK, uuid)
+        track += more if parent is None else field(_PARENT, parent) + more
+        return uuid, field(_TRACK_DESCRIPTOR, track)
 
     def _slice(self, uuid: int, began: int, ended: int | None, facts: bytes) -> Iterator[bytes]:
-        """A slice. It has no end if the window has none."""
+        """Yield a slice. It gets no end if it ends after the window, or not at all."""
         yield self._event(uuid, _BEGIN, began, facts)
         if ended is not None and ended <= self._last:
             yield self._event(uuid, _END, ended)
 
     def _event(self, uuid: int, kind: int, event: int, facts: bytes = b"") -> bytes:
-        """A packet with a track event. An event that the window lacks counts as the next one that it has."""
-        told = field(_TYPE, kind) + field(_TRACK, uuid) + facts
+        """Return a packet with a track event. If the window lacks `event`, it gets the next event's time."""
+        track_event = field(_TYPE, kind) + field(_TRACK, uuid) + facts
         time = self._times[bisect_left(self._numbers, event)]
-        return field(_TIMESTAMP, time) + field(_TRACK_EVENT, told)
+        return field(_TIMESTAMP, time) + field(_TRACK_EVENT, track_event)
 
     def _holds(self, event: Any) -> bool:
         return event in self._held
@@ -269,8 +269,8 @@ class _Tracer:
         """`store 12 of requests r1, r2`."""
         row, names = self._transfer_row.get(id), self._tables.names
         if row is None:
-            owners = "" if requests is None else f" of {render_requests([names[one] for one in requests])}"
+            owners = "" if requests is None else f" of {render_requests([names[name] for name in requests])}"
             return f"transfer {id}{owners}"
         transfers: dict[str, list[Any]] = self._columns["transfers"]
-        owners = render_requests([names[one] for one in transfers["requests"][row]])
+        owners = render_requests([names[name] for name in transfers["requests"][row]])
         return f"{transfers['direction'][row]} {id} of {owners}"

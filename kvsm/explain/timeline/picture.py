@@ -1,11 +1,11 @@
-"""The block machine as SVG for the page, drawn from its table, with a mark on each part that can light up.
+"""Draw the block machine as SVG for the page, with an attribute on each part that the page can highlight.
 
-`kvsm.explain.diagrams` draws the machines for the docs, and needs Graphviz for SVG. A page is made where a
-log is, so this picture needs nothing: the boxes and arrows have places of their own here. A test compares
-them with the table, so a new edge cannot be left out.
+`kvsm.explain.diagrams` draws the machines for the docs, and needs Graphviz for SVG. Pages are made on the
+machine that has the log, where Graphviz may be missing, so the positions of boxes and arrows are fixed here.
+A test compares them with the machine's table, so that no edge is missing.
 
-Marks: an element with `data-state` is a state or its count; one with `data-edge` is the trigger of an edge,
-numbered as in `kvsm.explain.timeline.moves.EDGES`; a group with `data-arrow` is the arrow behind its
+Attributes: an element with `data-state` is a state or its count; one with `data-edge` is the trigger of an
+edge, numbered as in `kvsm.explain.timeline.moves.EDGES`; a group with `data-arrow` is the arrow of some
 triggers.
 """
 
@@ -21,10 +21,10 @@ from kvsm.states import BlockState
 WIDTH, HEIGHT = 520, 520
 _BOX = 132
 _NAME, _COUNT, _LOOP = 15, 29, 12
-"""Height of a box down to its name, down to its count, and of each line of triggers below (pixels)."""
+"""Distance from a box's top to its name and to its count, and height of a line of triggers (pixels)."""
 
 _SHORT = 10
-"""Letters of a trigger that leaves room for another one on its line."""
+"""Most letters of a trigger that can share its line with another one."""
 
 _S = BlockState
 
@@ -38,11 +38,11 @@ CENTRES: dict[BlockState, tuple[int, int]] = {
     _S.QUARANTINED: (454, 396),
     _S.RETIRED: (454, 142),
 }
-"""The middle of each state's box."""
+"""The centre of each state's box (pixels)."""
 
 
 class ArrowPath(NamedTuple):
-    """How an arrow runs (SVG path data), and where its label stands."""
+    """An arrow: its SVG path data, the position of its label, and the label's text-anchor."""
 
     path: str
     label: tuple[int, int]
@@ -67,11 +67,11 @@ ARROWS: dict[tuple[BlockState, BlockState], ArrowPath] = {
     (_S.RETIRED, _S.EVICTED): ArrowPath("M388,152 C330,205 200,215 134,250", (344, 172), "end"),
     (_S.QUARANTINED, _S.EVICTED): ArrowPath("M454,434 C454,520 66,530 66,289", (236, 494)),
 }
-"""The arrow between each two states that an edge joins."""
+"""The arrow between each two states that are joined by an edge."""
 
 
 def block_machine_svg() -> str:
-    """The picture, as text of an SVG element."""
+    """Draw the picture, as the text of an SVG element."""
     svg = Element(
         "svg",
         {
@@ -113,7 +113,7 @@ def _draw_arrow(svg: Element, arrow: ArrowPath, numbers: list[int]) -> None:
 
 
 def _draw_state(svg: Element, state: BlockState, loops: list[int]) -> None:
-    """A box with the state's name, its count of blocks, and the triggers that keep the state."""
+    """Draw a box with the state's name, its count of blocks, and the triggers that keep the state."""
     x, y = CENTRES[state]
     lines = _lines_of(loops)
     height = _COUNT + 6 + _LOOP * len(lines)
@@ -132,7 +132,7 @@ def _draw_state(svg: Element, state: BlockState, loops: list[int]) -> None:
 
 
 def _lines_of(loops: list[int]) -> list[list[int]]:
-    """The triggers that keep a state, two short ones on a line."""
+    """Arrange the triggers that do not change a state in lines: two short ones share a line."""
     lines: list[list[int]] = []
     for number in sorted(loops, key=lambda number: len(EDGES[number].trigger.name)):
         short = len(EDGES[number].trigger.name) <= _SHORT

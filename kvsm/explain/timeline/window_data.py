@@ -1,4 +1,4 @@
-"""A window of an opened log, read once: what both the page and the trace are made from."""
+"""Read a window of an opened log once, for both the page and the trace."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from kvsm.explain.timeline.page import PageHead
 from kvsm.explain.timeline.stream import EventStream, read_stream
 
 MOST_EVENTS = 100_000
-"""Events on a page, unless it is told otherwise. The page was measured with as many (docs/incidents.md)."""
+"""Default for the most events on a page. The page was measured with this number (docs/incidents.md)."""
 
 
 class Timeline(NamedTuple):
-    """A window: what is said of the log, the events, and the rows of the tables.
+    """A window of a log: its description, its events, and the rows of its tables.
 
-    left_out: what the window lacks because there is too much, a line each. The head's notes have it too.
+    left_out: what was left out because there is too much, as lines. The head's notes include them.
     """
 
     head: PageHead
@@ -35,10 +35,10 @@ def read_timeline(
     most_events: int = MOST_EVENTS,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Timeline:
-    """The window of a log, at most its last `most_events` events.
+    """Read a window of a log, at most its last `most_events` events.
 
-    trust: what the log may claim, as it was opened.
-    progress: called now and then with the number of events read so far.
+    trust: the limits with which the log was opened.
+    progress: called from time to time with the number of events read so far.
 
     Raises `LogError` if the log has no event in the window.
     """

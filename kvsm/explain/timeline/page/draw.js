@@ -1,4 +1,4 @@
-/* The canvas: what is on the screen is drawn, bars that share a pixel as one, and nothing else. */
+/* The canvas. Only what is on the screen is drawn, and bars that share a pixel are drawn as one. */
 
 const MOST_FLIGHTS = 400;
 const PATTERN = 8;

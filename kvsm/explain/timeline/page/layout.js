@@ -1,4 +1,4 @@
-/* The tracks from top to bottom, and what each lane of them holds, sorted by event. */
+/* The tracks from top to bottom, and the bars in each of their lanes, sorted by event. */
 
 const LANE = 14;
 const GAP = 2;
@@ -145,7 +145,7 @@ function markTracks(model) {
   };
 }
 
-/* All tracks with their place on the sheet. One for marks that has none is left out. */
+/* All tracks with their position on the sheet. A track for marks without any marks is left out. */
 function makeTracks(model) {
   const { resets, trouble, evictions, flights, misses } = markTracks(model);
   const tracks = [

@@ -29,7 +29,7 @@ class Page {
     document.getElementById('notes').append(...notes.map((note) => element('li', {}, note)));
   }
 
-  /* Draw at the next frame, once, however often it is asked for. */
+  /* Request a redraw: at the next frame, and only once per frame. */
   redraw() {
     if (this.waiting) return;
     this.waiting = true;
@@ -277,7 +277,7 @@ async function start() {
   document.getElementById('loading').hidden = true;
   requestAnimationFrame(() => {
     page.loadedMs = performance.now() - began;
-    window.kvsmTimeline = page; // for the tests, and for a curious person at the console
+    window.kvsmTimeline = page; // for the tests, and for use in the browser's console
   });
 }
 

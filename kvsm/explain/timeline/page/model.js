@@ -52,7 +52,7 @@ class Model {
     this.note('gone', this.tables.blocks.gone);
   }
 
-  /* Note which things an event is told of. */
+  /* Note which requests, transfers and other things an event is part of. */
   note(type, events) {
     events.forEach((event, row) => {
       if (event === null) return;
@@ -71,7 +71,7 @@ class Model {
 
   has(event) { return event !== null && this.number[lowerBound(this.number, event)] === event; }
 
-  /* Whether the wall clock tells events apart. It stands still in some simulated runs. */
+  /* Whether events have different wall times. In some simulated runs the clock stands still. */
   wallTimes() { return this.at[this.count - 1] > this.at[0]; }
 
   /* Positions of all events on the axis. A clock that was set back must not turn a bar around. */

@@ -1,4 +1,4 @@
-/* The answer for whatever is selected. All text becomes text nodes: nothing of a log is ever markup. */
+/* The explanation of the selected thing. All text becomes text nodes, so that text of a log is never markup. */
 
 const MOST_LISTED = 12;
 
@@ -11,7 +11,7 @@ function element(tag, properties, ...children) {
   return node;
 }
 
-/* What a thing of each type is called, where it stands, and why it is so. */
+/* For each type of thing: its name, its event, and its explanation. */
 class Why {
   constructor(model, select) {
     this.model = model;
@@ -131,7 +131,7 @@ class Why {
     };
   }
 
-  /* What a request waited for and moved. What is zero is not told. */
+  /* The waits and copies of a request. Zeros are left out. */
   requestSums(requests, row) {
     const told = [
       requests.deferred_ns[row] ? `waited ${duration(requests.deferred_ns[row])} for other copies` : null,
@@ -300,7 +300,7 @@ class Why {
     };
   }
 
-  /* How each rank did with a transfer, the slowest last. */
+  /* The result of each rank's part of a transfer, the slowest last. */
   ranks(transfer) {
     const copies = this.model.tables.copies;
     const rows = this.rowsOf('copies', 'transfer', transfer);
@@ -389,7 +389,7 @@ function moveWords(edge, states, blocks) {
 
 function capital(text) { return text.charAt(0).toUpperCase() + text.slice(1); }
 
-/* A word for a shell. */
+/* Quote a word for a shell. */
 function quoted(text) {
   return /^[\w./:@%+=-]+$/.test(text) && !text.startsWith('-') ? text : `'${text.replaceAll("'", "'\\''")}'`;
 }
