@@ -1,4 +1,4 @@
-"""A fork is the real core, going on: without another choice it decides what the log says."""
+"""A fork runs the real core: without another choice it makes the decisions of the log."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_an_import_touches_in_the_fork_too_what_it_found(tmp_path: Path) -> None
 def test_an_offer_that_lacks_room_evicts_in_the_fork_too_what_it_did_not_find(
     tmp_path: Path, is_import: bool
 ) -> None:
-    """It touches what it finds, says what finds no room, and evicts others: under SIEVE used ones, too."""
+    """The offer touches blocks that it finds, skips some, and evicts others, with SIEVE also used ones."""
     life = Life(tmp_path / "log", policy="sieve", host_blocks=4)
     life.stored("r0", [key(n) for n in range(4)], range(4))
     life.core.touch([key(n) for n in range(4)])
@@ -143,7 +143,7 @@ def test_a_fork_with_any_choice_keeps_every_property(seed: int, place: int, data
 
 
 def _thrashed(log: Path) -> None:
-    """Two blocks in a pool of two: `r1` hits them. Then a third block takes the place of one."""
+    """`r1` hits two blocks in a pool of two. Then a third block evicts one of them."""
     life = Life(log, host_blocks=2, workers=1, defer_ticks=0)
     life.stored("r0", [key(0), key(1)], [0, 1])
     life.core.match("r1", [key(0), key(1)])
@@ -287,7 +287,7 @@ def test_long_lives_are_repeated(seed: int) -> None:
 
 
 def test_a_break_that_only_the_logs_core_made_is_avoided_to_the_last(tmp_path: Path) -> None:
-    """The log says that a block matched after a reset: no stale data (S14). kvsm's core never says so."""
+    """In the log a block matches after a reset, against no stale data (S14). kvsm's core never matches it."""
     life = scene()
     life.core.reset()
     log = written(tmp_path / "log", life, [*life.events, *after_reset(life)[1:]])

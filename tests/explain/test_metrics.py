@@ -286,7 +286,7 @@ def test_bucket_takes_its_bound_and_the_last_one_takes_the_rest() -> None:
 
 
 def test_gauges_tell_states_apart() -> None:
-    """Resident, pinned, in flight and lost blocks are told apart."""
+    """Resident, pinned, in flight and lost blocks have different gauges."""
     core, _ = metered(host_blocks=12)
     store(core, "r", keys(5))
     core.match("q", keys(2))
@@ -305,7 +305,7 @@ def test_gauges_tell_states_apart() -> None:
 
 
 def test_no_gauge_looks_at_a_slot() -> None:
-    """A scheduler asks for them between two steps, whatever the size of its pool."""
+    """A scheduler reads them between two steps, so the cost must not grow with its pool."""
     core, _ = metered(host_blocks=12)
     store(core, "r", keys(5))
     core.match("q", keys(2))

@@ -88,7 +88,7 @@ def test_a_key_that_never_went_to_the_disk_is_said_not_to_be_known_there(logs: P
 def test_a_log_that_does_not_lie_beside_is_said_to_be_missing(
     logs: Path, tmp_path: Path, host: str | None, disk: str | None
 ) -> None:
-    """One of another process is not taken for it."""
+    """A log of another process is not used instead."""
     asked = laid(logs, tmp_path, host, disk) / str(host or disk)
     (elsewhere,) = why(asked, "--key", KEYS[2].hex())["elsewhere"]
     told = f"no log of the {'disk' if host else 'host'} lies beside {asked}"
@@ -119,7 +119,7 @@ def test_two_processes_of_one_number_keep_their_own_logs(logs: Path, tmp_path: P
 
 
 def test_a_log_of_one_tier_asks_no_other(tmp_path: Path) -> None:
-    """A log named like a disk's log asks no other either."""
+    """A log of one tier that is named like a disk's log has no other tier either."""
     with Offloader.open(OffloadConfig(host_blocks=4, device_blocks=8), tmp_path / "disk") as core:
         core.arrive("r")
         core.prepare_store("r", KEYS[:1], [0])

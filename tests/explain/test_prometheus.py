@@ -108,7 +108,7 @@ def test_without_prometheus_client_the_error_says_what_to_install(monkeypatch: p
 
 
 def test_a_broken_log_is_exported(tmp_path: Path) -> None:
-    """Nothing is dropped in silence: an alert can look at the log of an engine that goes on without it."""
+    """A metric shows that an engine continues without its log, so an alert can use it."""
     config = OffloadConfig(host_blocks=4, device_blocks=16)
     with disk(1 << 20) as limited:
         core = Offloader.open(config, tmp_path / "log", durability="none", on_failure="continue")

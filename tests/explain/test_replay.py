@@ -92,7 +92,7 @@ def test_a_state_in_the_middle_starts_from_the_nearest_snapshot(tmp_path: Path) 
     ],
 )
 def test_a_point_that_is_not_there_is_refused(tmp_path: Path, point: dict[str, int], message: str) -> None:
-    """A replay never answers for another point than the one that was asked for."""
+    """A replay never returns the state at another point than the requested one."""
     random_life(3, 50, tmp_path / "log").close()
     with pytest.raises((LogError, ConfigError), match=message):
         rebuild(tmp_path / "log", **point)

@@ -52,7 +52,7 @@ STORED, EVICTED = "STORED(copies=0, pins=0)", "EVICTED(copies=0, pins=0)"
 
 
 def test_the_life_of_a_block(tmp_path: Path) -> None:
-    """Which requests stored and read it, and what it was evicted for."""
+    """The story names the requests that stored and read the block, and the store that evicted it."""
     story_life(tmp_path / "log")
     assert told(list(tell(tmp_path / "log", BlockLife(0))))[:8] == [
         "3 allocated for key 000000010000..0000, from device block 11, by store 3 of request r1 "
@@ -359,7 +359,7 @@ def test_a_miss_because_the_transfer_was_cancelled_or_lost(tmp_path: Path) -> No
 
 
 def test_a_miss_of_what_was_before_the_log_is_not_called_never(tmp_path: Path) -> None:
-    """A log that begins with a snapshot knows nothing of earlier events."""
+    """A log that begins with a snapshot has no earlier events."""
     life = random_life(10, 800, tmp_path / "log", writer={"segment_bytes": 2000, "max_bytes": 10000})
     # Asking writes to the log, and retention may drop another segment then: look at the oldest afterwards.
     answer = why_missed(life, key(999), tmp_path / "log")

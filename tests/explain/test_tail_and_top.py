@@ -1,4 +1,4 @@
-"""`kvsm tail` and `kvsm top`: what they tell of a log, while an engine writes it and after it has ended."""
+"""`kvsm tail` and `kvsm top`: their output while an engine writes the log, and after it has ended."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ def test_tail_follows_a_writer_in_another_process_to_its_end(
 def test_tail_says_once_that_nothing_comes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The engine may be idle or dead: a log cannot tell, and a person must not wait without a word."""
+    """The engine may be idle or dead, which a log cannot show, so `tail` says that no event comes."""
     write_open(tmp_path / "log", [3])
     monkeypatch.setattr(tail, "QUIET_SECONDS", 0.0)
     printer = tail._EventPrinter(tmp_path / "log", {}, False)
@@ -261,7 +261,7 @@ def test_tail_says_which_events_retention_took_before_it_could_read_them(
 
 
 def interrupted(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """A command on a log that nobody writes, ended by Ctrl-C once it has printed something."""
+    """Run a command on a log that no process writes, and end it by Ctrl-C once it has printed something."""
     child = subprocess.Popen(
         [sys.executable, "-m", "kvsm", *map(str, arguments)],
         stdout=subprocess.PIPE,

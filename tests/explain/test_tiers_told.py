@@ -1,4 +1,4 @@
-"""What the host's log tells of copies to the disk and back."""
+"""How commands show copies to the disk and back in the host's log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_metrics_count_blocks_of_the_disk_apart(log: Path) -> None:
 
 
 def test_a_copy_to_the_disk_is_no_hand_over_and_no_part_of_a_prompt(log: Path) -> None:
-    """A request that asks for nothing and holds blocks is one that another engine takes over."""
+    """A request that asks for no block and holds blocks is a hand-over to another engine."""
     values = Metrics.of(LogReader(log)).values()
     assert not any(values["hand_overs"].values())
     assert sum(values["blocks_asked"].values()) == 0
@@ -78,7 +78,7 @@ def test_why_names_the_disk(log: Path) -> None:
 
 
 def test_whatif_refuses_a_log_of_several_tiers(log: Path) -> None:
-    """It would take copies to the disk for loads that were asked for."""
+    """It would count copies to the disk as loads of requests."""
     result = CliRunner().invoke(main, ["whatif", str(log)])
     assert result.exit_code == 2
     assert "whatif is not validated for several tiers" in " ".join(result.output.split())

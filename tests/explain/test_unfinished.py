@@ -1,4 +1,4 @@
-"""What is open where a log ends: against a plain second count, and as `kvsm verify` tells it."""
+"""What is open where a log ends: compared with a plain second count, and in the output of `kvsm verify`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def kvsm(*arguments: object) -> Result:
 
 
 class PlainCount:
-    """What is open, told from the events alone with sets and dicts."""
+    """Counts what is open, from the events alone, with sets and dicts."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
@@ -101,7 +101,7 @@ class PlainCount:
 
 
 def seen_in(life: Life) -> Unfinished:
-    """What kvsm says of the events of a life, as if a log of them had ended there."""
+    """What is open according to kvsm after these events of a life, as if a log ended there."""
     ledger, condition = life.core.ledger, LogCondition(None, None, (), False, LogEnd.OPEN)
     return unfinished_in(ledger, condition, beginnings(EventsOf(life), ledger))  # type: ignore[arg-type]
 
@@ -144,7 +144,7 @@ def test_what_is_open_agrees_with_a_plain_count(operations: Operations, config: 
 @settings(max_examples=examples(30))
 @given(OPERATIONS, CONFIGS)
 def test_nothing_is_open_once_all_has_ended(operations: Operations, config: dict[str, Any]) -> None:
-    """No false alarm: the end of every copy and request leaves nothing to tell."""
+    """No false alarm: if every copy and request has ended, nothing is reported as open."""
     assert seen_in(Life(**config).drive(operations).drain()).nothing_open
 
 
@@ -223,7 +223,7 @@ def test_a_log_that_breaks_a_property_has_no_end_to_tell(tmp_path: Path) -> None
 
 
 def test_what_began_before_the_log_is_not_dated(tmp_path: Path) -> None:
-    """Retention deleted the first segments. The snapshot knows what is open, and no event says since when."""
+    """Retention deleted the first segments. The snapshot has what is open, but no event shows since when."""
     log = tmp_path / "log"
     life = silent_rank(log)
     assert life.writer is not None

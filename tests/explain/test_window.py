@@ -23,7 +23,7 @@ BEGAN = 1_700_000_000 * S
 
 @pytest.fixture(scope="module")
 def life(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[OffloadingEvent]]:
-    """A log of several segments, whose clock moves on by a second after every third event."""
+    """A log of several segments, whose clock advances by a second after every third event."""
     log, ticks = tmp_path_factory.mktemp("window") / "log", count()
     one = Life(log, {"segment_bytes": 600}, clock_ns=lambda: BEGAN + next(ticks) // 3 * S)
     for number in range(25):

@@ -1,4 +1,4 @@
-"""`PrefixTreeMachine` passes a tree that is right, and finds each fault by its property."""
+"""`PrefixTreeMachine` passes a correct tree, and finds each planted fault, with the right property."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""`kvsm.testing` finds what is broken, tells it in few steps and plain words, and passes what is good.
+"""`kvsm.testing` finds each fault, shows it in few steps with a clear message, and passes correct code.
 
-Each test of a machine plants one fault. What the machines do on kvsm's own code: `tests/stateful`.
+Each test of a machine plants one fault. `tests/stateful` runs the machines on kvsm's own code.
 """
 
 # ruff: noqa: ARG002 (what is broken does not look at its arguments)
@@ -69,7 +69,7 @@ def store(core: Offloader) -> TransferJob:
 
 
 def caught(machine: type[PropertyMachine]) -> tuple[str, list[str]]:
-    """What a machine with a fault says, and the steps that show it."""
+    """The message of a machine that finds a fault, and the steps that show it."""
     chosen = settings(
         machine.TestCase.settings,
         # What Hypothesis tries depends on what was imported. It ends at the first failure.
@@ -189,7 +189,7 @@ def test_policy_that_breaks_its_word_is_not_sound(policy: type[LRUPolicy], said:
 
 
 class NewestFirstInTheEnd(LRUPolicy):
-    """Once three blocks came back from use, the newest goes first. The count is not saved."""
+    """After three blocks have returned from use, evicts the newest first. The snapshot lacks the count."""
 
     uses = 0
 
@@ -235,7 +235,7 @@ def test_a_policy_that_is_saved_whole_passes() -> None:
 
 
 def test_a_state_that_is_not_saved_is_caught_when_it_matters() -> None:
-    """S10: right after the restart both choose alike; two uses later they do not."""
+    """S10: right after the restart both make the same choices; two uses later they do not."""
     core, copy = restored(NewestFirstInTheEnd)
     use_again(core)
     copy.check()
@@ -534,7 +534,7 @@ def test_copy_engine_that_breaks_a_promise_is_caught(
 
 @pytest.mark.slow
 def test_engine_that_does_not_hold_compute_is_caught() -> None:
-    """S12: it copies when it is polled, whatever compute does meanwhile."""
+    """S12: the engine copies when it is polled, although compute may be running."""
 
     class Machine(CopyEngineMachine):
         def make_engine(self, device: Any, host: Any) -> CopyEngine:

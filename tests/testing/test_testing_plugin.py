@@ -1,5 +1,5 @@
-"""The pytest plugin: a failure leaves its event log and tells the lives of the things concerned; nothing else
-leaves or costs anything."""
+"""The pytest plugin: a failed test leaves its event log, and its report has life stories; other tests leave
+nothing and cost nothing."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ for directory, arguments in json.loads(sys.argv[1]).items():
 
 
 class Ran(NamedTuple):
-    """A run of pytest: where, and what it printed."""
+    """A run of pytest: its directory, and its output."""
 
     directory: Path
     output: str

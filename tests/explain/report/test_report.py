@@ -106,7 +106,7 @@ CAUSES = {
 
 
 def test_every_seeded_incident_has_a_cause() -> None:
-    """No incident is seeded and not tried; no cause is asked for that no detector knows."""
+    """Every seeded incident is tried, and every expected cause has a detector."""
     assert CAUSES.keys() == INCIDENTS.keys()
     assert set(CAUSES.values()) <= {one.name for one in DETECTORS}
 
@@ -127,7 +127,7 @@ def test_report_names_the_cause_among_its_first_two(name: str, seed: int, tmp_pa
 
 
 def test_a_stop_and_a_start_are_no_alarm(tmp_path: Path) -> None:
-    """Another process goes on after a clean close. Nobody lost a request, and all blocks are kept."""
+    """Another process resumes the log after a clean close: no request is lost, and all blocks are kept."""
     found = reported(HEALTHY["healthy_next_process"](tmp_path / "log"))
     assert found.troubles == ()
     assert (found.restarts.restarts, found.restarts.killed, found.restarts.lost) == (1, 0, 0)
@@ -406,7 +406,7 @@ def test_one_cause_is_told_once() -> None:
 
 
 def test_a_rank_that_reports_again_is_not_silent() -> None:
-    """It loses copies: somebody who restarts it for being dead would be wrong."""
+    """It loses copies, but it is alive: a restart would not help."""
     late_ns = 10**9
     for last_ns, told in ((7 * 10**9 + late_ns, "went silent"), (7 * 10**9 + late_ns + 1, "loses copies")):
         figures = replaced(quiet(), **ranks(missing=2, missing_since_ns=7 * 10**9, last_ns=last_ns))
@@ -606,7 +606,7 @@ def test_report_exits_with_1_for_a_broken_property(tmp_path: Path) -> None:
 
 
 def test_a_property_that_the_fold_notices_is_found_without_verification(tmp_path: Path) -> None:
-    """On a log that is too large to be verified without being asked to."""
+    """The log is too large to be verified by default."""
     log = property_broken(tmp_path / "log")
     found = json.loads(kvsm("report", log, "--no-verify", "--json").stdout)
     assert found["check"]["verified"] is False
@@ -615,7 +615,7 @@ def test_a_property_that_the_fold_notices_is_found_without_verification(tmp_path
 
 
 def test_report_of_a_part_of_a_log(tmp_path: Path) -> None:
-    """By time. The end of the log is not in the part, so neither it nor its trouble is told."""
+    """The part is given by time. The end of the log is not in it, so the report does not mention the end."""
     log = engine_stopped(tmp_path / "log")
     whole, part = [
         json.loads(kvsm("report", log, *arguments, "--json").stdout)
@@ -694,14 +694,14 @@ def test_names_of_a_log_do_nothing_on_a_terminal(tmp_path: Path) -> None:
 
 
 def test_an_older_log_is_reported_without_what_it_lacks(tmp_path: Path) -> None:
-    """A caller that does not tell what it asked for, like every log before that was recorded."""
+    """The caller passes no counts of asked blocks; logs from before these counts have none either."""
     story_life(tmp_path / "log")
     result = kvsm("report", tmp_path / "log")
     assert "the log does not record how many blocks they asked for" in result.stdout
 
 
 def test_check_figures_tell_what_was_not_checked() -> None:
-    """Never "hold" for properties that nobody looked at."""
+    """The report never says "hold" for properties that were not checked."""
     assert "(verified)" in kvsm("report", _small_log()).stdout
     result = kvsm("report", _small_log(), "--no-verify")
     assert "hold" not in result.stdout.split("properties")[1].split("\n")[0]
@@ -715,7 +715,7 @@ def test_check_figures_tell_what_was_not_checked() -> None:
 
 
 def test_the_figures_of_a_large_log_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A second report asks the tables nothing, and says the same. A part of the log is not the whole."""
+    """A second report makes no queries and is equal. The figures of a part of the log are not cached."""
     monkeypatch.setattr(index, "SMALL_LOG", 0)
     log = tmp_path / "log"
     shutil.copytree(_small_log(), log)

@@ -1,4 +1,4 @@
-"""`kvsm report` tells a host pool and the disk below it, from the logs of both."""
+"""`kvsm report` shows a host pool and the disk below it, from the logs of both."""
 
 from __future__ import annotations
 
@@ -74,14 +74,14 @@ def test_the_figures_are_those_of_the_run(name: str, runs: dict[str, tuple[Path,
 
 
 def test_what_the_runs_are_for_is_in_their_figures(runs: dict[str, tuple[Path, RunResult]]) -> None:
-    """Or the comparison above says nothing."""
+    """Without these figures the comparison above would prove nothing."""
     assert told(runs["failing"][0])["tiers"]["not_stored"] > 0
     assert told(runs["second"][0])["tiers"]["found"] > 0
     assert told(runs["small"][0])["tiers"]["disk"]["evicted"] > 0
 
 
 def from_disk(log: Path) -> int:
-    """Blocks that each request was first admitted with, out of those that had come for it."""
+    """Blocks of each request's first admission that had been copied from the disk for it."""
     stores: dict[int, tuple[int, str]] = {}
     since: dict[str, int] = {}
     pins: dict[str, list[tuple[int, str]]] = {}

@@ -80,7 +80,7 @@ def was_read_on(log: Path, work: Callable[[], OpenedLog]) -> bool:
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 20))])
 def test_a_log_that_grows_gives_the_tables_of_the_whole_log(tmp_path: Path, seed: int) -> None:
-    """Cut anywhere, in the middle of a frame too: each time the tables are those made from nothing."""
+    """The log is cut anywhere, also inside a frame: each time the tables equal those made from scratch."""
     rng = random.Random(seed)
     source = tmp_path / "source"
     random_life(seed, 400, source, writer={"segment_bytes": rng.choice((2000, 10_000, 1 << 20))}).close()
@@ -114,7 +114,7 @@ def test_the_index_is_read_on_and_not_made_again(tmp_path: Path) -> None:
 
 
 def test_gaps_of_a_log_are_remembered(tmp_path: Path) -> None:
-    """The reader that goes on does not see them again."""
+    """A reader that resumes behind a gap does not see it again."""
     source = tmp_path / "source"
     gapped(source)
     size = sum(path.stat().st_size for path in segment_paths(source))
@@ -130,7 +130,7 @@ def test_gaps_of_a_log_are_remembered(tmp_path: Path) -> None:
 
 
 def test_retention_may_delete_what_the_index_holds(tmp_path: Path) -> None:
-    """An engineer asks after the fact; what was indexed in time is still known."""
+    """Events that were indexed before retention deleted their segments are still in the tables."""
     log = made(tmp_path / "log")
     with kvsm.open(log) as opened:
         before = rows_of(opened.connection)
@@ -249,7 +249,7 @@ def in_a_directory_of_all(log: Path) -> None:
     "plant", [as_a_link, as_another_file, as_a_file_that_others_read, as_a_pipe, in_a_directory_of_all]
 )
 def test_a_file_that_is_not_ours_is_left_alone(tmp_path: Path, plant: Callable[[Path], None]) -> None:
-    """The tables are right all the same, and a note says why they are not kept."""
+    """The tables are still right, and a note says why they were not stored."""
     log = made(tmp_path / "log")
     right = tables_from_nothing(log, tmp_path / "scratch")
     plant(log)
@@ -294,7 +294,7 @@ def test_an_index_is_private(tmp_path: Path) -> None:
 
 
 def test_the_index_of_a_log_that_is_being_written_is_kept_at_once(tmp_path: Path) -> None:
-    """The writer holds the directory as long as it lives. Nobody waits for that."""
+    """The writer locks the directory for its whole life. The index must not wait for this lock."""
     life = random_life(3, 250, tmp_path / "log", writer={"segment_bytes": 3000})
     life.flush()
     began = time.monotonic()
@@ -356,7 +356,7 @@ def test_an_interrupted_indexing_goes_on_where_it_was(
 
 
 def test_a_small_log_gets_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody is surprised by a file beside a log that is read in no time."""
+    """A small log is read quickly, so it needs no index file beside it."""
     monkeypatch.undo()
     log = made(tmp_path / "log")
     kvsm.open(log).close()

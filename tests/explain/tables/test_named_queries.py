@@ -246,7 +246,7 @@ def evicted_then_missed(life: TimedLife) -> dict[str, Any]:
 
 
 def long_wait(life: TimedLife) -> list[dict[str, Any]]:
-    """r1 is only known; r2 waits 5 s for its store, and r3 still waits for another one after 4 s."""
+    """r1 does not wait; r2 waits 5 s for its store, and r3 still waits after 4 s for another store."""
     life.core.arrive("r1")
     first = life.planned("r1", [key(1)], [1])
     life.core.match("r2", [key(1)])
@@ -407,7 +407,7 @@ def busy(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 def test_rows_begin_with_where_they_are_in_the_order_of_the_log(
     busy: tuple[Path, list[Any]], query: NamedQuery
 ) -> None:
-    """The step and the time are those of the event. What a restart ends has the time before it."""
+    """Step and time are the event's. Things that a restart ends have the time of the event before it."""
     log, events = busy
     names = [one.name for one in query.parameters]
     given = {"seconds": "0"} if "seconds" in names and "kind" not in names else {}
@@ -615,7 +615,7 @@ def test_choices_are_what_the_log_can_hold() -> None:
 
 
 def test_a_log_that_lacks_events_ends_with_1(tmp_path: Path) -> None:
-    """The events that are there are asked."""
+    """The query runs on the events that are there."""
     gapped(tmp_path / "log")
     result = run("query", tmp_path / "log", "--named", "events-preceded")
     assert result.exit_code == 1

@@ -1,4 +1,4 @@
-"""The tables of a log agree with the ledger at its end, with the metrics, and with what `show` tells."""
+"""The tables of a log agree with the ledger at its end, with the metrics, and with `kvsm show`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from kvsm.explain.why.fates import Fates
 
 
 def assert_end_is_the_ledgers(rows: Rows, ledger: Ledger) -> None:
-    """What still goes on in the tables is what the ledger holds."""
+    """Things without an end in the tables are exactly those that the ledger holds."""
     living = {(row["transfer"], row["slot"]): row for row in rows["blocks"] if row["gone"] is None}
     assert {(ledger.generation[slot], slot): key.hex() for key, slot in ledger.index.items()} == {
         block: row["key"] for block, row in living.items()
@@ -127,7 +127,7 @@ WORDS = {
 def told_causes(
     config: OffloadConfig, events: Sequence[OffloadingEvent]
 ) -> dict[int, tuple[Gone, int | None]]:
-    """Lookup -> why its missed key is gone and since which event, as `kvsm show` tells."""
+    """Lookup -> why its missed key is gone and since which event, according to `kvsm show`."""
     ledger, fates, causes = Ledger(config), Fates(lambda _: True), {}
     for event, following in zip(events, [*events[1:], None]):
         moment = Moment(ledger, event, following)
@@ -158,7 +158,7 @@ def assert_tables_are_right(config: OffloadConfig, events: Sequence[OffloadingEv
 
 
 def assert_rows_agree_among_themselves(rows: Rows) -> None:
-    """What one table says of a thing, another does not deny."""
+    """No two tables contradict each other."""
     transfers = {row["transfer"]: row for row in rows["transfers"]}
     blocks = {(row["transfer"], row["slot"]): row for row in rows["blocks"]}
     wanted = {(row["gone"], row["key"], row["wanted"]) for row in blocks.values() if row["wanted"]}

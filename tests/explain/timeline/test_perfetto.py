@@ -39,7 +39,7 @@ def trace(made: MadeTimeline) -> Any:
 
 
 def events_by_track(trace: Any) -> dict[str, list[Any]]:
-    """(time, event) of each track, by its name and those above it: `requests/lane 1`."""
+    """Name of each track with its parents, such as `requests/lane 1` -> its (time, event) pairs."""
     tracks = {
         one.track_descriptor.uuid: one.track_descriptor
         for one in trace.packet
@@ -120,7 +120,7 @@ def test_a_failed_copy_has_its_error(made: MadeTimeline, trace: Any) -> None:
 
 
 def test_a_flow_leads_from_an_eviction_to_the_miss(made: MadeTimeline, trace: Any) -> None:
-    """And the miss says why, in the words of the page."""
+    """The miss gives the reason, in the words of the page."""
     events = events_by_track(trace)
     begins = {flow: time for time, event in events["evictions"] for flow in event.flow_ids}
     ends = {

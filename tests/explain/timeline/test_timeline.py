@@ -166,7 +166,7 @@ def test_a_window_that_ends_before_damage_is_whole(tmp_path: Path) -> None:
 
 
 def test_after_a_gap_the_counts_begin_again(tmp_path: Path) -> None:
-    """The ledger behind a gap is another one: its snapshot says how many blocks are in each state."""
+    """After a gap the ledger is restored from a snapshot, which gives the number of blocks in each state."""
     gapped(tmp_path)
     stream = read_stream(tmp_path, Trust(), *WHOLE)
     (gap,) = [
@@ -415,7 +415,7 @@ def test_nothing_of_a_log_is_text_of_the_page() -> None:
 
 
 def test_the_page_allows_its_own_script_and_no_network() -> None:
-    """The policy names the script and the style by their hashes: another one does not run."""
+    """The policy has the hashes of the script and the style, so no other script or style runs."""
     page = MadeTimeline(2).page()
     found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     assert found is not None

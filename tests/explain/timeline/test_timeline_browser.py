@@ -326,7 +326,7 @@ def name_of(transfers: dict[int, Any], id: int) -> str:
 
 
 def test_every_thing_of_a_window_can_be_selected(browser: Browser, tmp_path: Path) -> None:
-    """Things that began before the window, or end after it, are told without what the page does not have."""
+    """Things that began before the window, or end after it, are shown without the missing parts."""
     log, out = tmp_path / "log", tmp_path / "t.html"
     random_life(6, 500, log).close()
     command = ["timeline", str(log), "-o", str(out), "--since", "150", "--until", "300"]
@@ -581,7 +581,7 @@ def test_a_script_that_were_put_into_the_page_would_not_run(browser: Browser, pa
 def test_a_hundred_thousand_events_load_and_move(
     browser: Browser, tmp_path: Path, record_property: Any
 ) -> None:
-    """Times are measured and told (docs/incidents.md); the limits here only catch a page that hangs."""
+    """Times are measured and published (docs/incidents.md); the limits here only catch a page that hangs."""
     made = MadeTimeline(6_500)
     assert made.last > 100_000
     out = tmp_path / "t.html"

@@ -1,4 +1,4 @@
-"""`kvsm timeline`: what it writes, what it refuses, and what it says of a log that is not whole."""
+"""`kvsm timeline`: its output, its refusals, and its notes about a log that is incomplete."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_a_file_that_exists_is_kept_unless_force_is_given(log: Path, tmp_path: P
 def test_a_write_that_fails_leaves_what_was_there(
     log: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The new file takes the old one's place only when it is whole."""
+    """The new file replaces the old one only when it is complete."""
     page = tmp_path / "t.html"
     page.write_text("mine")
 

@@ -1,4 +1,4 @@
-"""`kvsm repro`: the file that it writes is a test, runs by itself, and fails as `kvsm verify` tells."""
+"""`kvsm repro`: the file that it writes is a test, runs by itself, and fails like `kvsm verify`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verification finds what is wrong with a log or with the fold, names the property, and says where."""
+"""Verification finds faults of a log or of the fold, and names the broken property and the event."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ def test_a_block_that_begins_the_chunk_of_another_key_is_of_the_older_epoch_too(
 def test_a_witness_who_starts_late_knows_cursors_and_what_was_brought(
     property: Property, story: Callable[[Life], list[OffloadingEvent]]
 ) -> None:
-    """It takes them from the snapshot, and notices the next event that contradicts them."""
+    """It reads them from the snapshot, and detects the next event that contradicts them."""
     life = scene(host_blocks=5)
     *before, false = story(life)
     for event in before:
@@ -477,7 +477,7 @@ def lied(life: Life, false: Life) -> WholeState:
 
 
 def test_a_log_by_other_tables_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Other machine tables may give another state, and the report says so."""
+    """Other machine tables may fold to another state, and the report says so."""
     random_life(9, 30, tmp_path / "log").close()
     assert not verify_log(tmp_path / "log").condition.other_machines
     monkeypatch.setattr("kvsm.core.log.fold.machines_digest", lambda: "other")

@@ -1,6 +1,6 @@
 """Verification finds a wrong fold at any interval of full checks, and names the first event.
 
-Each fault is one line that the ledger, or what it keeps, forgets.
+Each fault is one missing line in the ledger or in one of its parts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def keeps_leases(patch: pytest.MonkeyPatch) -> None:
 
 
 def drops_leases(patch: pytest.MonkeyPatch) -> None:
-    """A plan takes no lease."""
+    """Make plans take no lease."""
     original = stores.store_planned
 
     def planned(ledger: Ledger, event: ev.StorePlanned) -> None:

@@ -56,7 +56,7 @@ def test_changed_logs_are_answered_alike_by_both_bodies(tmp_path: Path, count: i
 
 
 def told(found: Verification | str) -> object:
-    """The first wrong event, and what it breaks."""
+    """(first wrong event, properties that it breaks)"""
     if isinstance(found, str) or found.breakage is None:
         return found
     return found.breakage.event, {one.property for one in found.violations}
@@ -151,7 +151,7 @@ def test_events_of_one_tier_are_skipped_and_copies_between_tiers_heard() -> None
 
 
 def test_a_restart_is_told_though_many_events_are_folded_at_once(tmp_path: Path) -> None:
-    """What it kept is looked at before it is folded."""
+    """The blocks that it kept are counted before the event is folded."""
     life = random_life(3, 200, host_blocks=12, device_blocks=8)
     found = verify_log(written(tmp_path / "log", life, life.events))
     restarts = [event for event in life.events if isinstance(event, ev.Restarted)]

@@ -48,7 +48,7 @@ class Told(NamedTuple):
 
 
 def heard(told: Told, named_disk: bool) -> VerifiedLog:
-    """What a verification of this log would hear. Raises what the fold raises."""
+    """The copies that a verification of this log observes. Raises what the fold raises."""
     ledger, copies = Ledger(told.config), LoggedCopies(named_disk)
     part = copies.part(ledger)
     for event in told.events:
@@ -164,7 +164,7 @@ def changed(event: OffloadingEvent) -> OffloadingEvent:
 
 @pytest.mark.parametrize("place", [0, 1])
 def test_each_change_of_what_a_log_tells_of_a_copy_is_found(place: int, told: tuple[Told, Told]) -> None:
-    """By the log alone, because it cannot go on, or by the other log."""
+    """The change is found in this log, because an event cannot follow, or by the other log."""
     config, events, _ = told[place]
     # Only the disk's log tells whether a copy to the disk was good.
     steps = [
@@ -182,7 +182,7 @@ def test_each_change_of_what_a_log_tells_of_a_copy_is_found(place: int, told: tu
 
 
 def differs(told: tuple[Told, Told], place: int, other: Told) -> bool:
-    """Whether the logs differ if one of them is another one."""
+    """Whether the logs differ if one of them is replaced."""
     host, disk = (other, told[1]) if place == 0 else (told[0], other)
     return agreement(host, disk).difference is not None
 
@@ -258,7 +258,7 @@ def long_life(host: Offloader, disk: Offloader, rounds: int) -> None:
 
 @pytest.mark.parametrize("trimmed", ["host", "disk", "both"])
 def test_copies_that_no_log_has_forgotten_are_compared(trimmed: str, tmp_path: Path) -> None:
-    """Retention deletes the oldest segments of a log. The line says up to where."""
+    """Retention deletes the oldest segments of a log. The output says up to which event."""
     small: dict[str, Any] = {"segment_bytes": 4000, "max_bytes": 30_000}
     host_options = small if trimmed != "disk" else {}
     disk_options = small if trimmed != "host" else {}
@@ -278,7 +278,7 @@ def test_copies_that_no_log_has_forgotten_are_compared(trimmed: str, tmp_path: P
 
 
 def test_a_difference_behind_what_retention_has_left_is_found(tmp_path: Path) -> None:
-    """A log that lacks its beginning is no excuse for what it tells."""
+    """A log that lacks its beginning is still compared in the part that is left."""
     with (
         Offloader.open(HOST_CONFIG, tmp_path / "log", segment_bytes=4000, max_bytes=30_000) as host,
         Offloader.open(DISK_CONFIG, tmp_path / "log" / "disk") as disk,
@@ -328,7 +328,7 @@ def test_an_other_log_that_cannot_be_read_at_all_is_told_with_exit_code_2(ran: P
 
 
 def test_a_log_of_the_disk_that_is_older_than_the_last_process_is_not_compared(ran: Path) -> None:
-    """The process that went on with a kept log may have had no disk."""
+    """The process that resumed a kept log may have had no disk."""
     host = heard(read(ran), False)
     disk = heard(read(ran / "disk"), True)
     host.copies.began_ns = disk.copies.began_ns + 1

@@ -270,7 +270,7 @@ def test_a_log_for_which_it_is_not_validated_is_refused(
 
 
 def test_a_log_without_cursors_is_refused(tmp_path: Path) -> None:
-    """An engine that drives the core itself offers no cursors: nothing tells the order of a prompt."""
+    """An engine that drives the core itself logs no cursors, so the order of a prompt's blocks is unknown."""
     config = OffloadConfig(host_blocks=4, device_blocks=8)
     with Offloader.open(config, tmp_path / "log") as core:
         core.match("r", [b"a", b"b"])
@@ -411,7 +411,7 @@ def test_comparison_has_the_error_of_what_was_changed(demand: Demand) -> None:
 
 
 def test_the_comparison_is_the_same_whoever_simulates(demand: Demand) -> None:
-    """By an executor, and in this process. The progress ends with as many as were asked for."""
+    """Simulate with an executor and in this process. The last progress is the number of scenarios."""
     own = Scenario.of(demand.config)
     tried = [own, *(msgspec.structs.replace(own, host_blocks=size) for size in (100, 50))]
     told: list[int] = []

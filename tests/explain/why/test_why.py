@@ -1,6 +1,6 @@
 """`kvsm why`: the answer, the evidence, and the command.
 
-Whether the causes are right is tested against whole runs in test_why_truth.py. Here is how they are told.
+test_why_truth.py tests against whole runs whether the causes are right. This file tests their texts.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def evicted(story: Story) -> None:
 
 
 def test_request_that_missed_what_was_evicted(story: Story) -> None:
-    """The answer says what was found, and for whom the missed key was evicted, and when."""
+    """The answer says what was found, for which request the missed key was evicted, and when."""
     evicted(story)
     with story.close() as log:
         found = explain_request(log, "r3")
@@ -203,7 +203,7 @@ def test_request_that_waits_for_a_silent_rank_never_ended(story: Story) -> None:
 
 
 def test_requests_that_wait_for_each_other_are_told_as_a_chain(story: Story) -> None:
-    """Each waits for a load of the other that was planned and never left."""
+    """Each waits for a load of the other request that was planned and never submitted."""
     core = story.core
     story.store("r1", keys(2))
     loads = []
@@ -321,7 +321,7 @@ def test_every_reason_has_words() -> None:
 
 
 def test_show_tells_each_line_of_the_evidence(story: Story) -> None:
-    """Nobody has to believe an answer: `kvsm show` tells the event in the life that is named."""
+    """Every answer can be checked: `kvsm show` prints the event in the life that the evidence names."""
     evicted(story)
     transfer = story.plan("r5", keys(1, "third"), 20)
     story.core.submit([transfer])
@@ -356,7 +356,7 @@ def log(story: Story) -> Path:
 
 
 def test_command_gives_the_answer_first(log: Path) -> None:
-    """Then the events with step and UTC time, and the commands that tell more."""
+    """Then come the events with step and UTC time, and commands that show more."""
     result = why(log, "r3")
     lines = result.stdout.splitlines()
     assert (result.exit_code, result.stderr) == (0, "")

@@ -1,4 +1,4 @@
-"""What kvsm says of every miss and every wait of a whole run, against a reference that saw it from outside.
+"""Compare the causes of every miss and wait of whole runs with a reference that watched from outside.
 
 The runs are random walks of the core's world and of the serving world: all store modes, hybrid groups,
 preemptions, resets, failures, losses, chunks. `fate_reference` keeps plain books of them.
@@ -127,7 +127,7 @@ TOLD = {
 
 
 def told_by_fates(run: Run) -> dict[int, str]:
-    """What `Fates` says at each lookup that missed a key, by event."""
+    """Event of each lookup that missed a key -> the reason by `Fates`."""
     ledger, fates, told = Ledger(run.config), Fates(lambda _: True), {}
     lookups = lookups_of(run)
     for event, following in zip(run.events, [*run.events[1:], None]):
@@ -156,7 +156,7 @@ def must_be_told(reason: Reason) -> tuple[str, list[str]]:
 
 
 def wrong_stories(run: Run) -> Iterator[str]:
-    """Misses of which `kvsm show` says something else than the books."""
+    """The misses for which `kvsm show` gives another reason than the books."""
     told, reasons = told_by_fates(run), dict(misses(run))
     if told.keys() != reasons.keys():
         yield f"misses {told.keys() ^ reasons.keys()}"
@@ -236,7 +236,7 @@ def good_tables(place: int) -> Tables:
 
 
 def is_within(event: int | None, span: Span | None) -> bool:
-    """Whether the row's event is one of the call's, or both are not there."""
+    """Whether the row's event is one of the call's events, or both are missing."""
     return event is None if span is None else event is not None and span[0] <= event <= span[1]
 
 
@@ -291,7 +291,7 @@ def wrong_waits(run: Run, tables: Tables) -> Iterator[str]:
 
 
 def wrong_blocks(run: Run, tables: Tables) -> Iterator[str]:
-    """Lives of blocks that are told otherwise: stored, used, gone, wanted afterwards."""
+    """Lives of blocks whose rows differ from the books: stored, used, gone, wanted afterwards."""
     rows = {(row.transfer, row.slot): row for row in tables["blocks"]}
     books = {(one.store, one.slot): one for one in run.books.blocks}
     if rows.keys() != books.keys():
@@ -533,7 +533,7 @@ def test_tables_remember_keys_that_are_in_memory_no_more(monkeypatch: pytest.Mon
 
 
 def test_index_that_grew_with_its_log_tells_the_same(tmp_path: Path) -> None:
-    """A log that is asked again and again while it is written is read on from where it was."""
+    """A log that is opened repeatedly while it is written is read from where its index ends."""
     for place, run in enumerate(runs()[:3] + runs()[len(CORE_RUNS) : len(CORE_RUNS) + 3]):
         directory, ledger = tmp_path / str(place), Ledger(run.config)
         with writer_of(run, directory, ledger, segment_bytes=1 << 12) as writer:
@@ -567,7 +567,7 @@ def test_many_more_runs_are_told_as_they_were(make: Callable[[int, int], Run]) -
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [core_run, serving_run])
 def test_everything_in_a_run_can_be_explained(make: Callable[[int, int], Run], tmp_path: Path) -> None:
-    """No question ends in an error, and `kvsm show` tells each line of the evidence in the named life."""
+    """No question ends in an error, and `kvsm show` prints each line of the evidence in the named life."""
     for seed in range(2000, 2004):
         directory = written(make(seed, 400), tmp_path / str(seed))
         with kvsm.open(directory) as log:
