@@ -183,7 +183,7 @@ UNION ALL
 SELECT 1, {name_owner}, transfer, transfers.wall_ns, printf('plans a load of %d slots', slots), NULL, NULL
   FROM transfers, json_each(requests) AS owner WHERE direction = 'load'
 UNION ALL
-SELECT 1, {name_owner}, ended, ended_ns, printf('hears that its %s %s', direction,
+SELECT 1, {name_owner}, ended, ended_ns, printf('its %s %s', direction,
        CASE outcome WHEN 'failed' THEN 'failed' WHEN 'lost' THEN 'was lost' ELSE 'was ' || outcome END),
        NULL,
        (SELECT printf('worker %d: %s', worker, ifnull(error, 'the log does not tell why')) FROM copies
@@ -229,7 +229,7 @@ def _steps_of(log: OpenedLog, by_owner: bool) -> str:
     if by_owner:
         labels = dict(log.sql(_KEYS_BY_OWNER))
         log.connection.create_function(
-            "label", 1, lambda key: key and labels.get(key, "that nobody stored"), deterministic=True
+            "label", 1, lambda key: key and labels.get(key, "that was never stored"), deterministic=True
         )
         label = "label({})"
     return _STEPS.format(

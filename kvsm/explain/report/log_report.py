@@ -111,7 +111,7 @@ _MEMO = "figures 5"
 
 
 def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
-    """All figures except how the log ends. Those of a whole log are cached in its index."""
+    """Compute all figures except how the log ends. The figures of a whole log are cached in its index."""
     if window == WHOLE and (kept := log.memo(_MEMO)) is not None:
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)

@@ -332,7 +332,7 @@ def _restarted(telling: _Telling, event: ev.Restarted) -> str:
     if isinstance(life, RequestLife):
         return f"{news}, which does not know {life}: its client gets no answer"
     if isinstance(life, TransferLife):
-        return f"{news}, and nobody reports {describe_transfer(ledger, life.id)} any more"
+        return f"{news}, and no rank reports {describe_transfer(ledger, life.id)} any more"
     kept = [slot for slot in telling.slots if ledger.readable(slot)]
     gone = [slot for slot in telling.slots if not ledger.readable(slot)]
     told = [f"{render_keys([ledger.key_of[slot] for slot in kept])} kept"] if kept else []

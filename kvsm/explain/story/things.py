@@ -1,4 +1,4 @@
-"""The things whose lives a log can tell: a host slot, a key, a request, a transfer."""
+"""The things that have a life story in a log: a host slot, a key, a request, a transfer."""
 
 from __future__ import annotations
 

@@ -200,7 +200,7 @@ def _note_wait(inquiry: Inquiry, stay: RequestStateRow) -> None:
     if row is not None and row.ended == stay.ended:
         why = f"{what} {row.outcome}"
     else:
-        why = "it waits no more, though the copy goes on"
+        why = "its wait ends, and the copy continues"
     inquiry.note(stay.ended, f"request {stay.request}: {why}, after {duration(_length(stay))}", *show)
     if stay.transfer is not None:
         inquiry.note_transfer(stay.transfer)
@@ -352,7 +352,7 @@ def _wanted(inquiry: Inquiry, wanted: Sequence[LookupRow], last: BlockRow | None
     since = 0 if last is None or last.gone is None else last.gone
     later = [lookup for lookup in wanted if lookup.event > since]
     if not later:
-        return "" if last is None or last.gone is None else "Nobody has looked for it since."
+        return "" if last is None or last.gone is None else "No request has looked for it since."
     first = later[0]
     after = inquiry.passed(since, first.event) if since else ""
     more = f", and {counted(len(later) - 1, 'lookup')} after that" if len(later) > 1 else ""
