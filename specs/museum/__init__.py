@@ -1,4 +1,4 @@
-"""A museum of real bugs: each of seventy-two bugs of public KV offload systems, put back into kvsm."""
+"""A museum of real bugs: seventy-two bugs of public KV offload systems, each put back into kvsm by edits."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from museum.storing import STORING
 from museum.tiering import TIERING
 
 EXHIBITS: dict[str, Exhibit] = {
-    one.id: one
-    for one in sorted(
+    exhibit.id: exhibit
+    for exhibit in sorted(
         (
             *STORING,
             *MATCHING,

@@ -1,23 +1,23 @@
-"""An engine of vLLM with kvsm, and more than `kvsm vllm-fuzz` draws: new weights, restarts, hung loads.
+"""A vLLM engine with kvsm, and actions that `kvsm vllm-fuzz` lacks: new weights, restarts, hung loads.
 
-The engine, its checks and most actions are those of `kvsm.check.vllm_fuzz`. These are added:
+The engine, its checks and its other actions come from `kvsm.check.vllm_fuzz`. The added actions:
 
 =====================  ========================================================================
 action                 what happens
 =====================  ========================================================================
 weights N              all requests are preempted, the engine computes with weights N from here
-                       on, and vLLM's `set_weight_version` tells their name
-restart N              at rest the engine ends, and another one begins with weights N, on the
-                       same pool and disk
+                       on, and vLLM's `set_weight_version` announces their name
+restart N              the engine runs until idle and shuts down; a new engine starts with
+                       weights N, on the same pool and disk
 hang RANK              the next load of a rank hangs
-wake RANK              what hangs on a rank goes on
+wake RANK              the hanging loads of a rank resume
 forget                 `reset_prefix_cache` of the connector, also while requests run
 =====================  ========================================================================
 
-Weights with a name are an epoch of their own: what others have computed is wrong (no stale data, S14, is seen
-as S15). Weights without a name never come back. Time passes only where the engine waits for a copy that
-hangs. A load that was given up may hold its device blocks for ever, and nothing else may. While it hangs, it
-must hold them: vLLM gives away what is free (no reuse in flight, S3).
+Each named version of the weights is an epoch: KV computed under another version is wrong (stale data, S14,
+shows up as wrong bytes, S15). Unnamed weights never come back. Time passes only while the engine waits for a
+hanging copy. A load that was given up may hold its device blocks for ever; nothing else may. While the load
+hangs, it must hold them, because vLLM allocates free blocks to others (no reuse in flight, S3).
 
 Copies to and from the disk end in the step that begins them.
 """
@@ -57,26 +57,26 @@ from kvsm.tiers.disk import DiskCopyEngine
 from kvsm.vllm.rank_copies import RankCopies
 
 WEIGHTS = 3
-"""How many weights have names. An engine starts with the first ones."""
+"""The number of named versions of the weights. An engine starts with version 0."""
 
 TIMEOUT_S = 60.0
-"""Of a copy that hangs."""
+"""The transfer timeout: a hanging copy is given up after this time."""
 
 WAITS = 16
-"""After this number of waits for a copy that hangs its time is up."""
+"""A hanging copy times out after this number of waits."""
 
 DISK_BYTES = 1 << 18
-"""Of each rank."""
+"""Disk space per rank."""
 
 MOST_BLOCKS_OF_GROUP = MOST_TOKENS // BLOCK_TOKENS + 1
-"""Of the largest request."""
+"""Device blocks of the largest request, per KV cache group."""
 
 _SHARE = 0.12
-"""How often one of the added actions is drawn."""
+"""The probability that a drawn action is an added one."""
 
 
 class LivedRank(SimulatedRank):
-    """A rank whose pool may be kept, and whose copies may hang."""
+    """A rank whose host pool can outlive the process, and whose loads can hang."""
 
     clock: Clock
 
@@ -86,19 +86,22 @@ class LivedRank(SimulatedRank):
             super().__init__(*arguments)
 
     def wait_with(self, clock: Clock) -> None:
-        """Let this rank's side read this clock. It moves when the rank waits, and its device is idle."""
+        """Use `clock` in this rank's part of the connector.
+
+        It advances when the rank waits with an idle device.
+        """
         side = self.connector._side
         side.clock = clock.read
         side.pause = lambda _pause_s: self.runtime.device.step() or clock.wait()
 
     def hang(self) -> bool:
-        """The next load hangs. Returns whether there are copies."""
+        """Make the next load hang. Returns whether this rank has a copy engine."""
         for engine in self.hanging:
             engine.hangs_next = True
         return bool(self.hanging)
 
     def wake(self) -> bool:
-        """Let go on what hangs. Returns whether anything did."""
+        """Resume the hanging loads. Returns whether there were any."""
         return bool(sum(engine.let_go() for engine in self.hanging))
 
     def shutdown(self) -> None:
@@ -125,9 +128,9 @@ class LivedRank(SimulatedRank):
 
 
 class HangingCopies:
-    """A `CopyEngine` over another one. A load may not begin until `let_go`.
+    """A `CopyEngine` that wraps another one and can hold a load back until `let_go`.
 
-    hangs_next: whether the next load hangs. written: the device blocks of loads that have hung.
+    hangs_next: whether the next load hangs. written: the device blocks of all loads that have ever hung.
     """
 
     def __init__(self, engine: Any) -> None:
@@ -162,12 +165,12 @@ class HangingCopies:
         return bool(self._held)
 
     def loads(self) -> list[TransferJob]:
-        """Those that hang."""
+        """The loads that hang now."""
         return [job for job, _ in self._held]
 
 
 class DiskCopiesAtOnce(DiskCopyEngine):
-    """Each copy ends when it begins, so that a run is the same each time."""
+    """A disk copy engine whose copies end within `submit`, so that runs are reproducible."""
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
         super().submit(job, after)
@@ -175,7 +178,7 @@ class DiskCopiesAtOnce(DiskCopyEngine):
 
 
 class Clock:
-    """Time (s) that passes in waits."""
+    """A clock (s) that advances only in `wait`."""
 
     def __init__(self) -> None:
         self._now = 0.0
@@ -188,12 +191,12 @@ class Clock:
 
 
 class LivedEngine(VllmWorld):
-    """An engine with the actions above. `kinds`: which of them are drawn."""
+    """A vLLM engine with the added actions above. `kinds`: which of them are drawn."""
 
     rank_class = LivedRank
 
     def __init__(self, shape: EngineShape, kinds: Sequence[str], keeps: Sequence[str] = ()) -> None:
-        """keeps: what outlives a process: "pool", "disk"."""
+        """keeps: the storage that outlives a process: "pool", "disk"."""
         self._kinds, self._unnamed = kinds, count(WEIGHTS)
         self._clock = Clock()
         options: dict[str, Any] = {"transfer_timeout_s": TIMEOUT_S, **shape.extra}
@@ -209,7 +212,7 @@ class LivedEngine(VllmWorld):
         super().__init__(msgspec.structs.replace(shape, extra=options))
 
     def draw(self, random: Random) -> Action:
-        drawn = super().draw(random)  # Its end is the end of the run.
+        drawn = super().draw(random)  # It raises when the run is over.
         if not self._kinds or random.random() >= _SHARE:
             return drawn
         kind = random.choice(self._kinds)
@@ -222,7 +225,7 @@ class LivedEngine(VllmWorld):
     # Actions.
 
     def _start(self) -> None:
-        # Processes of one engine have equal hashes only if vLLM is told where to begin.
+        # vLLM derives its first block hash from this seed; processes must agree on it to share blocks.
         with patch.dict(os.environ, PYTHONHASHSEED="0"):
             super()._start()
         for rank in self.ranks:
@@ -278,7 +281,7 @@ class LivedEngine(VllmWorld):
         return may and self.ranks[rank].hang()
 
     def _may_lose_a_load(self) -> bool:
-        """Whether the largest request still fits the device if the largest load is lost."""
+        """Whether the largest request still fits on the device after the largest load is lost."""
         largest = self.shape.groups * MOST_BLOCKS_OF_GROUP
         return len(self._lost_blocks()) + 2 * largest < self.shape.device_blocks
 
@@ -294,7 +297,7 @@ class LivedEngine(VllmWorld):
         return any(engine.hangs for rank in self.ranks for engine in rank.hanging)
 
     def _lost_blocks(self) -> set[int]:
-        """The device blocks of loads that have hung."""
+        """The device blocks of all loads that have ever hung."""
         return set().union(*(engine.written for rank in self.ranks for engine in rank.hanging))
 
     # Checks.
@@ -311,7 +314,7 @@ class LivedEngine(VllmWorld):
             if free:
                 raise PropertyBroken(
                     Property.NO_REUSE_IN_FLIGHT,
-                    f"load {job.transfer} has not ended, and device blocks {free}, which it writes, are free",
+                    f"load {job.transfer} has not ended, but its target device blocks {free} are free",
                 )
 
     def _check_device_blocks(self) -> None:
@@ -327,12 +330,15 @@ class LivedEngine(VllmWorld):
 
 
 def lived(random: Random) -> LivedEngine:
-    """An engine with one of three kinds of troubles: lives on one memory, loads that hang, lost prefixes."""
+    """Return an engine with restarts on kept storage, with hanging loads, or with host cache resets."""
     return _engine(random.choice(("lives", "lives", "hanging", "forgetful")), random)
 
 
 def troubled(random: Random) -> LivedEngine:
-    """One of the latter two. Their runs are short, and more loads hang until they are given up."""
+    """Return an engine with hanging loads or host cache resets only.
+
+    More loads hang until they are given up.
+    """
     hung = ("hang", "hang", "hang", "hang", "wake", "empty", "empty", "empty")
     return _engine(random.choice(("hanging", "forgetful")), random, hung)
 

@@ -1,7 +1,7 @@
-"""`KvsmConnector`, for checkers of the museum. vLLM must be there when one of them looks.
+"""Worlds of `KvsmConnector` for the museum's checkers. Making one needs vLLM; importing this module does not.
 
-`adapted` has the engines of `kvsm vllm-fuzz`, with what `KvsmConnector` must survive; `lived` and `troubled`
-those of `adapter_lives.py`.
+`adapted` makes the engines of `kvsm vllm-fuzz`, with the faults that `KvsmConnector` must survive; `lived`
+and `troubled` make the engines of `adapter_lives.py`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ VLLM_IS_THERE = find_spec("vllm") is not None
 
 
 def adapted(random: Random) -> World:
-    """An engine of vLLM with a connector of kvsm: any shape, and half with faults."""
+    """Return a vLLM engine with `KvsmConnector`, of any shape; half of the engines have faults."""
     shape = msgspec.structs.replace(draw_shape(random, _faults()), connector="KvsmConnector")
     return case_of("vllm", msgspec.to_builtins(shape)).make()
 
 
 def lived(random: Random) -> World:
-    """An engine of vLLM with other weights, restarts, disks or copies that hang."""
+    """Return a vLLM engine with new weights, restarts, disks, hanging loads or host cache resets."""
     _quiet()
     from museum import adapter_lives
 
@@ -36,7 +36,7 @@ def lived(random: Random) -> World:
 
 
 def troubled(random: Random) -> World:
-    """An engine of vLLM with loads that hang, or with resets of the host alone."""
+    """Return a vLLM engine with hanging loads, or with resets of the host cache alone."""
     _quiet()
     from museum import adapter_lives
 
@@ -46,7 +46,7 @@ def troubled(random: Random) -> World:
 @cache
 def _quiet() -> None:
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-    # Else Python prints each warning of a logger that nobody handles.
+    # Python prints the warnings of a logger that has no handler.
     logging.getLogger("kvsm").addHandler(logging.NullHandler())
 
 

@@ -1,4 +1,4 @@
-"""The checkers that look for every exhibit, in order. None knows what it is looking for.
+"""The checkers that search for every exhibit, in order. None is written for one exhibit.
 
 ====================  ================================================  =====================================
 checker               what it is                                        what it can see
@@ -7,61 +7,59 @@ exploration: serving  every interleaving of the scheduler and the core  anything
                       with a small engine, within a scope; in one       and its workers can cause; wrong KV
                       scope a router consumes the KV events, in one     events, what a restart leaves
                       the process is killed
-exploration: copies   the engine of streams on a simulated device       races, wrong bytes, lost ends
+exploration: copies   the stream copy engine on a simulated device      races, wrong bytes, lost ends
 walk: core            random calls on the core alone, reduced           any answer of the core that differs
                                                                         from plain books
-walk: disk            random actions on the files, copies and          stale, torn and lost blocks of
+walk: disk            random actions on the files, copies and           stale, torn and lost blocks of
                       recovery of a disk tier, with kills, power        earlier processes
-                      losses and starts of another meaning
-walk: tiers           random actions on a host pool with a disk     wrong, stale or lost blocks on
-                      below it, with resets, kills and power        either tier, copies that the ledgers
-                      losses                                        tell differently
+                      losses and starts under another identity
+walk: tiers           random actions on a host pool with a disk         wrong, stale or lost blocks on
+                      below it, with resets, kills and power            either tier, copies that differ
+                      losses                                            between the two ledgers
 walk: serving         random actions on the scheduler and the core,     faults that take a long time to show
                       with dozens of requests
-walk: audited ...     the worlds of core, tiers and serving, with       a fold, a snapshot or a second book
-                      a second book beside each core, and states        that tells another state, in any
-                      that are saved and go on                          field
+walk: audited ...     the worlds of core, tiers and serving, with       a fold, a snapshot or a second ledger
+                      a second ledger beside each core, and states      that differs in any field
+                      that are saved and resumed
 walk: wrong books     good ledgers and logs with one thing changed      checks that do not object
-walk: serving with /  engines with windows, drafters and chunks, with   lost stores, wrong hits, old data
+walk: serving with /  engines with windows, drafters and chunks, with   lost stores, wrong hits, stale data
  from ...             sessions, with a store from the free queue
-walk: serving, ...    engines that accept less than a hit, draft,     the same; lost bytes behind drafts,
-                      pause sessions, use names again, think again    unjustified frees, late ends
+walk: serving, ...    engines that accept less than a hit, draft,       the same; lost bytes behind drafts,
+                      pause sessions, reuse request ids, ask again      unjustified frees, late ends
                       in a step, and lose loads
 walk: workers         real workers over engines that refuse jobs,       unreported jobs, copies out of order
                       and replicas
 walk: log ahead       a core whose log is watched                       effects ahead of the log
-walk: starts          processes on kept pools and a real log            what a kill leaves, wrong warm starts
-walk: hand-over       two engines that hand blocks over                 blocks that are given up too early
-machine: scheduler    the Hypothesis machine that users subclass to     faults that bytes and an engine's own
-                      test their own parts (`kvsm.testing`), shrunk     books show
+walk: starts          processes on kept pools and a real log            wrong warm starts after a kill
+walk: hand-over       two engines that hand blocks over                 blocks that are released too early
+machine: scheduler    the Hypothesis machine that users subclass to     faults visible in bytes and in the
+                      test their own parts (`kvsm.testing`), shrunk     engine's own books
 exploration: threads  real threads of the copy engines, the log's       deadlocks, lost and early ends,
-                      writer and the submitters, in every schedule      failures that are told as good
+                      writer and the submitters, in every schedule      failures that are reported as good
                       with few preemptions
 walk: router          a router behind an engine with chunks of two      blocks that are announced wrongly
                       blocks, of which some cannot be described
-walk: eras            engines of two tiers, one after another, on       what resets and kills leave on disk,
-                      kept pools and the real files of a disk, with     uneven ranks, blocks that never reach
-                      failing resets, kills and other weights           the disk
-walk: policies        one eviction policy, with batches and         victims that are held, miscounted
-                      searches of any size                          blocks
-walk: large core /    offers of more than a hundred blocks; many        what large batches and rare meetings
- crowded core         losses, failures and resets of a few keys         of requests show
+walk: eras            engines of two tiers, one after another, on       stale disk blocks after resets and
+                      kept pools and the real files of a disk, with     kills, uneven ranks, blocks that
+                      failing resets, kills and other weights           never reach the disk
+walk: policies        one eviction policy, with batches and             victims that are held, miscounted
+                      searches of any size                              blocks
+walk: large core /    offers of more than a hundred blocks; many        faults of large batches, and of rare
+ crowded core         losses, failures and resets of a few keys         overlaps of requests
 walk: hand-over with  two engines that also load for themselves         promises of blocks that are gone
  loads
-walk: failing log     the real writer of a log on a disk whose writes   holes in a log that nobody tells
+walk: failing log     the real writer of a log on a disk whose writes   unreported gaps in a log
                       and syncs fail
-exploration: one      states that an explorer takes for one, in       states that differ and count as one
- future               several ways each
+exploration: one      states that an explorer counts as equal, each     states that differ and are counted
+ future               reached in several ways                           as equal
 walk: vllm            KvsmConnector under vLLM's real scheduler         wrong bytes and races that an
-                      on a simulated device; only where vLLM is         adapter causes
+                      on a simulated device, with faults of the         adapter causes
+                      workers, adapters and priorities; needs vLLM
 walk: vllm lives      KvsmConnector under vLLM's real scheduler         stale and lost blocks of earlier
-                      on a simulated device, with new weights,          lives, memory that is given away
-                      restarts, disks, loads that hang; only where
-                      vLLM is
-walk: vllm troubles   the same with loads that hang and resets of       blocks of copies in flight that are
-                      the host alone; only there                        given away, wrong offers
-walk: vllm            the same with faults of the workers, adapters     wrong bytes and races that an
-                      and priorities; only there                        adapter causes
+                      on a simulated device, with new weights,          processes, memory that is freed too
+                      restarts, disks, hanging loads; needs vLLM        early
+walk: vllm troubles   the same with hanging loads and resets of the     blocks that are freed under copies in
+                      host cache alone; needs vLLM                      flight, wrong offers
 ====================  ================================================  =====================================
 
 The scopes are small enough to be explored completely on the unchanged code.
@@ -126,20 +124,21 @@ from museum.policy_world import drawn_policy
 from museum.started_world import started
 
 MOST_STATES = 20_000
-"""Limit for one scope. A bug may make its scope larger."""
+"""Limit for one scope; an exhibit's bug can make a scope larger."""
 
 
 class Sighting(msgspec.Struct, frozen=True):
-    """What a checker saw, and the actions up to then."""
+    """A checker's finding, and the actions that lead to it."""
 
     finding: Finding
     trace: tuple[Action, ...]
 
 
 class Checker(NamedTuple):
-    """look: searches the code as it is now; None if nothing is found.
+    """A named search for bugs.
 
-    needs_vllm: whether it runs real vLLM, and so the adapters.
+    look: searches the code as currently patched; returns None if it finds nothing.
+    needs_vllm: whether the search runs real vLLM, and so the adapters.
     """
 
     name: str
@@ -148,11 +147,11 @@ class Checker(NamedTuple):
 
 
 class Unexplored(Exception):
-    """A scope is too large to be explored completely."""
+    """Raised if a scope cannot be explored completely."""
 
 
 def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker:
-    """Explores every state of a scope, so its trace is a shortest one."""
+    """Return a checker that explores every state of a scope; its traces are shortest ones."""
 
     def look() -> Sighting | None:
         explored = explore(make_model(), max_states=MOST_STATES)
@@ -168,7 +167,7 @@ def exploration(name: str, make_model: Callable[[], Model[Any, Any]]) -> Checker
 def seeded_walk(
     name: str, make_world: MakeWorld, runs: int, seed: int = 1, *, needs_vllm: bool = False
 ) -> Checker:
-    """Walks through worlds with drawn configurations, and reduces a failure."""
+    """Return a checker that walks through worlds with drawn configurations, and reduces the first failure."""
 
     def look() -> Sighting | None:
         failure = walk(make_world, seed, runs=runs).failure
@@ -181,7 +180,10 @@ def seeded_walk(
 
 
 def threads(*scopes: ThreadScope) -> Checker:
-    """Runs every schedule of these scopes. In a trace each action is a switch to another thread."""
+    """Return a checker that runs every schedule of these scopes.
+
+    Each action of a trace is a thread switch.
+    """
 
     def look() -> Sighting | None:
         for scope in scopes:
@@ -197,10 +199,9 @@ def threads(*scopes: ThreadScope) -> Checker:
 
 
 def machine(name: str, tested: type[RuleBasedStateMachine], examples: int) -> Checker:
-    """Runs a Hypothesis machine on the same examples every time.
+    """Return a checker that runs a Hypothesis machine on the same examples every time.
 
-    The examples differ for another version of Hypothesis, or if other modules are loaded, because it tries
-    their constants.
+    The examples depend on the version of Hypothesis and on the loaded modules, whose constants it tries.
     """
     chosen = settings(
         tested.TestCase.settings,
@@ -217,7 +218,7 @@ def machine(name: str, tested: type[RuleBasedStateMachine], examples: int) -> Ch
         except HypothesisException:
             raise
         except Exception as error:
-            return Sighting(finding_of(error), _steps_told(error))
+            return Sighting(finding_of(error), _steps_in_notes(error))
         return None
 
     return Checker(f"machine: {name}", look)
@@ -226,8 +227,8 @@ def machine(name: str, tested: type[RuleBasedStateMachine], examples: int) -> Ch
 _STEP = re.compile(r"(?:\(?\w.* = )?state\.(?!teardown)\w+\(.*\)")
 
 
-def _steps_told(error: Exception) -> tuple[Action, ...]:
-    """The steps of the smallest example, from the program that Hypothesis attaches to the error."""
+def _steps_in_notes(error: Exception) -> tuple[Action, ...]:
+    """Return the steps of the smallest example, from the program that Hypothesis attaches to the error."""
     notes = "\n".join(getattr(error, "__notes__", ()))
     # Some versions of Hypothesis put each argument on a line of its own.
     program = re.sub(r",\n\s+", ", ", re.sub(r"\(\n\s+", "(", re.sub(r",\n\s*\)", ")", notes)))
@@ -235,13 +236,13 @@ def _steps_told(error: Exception) -> tuple[Action, ...]:
 
 
 def serving(name: str, **options: Any) -> Checker:
-    """Explores a scope of the serving world."""
+    """Return a checker that explores a scope of the serving world."""
     made = _engine(**options)
     return exploration(f"serving, {name}", lambda: ServingModel(WorldScope(name, made)))
 
 
 def one_future(name: str, ways: int, expansions: int, **options: Any) -> Checker:
-    """Takes the states of a scope of the serving world in several ways each."""
+    """Return a checker that compares each serving state's successors over several ways to the state."""
     made = _engine(**options)
 
     def look() -> Sighting | None:
@@ -252,22 +253,22 @@ def one_future(name: str, ways: int, expansions: int, **options: Any) -> Checker
 
 
 def copies(**options: Any) -> Checker:
-    """Explores the copy engine's world."""
+    """Return a checker that explores the copy engine's world."""
     made = CopyEngineWorldOptions(**options)
     return exploration("copies", lambda: RerunModel("copies", "", lambda: CopyEngineWorld(made)))
 
 
 def _engine(**options: Any) -> ServingOptions:
-    """Options of an engine with one worker that steps until no work is pending.
+    """Return the options of an engine with one worker that steps until no work is pending.
 
-    By default it has no prefix cache, because a hit on the device would bypass the host.
+    By default the engine has no prefix cache, because a hit on the device would bypass the host.
     """
     common = {"workers": 1, "last_step": LastStep.KEEP_STEPPING, "prefix_cache": False}
     return ServingOptions(**{**common, **options})
 
 
 def _prompts(*lengths: int, outputs: int = 1) -> tuple[RequestSpec, ...]:
-    """Requests with a common prefix. Only the first one decodes more than one token."""
+    """Return requests with a common prefix. The first one decodes `outputs` tokens, the others one token."""
     return tuple(
         RequestSpec(tuple(range(1, length + 1)), outputs if number == 0 else 1)
         for number, length in enumerate(lengths)
@@ -278,10 +279,10 @@ VLLM_WALK = seeded_walk("vllm", adapted, runs=60, seed=2, needs_vllm=True)
 VLLM_LIVES = seeded_walk("vllm lives", lived, runs=30, seed=2, needs_vllm=True)
 VLLM_TROUBLES = seeded_walk("vllm troubles", troubled, runs=60, seed=2, needs_vllm=True)
 ADAPTER_CHECKERS = (VLLM_LIVES, VLLM_TROUBLES, VLLM_WALK)
-"""Those that run `KvsmConnector`, and need vLLM."""
+"""The checkers that run `KvsmConnector`, and need vLLM."""
 
 CHECKERS = (
-    # The first request ends when its second block lacks only the KV of the last sampled token.
+    # When the first request ends, its second block lacks only the KV of the last sampled token.
     serving(
         "disturbed",
         requests=_prompts(7, 9),
@@ -327,7 +328,7 @@ CHECKERS = (
     ),
     copies(device_blocks=1, kernels=1, holds=1, copies=1, bad=1),
     seeded_walk("core", lambda random: CoreWorld(draw_options(random)), runs=48),
-    # The process is killed in any state, and another one goes on.
+    # The process is killed in any state, and the next process takes over.
     serving(
         "killed",
         requests=_prompts(5, 5),
@@ -338,11 +339,11 @@ CHECKERS = (
     seeded_walk("disk", drawn, runs=3),
     seeded_walk("tiers", lambda random: draw_case("tiers", random).make(), runs=64),
     seeded_walk("serving", lambda random: draw_case("serving", random).make(), runs=8),
-    # The log is folded once more beside the world, and states that were saved go on.
+    # A second ledger folds the log beside the world, and saved states are resumed.
     seeded_walk("audited core", audited_core, runs=32, seed=2),
     seeded_walk("audited tiers", audited_tiers, runs=12, seed=2),
     seeded_walk("audited serving", audited_serving, runs=10, seed=2),
-    # What the checks themselves say of books with one thing wrong.
+    # Do the checks object to a ledger or log with one thing wrong?
     seeded_walk("wrong books of a core", wrong_books_of_a_core, runs=32, seed=2),
     seeded_walk("wrong books of tiers", wrong_books_of_tiers, runs=4, seed=2),
     # Engines, workloads and ends of processes that the targets of `kvsm fuzz` do not draw.
@@ -350,7 +351,7 @@ CHECKERS = (
     seeded_walk("serving with sessions", session_serving, runs=20, seed=2),
     seeded_walk("serving from the free queue", lazy_serving, runs=20, seed=2),
     seeded_walk("workers", lambda random: WorkerRanksWorld(draw_worker_ranks(random)), runs=40, seed=2),
-    # What of a log is written when something leaves, and what the next process makes of it.
+    # How much of a log is written before its effects are visible, and how the next process starts from it.
     seeded_walk("log ahead", log_ahead, runs=6, seed=2),
     seeded_walk("starts", started, runs=3, seed=2),
     seeded_walk("hand-over", lambda random: draw_case("hand-over", random).make(), runs=30, seed=2),
@@ -372,7 +373,7 @@ CHECKERS = (
     ),
     seeded_walk("router", routed_serving, runs=30, seed=2),
     seeded_walk("eras", eras, runs=8),
-    # Engines that do more than the small one does elsewhere.
+    # Engines with more features than the small engine of the other scopes.
     seeded_walk("serving, partial hits", partial_hits, runs=120, seed=3),
     seeded_walk("serving, chunks and drafts", chunks_and_drafts, runs=70, seed=2),
     seeded_walk("serving, names and sessions", names_and_sessions, runs=40, seed=2),
@@ -385,10 +386,10 @@ CHECKERS = (
     seeded_walk("crowded core", crowded_core, runs=60, seed=4),
     seeded_walk("hand-over with loads", loading_hand_over, runs=120, seed=2),
     seeded_walk("failing log", drawn_log, runs=100, seed=2),
-    # More runs of engines in which a bug may show in one of some hundred.
+    # More runs, of engines in which a bug may show only once in some hundred runs.
     seeded_walk("serving with layers, again", layered_serving, runs=80, seed=7),
     seeded_walk("serving, chunks and drafts, again", chunks_and_drafts, runs=100, seed=4),
-    # Stores wait for room and for another copy, so much of a state is what was tried when.
+    # Stores wait for room and for other copies, so a state depends much on which store was tried when.
     one_future(
         "one future",
         ways=3,
@@ -406,4 +407,4 @@ CHECKERS = (
     ),
     *(ADAPTER_CHECKERS if VLLM_IS_THERE else ()),
 )
-"""Those that can look here."""
+"""The checkers that can run here: without vLLM, all but `ADAPTER_CHECKERS`."""

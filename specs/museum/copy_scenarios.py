@@ -22,7 +22,7 @@ def device_and_engine() -> tuple[SimulatedDevice, StreamCopyEngine]:
 
 
 def store_and_load_between_kernels() -> None:
-    """A store behind the step that writes its block; a load behind the step that reads its target."""
+    """Submit a store after the step that writes its block, a load after the step that reads its target."""
     device, engine = device_and_engine()
     device.launch("step 1", writes=[0], action=lambda: None)
     engine.submit(TransferJob(1, Direction.STORE, (0,), (0,)))

@@ -1,4 +1,4 @@
-"""Copies on a device with streams: bugs in the order of what is queued."""
+"""Copies on a device with streams: bugs in the order of queued copies and kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Worlds of cores and hand-overs in which what the targets of `kvsm fuzz` meet seldom is frequent."""
+"""Core and hand-over worlds that make situations frequent which are rare in the targets of `kvsm fuzz`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvsm.core.policies import POLICIES
 
 
 class WeightedCoreWorld(CoreWorld):
-    """A core world in which some kinds of action have another weight.
+    """A core world with changed weights of some kinds of action.
 
-    weights: factors; 1 for a kind that is not named.
+    weights: kind -> factor of its weight; 1 for absent kinds.
     """
 
     def __init__(self, options: CoreOptions, weights: Mapping[str, float]) -> None:
@@ -43,12 +43,14 @@ _OFFERS = {
     "lose_overdue": 0,
     "advance": 0,
 }
-"""Little but offers: a large pool must fill, and stay full."""
+"""Mostly offers: a large pool must fill, and stay full."""
 
 
 def large_core(random: Random) -> WeightedCoreWorld:
-    """A pool of a hundred slots and more, and offers that need most of it. So searches for victims come to
-    what the offer itself has found resident, and batches are arrays everywhere."""
+    """Return a core with a large pool (60 slots or more), and offers that need most of it.
+
+    So victim searches reach blocks that the same offer has found resident, and all batches are arrays.
+    """
     length = random.randint(60, 160)
     options = CoreOptions(
         host_blocks=random.randint(length, 3 * length // 2),
@@ -77,8 +79,10 @@ _DISTURBED = {
 
 
 def crowded_core(random: Random) -> WeightedCoreWorld:
-    """One or two keys, a few slots, and several requests that all want them, with many losses, failures and
-    resets. So two requests often match one block, and the host is often empty while the device is not."""
+    """Return a core with one or two keys that several requests want, and many losses, failures and resets.
+
+    So two requests often match one block, and the host is often empty while the device is not.
+    """
     length = random.randint(1, 2)
     options = CoreOptions(
         host_blocks=random.randint(length, 3),
@@ -98,8 +102,10 @@ def crowded_core(random: Random) -> WeightedCoreWorld:
 
 
 def loading_hand_over(random: Random) -> HandOverWorld:
-    """Two engines that also load for requests of their own, and copies that fail. Nothing else goes wrong, so
-    many hand-overs come to their end."""
+    """Return two engines that also load for their own requests, with failing copies.
+
+    Nothing else goes wrong, so many hand-overs complete.
+    """
     drawn = draw_hand_over_options(random)
     return HandOverWorld(
         msgspec.structs.replace(drawn, loads=60, failures=40, resets=0, cuts=0, losses=0, lies=0)

@@ -1,7 +1,7 @@
-"""What the disk of one rank may hold after a kill or a power loss: its writes and flushes, as they came.
+"""Record the writes and flushes of one rank's disk, to draw what it may hold after a kill or a power loss.
 
-Of what was written since the last flush, a disk keeps any sectors of 512 bytes. Of one sector it keeps any of
-the versions that were written. A killed process loses nothing that was written.
+After a power loss, each sector of 512 bytes independently holds its flushed content or any version that was
+written since the last flush. A killed process loses nothing that was written.
 """
 
 from __future__ import annotations
@@ -12,20 +12,21 @@ from typing import NamedTuple
 
 SECTOR = 512
 MOST_VERSIONS = 4
-"""How many versions of a sector are remembered, beside the one that was flushed."""
+"""The number of versions that are kept per sector, besides the flushed one."""
 MOST_MOMENTS = 8
-"""How far back in time the process may have ended, in calls."""
+"""The number of recent system calls at which the process may have ended."""
 
 Versions = dict[int, tuple[bytes, ...]]
-"""Offset of a sector -> what it may hold: as it was at the last flush, and what was written since."""
+"""Offset of a sector -> its possible contents: the flushed one first, then the versions written since."""
 
 
 class Moment(NamedTuple):
-    """The disk behind a call of the system.
+    """The state of a disk after one system call.
 
-    written: all that was written. flushed: what a power loss leaves at least.
-    begun: how many stores had begun on this rank. told: slot -> key and transfer, of
-    stores that were told to be good.
+    written: the file with all writes. flushed: the file at its last flush.
+    versions: the possible contents of each sector that was written since.
+    begun: number of stores that had begun on this rank.
+    told: slot -> key and transfer, of stores that were reported as good.
     """
 
     written: bytes
@@ -35,11 +36,11 @@ class Moment(NamedTuple):
     told: dict[int, tuple[int, int]]
 
     def after_kill(self) -> bytes:
-        """The file if the process is killed now."""
+        """Return the file's content if the process is killed now."""
         return self.written
 
     def after_power_loss(self, random: Random) -> bytes:
-        """A file that a power loss may leave now."""
+        """Draw a content of the file that a power loss may leave now."""
         data, whole = bytearray(self.flushed), random.random() < 0.5
         share = random.random()
         for at, versions in sorted(self.versions.items()):
@@ -49,7 +50,10 @@ class Moment(NamedTuple):
 
 
 class DiskHistory:
-    """The calls on one file. inode: which file. begun, told: as in `Moment`, set by the world."""
+    """The system calls on one file.
+
+    inode: the file's inode number. begun, told: as in `Moment`; the world sets them.
+    """
 
     def __init__(self, inode: int, content: bytes) -> None:
         self.inode = inode
@@ -59,18 +63,18 @@ class DiskHistory:
         self.replace(content)
 
     def replace(self, content: bytes) -> None:
-        """The file has this content now, and all of it is on disk. What was before cannot come back."""
+        """Set the file's content, all of it flushed. Earlier content cannot come back."""
         self._written, self._flushed = bytearray(content), bytearray(content)
         self._versions: Versions = {}
         self.forget()
 
     def forget(self) -> None:
-        """The process has come this far: no earlier moment is the last one."""
+        """Drop the earlier moments: the process cannot have ended before now."""
         self.moments.clear()
         self.note()
 
     def grow(self, size: int) -> None:
-        """The file has at least this size: what is new reads as zeros, also after a power loss."""
+        """Grow the file to at least this size. The new bytes read as zeros, also after a power loss."""
         for content in (self._written, self._flushed):
             content.extend(bytes(max(0, size - len(content))))
 

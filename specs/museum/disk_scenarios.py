@@ -9,7 +9,7 @@ from museum.disk_world import DiskWorld
 
 
 def acted(*actions: Action) -> Callable[[], None]:
-    """A scenario of these actions, in a world of two ranks that flush every store."""
+    """Return a scenario that does these actions in a world of two ranks that flush every store."""
 
     def scenario() -> None:
         world = DiskWorld()

@@ -1,8 +1,8 @@
-"""The disk world: the real files, copies, recovery and era of a disk tier, and what a machine does to them.
+"""The disk world: the real files, copies, recovery and era of a disk tier, on a machine that fails.
 
-Stores, loads and resets are actions. So are a failing disk, a kill, a power loss, a byte that changes on
-disk, and a start that may have another dtype, another layout or other weights. A process ends at one of the
-last calls of the system, on each rank at one of its own. Plain books say what may be found afterwards.
+The actions: stores, loads, resets, a failing disk, a kill, a power loss, a byte that changes on disk, and a
+start that may have another dtype, layout or weights. A kill or power loss takes effect a few system calls
+before now, independently on each rank. Plain books say what a later process may find.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from museum.disk_history import SECTOR, DiskHistory, Moment
 
 SLOTS, KEYS = 2, 3
 PAYLOAD = 2 * SECTOR
-"""Of a block: two sectors, so it can be torn."""
+"""Bytes of a block: two sectors, so that a block can be torn."""
 
 FACTS = tuple(
     {"model": "m", "dtype": dtype, "layout": layout}
     for dtype, layout in (("bfloat16", "NHD"), ("float16", "NHD"), ("bfloat16", "HND"))
 )
-"""Of the identities that a process may have."""
+"""The facts that make up the pool identities which a process may have."""
 WEIGHTS = ("v1", "v2")
 
 _KINDS = {
@@ -65,29 +65,29 @@ _KINDS = {
 
 
 class Meaning(NamedTuple):
-    """What the bytes of a key depend on besides the key: places in `FACTS` and `WEIGHTS`."""
+    """All that a key's bytes depend on besides the key and the rank: indices into `FACTS` and `WEIGHTS`."""
 
     identity: int
     weights: int
 
 
 def content(key: int, meaning: Meaning, rank: int) -> np.ndarray[Any, Any]:
-    """The bytes that stand for a key on this rank."""
+    """Return the bytes that a key has on this rank."""
     return np.random.default_rng((key, *meaning, rank)).integers(0, 256, PAYLOAD, dtype=np.uint8)
 
 
 class Rank:
-    """One rank: its file, its engine and its host pool while it lives."""
+    """One rank: its file, and its copy engine and host pool while its process runs."""
 
     def __init__(self, number: int, path: Path) -> None:
         self.number, self.path = number, path
         self.history: DiskHistory | None = None
         self.era = b""
-        """The id of the era of what is stored now."""
+        """The id of the current era, which each store carries."""
         self.stores: list[tuple[int, int, SlotGeneration]] = []
         """All stores that have begun: slot, key, generation."""
         self.since = 0
-        """How many of them came before the last reset, or have another meaning."""
+        """Index of the first valid store: earlier ones precede a reset or have another meaning."""
         self.rotten: set[int] = set()
         """Slots with a byte that changed on disk."""
 
@@ -97,19 +97,19 @@ class Rank:
         self.engine = DiskCopyEngine(self.host, self.file, flush, threads=1)
 
     def copy(self, transfer: int, direction: Direction, slot: int, key: int) -> bool:
-        """Copy between the host block and a slot. Returns whether it was good."""
+        """Copy between the host block and a slot. Returns whether the copy succeeded."""
         self.engine.submit(job(transfer, direction, [0], [slot], [key], self.era))
         self.engine.wait([transfer])
         (result,) = self.engine.poll()
         return result.good
 
-    def took(self, slot: int, key: int, generation: SlotGeneration, until: int) -> bool:
-        """Whether this store had begun here, since the last reset and among the first `until`."""
+    def has_begun(self, slot: int, key: int, generation: SlotGeneration, until: int) -> bool:
+        """Whether this store is among the first `until` stores of this rank, and after the last reset."""
         return (slot, key, generation) in self.stores[self.since : until]
 
 
 class _FailingCall:
-    """Lets one of the next calls fail: the n-th from now, counted from 0. Negative: none."""
+    """Makes one of the next system calls fail: number `number` from now, counted from 0; negative: none."""
 
     def __init__(self, number: int = -1) -> None:
         self.left = number
@@ -121,10 +121,10 @@ class _FailingCall:
 
 
 class DiskWorld:
-    """A `World`. Two that were made with the same options, and saw the same actions, are equal.
+    """A `World`; worlds with the same options and the same actions are equal.
 
-    ranks: how many, each with a file of its own.
-    flush: when stores are flushed; `INTERVAL` would depend on a clock.
+    ranks: number of ranks, each with its own file.
+    flush: when stores are flushed; not `INTERVAL`, which depends on a clock.
     """
 
     def __init__(self, ranks: int = 2, flush: FlushPolicy = FlushPolicy.EVERY) -> None:
@@ -136,9 +136,9 @@ class DiskWorld:
         self.lives = False
         self.meaning = Meaning(0, 0)
         self.held: dict[int, int] = {}
-        """Slot -> key, of all that the next load must bring."""
+        """Slot -> key, of all blocks that a load must return."""
         self._ended: list[Moment] = []
-        """Of each rank, the last moment of the process that ended."""
+        """Per rank, the moment at which the last process ended."""
         self._keeps_flushed_only = False
         self._transfers = 0
         self._disk_failed = False
@@ -146,13 +146,13 @@ class DiskWorld:
 
     @property
     def events(self) -> Sequence[OffloadingEvent]:
-        """None: nothing is logged."""
+        """Empty: this world logs no events."""
         return ()
 
     # What may happen.
 
     def _numbers(self, name: str) -> tuple[int, ...]:
-        """The size of the range of each number of an action."""
+        """Return the exclusive upper bound of each number of an action."""
         ranks = len(self.ranks)
         return {
             "store": (SLOTS, KEYS),
@@ -166,16 +166,16 @@ class DiskWorld:
         }[name]
 
     def draw(self, random: Random) -> Action:
-        """An action by weight. A process mostly means the same as the last one."""
+        """Draw an action by weight. Most starts keep the identity and the weights of the last process."""
         if not self.lives:
             is_other = random.random() < 0.3
-            return ("start", *(random.randrange(one) * is_other for one in self._numbers("start")))
-        names = [name for name in _KINDS if name != "start"]
-        (name,) = random.choices(names, [_KINDS[one] for one in names])
+            return ("start", *(random.randrange(bound) * is_other for bound in self._numbers("start")))
+        kinds = [name for name in _KINDS if name != "start"]
+        (name,) = random.choices(kinds, [_KINDS[kind] for kind in kinds])
         return (name, *map(random.randrange, self._numbers(name)))
 
     def actions(self) -> list[Action]:
-        """The simplest of each kind that may happen now."""
+        """Return the simplest action of each kind that may happen now."""
         names = [name for name in _KINDS if (name == "start") != self.lives]
         return [(name, *(0 for _ in self._numbers(name))) for name in names]
 
@@ -186,15 +186,18 @@ class DiskWorld:
         return bool(getattr(self, f"_do_{name}")(*numbers))
 
     def _do_store(self, slot: int, key: int) -> bool:
-        """Store a key on all ranks. A core stores no key twice, so the key leaves its other slot."""
+        """Store a key on all ranks. The key leaves its other slot, because a core keeps one slot per key."""
         self._disk_failed = False
         if not all(self._store(rank, slot, key, _FailingCall()) for rank in self._begin_store(slot, key)):
             raise PropertyBroken(Property.LEGAL_CALLS, f"a store of slot {slot} failed on a disk that works")
-        self._told_good(slot, key)
+        self._note_good_store(slot, key)
         return True
 
     def _do_fail(self, slot: int, key: int, failing: int, call: int) -> bool:
-        """The same, and one call of one rank's disk fails: the tier steps back after too many in a row."""
+        """Store a key while one system call of rank `failing` fails.
+
+        Never twice in a row: after too many failures in a row, the tier stops using the disk.
+        """
         if self._disk_failed:
             return False
         self._disk_failed = True
@@ -203,19 +206,19 @@ class DiskWorld:
             fails = _FailingCall(call if rank.number == failing else -1)
             good.append(self._store(rank, slot, key, fails))
             if good[-1] and call >= 0 and rank.number == failing and fails.left < 0:
-                message = f"rank {failing}: a store whose write failed was told to be good"
+                message = f"rank {failing}: a store whose write failed was reported as good"
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
         if all(good):
-            self._told_good(slot, key)
+            self._note_good_store(slot, key)
         return True
 
     def _begin_store(self, slot: int, key: int) -> list[Rank]:
         self._transfers += 1
         for rank in self.ranks:
             assert rank.history is not None
-            for one in [one for one, other in self.held.items() if one == slot or other == key]:
-                rank.history.told.pop(one, None)
-        self.held = {one: other for one, other in self.held.items() if one != slot and other != key}
+            for held in [held for held, of_key in self.held.items() if held == slot or of_key == key]:
+                rank.history.told.pop(held, None)
+        self.held = {held: of_key for held, of_key in self.held.items() if held != slot and of_key != key}
         return self.ranks
 
     def _store(self, rank: Rank, slot: int, key: int, fails: _FailingCall) -> bool:
@@ -227,7 +230,7 @@ class DiskWorld:
         with self._recorded(fails):
             return rank.copy(self._transfers, Direction.STORE, slot, key)
 
-    def _told_good(self, slot: int, key: int) -> None:
+    def _note_good_store(self, slot: int, key: int) -> None:
         self.held[slot] = key
         for rank in self.ranks:
             assert rank.history is not None
@@ -250,29 +253,31 @@ class DiskWorld:
         return True
 
     def _check_given_up(self, rank: Rank, slot: int) -> None:
-        """A slot whose load has failed holds nothing. Otherwise it would be loaded again without end."""
+        """Check that a slot whose load failed is invalid now. Otherwise it would be loaded again forever."""
         try:
             rank.file.table.proof(slot)
         except TransferFailed:
             return
-        message = f"rank {rank.number}: slot {slot} has failed to load, and may be loaded again"
+        message = (
+            f"rank {rank.number}: slot {slot} failed to load, but is still valid and may be loaded again"
+        )
         raise PropertyBroken(Property.PROGRESS, message)
 
     def _served(self, rank: Rank, slot: int, key: int) -> bool:
-        """Load a slot. Returns whether it was served; what was served must be right."""
+        """Load a slot, and check the loaded bytes. Returns whether the load succeeded."""
         self._transfers += 1
         rank.host[0] = 0
         if not rank.copy(self._transfers, Direction.LOAD, slot, key):
             return False
         if not np.array_equal(rank.host[0], content(key, self.meaning, rank.number)):
             others = [Meaning(i, w) for i in range(len(FACTS)) for w in range(len(WEIGHTS))]
-            stale = any(np.array_equal(rank.host[0], content(key, one, rank.number)) for one in others)
+            stale = any(np.array_equal(rank.host[0], content(key, other, rank.number)) for other in others)
             broken = Property.NO_STALE_DATA if stale else Property.CORRECT_BYTES
             raise PropertyBroken(broken, f"rank {rank.number}: slot {slot} served other bytes than its key's")
         return True
 
     def _do_reset(self, weights: int) -> bool:
-        """Everything is given up, perhaps for other weights: the era says so before it is answered."""
+        """Reset the caches, perhaps for other weights. The new era is written before the reset returns."""
         self.meaning = self.meaning._replace(weights=weights)
         last = SlotGeneration(self.ranks[0].file.life, self._transfers)
         era = DiskEra(WEIGHTS[weights], last)
@@ -298,10 +303,10 @@ class DiskWorld:
         data[rank.file.geometry.payload_at(slot)] ^= 1
         self._put(rank, bytes(data))
         rank.rotten.add(slot)
-        for one in self.ranks:
-            assert one.history is not None
-            one.history.told.pop(slot, None)
-            one.history.forget()
+        for other in self.ranks:
+            assert other.history is not None
+            other.history.told.pop(slot, None)
+            other.history.forget()
         return True
 
     # How a process ends, and the next one begins.
@@ -310,7 +315,7 @@ class DiskWorld:
         return self._end_process([rank.history.moments[-1] for rank in self.ranks if rank.history], None)
 
     def _do_crash(self, power: int, *back: int) -> bool:
-        """The process is killed (power is 0), or the machine loses its power, some calls before now."""
+        """Kill the process (power is 0), or cut the power, at `back` system calls before now on each rank."""
         moments = []
         for rank, calls in zip(self.ranks, back):
             assert rank.history is not None
@@ -335,9 +340,9 @@ class DiskWorld:
         rank.history.replace(data)
 
     def _do_start(self, identity: int, weights: int) -> bool:
-        """Another process begins. It must find what was promised, and may find what was stored.
+        """Start the next process. It must find all promised blocks, and may find other stored ones.
 
-        identity, weights: how many versions they moved on since the last process; 0: none.
+        identity, weights: by how many versions they differ from the last process; 0: the same.
         """
         before = self.meaning
         meaning = Meaning(
@@ -357,7 +362,7 @@ class DiskWorld:
         if meaning != self.meaning:
             self.meaning = meaning
             self._give_up_all()
-            self._ended = [one._replace(told={}) for one in self._ended]
+            self._ended = [moment._replace(told={}) for moment in self._ended]
         self._check_found(found)
         for rank in self.ranks:
             assert rank.history is not None
@@ -366,25 +371,25 @@ class DiskWorld:
         return True
 
     def _check_found(self, found: Recovered) -> None:
-        """Each key that is found was stored on all ranks, and what it serves is right."""
+        """Check that each key found was stored on all ranks, and loads the right bytes."""
         for key, slot in found.slots.items():
             number = int(key.split()[1])
             untils = [moment.begun for moment in self._ended]
-            took = [
-                rank.took(slot, number, rank.file.table.proof(slot).generation, until)
+            begun = [
+                rank.has_begun(slot, number, rank.file.table.proof(slot).generation, until)
                 for rank, until in zip(self.ranks, untils)
             ]
-            if not any(took):
-                message = f"key {number} is found in slot {slot}, and a reset or another meaning came since"
+            if not any(begun):
+                message = f"key {number} is found in slot {slot}, but a reset or another meaning came since"
                 raise PropertyBroken(Property.NO_STALE_DATA, message)
-            if not all(took):
-                message = f"key {number} is found in slot {slot}, and was not stored there on all ranks"
+            if not all(begun):
+                message = f"key {number} is found in slot {slot}, but was not stored there on all ranks"
                 raise PropertyBroken(Property.PUBLISH_AFTER_COMMIT, message)
             if all(self._served(rank, slot, number) for rank in self.ranks):
                 self.held[slot] = number
         lost = sorted(self._promised() - set(self.held.values()))
         if lost:
-            message = f"keys {lost} were told to be stored, and the next process lacks them"
+            message = f"keys {lost} were reported as stored, but the next process lacks them"
             raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
 
     def _promised(self) -> set[int]:
@@ -392,18 +397,18 @@ class DiskWorld:
         if not self._ended or (self._keeps_flushed_only and self.flush is FlushPolicy.NONE):
             return set()
         first, *others = (moment.told for moment in self._ended)
-        return {told[0] for slot, told in first.items() if all(one.get(slot) == told for one in others)}
+        return {told[0] for slot, told in first.items() if all(other.get(slot) == told for other in others)}
 
     @contextmanager
     def _recorded(self, fails: _FailingCall) -> Iterator[None]:
-        """Note all calls that write or flush a file of a rank. What the tier tells people is not printed."""
+        """Record all system calls that write or flush a rank's file. The tier's log messages are silenced."""
         pwritev, fdatasync = os.pwritev, os.fdatasync
 
         def write(descriptor: int, buffers: list[Any], offset: int) -> int:
             fails.next()
             history = self._history(descriptor)
             done = pwritev(descriptor, buffers, offset)
-            history.write(b"".join(bytes(one) for one in buffers)[:done], offset)
+            history.write(b"".join(bytes(buffer) for buffer in buffers)[:done], offset)
             return done
 
         def flush(descriptor: int) -> None:
@@ -417,9 +422,9 @@ class DiskWorld:
             yield
 
     def _history(self, descriptor: int) -> DiskHistory:
-        """The history of an open file; a new one if the rank has another file now."""
+        """Return the history of an open file; begin a new one if the rank has another file now."""
         path, status = Path(os.readlink(f"/proc/self/fd/{descriptor}")), os.fstat(descriptor)
-        (rank,) = (one for one in self.ranks if one.path == path)
+        (rank,) = (candidate for candidate in self.ranks if candidate.path == path)
         if rank.history is None or rank.history.inode != status.st_ino:
             rank.history = DiskHistory(status.st_ino, path.read_bytes())
             rank.rotten.clear()
@@ -429,13 +434,13 @@ class DiskWorld:
     # What must hold.
 
     def check(self) -> None:
-        """Every load brings what was stored."""
+        """Check that every held block loads as it was stored."""
         if self.lives:
             for slot in list(self.held):
                 self._do_load(slot)
 
     def wind_down(self) -> Action | None:
-        """At rest as soon as a process lives."""
+        """Return a start if no process runs; otherwise the world is at rest."""
         return None if self.lives else ("start", 0, 0)
 
     def describe(self) -> dict[str, str]:
@@ -446,7 +451,7 @@ class DiskWorld:
 
 
 def drawn(random: Random) -> DiskWorld:
-    """A world with a drawn configuration."""
+    """Return a world with a drawn configuration."""
     return DiskWorld(random.choice((1, 2)), random.choice((FlushPolicy.EVERY, FlushPolicy.NONE)))
 
 

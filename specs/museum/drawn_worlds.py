@@ -1,6 +1,6 @@
-"""Worlds with drawn configurations, for the walks of the museum: what the targets of `kvsm fuzz` do not draw.
+"""Worlds for the museum's walks, with drawn configurations that the targets of `kvsm fuzz` do not have.
 
-None of them is about one bug. Each is about a kind of engine, of workload, or of disturbance.
+None is made for one bug: each has a kind of engine, of workload or of disturbance.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _SELDOM = ("lose", "reset", "restart", "fail", "cancel", "touch", "import_blocks
 
 
 def _core_with(random: Random) -> CoreWorld:
-    """A core world in which some seldom actions are frequent. It moves no cursor as no engine would."""
+    """Return a core world in which some rare actions are frequent.
+
+    It never draws "advance": random moves of a request's cursors are unlike any engine's.
+    """
     options, often = draw_options(random), set(random.sample(_SELDOM, 3))
     if random.random() < 0.4:
         # Loads of parts of a chunk, and resets between them.
@@ -44,7 +47,7 @@ def _core_with(random: Random) -> CoreWorld:
 
 
 def log_ahead(random: Random) -> LogAheadWorld:
-    """A core whose log is watched."""
+    """Return a core world that checks that the log is flushed before each effect becomes visible."""
     return LogAheadWorld(draw_options(random), waits=random.random() < 0.5)
 
 
@@ -79,7 +82,7 @@ def wrong_books_of_tiers(random: Random) -> WrongBooksWorld:
 
 
 class EndingServing(ServingWorld):
-    """Ends a run when its engine has nothing more to do. It is checked often."""
+    """A serving world whose run ends when its engine has no work left, with frequent checks."""
 
     check_every = 20
 
@@ -106,7 +109,7 @@ _LAYERS = (
 
 
 def _spec(random: Random, length: int, parts: int = 0) -> RequestSpec:
-    """A request. Prompts part at any token, also within a block or a chunk."""
+    """Return a request whose prompt diverges from others at any token, also within a block or a chunk."""
 
     def tokens(count: int) -> tuple[int, ...]:
         shared = random.randint(0, count)
@@ -117,8 +120,10 @@ def _spec(random: Random, length: int, parts: int = 0) -> RequestSpec:
 
 
 def _again(random: Random, length: int, count: int) -> tuple[RequestSpec, ...]:
-    """Requests whose prompts are beginnings of a few long ones, so that most of them hit. Half of the prompts
-    end at a block boundary or right behind it."""
+    """Return requests whose prompts are prefixes of two long ones, so that most of them hit.
+
+    At least two thirds of the prompts end at a block boundary or one token after it.
+    """
     longest = [_spec(random, length).prompt + tuple(range(100, 100 + length)) for _ in range(2)]
 
     def cut() -> int:
@@ -129,12 +134,12 @@ def _again(random: Random, length: int, count: int) -> tuple[RequestSpec, ...]:
 
 
 def layered_serving(random: Random) -> EndingServing:
-    """Engines with windows, drafters and chunks of several blocks, on hosts that are small or full."""
+    """Return an engine with windows, drafters or chunks of two blocks, on a host of any size."""
     groups = random.choice(_LAYERS)
     longest = random.randint(3, 6) * HASH_TOKENS
     drafts = int(any(group.drafter for group in groups))
     device_blocks = (longest // HASH_TOKENS + 4) * len(groups) + random.randint(0, 6)
-    # An engine that counts no references cannot keep the blocks of a lost load.
+    # An engine without reference counts cannot keep the target blocks of a lost load.
     references = random.random() < 0.7
     options = ServingOptions(
         requests=_again(random, longest, random.randint(10, 40)),
@@ -163,7 +168,7 @@ def layered_serving(random: Random) -> EndingServing:
 
 
 def session_serving(random: Random) -> EndingServing:
-    """Sessions, whose prompts grow, on a host that has room for a part of them."""
+    """Return an engine of sessions, whose prompts grow, on a host with room for some of them."""
     longest = 3 * HASH_TOKENS
     specs = tuple([_spec(random, longest, 3) for _ in range(random.randint(5, 20))])
     return EndingServing(
@@ -182,7 +187,7 @@ def session_serving(random: Random) -> EndingServing:
 
 
 def lazy_serving(random: Random) -> EndingServing:
-    """A lazy store, with requests that take many blocks at once, and a host that loses keys."""
+    """Return an engine with a lazy store, large requests, and a host that loses keys."""
     longest = random.randint(2, 6) * HASH_TOKENS
     return EndingServing(
         ServingOptions(
@@ -204,13 +209,15 @@ def lazy_serving(random: Random) -> EndingServing:
 
 
 def routed_serving(random: Random) -> EndingServing:
-    """A router behind an engine with chunks of two blocks. Prompts part within a chunk, some are embeddings,
-    and the host is small."""
+    """Return an engine with a router, chunks of one or two blocks, and a small host.
+
+    Prompts diverge within a chunk, and some are embeddings.
+    """
     longest = 4 * HASH_TOKENS
     specs = [_spec(random, longest) for _ in range(random.randint(5, 20))]
     return EndingServing(
         ServingOptions(
-            requests=tuple([msgspec.structs.replace(one, embeds=random.random() < 0.3) for one in specs]),
+            requests=tuple([msgspec.structs.replace(spec, embeds=random.random() < 0.3) for spec in specs]),
             device_blocks=longest // HASH_TOKENS + random.randint(4, 10),
             slots=random.randint(1, 6),
             workers=1,

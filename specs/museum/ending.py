@@ -1,4 +1,4 @@
-"""The ends of transfers and of requests: bugs in who hears of them, and when."""
+"""The ends of transfers and of requests: bugs in what they notify, and when."""
 
 from __future__ import annotations
 

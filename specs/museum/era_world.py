@@ -1,22 +1,22 @@
-"""The world of eras: engines of two tiers, one after another, on kept host pools and real files.
+"""The world of eras: two-tier engines, one after another, on kept host pools and real files.
 
-Each process has the real cores, `DiskTier`, log of the host, files of slots, copies, recovery and `OpenEra`.
-It stores prompts and asks for them, copies to the disk and back on each rank by itself, and resets its
-caches, perhaps for other weights. It ends well, or it is killed: at rest, with copies under way, in a reset,
-or while it opens its files. The next one may have other weights, or a host pool that was made again.
+Each process has the real cores, `DiskTier`, host log, slot files, disk copies, recovery and `OpenEra`. It
+stores and requests prompts, copies to the disk and back (each rank separately), and resets its caches,
+perhaps for other weights. It exits normally, or is killed: at rest, with copies in flight, in a reset, or
+while it opens its files. The next process may have other weights, or a new host pool.
 
-The bytes of a block are those of its key, its rank and its *epoch*. An epoch begins with each reset, and with
-other weights. Watched:
+The bytes of a block depend on its key, its rank and its *epoch*. Each reset begins an epoch, and so do other
+weights. Checked:
 
-- what can be read on the host, and what a start finds on the disk, holds bytes of an epoch that counts: no
-  stale data (S14), correct bytes (S15);
-- after a reset, done or failed, nothing from before can be found: no stale data (S14);
-- a reset whose era could not be written is not answered as done: failure is not success (S6);
-- what was stored on the disk is found by the next process; and what the host stored is on the disk at rest,
-  unless a copy failed or there was no room: no doubled or lost store (S13);
-- both ledgers agree with each other, and with all that `check_ledger` asks: conservation (S1) and more.
+- each block that is readable on the host, or that a start finds on the disk, holds the bytes of a valid
+  epoch: no stale data (S14), correct bytes (S15);
+- after a reset, completed or failed, no earlier block can be found: no stale data (S14);
+- a reset whose era could not be written does not return as done: failure is not success (S6);
+- the next process finds each block that was stored on the disk; at rest, each block that the host has stored
+  is on the disk, unless a copy failed or there was no room: no doubled or lost store (S13);
+- the two ledgers agree with each other, and both pass `check_ledger`: conservation (S1) and more.
 
-A power loss and a damaged disk are in `disk_world.py`; orders of copies in `kvsm.check.worlds.two_tiers`.
+`disk_world.py` covers power losses and a damaged disk, `kvsm.check.worlds.two_tiers` orders of copies.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from kvsm.tiers.warm_restart import start
 from museum.started_world import leave_log
 
 PROMPTS = ((b"a",), (b"b",), (b"a", b"c"))
-"""What is stored and asked for, as keys in prefix order."""
+"""The prompts that are stored and requested, as keys in prefix order."""
 WEIGHTS = ("v1", "v2")
 PAYLOAD, DEVICE_BLOCKS, PLACES = 512, 2, 2
 _IDENTITY = PoolIdentity.of({"model": "small"})
@@ -76,11 +76,11 @@ _LIKELY = ("store", "store", "ask", "plan", "plan", "disk", "disk", "disk", "dis
 _SELDOM = ("reset", "reset", "end")
 
 WELL, ERA_FAILS, KILLED_IN_RESET = range(3)
-"""How a reset ends: done; the disk is full when the era is written; the process is killed before that."""
+"""How a reset ends: done; the disk is full when the era is written; a kill before the era is written."""
 
 
 class EraOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How large a world is. writes: when blocks go to the disk, a `WritePolicy`."""
+    """The size of a world. writes: the value of a `WritePolicy`: when blocks are written to the disk."""
 
     ranks: int = 2
     host_slots: int = 2
@@ -89,7 +89,10 @@ class EraOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Kept(NamedTuple):
-    """What a tier keeps for the next process. weights: which have computed it. epochs: of its bytes."""
+    """The blocks that a tier keeps for the next process.
+
+    weights: the weights that computed them. epochs: the epochs that their bytes may have.
+    """
 
     weights: str
     epochs: frozenset[int]
@@ -97,13 +100,16 @@ class Kept(NamedTuple):
 
 @lru_cache(None)
 def content(key: bytes, epoch: int, rank: int) -> bytes:
-    """The bytes of a block."""
+    """Return the bytes of a block."""
     return (b"%s %d %d " % (key, epoch, rank)).ljust(PAYLOAD, b"~")
 
 
 class EraRank:
-    """One rank. host: its pool, which outlives the process. path: of its slots. file, engine: while it
-    lives; the engine is made for its first copy."""
+    """One rank.
+
+    host: its host pool, which outlives the process. path: its file of disk slots.
+    file, engine: None while no process runs; the engine is made for the first copy.
+    """
 
     def __init__(self, number: int, path: Path, geometry: DiskGeometry, host_slots: int) -> None:
         self.number, self.path, self.geometry = number, path, geometry
@@ -116,7 +122,7 @@ class EraRank:
         return self.file
 
     def copy(self, job: TransferJob) -> bool:
-        """Copy between the host pool and the disk. Returns whether it was good."""
+        """Copy between the host pool and the disk. Returns whether the copy succeeded."""
         if self.engine is None:
             assert self.file is not None
             self.engine = DiskCopyEngine(self.host, self.file, FlushPolicy.NONE, threads=1)
@@ -126,30 +132,30 @@ class EraRank:
         return result.good
 
     def close(self) -> None:
-        """As a process that ends: nothing more is written."""
-        for one in (self.engine, self.file):
-            if one is not None:
-                one.close()
+        """Close the engine and the file, as at the end of a process: nothing more is written."""
+        for opened in (self.engine, self.file):
+            if opened is not None:
+                opened.close()
         self.engine = self.file = None
 
     def payload(self, slot: int) -> bytes:
-        """What a slot on disk holds."""
+        """Return the bytes that a disk slot holds."""
         begin = self.geometry.payload_at(slot)
         return self.path.read_bytes()[begin : begin + PAYLOAD]
 
 
 class DiskCopy(msgspec.Struct):
-    """A copy between host and disk that has left. waits: ranks that have not carried it out."""
+    """A submitted copy between host and disk. waits: the ranks that have not carried it out yet."""
 
     job: TransferJob
     waits: list[int]
 
 
 class EraWorld:
-    """A `World`. Two that were made with the same options, and saw the same actions, are equal."""
+    """A `World`; worlds with the same options and the same actions are equal."""
 
     events: tuple[OffloadingEvent, ...] = ()
-    """Empty: each process has a log of its own."""
+    """Empty: each process has its own log."""
     check_every = 20
 
     def __init__(self, options: EraOptions) -> None:
@@ -172,7 +178,7 @@ class EraWorld:
         self._pool, self._marks = 1, memory_marks(options.ranks)
         self.weights, self.epoch, self._last_epoch = WEIGHTS[0], 0, 0
         self.on_host = self.on_disk = Kept(WEIGHTS[0], frozenset({0}))
-        """What each tier keeps, as this world knows it."""
+        """The blocks that each tier keeps, by this world's own books."""
         self._promised: set[bytes] = set()
         """Keys that the next process must find on the disk, if it has the weights of `on_disk`."""
         self._now = 0
@@ -181,7 +187,7 @@ class EraWorld:
     # What may happen.
 
     def _numbers(self, name: str) -> tuple[int, ...]:
-        """The size of the range of each number of an action."""
+        """Return the exclusive upper bound of each number of an action."""
         ranks = self.options.ranks
         return {
             "store": (len(PROMPTS),),
@@ -194,19 +200,19 @@ class EraWorld:
         }[name]
 
     def draw(self, random: Random) -> Action:
-        """An action by weight. Most starts go on with the same weights and pool, and succeed."""
+        """Draw an action by weight. Most starts keep the weights and the pool, and succeed."""
         if not self.lives:
-            numbers = (random.randrange(one) * (random.random() < 0.3) for one in self._numbers("start"))
+            numbers = (random.randrange(bound) * (random.random() < 0.3) for bound in self._numbers("start"))
             return ("start", *numbers)
         name = random.choice(_LIKELY if random.random() < 0.96 else _SELDOM)
         if name == "disk" and not self._copies:
             name = "plan"
         if name == "plan" and not self.tier.has_work():
             name = random.choice(("store", "store", "ask"))
-        if random.random() < 0.05 and any(len(one.waits) < self.options.ranks for one in self._copies):
+        if random.random() < 0.05 and any(len(copy.waits) < self.options.ranks for copy in self._copies):
             name = "end"  # when one rank has a block and another one has not
         if name == "ask":
-            return name, random.choice(self._below() or range(len(PROMPTS)))
+            return name, random.choice(self._only_on_disk() or range(len(PROMPTS)))
         if name == "reset":
             return name, random.randrange(len(WEIGHTS)), random.choice((WELL, WELL, *range(3)))
         if name != "disk":
@@ -214,13 +220,13 @@ class EraWorld:
         place = random.randrange(len(self._copies))
         return name, place, random.choice(self._copies[place].waits), int(random.random() < 0.1)
 
-    def _below(self) -> list[int]:
-        """The prompts of which the disk has something that the host lacks."""
+    def _only_on_disk(self) -> list[int]:
+        """Return the prompts with a key that is on the disk but not on the host."""
         lacks = {key for key in self.disk.ledger.index if key not in self.host.ledger.index}
         return [number for number, keys in enumerate(PROMPTS) if not lacks.isdisjoint(keys)]
 
     def actions(self) -> list[Action]:
-        """The simplest of each kind that may happen now."""
+        """Return the simplest action of each kind that may happen now."""
         names = ("store", "ask", "plan", "disk", "reset", "end") if self.lives else ("start",)
         return [(name, *(0 for _ in self._numbers(name))) for name in names]
 
@@ -236,15 +242,15 @@ class EraWorld:
         with patch.object(logging.getLogger("kvsm.tiers.disk"), "disabled", True):
             done = bool(move(*map(int, numbers)))
         if done and self.lives:
-            # Evicted, or its load failed.
+            # A key that left the disk was evicted, or its load failed.
             self._owed -= before - self.disk.ledger.index.keys()
             self._watch()
         return done
 
-    # The engine. Its copies between device and host end at once: other worlds let them take their time.
+    # The engine. Copies between device and host end at once; other worlds delay them.
 
     def _do_store(self, prompt: int) -> bool:
-        """It computes what the host lacks of a prompt, and the host stores it."""
+        """Compute the blocks of a prompt that the host lacks, and store them on the host."""
         index, before = self.host.ledger.index, self.host.ledger.seq
         keys = [key for key in PROMPTS[prompt] if key not in index]
         if not keys or self.host.ledger.draining():
@@ -260,13 +266,16 @@ class EraWorld:
                     rank.host[slot] = np.frombuffer(content(keys[block], self.epoch, rank.number), np.uint8)
             stored, waiting = self._report(job), self.tier._waiting
             if len(waiting) + len(stored) > self.options.host_slots:
-                self._owed.difference_update(waiting)  # The oldest of them wait no more.
+                self._owed.difference_update(waiting)  # The oldest waiting keys may be dropped.
             self._owed.update(stored)
             self.tier.stored(stored)
         return self.host.ledger.seq != before
 
     def _do_ask(self, prompt: int) -> bool:
-        """A request comes, and leaves if it would have to wait. What only the disk has is fetched for it."""
+        """Serve a request, which leaves if it would have to wait.
+
+        Blocks that only the disk has are fetched.
+        """
         before = self.host.ledger.seq
         job = self.requests.ask(prompt, PROMPTS[prompt], range(DEVICE_BLOCKS))
         if job is not None:
@@ -275,7 +284,7 @@ class EraWorld:
         return self.host.ledger.seq != before
 
     def _report(self, job: TransferJob) -> tuple[bytes, ...]:
-        """A copy between device and host ends well. Returns the keys that it has stored."""
+        """Report a successful copy between device and host. Returns the keys that it stored."""
         keys: tuple[bytes, ...] = ()
         for rank in self.ranks:
             ended = self.host.report(job.transfer, rank.number, True).ended
@@ -283,18 +292,18 @@ class EraWorld:
         return keys
 
     def _do_plan(self) -> bool:
-        """A step ends: copies to the disk and back leave."""
+        """End a step: submit copies to the disk and back."""
         self._now += 1
         ledger, waiting = self.disk.ledger, [*self.tier._waiting]
         if len(ledger.free) + ledger.evictable() < len(waiting):
-            self._owed.difference_update(waiting)  # Some of them find no room.
+            self._owed.difference_update(waiting)  # There is no room for some of these keys.
         jobs = self._era.named(self.tier.plan())
         self._copies += [DiskCopy(job, list(range(self.options.ranks))) for job in jobs]
         self.host.end_step()
         return True
 
     def _do_disk(self, place: int, rank: int, fails: int) -> bool:
-        """A rank carries out a copy between host and disk, or it fails there and nothing is written."""
+        """Carry out a copy between host and disk on one rank, or let it fail there without a write."""
         if place >= len(self._copies) or rank not in self._copies[place].waits:
             return False
         copy = self._copies[place]
@@ -313,14 +322,17 @@ class EraWorld:
         return True
 
     def _do_reset(self, other: int, how: int) -> bool:
-        """The caches are reset, perhaps for other weights. It is done, it fails, or the process is killed."""
+        """Reset the caches, perhaps for other weights.
+
+        `how`: the reset completes, fails, or is cut by a kill.
+        """
         weights = WEIGHTS[(WEIGHTS.index(self.weights) + other) % len(WEIGHTS)]
-        told = weights if other else None
+        new_weights = weights if other else None
         self.weights, self.epoch = weights, self._new_epoch()
         self._epochs = frozenset({self.epoch})
         self.on_host = Kept(weights, self._epochs)
         self._owed.clear()
-        self.host.reset(told)
+        self.host.reset(new_weights)
         if how == KILLED_IN_RESET:
             self._promised = set(readable_keys(self.disk.ledger))
             self._die(killed=True)
@@ -328,19 +340,19 @@ class EraWorld:
         full = how == ERA_FAILS
         try:
             with _full_disk() if full else nullcontext():
-                self.tier.reset(told)
+                self.tier.reset(new_weights)
         except OSError:
             if not full:
                 raise
         else:
             if full:
-                message = "a reset was answered, and its era could not be written"
+                message = "a reset returned as done, but its era could not be written"
                 raise PropertyBroken(Property.FAILURE_IS_NOT_SUCCESS, message)
         self._check_forgotten()
         return True
 
     def _check_forgotten(self) -> None:
-        """Right after a reset nothing can be found, on either tier."""
+        """Check that no key can be found on either tier right after a reset."""
         for keys in PROMPTS:
             for key in keys:
                 if key in self.host.ledger.index or self.tier.has(key):
@@ -349,7 +361,7 @@ class EraWorld:
                     )
 
     def _begin_era(self, weights: str | None) -> None:
-        """What `DiskTier` calls: it is durable when this returns."""
+        """Begin an era; `DiskTier` calls this, and the era is durable on return."""
         self._era.begin(weights, self.disk.ledger.seq)
         self.on_disk = Kept(self.weights, frozenset({self.epoch}))
 
@@ -360,7 +372,7 @@ class EraWorld:
     # A process ends, and the next one begins.
 
     def _do_end(self, how: int) -> bool:
-        """The process is killed (0), or ends well (1)."""
+        """Kill the process (0), or let it exit normally (1)."""
         self._promised = set(readable_keys(self.disk.ledger))
         self._die(killed=not how)
         return True
@@ -375,11 +387,11 @@ class EraWorld:
         self.lives = False
 
     def _do_start(self, other: int, remade: int, killed_after: int) -> bool:
-        """Another process begins. It may be killed while it opens its files.
+        """Start the next process, which may be killed while it opens its files.
 
-        other: whether it has other weights than the last one.
-        remade: whether the host pool was made again.
-        killed_after: how many steps are done when it is killed; 0: it is not.
+        other: by how many versions its weights differ from the last process; 0: the same.
+        remade: whether the host pool is new.
+        killed_after: the number of opening steps before the kill; 0: no kill.
         """
         weights = WEIGHTS[(WEIGHTS.index(self.weights) + other) % len(WEIGHTS)]
         if remade:
@@ -389,8 +401,8 @@ class EraWorld:
                 rank.host[:] = 0
         self.weights = weights
         found = None
-        for number, known in enumerate(self._opened(weights), 1):
-            found = known
+        for number, recovered in enumerate(self._opened(weights), 1):
+            found = recovered
             if number == killed_after:
                 for rank in self.ranks:
                     rank.close()
@@ -401,14 +413,16 @@ class EraWorld:
         return True
 
     def _opened(self, weights: str) -> Iterator[Recovered | None]:
-        """Open the files of all ranks, as an engine does whose ranks are processes, one step at a time.
-        Yields what is found, once that is decided."""
+        """Open the files of all ranks step by step, as an engine whose ranks are processes.
+
+        Yields after each step: None, or the recovered slots once they are decided.
+        """
         for rank in self.ranks:
             rank.open()
             yield None
         files = [rank.file for rank in self.ranks if rank.file is not None]
         scans = [scan(file) for file in files]
-        life = max(one.life for one in scans)
+        life = max(found.life for found in scans)
         era = era_at_start(self._files.era, weights, life)
         self._era = OpenEra(self._files.era, era, life)
         if self.on_disk.weights != weights:
@@ -420,17 +434,17 @@ class EraWorld:
             yield found
 
     def _check_found(self, found: Recovered) -> None:
-        """What a start finds on the disk is what was promised, and nothing that does not count."""
+        """Check that a start finds all promised keys on the disk, and only bytes of valid epochs."""
         for key, slot in found.slots.items():
             for rank in self.ranks:
                 self._check_bytes(rank.payload(slot), key, rank, f"disk slot {slot}", self.on_disk.epochs)
         lost = sorted(self._promised - found.slots.keys())
         if lost:
-            message = f"{lost[0]!r} was stored on the disk of every rank, and the next process lacks it"
+            message = f"{lost[0]!r} was stored on the disk of every rank, but the next process lacks it"
             raise PropertyBroken(Property.STORED_ONCE, message)
 
     def _begin(self, found: Recovered, *, remade: bool) -> None:
-        """The process serves what is left."""
+        """Start the host core, the disk core and the tier on what the last process left."""
         options = self.options
         config = host_config(
             OffloadConfig(
@@ -490,21 +504,21 @@ class EraWorld:
     ) -> None:
         if any(held == content(key, epoch, rank.number) for epoch in counts):
             return
-        stale = any(held == content(key, one, rank.number) for one in range(self._last_epoch + 1))
+        stale = any(held == content(key, epoch, rank.number) for epoch in range(self._last_epoch + 1))
         broken = Property.NO_STALE_DATA if stale else Property.CORRECT_BYTES
-        told = held.rstrip(b"~").decode("ascii", "replace")
-        message = f"{where} of rank {rank.number} serves {key!r}, and holds {told!r}"
-        raise PropertyBroken(broken, f"{message}; epochs that count: {sorted(counts)}")
+        text = held.rstrip(b"~").decode("ascii", "replace")
+        message = f"{where} of rank {rank.number} serves {key!r}, but holds {text!r}"
+        raise PropertyBroken(broken, f"{message}; valid epochs: {sorted(counts)}")
 
     def _check_owed(self) -> None:
-        """At rest the disk has what the host has stored, if it is written through."""
+        """Check that, with write-through and at rest, the disk has all blocks that the host has stored."""
         at_rest = not self._copies and not self.tier.has_work() and not self.tier._waiting
         if not at_rest or self.options.writes != WritePolicy.THROUGH.value:
             return
         index, readable = self.host.ledger.index, self.host.ledger.readable
         for key in sorted(self._owed):
             if key in index and readable(index[key]) and not self.tier.has(key):
-                message = f"the host has stored {key!r}, no copy of it failed, and the disk does not get it"
+                message = f"the host has stored {key!r}, no copy of it failed, but the disk never gets it"
                 raise PropertyBroken(Property.STORED_ONCE, message)
 
     def check(self) -> None:
@@ -517,7 +531,7 @@ class EraWorld:
         self._watch()
 
     def wind_down(self) -> Action | None:
-        """The next action on the way to rest: a process lives, and its copies have ended."""
+        """Return the next action towards rest: a running process without copies in flight."""
         if not self.lives:
             return "start", 0, 0, 0
         if self._copies:
@@ -525,7 +539,7 @@ class EraWorld:
         return ("plan",) if self.tier.has_work() else None
 
     def describe(self) -> dict[str, str]:
-        """What can be seen of it."""
+        """Return the weights, whether a process runs, and the keys of both tiers."""
         seen = {"weights": self.weights, "life": str(self.lives)}
         if self.lives:
             seen |= {f"host slot {slot}": key.decode() for key, slot in self.host.ledger.index.items()}
@@ -538,7 +552,7 @@ class EraWorld:
 
 @contextmanager
 def _full_disk() -> Iterator[None]:
-    """No file can be written durably."""
+    """Make every `fsync` fail, as on a full disk."""
 
     def fails(_descriptor: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -554,7 +568,7 @@ def _end(ranks: list[EraRank], place: TemporaryDirectory[str]) -> None:
 
 
 def eras(random: Random) -> EraWorld:
-    """A world with a drawn configuration."""
+    """Return a world with a drawn configuration."""
     return EraWorld(
         EraOptions(
             ranks=random.choice((1, 2, 2)),

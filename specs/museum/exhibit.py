@@ -1,9 +1,9 @@
-"""A bug of kvsm's code that is put in for a while: an exhibit is one of another system, brought back.
+"""A bug that is put into kvsm's code for the time of a `with` block.
 
-`specs/mutants` has bugs of another kind.
+An exhibit is a bug of another system, re-created in kvsm; `specs/mutants` has other kinds of bugs.
 
-The change edits a function's source text. During a `with` block the function is replaced by the compiled
-result. So an exhibit can be shown as a diff, and it fails by itself if the line that it edits is gone.
+A bug edits the source text of functions, and the compiled result replaces each function's code. So a bug can
+be shown as a diff, and putting it in fails if an edited line no longer exists.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvsm.states.machine import Machine
 
 PROJECT = Path(__file__).resolve().parents[2]
 BLOCK_ROWS = "kvsm.states.block:_rows"
-"""The one table that exhibits edit. Its machine is rebuilt from the edited rows."""
+"""The only state table that bugs edit. Its machine is rebuilt from the edited rows."""
 HAVE_TWO_BODIES = (
     "kvsm.core.ledger.key_index",
     "kvsm.core.ledger.",
@@ -43,7 +43,10 @@ HAVE_TWO_BODIES = (
     "kvsm.core.scheduler.tracked:TrackedRequest.make_keys",
     "kvsm.states.",
 )
-"""Rooms and functions that the native body has, too. A bug in their text needs the body that runs it."""
+"""Python modules and functions with a twin in C.
+
+To take effect, a bug in their text needs the Python body.
+"""
 
 
 class Edit(msgspec.Struct, frozen=True):
@@ -59,7 +62,7 @@ class Edit(msgspec.Struct, frozen=True):
     new: str = ""
 
     def applied_to(self, lines: list[str], where: str) -> list[str]:
-        """The edited lines. Raises `ValueError` unless `old` occurs exactly once."""
+        """Return the edited lines. Raises `ValueError` unless `old` occurs exactly once."""
         old = [line.strip() for line in self.old.strip().splitlines()]
         texts = [line.strip() for line in lines]
         places = [n for n in range(len(texts)) if texts[n : n + len(old)] == old]
@@ -77,9 +80,9 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     """One bug.
 
     breaks: the property that it breaks.
-    edits: what puts it into the code.
-    stop: if kvsm refuses what the bug does, a part of its message.
-    without_stop: edits that remove this guard as well, to show what it prevents.
+    edits: the source edits that put it in.
+    stop: a part of the message with which a guard of kvsm refuses the bug's action; "" if no guard does.
+    without_stop: further edits that remove this guard, to show what it prevents.
     """
 
     id: str
@@ -92,16 +95,16 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def origin(self) -> str:
-        """Where the bug comes from, for people."""
+        """Where the bug comes from, as text for readers."""
         raise NotImplementedError
 
     @property
     def needs_vllm(self) -> bool:
-        """Whether it is in a module that imports vLLM, and can be put in only where vLLM is."""
+        """Whether the bug is in a module that imports vLLM, so that putting it in needs vLLM."""
         return any(edit.target.startswith("kvsm.vllm.") for edit in self.edits)
 
     def put_back(self, *, without_stop: bool = False) -> ExitStack:
-        """The bug, until the end of a `with` block."""
+        """Put the bug in until the end of a `with` block."""
         stack, edits = ExitStack(), self.edits + (self.without_stop if without_stop else ())
         if any(edit.target.startswith(HAVE_TWO_BODIES) for edit in edits):
             stack.enter_context(native.without())
@@ -114,11 +117,11 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
         return stack
 
     def diff(self) -> str:
-        """The edits, as `git diff` would show them."""
+        """Return the edits as a unified diff."""
         return diff_of(self.edits)
 
     def diff_without_stop(self) -> str:
-        """The edits that remove the guard, as `git diff` would show them."""
+        """Return the edits that remove the guard, as a unified diff."""
         return diff_of(self.without_stop)
 
 
@@ -147,7 +150,7 @@ class FunctionChange(msgspec.Struct, frozen=True):
         made: dict[str, Any] = {}
         _, _, edited = self._in_source()
         text = dedent("".join(edited))
-        # A method that calls `super()` has a variable of the scope around it, `__class__`.
+        # A method that calls `super()` has the free variable `__class__`.
         outer = _plain(function).__code__.co_freevars
         within = f"def within({', '.join(outer)}):\n{indent(text, '    ')}\n    return {name}\n"
         text = f"from __future__ import annotations\n{within}"
@@ -158,7 +161,7 @@ class FunctionChange(msgspec.Struct, frozen=True):
         return code_replaced(_plain(function), _plain(other))
 
     def diff(self) -> str:
-        """As `git diff` would show it. The module need not be importable: vLLM may not be there."""
+        """Return the edits as a unified diff. The module need not be importable: vLLM may be missing."""
         path, (first, last), edited = self._in_source()
         whole = path.read_text(encoding="utf-8").splitlines(keepends=True)
         changed = [*whole[:first], *edited, *whole[last:]]
@@ -171,16 +174,16 @@ class FunctionChange(msgspec.Struct, frozen=True):
         return resolve_name(":".join([module, ".".join(owners)]) if owners else module), name
 
     def _in_source(self) -> tuple[Path, tuple[int, int], list[str]]:
-        """(file of the function, its first line and the one behind it, its lines after the edits)."""
+        """Return the function's file, its line range (half-open, 0-based), and its lines after the edits."""
         module, _, name = self.target.partition(":")
         path = PROJECT.joinpath(*module.split(".")).with_suffix(".py")
         text = path.read_text(encoding="utf-8")
         node: Any = ast.parse(text)
         for part in name.split("."):
-            node = next((one for one in node.body if getattr(one, "name", "") == part), None)
+            node = next((child for child in node.body if getattr(child, "name", "") == part), None)
             if node is None:
                 raise ValueError(f"{self.target}: there is no {part} (was the source changed since?)")
-        first = min([node.lineno, *(one.lineno for one in node.decorator_list)]) - 1
+        first = min([node.lineno, *(decorator.lineno for decorator in node.decorator_list)]) - 1
         lines = text.splitlines(keepends=True)[first : node.end_lineno]
         for edit in self.edits:
             lines = edit.applied_to(lines, self.target)
@@ -193,19 +196,21 @@ def diff_of(edits: tuple[Edit, ...]) -> str:
 
 
 def changes(edits: tuple[Edit, ...]) -> list[FunctionChange]:
-    """The edits grouped by function, in the order in which functions first appear."""
+    """Group the edits by function, in the order in which functions first appear."""
     targets = dict.fromkeys(edit.target for edit in edits)
-    return [FunctionChange(one, tuple(edit for edit in edits if edit.target == one)) for one in targets]
+    return [
+        FunctionChange(target, tuple(edit for edit in edits if edit.target == target)) for target in targets
+    ]
 
 
 def _plain(function: Any) -> Any:
-    """The function itself, if this is a class method or decorated."""
+    """Return the plain function behind a class method or a decorator."""
     return unwrap(getattr(function, "__func__", function))
 
 
 @contextmanager
 def code_replaced(function: Any, other: Any) -> Iterator[None]:
-    """The code of `other` in `function`: tables and modules that hold the function run it too."""
+    """Give `function` the code of `other`, so that holders of the function object run the new code, too."""
     before, function.__code__ = function.__code__, other.__code__
     try:
         yield
@@ -215,7 +220,7 @@ def code_replaced(function: Any, other: Any) -> Iterator[None]:
 
 @contextmanager
 def rows_replaced(machine: Machine, rows: tuple[Any, ...]) -> Iterator[None]:
-    """Give a machine another table, in place, and forget the memoised steps of the old one."""
+    """Replace a machine's table in place, and clear the memoised steps of the old table."""
     other = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
     with patch.multiple(machine, rows=other.rows, dense=other.dense):
         _forget_steps()

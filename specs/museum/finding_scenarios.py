@@ -1,4 +1,4 @@
-"""Directed scenarios of what kvsm has found in vLLM's connectors and managers (`own_findings.py`)."""
+"""Directed scenarios of the bugs that kvsm has found in vLLM (`own_findings.py`)."""
 
 from __future__ import annotations
 
@@ -71,11 +71,11 @@ def reset_is_told() -> None:
     core, _ = new_core(publisher=Publisher())
     store(core, "a", keys(1))
     assert core.reset()
-    told = [(one.keys, one.removed) for one in core.take_events()]
+    published = [(change.keys, change.removed) for change in core.take_events()]
     expect(
-        told == [(keys(1), False), (keys(1), True)],
+        published == [(keys(1), False), (keys(1), True)],
         Property.EVENTS_ARE_STATE,
-        "the host has lost a block, and no event tells it",
+        "the host has lost a block, but no event announces it",
     )
 
 
@@ -86,8 +86,8 @@ def import_ends_in_a_reset() -> None:
     core.submit([job.transfer])
     assert not core.reset()
     core.complete_store(job.transfer)
-    told = core.take_events()
-    expect(not told, Property.EVENTS_ARE_STATE, "a block is announced that was never on the host")
+    published = core.take_events()
+    expect(not published, Property.EVENTS_ARE_STATE, "a block is announced that was never on the host")
 
 
 def host_is_smaller_than_what_is_kept_ahead() -> None:

@@ -1,6 +1,6 @@
-"""What the checkers come to on their own: who sees each exhibit first, as what, and in how many steps.
+"""Which checker finds each exhibit first, as which broken property, and in how many steps.
 
-A slow test runs the whole museum and compares; docs/bugs.md is written from it.
+A slow test runs the whole museum and compares its results with this table; docs/bugs.md is generated from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ AUDITED = "walk: audited serving"
 
 
 class FoundBy(NamedTuple):
-    """checker: the first that sees the exhibit.
-    property: what it reports.
+    """The first sighting of an exhibit.
+
+    checker: the first checker, in their order, that finds the exhibit.
+    property: the property that it reports as broken.
     steps: the length of its trace.
     """
 

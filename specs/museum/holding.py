@@ -1,4 +1,4 @@
-"""Who holds memory: bugs in references, slots and their release."""
+"""Holds on memory: bugs in references, slots and their release."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A disk for the files of a log: writes and syncs may fail, and a power loss takes what was not synced.
+"""A simulated disk for the files of a log: writes and syncs may fail, a power loss takes unsynced pages.
 
-The files are real, and a reader of the same machine sees all that was written. Beside them stands what is on
-the disk. A sync that fails leaves of each page any version since the last good one. From then on the system
-takes the page for clean: the next sync is good, and proves nothing of it. That is how Linux behaves.
+The files are real, and a reader on the same machine sees all writes. Beside them `LogDisk` records what has
+reached the disk. After a failed sync, each dirty page holds any version since its last good sync, and the
+system marks the page clean: the next sync succeeds without writing it. That is how Linux behaves.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from typing import Any
 from unittest.mock import patch
 
 PAGE = 512
-"""Bytes that reach the disk together. Smaller than a page of memory, so that short files have many."""
+"""Bytes that reach the disk together; smaller than a memory page, so that short files have many pages."""
 
 _pwrite, _fdatasync, _ftruncate = os.pwrite, os.fdatasync, os.ftruncate
 
 
 class _OnDisk:
-    """What the disk has of one file.
+    """The content of one file that has reached the disk.
 
-    durable: by page, what a power loss leaves of a page that is clean.
-    dirty: by page, what it may leave of the others: as it was, and each version that was written since.
-    sizes: what it may leave as the size.
+    durable: page -> the content that a power loss leaves of a clean page.
+    dirty: page -> the contents that it may leave of a dirty page: the durable one, then each later version.
+    sizes: the file sizes that it may leave.
     """
 
     def __init__(self) -> None:
@@ -36,26 +36,26 @@ class _OnDisk:
         self.sizes = [0]
 
     def write(self, content: bytes, start: int, stop: int) -> None:
-        """The bytes from start to stop have changed. content: the whole file, after that."""
+        """Record a change of the bytes from start to stop. content: the whole file after the change."""
         for page in range(start // PAGE, -(-stop // PAGE)):
             versions = self.dirty.setdefault(page, [self.durable.get(page, b"")])
             versions.append(content[page * PAGE : (page + 1) * PAGE])
         self.sizes.append(len(content))
 
     def sync(self, content: bytes) -> None:
-        """All dirty pages reach the disk."""
+        """Record a successful sync: all dirty pages reach the disk."""
         for page in self.dirty:
             self.durable[page] = content[page * PAGE : (page + 1) * PAGE]
         self.dirty, self.sizes = {}, [len(content)]
 
     def drop(self, random: Random) -> None:
-        """The same, and it fails."""
+        """Record a failed sync: each dirty page keeps a drawn version, and is clean from now on."""
         for page, versions in self.dirty.items():
             self.durable[page] = random.choice(versions)
         self.dirty, self.sizes = {}, [random.choice(self.sizes)]
 
     def after_power_loss(self, random: Random) -> bytes:
-        """The file."""
+        """Draw a content of the file that a power loss may leave now."""
         share = random.choice((0.0, 0.5, 1.0))
         size = self.sizes[-1] if random.random() < share else random.choice(self.sizes)
         pages = dict(self.durable)
@@ -66,9 +66,9 @@ class _OnDisk:
 
 
 class LogDisk:
-    """The disk of a log directory. A fault is armed, and the next call of its kind fails.
+    """The disk of a log directory. `arm` makes the next system call of a kind fail.
 
-    failed: how many calls have failed.
+    failed: the number of calls that have failed.
     """
 
     def __init__(self) -> None:
@@ -77,22 +77,22 @@ class LogDisk:
         self.failed = 0
 
     def arm(self, call: str, which: int) -> None:
-        """Let the next call fail: "write", which may write a part, or "sync", which drops pages."""
+        """Make the next `call` fail: "write", which may write a part, or "sync", which drops pages."""
         self._faults[call] = Random(which)
 
     def forget_faults(self) -> None:
-        """Nothing is armed any more."""
+        """Disarm all faults."""
         self._faults.clear()
 
     @contextmanager
     def attached(self) -> Iterator[None]:
-        """The calls of the system go to this disk."""
+        """Redirect `pwrite`, `fdatasync` and `ftruncate` to this disk."""
         calls: dict[str, Any] = {"pwrite": self._write, "fdatasync": self._sync, "ftruncate": self._cut}
         with patch.multiple(os, **calls):
             yield
 
     def lose_power(self, directory: Path, random: Random) -> None:
-        """Leave of the log what a power loss may leave. Its names stay. Nobody may have the files open."""
+        """Give each file a content that a power loss may leave. File names survive. No file may be open."""
         self._faults.clear()
         for path in sorted(directory.iterdir()):
             file = self._files.get(path.stat().st_ino)
@@ -103,11 +103,11 @@ class LogDisk:
             file.write(content, 0, len(content))
             file.sync(content)
 
-    # In place of the calls of the system.
+    # The replacements of the system calls.
 
     def _write(self, descriptor: int, data: bytes, offset: int) -> int:
         number = os.fstat(descriptor).st_ino
-        if offset == 0:  # a new file, perhaps with the number of one that was deleted
+        if offset == 0:  # a new file, perhaps with the inode number of a deleted one
             self._files[number] = _OnDisk()
         fault = self._faults.pop("write", None)
         if fault is not None:
@@ -137,5 +137,5 @@ class LogDisk:
 
 
 def _content(descriptor: int) -> bytes:
-    # The writer has opened it for writing alone.
+    # The writer's descriptor is write-only.
     return Path(f"/proc/self/fd/{descriptor}").read_bytes()

@@ -1,16 +1,16 @@
-"""The world of a log on a disk that fails: the real writer, one process after another.
+"""The world of a log on a failing disk: the real writer, one process after another.
 
-An engine appends, flushes and closes. Any write and any sync may fail. A sync that runs in a thread of its
-own ends when an action says so, or when the writer waits for it. A process is killed, or the power is lost,
-and the next one goes on behind what is left (`kvsm.core.log.continued`).
+An engine appends, flushes and closes. Any write and any sync may fail. A sync in a background thread ends
+when an action says so, or when the writer waits for it. A process is killed, or the power is lost, and the
+next process continues after the last event that is left (`kvsm.core.log.continued`).
 
-What is read then is what was appended, each event once and in order: events are state (S10). What is missing
-is told:
+A reader then finds the appended events, each once and in order: events are state (S10). Missing events are
+reported:
 
-- an event that a sync had made durable is there, whatever fails later;
-- before a mark that says from which event on a log is broken, nothing is missing;
-- a log that was closed well has all events but those that count as lost;
-- the log stops, or has a gap, only if something has failed: progress (S9).
+- an event that a sync has made durable is found, whatever fails later;
+- if a mark says from which event on a log is broken, all earlier events are found;
+- a log that was closed normally has all events except those that it reports as lost;
+- the log stops, or has a gap, only if a system call has failed: progress (S9).
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from museum.log_disk import LogDisk
 _CONFIG = OffloadConfig(host_blocks=2, device_blocks=2)
 _SNAPSHOT = bytes(700)
 _LONG = 30
-"""A log with this many events is left behind, for each end reads all of it."""
+"""A log with this many events is not continued: each end of a process reads the whole log."""
 _ENDS = ("close", "kill", "lose_power")
 _LIKELY = (*["append", "flush", "sync", "open"] * 4, *["fail_write", "fail_sync"] * 3, *_ENDS)
 
 
 class LogOptions(NamedTuple):
-    """How a log is written, as `LogWriter` takes it."""
+    """The parameters of `LogWriter`."""
 
     durability: str
     sync_thread: bool
@@ -50,13 +50,13 @@ class LogOptions(NamedTuple):
 
 
 class _HeldJobs:
-    """In the place of the queue of a `LogThread`. A job waits here until it may run, or the writer waits."""
+    """Replaces a `LogThread`'s queue: holds a job until an action runs it, or the writer waits for it."""
 
     def __init__(self) -> None:
         self.held: Any = None
 
     def put(self, job: Any) -> None:
-        """The writer begins a job, or waits for the one that it began."""
+        """Hold a new job; run it at once if it is held already, because then the writer waits for it."""
         if job is None or job.ended.is_set():
             return
         if self.held is job:
@@ -65,16 +65,16 @@ class _HeldJobs:
             self.held = job
 
     def run(self) -> None:
-        """What the thread does with it."""
+        """Run the held job as the thread would."""
         queue: SimpleQueue[Any] = SimpleQueue()
-        for one in (self.held, None):
-            queue.put(one)
+        for job in (self.held, None):
+            queue.put(job)
         self.held = None
         _serve(queue)
 
 
 class _Found(NamedTuple):
-    """What a reader finds. gaps: the numbers of the events that it tells as lost."""
+    """The log as a reader finds it. gaps: the numbers of the events that the reader reports as lost."""
 
     events: list[OffloadingEvent]
     gaps: set[int]
@@ -83,12 +83,12 @@ class _Found(NamedTuple):
 
     @property
     def last(self) -> int:
-        """The last event that is there or told as lost."""
+        """The number of the last event that is read or reported as lost."""
         return max([0, *self.gaps, *(event.seq for event in self.events)])
 
 
 class FailingLogWorld:
-    """A `World`. Two in which the same actions happened are equal."""
+    """A `World`; worlds with the same options and the same actions are equal."""
 
     events: tuple[OffloadingEvent, ...] = ()
     """Empty: the log is on disk."""
@@ -102,7 +102,7 @@ class FailingLogWorld:
         self._appended: list[OffloadingEvent] = []
         """All events of this log; the first has number 1."""
         self._durable = 0
-        """The last event that a good sync has covered."""
+        """The number of the last event that a successful sync covers."""
         self._writer: LogWriter | None = None
         self._stopped = False
         self._log = self._new_place()
@@ -165,14 +165,14 @@ class FailingLogWorld:
         return True
 
     def _do_sync(self) -> bool:
-        """The sync in the background ends."""
+        """End the background sync."""
         if self._syncs.held is None:
             return False
         self._syncs.run()
         return True
 
     def _do_open(self) -> bool:
-        """What makes the next segment in the background ends."""
+        """End the background job that makes the next segment."""
         if self._openings.held is None:
             return False
         self._openings.run()
@@ -187,7 +187,10 @@ class FailingLogWorld:
         return True
 
     def _call(self, call: Callable[[LogWriter], None]) -> bool:
-        """Returns whether the writer goes on. It stops only if something has failed, and if it may."""
+        """Make a call on the writer. Returns whether the writer still works.
+
+        It may stop only if a system call has failed.
+        """
         assert self._writer is not None
         try:
             call(self._writer)
@@ -206,13 +209,13 @@ class FailingLogWorld:
             if segment.loss is None:
                 self._durable = max(self._durable, segment.synced.seq)
 
-    # It ends.
+    # A process ends.
 
     def _do_close(self) -> bool:
-        """The engine ends well, and right after that the power is lost."""
+        """Close the log normally, and cut the power right after."""
         writer = self._writer
         assert writer is not None
-        good = self._call(lambda one: one.close())
+        good = self._call(lambda open_writer: open_writer.close())
         self._note_durable()
         with suppress(LogWriteFailed):
             writer.close()
@@ -225,7 +228,7 @@ class FailingLogWorld:
         return True
 
     def _do_kill(self) -> bool:
-        """The process is killed. Nothing that was written is lost."""
+        """Kill the process. All written events survive."""
         writer = self._writer
         assert writer is not None
         loss, place = writer._place.segment.loss, writer._place
@@ -233,7 +236,7 @@ class FailingLogWorld:
         self._end(writer)
         found = self._look()
         if not self._stopped and found.last < written:
-            message = f"{written} events were written, and the log ends with event {found.last}"
+            message = f"{written} events were written, but the log ends with event {found.last}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         return True
 
@@ -253,14 +256,15 @@ class FailingLogWorld:
         self._disk.forget_faults()
 
     def _look(self) -> _Found:
-        """Read the log, and compare."""
+        """Read the log, and compare it with the appended events."""
         found = self._read()
         numbers = [event.seq for event in found.events]
         if found.events != [self._appended[number - 1] for number in numbers]:
-            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"events {numbers} are read, and some are others")
-        known = [*sorted(found.gaps), *numbers]
-        if sorted(known) != list(range(1, found.last + 1)):
-            message = f"of events 1 to {found.last}, {numbers} are read and {sorted(found.gaps)} told as lost"
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"events {numbers} are read, but some differ")
+        accounted = [*sorted(found.gaps), *numbers]
+        if sorted(accounted) != list(range(1, found.last + 1)):
+            gaps = sorted(found.gaps)
+            message = f"of events 1 to {found.last}, {numbers} are read and {gaps} reported as lost"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         if found.gaps and not self._disk.failed:
             raise PropertyBroken(Property.PROGRESS, f"events {sorted(found.gaps)} are lost without a reason")
@@ -269,10 +273,10 @@ class FailingLogWorld:
             and found.end is LogEnd.BROKEN
             and found.last < found.broken_from - 1
         ):
-            message = f"the log is broken from event {found.broken_from} on, and ends with event {found.last}"
+            message = f"the log is broken from event {found.broken_from} on, but ends with event {found.last}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         if found.last < self._durable:
-            message = f"event {self._durable} was durable, and the log ends with event {found.last}"
+            message = f"event {self._durable} was durable, but the log ends with event {found.last}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         return found
 
@@ -283,15 +287,15 @@ class FailingLogWorld:
                 for batch in segment.batches():
                     events += batch
         except LogDamaged as error:
-            message = f"the log is damaged behind {len(events)} events, and nobody was told: {error}"
+            message = f"the log is damaged after {len(events)} events, without a report: {error}"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message) from error
         gaps = {seq for first, last in reader.gaps for seq in range(first, last + 1)}
         return _Found(events, gaps, reader.end, reader.broken_from)
 
-    # The next one begins.
+    # The next process begins.
 
     def _do_start(self) -> bool:
-        """Behind what is left, or in another directory if nobody knows the state there, or if it is long."""
+        """Continue the log, or begin one in a new directory if the log is too long or cannot be continued."""
         found = self._look() if self._log.is_dir() else None
         where: Any = None
         if found is not None and found.last < _LONG:
@@ -332,7 +336,7 @@ class FailingLogWorld:
     # What must hold.
 
     def check(self) -> None:
-        """All is watched at each end."""
+        """Do nothing: the log is checked at each end of a process."""
 
     def wind_down(self) -> Action | None:
         return ("close",) if self._writer is not None else None
@@ -349,7 +353,7 @@ class FailingLogWorld:
 
 
 def drawn_log(random: Random) -> FailingLogWorld:
-    """A log that is synced. Without syncs nothing is promised."""
+    """Return a world whose log is synced; a log without syncs promises no durability."""
     options = LogOptions(
         durability=random.choice(("interval", "interval", "interval", "every")),
         sync_thread=random.random() < 0.9,

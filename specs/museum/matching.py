@@ -1,4 +1,4 @@
-"""What is matched and loaded: bugs between a hit that was counted and the load that uses it."""
+"""Matches and loads: bugs between a counted hit and the load that uses it."""
 
 from __future__ import annotations
 

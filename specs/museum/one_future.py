@@ -1,10 +1,11 @@
-"""An exploration that takes each state in several ways, and asks whether it has one future in all of them.
+"""An exploration that checks that states with equal fingerprints have the same successors.
 
-An explorer takes two states for one if their fingerprints are equal, and goes on with the first. What it
-leaves out is right only if both lead to the same states. Here the first few ways into a state are all gone on
-with. Each must have the same kinds of actions, and they must lead to the same fingerprints.
+An explorer counts two states with equal fingerprints as one, and expands only the first. That is right only
+if both states lead to the same states. Here the states of the first few ways to each fingerprint are all
+expanded. They must have the same kinds of actions, with the same fingerprints after them.
 
-Models name things by their places, so one action may have another number in another way.
+Only kinds are compared, because models name objects by position: in two such states the same action may have
+different numbers.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ Way = tuple[Action, ...]
 
 
 def two_futures(model: Model[Any, Any], ways: int, expansions: int) -> tuple[Finding, Way] | None:
-    """The first state with two futures, and the second way into it. None if there is none in this many
-    expansions, breadth first.
+    """Return the first state, breadth first, whose successors depend on the way into it.
 
-    ways: how many ways into a state are gone on with.
+    Returns the finding and the later way into the state; None if no such state is found within `expansions`.
+
+    ways: the number of ways into a state that are expanded.
     """
     came: Counter[Hashable] = Counter()
     futures: dict[Hashable, set[tuple[Any, Hashable]]] = {}
@@ -51,6 +53,6 @@ def two_futures(model: Model[Any, Any], ways: int, expansions: int) -> tuple[Fin
         first = futures.setdefault(fingerprint, future)
         if first != future:
             names = sorted({str(name) for name, _ in first ^ future})
-            message = f"two states count as one, and lead to different states by: {', '.join(names)}"
+            message = f"two states count as one, but lead to different states by: {', '.join(names)}"
             return Finding(Property.DETERMINISM, message), way
     return None

@@ -1,7 +1,7 @@
 """Worlds of the wider engine with drawn configurations, for the last walks of the museum.
 
-Each is about a kind of engine or of workload: layers that need different blocks, sessions that pause, names
-that are used again, lost loads, and a lazy store beside eager ones.
+Each has one kind of engine or workload: layers that need different blocks, sessions that pause, request ids
+that are reused, lost loads, and lazy stores beside eager ones.
 """
 
 from __future__ import annotations
@@ -24,8 +24,10 @@ _FULL, _DRAFTER = KVCacheGroup(HASH_TOKENS), KVCacheGroup(HASH_TOKENS, drafter=T
 
 
 def _prompts(random: Random, longest: int, count: int) -> list[tuple[int, ...]]:
-    """Beginnings of two long prompts, which part at a block boundary, so that most of them hit. Half of them
-    end at a block boundary or right behind it."""
+    """Return prefixes of two long prompts that diverge at a block boundary, so that most prefixes hit.
+
+    At least two thirds of the prefixes end at a block boundary or one token after it.
+    """
     shared = random.randint(0, longest // HASH_TOKENS) * HASH_TOKENS
     whole = [(*range(shared), *range(start, start + longest - shared)) for start in (100, 200)]
 
@@ -37,11 +39,12 @@ def _prompts(random: Random, longest: int, count: int) -> list[tuple[int, ...]]:
 
 
 def _specs(random: Random, longest: int, count: int, outputs: int = 6) -> tuple[RequestSpec, ...]:
-    return tuple([RequestSpec(one, random.randint(1, outputs)) for one in _prompts(random, longest, count)])
+    prompts = _prompts(random, longest, count)
+    return tuple([RequestSpec(prompt, random.randint(1, outputs)) for prompt in prompts])
 
 
 def _engine(random: Random, **options: Any) -> WiderServing:
-    """An engine with one worker, with what the others do not draw."""
+    """Return a wider engine with one worker, drawn timing and limits, and these options."""
     common = {
         "workers": 1,
         "last_step": random.choice((LastStep.FLUSH, LastStep.KEEP_STEPPING)),
@@ -63,8 +66,10 @@ _LAYERS = (
 
 
 def partial_hits(random: Random) -> WiderServing:
-    """Groups with windows, which need other blocks for each end of a hit, and an engine that accepts less
-    than it was offered."""
+    """Return an engine that accepts less than the offered hit, with window groups.
+
+    Which blocks a window group needs depends on where the hit ends.
+    """
     groups, longest = random.choice(_LAYERS), random.randint(3, 6) * HASH_TOKENS
     return _engine(
         random,
@@ -85,7 +90,7 @@ def partial_hits(random: Random) -> WiderServing:
 
 
 def chunks_and_drafts(random: Random) -> WiderServing:
-    """Chunks of two blocks or drafts in every step, on a small host that evicts while requests decode."""
+    """Return an engine with chunks or drafts, on a small host that evicts while requests decode."""
     groups = random.choice(((_FULL,), (_FULL,), (_DRAFTER,), (_FULL, _DRAFTER)))
     longest = random.randint(2, 6) * HASH_TOKENS
     drafting = any(group.drafter for group in groups)
@@ -106,15 +111,15 @@ def chunks_and_drafts(random: Random) -> WiderServing:
 
 
 def names_and_sessions(random: Random) -> WiderServing:
-    """Mostly an engine without references, with sessions that pause, and few names."""
+    """Return an engine, mostly without references, of sessions that pause and share few request ids."""
     longest, count = random.randint(1, 4) * HASH_TOKENS, random.randint(10, 40)
 
     def part() -> tuple[int, ...]:
         return tuple([random.randint(100, 101) for _ in range(random.randint(1, 6))])
 
     specs = [
-        RequestSpec(one, random.randint(1, 6), None, tuple([part() for _ in range(random.randint(0, 2))]))
-        for one in _prompts(random, longest, count)
+        RequestSpec(prompt, random.randint(1, 6), None, tuple([part() for _ in range(random.randint(0, 2))]))
+        for prompt in _prompts(random, longest, count)
     ]
     return _engine(
         random,
@@ -132,7 +137,7 @@ def names_and_sessions(random: Random) -> WiderServing:
 
 
 def second_thoughts(random: Random) -> WiderServing:
-    """An engine without references that has few blocks, and preempts what it has just admitted."""
+    """Return an engine without references that has few blocks, and preempts just admitted requests."""
     longest = random.randint(1, 4) * HASH_TOKENS
     return _engine(
         random,
@@ -147,7 +152,7 @@ def second_thoughts(random: Random) -> WiderServing:
 
 
 def lost_loads(random: Random) -> WiderServing:
-    """Loads that are given up, behind tokens that the device has."""
+    """Return an engine whose loads are given up, after tokens that the device has."""
     longest = random.randint(3, 6) * HASH_TOKENS
     return _engine(
         random,
@@ -165,11 +170,11 @@ def lost_loads(random: Random) -> WiderServing:
 
 
 def lazy_and_eager(random: Random) -> WiderServing:
-    """A lazy store on a small host, beside requests of which all is stored at once."""
+    """Return an engine with a lazy store on a small host, and some requests that are stored eagerly."""
     longest = random.randint(2, 6) * HASH_TOKENS
     specs = [
-        RequestSpec(one, random.randint(1, 6), random.choice((None, None, {"do_remote_decode": True})))
-        for one in _prompts(random, longest, random.randint(10, 40))
+        RequestSpec(prompt, random.randint(1, 6), random.choice((None, None, {"do_remote_decode": True})))
+        for prompt in _prompts(random, longest, random.randint(10, 40))
     ]
     return _engine(
         random,

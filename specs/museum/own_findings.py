@@ -1,6 +1,6 @@
-"""What kvsm has found in vLLM's own connectors and managers, put back where kvsm decides the same thing.
+"""Bugs that kvsm has found in vLLM's own connectors and managers, put into kvsm at the same decisions.
 
-docs/findings.md tells each finding, with the steps that show it in vLLM.
+docs/findings.md describes each finding, with steps to reproduce it in vLLM.
 """
 
 from __future__ import annotations

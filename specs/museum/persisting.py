@@ -1,4 +1,4 @@
-"""Blocks on disk: bugs in what their bytes mean, whether they are whole, and who believes them."""
+"""Blocks on disk: bugs in the meaning of their bytes, their completeness, and checks before their use."""
 
 from __future__ import annotations
 

@@ -1,17 +1,17 @@
-"""The world of one eviction policy, as the ledger calls it, with batches of any size in a large pool.
+"""The world of one eviction policy, called as by the ledger, with batches of any size in a large pool.
 
-Blocks are stored, used, touched, voided and evicted. Keys that were evicted come back, so a policy with
-ghosts moves its targets. Each search is told to protect some blocks. The ledger names what an offer has found
-resident, and what is being copied to another tier. Above sixteen slots batches and searches are arrays, and a
-policy has another code path for them.
+Blocks are stored, used, touched, voided and evicted. Evicted keys come back, so a policy with ghosts moves
+its targets. Each victim search has to protect some blocks; the ledger protects blocks that an offer has found
+resident, and blocks that are being copied to another tier. Batches and searches of more than sixteen slots
+are arrays, for which a policy has another code path.
 
 - A policy orders exactly the idle blocks: conservation (S1).
-- It chooses as many victims as were asked for, if that many may go: progress (S9).
+- It chooses as many victims as requested, if that many may be evicted: progress (S9).
 - No victim is in use: no reuse in flight (S3). None is protected: a match holds what it counts (S7).
-- To ask changes nothing, and the answer is the same: determinism (S11).
-- A policy that was saved and restored goes on as the first would have: events are state (S10).
+- A search changes nothing, and a repeated search gives the same answer: determinism (S11).
+- A restored policy behaves as the saved one: events are state (S10).
 
-What a policy should prefer is not checked here.
+Which blocks a policy should prefer is not checked here.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from kvsm.properties import Property
 
 _NAMES = ("admit", "admit", "begin_use", "end_use", "end_use", "touch", "void", "evict", "evict", "save")
 _QUARTERS = 4
-"""A search protects some quarters of the blocks."""
+"""The protected share of a search is drawn as a number of quarters below this."""
 
 
 class PolicyWorld:
-    """A `World`. Two in which the same actions happened are equal.
+    """A `World`; worlds with the same policy, capacity and actions are equal.
 
-    An action is (name, size of the batch, which batch of this size). For `evict` it also says how many
-    quarters of the blocks are protected.
+    An action is (name, size of the batch, seed of the batch). `evict` also has the number of quarters of the
+    blocks that are protected.
     """
 
     events: tuple[OffloadingEvent, ...] = ()
@@ -47,7 +47,7 @@ class PolicyWorld:
         self._free, self._idle, self._used = list(range(capacity)), list[int](), list[int]()
         self._key_of: dict[int, bytes] = {}
         self._gone: list[bytes] = []
-        """Keys that were stored once, the one that left last at the end."""
+        """Keys that left the host, the latest last."""
         self._made = 0
 
     # What may happen.
@@ -65,7 +65,7 @@ class PolicyWorld:
         name, *numbers = action
         done = bool(getattr(self, f"_do_{name}")(*numbers))
         if len(self._policy) != len(self._idle):
-            message = f"the policy orders {len(self._policy)} blocks, and {len(self._idle)} are idle"
+            message = f"the policy orders {len(self._policy)} blocks, but {len(self._idle)} are idle"
             raise PropertyBroken(Property.CONSERVATION, message)
         return done
 
@@ -74,7 +74,7 @@ class PolicyWorld:
         return Random(which).sample(slots, min(size, len(slots)))
 
     def _do_admit(self, size: int, which: int) -> bool:
-        """Blocks are stored. Half of them, where that is possible, were on the host before."""
+        """Store blocks. Up to half of their keys were on the host before."""
         slots = self._free[: min(size, len(self._free))]
         back = self._batch(self._gone, len(slots) // 2, which)
         new = [b"key %d" % (self._made + place) for place in range(len(slots) - len(back))]
@@ -82,7 +82,7 @@ class PolicyWorld:
         keys = [*map(bytes, back), *new]
         recalled = self._policy.recall(keys)
         if not set(recalled) <= set(back):
-            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{recalled} are recalled, and were never there")
+            raise PropertyBroken(Property.EVENTS_ARE_STATE, f"{recalled} are recalled, but were never there")
         self._policy.recalled(recalled)
         self._policy.admitted(_ids(slots), keys)
         self._gone = [key for key in self._gone if key not in set(back)]
@@ -92,7 +92,7 @@ class PolicyWorld:
         return bool(slots)
 
     def _do_begin_use(self, size: int, which: int) -> bool:
-        """Matches pin blocks, but never all of them: there would be nothing to choose from."""
+        """Pin blocks, as matches do; at most half of the idle ones, so that some victims remain."""
         batch = self._batch(self._idle, min(size, len(self._idle) // 2), which)
         self._policy.busy(_ids(batch))
         self._move(batch, self._idle, self._used)
@@ -110,7 +110,7 @@ class PolicyWorld:
         return bool(batch)
 
     def _do_void(self, size: int, which: int) -> bool:
-        """Bytes were found bad. Their blocks may be idle or in use."""
+        """Void blocks, as after bad checksums. They may be idle or in use."""
         batch = self._batch([*self._idle, *self._used], min(size, 3), which)
         self._policy.removed(_ids(batch))
         for group in (self._idle, self._used):
@@ -119,7 +119,7 @@ class PolicyWorld:
         return bool(batch)
 
     def _do_save(self, _size: int, _which: int) -> bool:
-        """Another process goes on with what was saved."""
+        """Replace the policy by a restored copy of its snapshot, as the next process does."""
         saved = self._policy.snapshot()
         self._policy = make_policy(self._name, self._capacity)
         self._policy.restore(saved)
@@ -128,14 +128,14 @@ class PolicyWorld:
         return True
 
     def _do_evict(self, size: int, which: int, quarters: int) -> bool:
-        """Room is made for a batch."""
+        """Evict blocks to make room for a batch."""
         kept = [*self._idle, *self._used]
         protected = frozenset(self._batch(kept, len(kept) * quarters // _QUARTERS, which + 1))
-        choice = self._asked_twice(size, protected)
+        choice = self._choose_twice(size, protected)
         may_go = set(self._idle) - protected
         if choice is None:
             if len(may_go) >= size:
-                message = f"no {size} victims are found, and {len(may_go)} blocks may go"
+                message = f"no {size} victims are found, although {len(may_go)} blocks may be evicted"
                 raise PropertyBroken(Property.PROGRESS, message)
             return False
         victims, moved = listed(choice.victims), listed(choice.moved)
@@ -149,10 +149,10 @@ class PolicyWorld:
         self._leave(victims)
         return True
 
-    def _asked_twice(self, count: int, protected: frozenset[int]) -> Choice | None:
+    def _choose_twice(self, count: int, protected: frozenset[int]) -> Choice | None:
         before = self._policy.snapshot()
         choice, again = (self._policy.choose(count, protected) for _ in range(2))
-        same = _told(choice) == _told(again)
+        same = _slots_of(choice) == _slots_of(again)
         if not same or self._policy.snapshot() != before:
             raise PropertyBroken(
                 Property.DETERMINISM, "to ask for victims twice changes the answer or the policy"
@@ -162,11 +162,11 @@ class PolicyWorld:
     def _check_victims(self, victims: Sequence[int], protected: frozenset[int]) -> None:
         wrong = [slot for slot in victims if slot not in set(self._idle)]
         if wrong:
-            message = f"slots {wrong} are to be evicted, and are not idle"
+            message = f"slots {wrong} are to be evicted, but are not idle"
             raise PropertyBroken(Property.NO_REUSE_IN_FLIGHT, message)
         wrong = [slot for slot in victims if slot in protected]
         if wrong:
-            raise PropertyBroken(Property.MATCH_HOLDS, f"slots {wrong} are to be evicted, and are protected")
+            raise PropertyBroken(Property.MATCH_HOLDS, f"slots {wrong} are to be evicted, but are protected")
 
     def _move(self, slots: Sequence[int], source: list[int], target: list[int]) -> None:
         leaving = set(slots)
@@ -180,7 +180,7 @@ class PolicyWorld:
     # What must hold.
 
     def check(self) -> None:
-        """It knows which blocks are idle. Raises `PropertyBroken`."""
+        """Check that the policy orders exactly the idle blocks. Raises `PropertyBroken`."""
         idle = set(self._idle)
         wrong = [slot for slot in range(self._capacity) if (slot in self._policy) != (slot in idle)]
         if wrong:
@@ -188,7 +188,7 @@ class PolicyWorld:
             raise PropertyBroken(Property.CONSERVATION, message)
 
     def wind_down(self) -> Action | None:
-        """All uses end, and every block can be evicted."""
+        """Return the end of all uses, then the eviction of all blocks, then None."""
         if self._used:
             return ("end_use", len(self._used), 0)
         return ("evict", len(self._idle), 0, 0) if self._idle else None
@@ -202,14 +202,14 @@ class PolicyWorld:
 
 
 def _ids(slots: Sequence[int]) -> IdArray:
-    """In the form in which the ledger hands them over."""
+    """Return these slots as the array that the ledger passes to a policy."""
     return unpack(pack(slots)) if slots else NO_IDS
 
 
-def _told(choice: Choice | None) -> tuple[Sequence[int], ...] | None:
+def _slots_of(choice: Choice | None) -> tuple[Sequence[int], ...] | None:
     return None if choice is None else (listed(choice.victims), listed(choice.moved))
 
 
 def drawn_policy(random: Random) -> PolicyWorld:
-    """Any policy, with a pool that is small or has some hundred slots."""
+    """Return a world of any policy, with a pool of 20 to 300 slots."""
     return PolicyWorld(random.choice(tuple(POLICIES)), random.choice((20, 60, random.randint(100, 300))))

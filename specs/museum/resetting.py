@@ -1,4 +1,4 @@
-"""The reset of the cache while copies are under way."""
+"""Cache resets while copies are in flight: bugs in blocks, reports and offers."""
 
 from __future__ import annotations
 

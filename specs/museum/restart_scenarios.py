@@ -1,4 +1,4 @@
-"""Directed scenarios of restarts: a core that goes on from the ledger of another one, and what it is told."""
+"""Directed scenarios of restarts: a core that continues from the ledger of an earlier process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from museum.scenarios import expect, sound
 
 
 class _FlushedLog(MemoryLog):
-    """Knows how many events were written."""
+    """A log in memory that records how many events were flushed."""
 
     written = 0
 
@@ -26,7 +26,7 @@ class _FlushedLog(MemoryLog):
 
 
 def _next(core: Offloader, publisher: Publisher | None = None) -> Offloader:
-    """The core of the process that goes on after this one."""
+    """Return the core of the next process."""
     return Offloader.restarted(core.ledger, core.config, publisher=publisher, clock_ns=lambda: 0)
 
 
@@ -38,7 +38,7 @@ def next_process_serves_what_was_stored() -> None:
 
 
 def next_process_is_sound() -> None:
-    """After a store that has ended, and one that has not."""
+    """Restart after a store that has ended and a store that has not."""
     core, _ = new_core()
     store(core, "a", keys(1))
     begin_store(core, "b", keys(1, "q"), 1)
@@ -55,8 +55,9 @@ def store_leaves_behind_its_plan() -> None:
 def router_hears_of_what_was_kept() -> None:
     core, _ = new_core()
     store(core, "a", keys(2))
-    told = [key for change in _next(core, Publisher()).take_events() for key in change.keys]
-    expect(told == keys(2), Property.EVENTS_ARE_STATE, f"of two blocks that can be read {len(told)} are told")
+    published = [key for change in _next(core, Publisher()).take_events() for key in change.keys]
+    message = f"of two readable blocks, {len(published)} are published"
+    expect(published == keys(2), Property.EVENTS_ARE_STATE, message)
 
 
 def request_has_waited_long_enough() -> None:

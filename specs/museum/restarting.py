@@ -1,4 +1,4 @@
-"""A process that goes on after another one, and what it is told: bugs in what a restart and a reset leave."""
+"""Restarts: bugs in the state that a process takes over from the last one, and in what a reset leaves."""
 
 from __future__ import annotations
 

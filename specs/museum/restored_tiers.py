@@ -1,10 +1,10 @@
-"""Restored copies of the files of two tiers: log, pool and checksums of the host; slots, log and era
-of the disk.
+"""Restore the files of two tiers from different moments: the host's log, pool and checksums; the disk's
+slots, log and era.
 
 A process stores keys on the host and on the disk, and both tiers evict. The weights change in a reset, or
-with the next process. After each action every proper subset of the files is restored from earlier moments,
-which are drawn. A process then starts on these files with drawn weights. It loads every key that either tier
-serves to the device, stores the host's blocks on the disk, and ends. No byte of another key or of other
+with the next process. After each action, for every proper subset of the files, that subset is restored from
+drawn earlier moments. A process then starts on the files with drawn weights. It loads every key that either
+tier serves to the device, stores the host's blocks on the disk, and ends. No byte of another key or of other
 weights reaches the device or is sealed on the disk: correct bytes (S15). If all files are of one moment, no
 load is refused: events are state (S10).
 """
@@ -77,7 +77,7 @@ class TierMoment(NamedTuple):
 
 
 class TierProcess(Process):
-    """A process with a disk below its host pool, that starts on these files in a directory."""
+    """A process with a disk tier, started on the given files, which it writes into a directory first."""
 
     config = host_config(CONFIG, places=SLOTS)
 
@@ -130,8 +130,11 @@ class TierProcess(Process):
         return failed
 
     def bring(self, number: int) -> bool | None:
-        """Bring a key to the device, from either tier. Returns whether it came; None: neither has it. Raises
-        `PropertyBroken` for other bytes than its own."""
+        """Load a key to the device, from either tier.
+
+        Returns whether the load succeeded; None if neither tier has the key. Raises `PropertyBroken` if the
+        loaded bytes are not the key's.
+        """
         key, request = key_of(number), f"bring {next(self._numbers)}"
         if self.core.match(request, [key]).hits != 1:
             if not self.tier.has(key):
@@ -152,7 +155,9 @@ class TierProcess(Process):
         self.core.report(job.transfer, 0, result.good, result.error)
         self.core.finish(request)
         if result.good and not np.array_equal(self.device[0], content(key, self.weights)):
-            raise PropertyBroken(Property.CORRECT_BYTES, f"{key!r} came with the bytes of another block")
+            raise PropertyBroken(
+                Property.CORRECT_BYTES, f"{key!r} was loaded with the bytes of another block"
+            )
         return result.good
 
     def reset(self, weights: str) -> None:
@@ -186,7 +191,7 @@ class TierProcess(Process):
 
 
 class RestoredTiers:
-    """Random lives of two tiers, and starts on restored copies of their files."""
+    """Random processes with two tiers, and starts on restored copies of their files."""
 
     def __init__(self, seed: int) -> None:
         place = TemporaryDirectory(prefix="kvsm-museum-", dir=IN_MEMORY)
@@ -198,7 +203,7 @@ class RestoredTiers:
         self.moments = [self._process.files()]
 
     def live(self, actions: int) -> None:
-        """Take some actions, and try all sets of older files after each."""
+        """Take this many actions. After each, try a start with every proper subset of the files older."""
         for _ in range(actions):
             number = self._random.randrange(KEYS)
             if self._random.random() < 0.2:
@@ -223,9 +228,9 @@ class RestoredTiers:
         files = TierMoment(*(moment[place] for place, moment in enumerate(chosen)))
         process = self._begin(files, self._random.choice(WEIGHTS))
         kept = readable_keys(process.core.ledger)
-        came = [process.bring(number) for number in range(KEYS)]
+        loaded = [process.bring(number) for number in range(KEYS)]
         process.tier.stored(readable_keys(process.core.ledger))
-        refused = came.count(False) + process.copy_tiers()
+        refused = loaded.count(False) + process.copy_tiers()
         process.leave()
         self._check_sealed(process)
         named = " and ".join(FILES[place] for place in older) or "none"

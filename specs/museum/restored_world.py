@@ -2,13 +2,13 @@
 and each of these files may be restored from any earlier moment.
 
 A moment is the state after an action. It may have a partly written copy or unflushed events, and it may
-belong to a branch that began when an older log was continued. After each action every combination of moments
-of the three files is tried that contains the newest moment. A process starts on it with
-`kvsm.tiers.warm_restart.start`, and loads all blocks that its log calls readable, with the engine that
-verifies. So
+belong to a branch that began when an older log was continued. After each action, every combination of moments
+of the three files that contains the newest moment is tried. A process starts on the combination with
+`kvsm.tiers.warm_restart.start`, and loads all blocks that its log calls readable, with the verifying copy
+engine. So
 
 - no combination serves a byte of another key, or of other weights: correct bytes (S15);
-- files of one moment serve all that was stored: events are state (S10);
+- files of one moment serve all stored blocks: events are state (S10);
 - a log whose end was cut off or zeroed serves no wrong byte.
 
 Not covered: files that are changed while a process has them open, and a log with retention.
@@ -53,7 +53,7 @@ _POOLS = KeptPools(PoolIdentity.of({"model": "small"}), (b"pool of rank 0..", b"
 _WRITER = {"durability": "none", "segment_bytes": 700}
 _LIKELY = {"store": 8, "copy": 14, "report": 8, "step": 1, "reset": 1, "end": 1, "restore": 1}
 _CUTS = (0.3, 0.6, 0.9)
-"""Where the last segment of a log is cut off, or zeros begin, as parts of its length."""
+"""Where the last segment of a log is cut off, or zeros begin, as fractions of its length."""
 
 FILES = ("log", "pool", "checksums")
 
@@ -73,8 +73,8 @@ LIVES: dict[str, list[Action]] = {
     ],
     "a kill in a copy": [*_stored(0), ("store", 1), ("copy",), ("end", 1), *_stored(2)],
 }
-"""Short lives. In the last one a key is stored by the events of one number in two branches, under other
-weights."""
+"""Short sequences of actions, by name. In "other weights in another branch", events with equal numbers store
+the same key in two branches, under different weights."""
 
 
 def key_of(number: int) -> bytes:
@@ -82,19 +82,19 @@ def key_of(number: int) -> bytes:
 
 
 def content(key: bytes, weights: str) -> NDArray[np.uint8]:
-    """The bytes of this key under these weights."""
+    """Return the bytes of this key under these weights."""
     return np.frombuffer(blake2b(key + weights.encode(), digest_size=BLOCK_BYTES).digest(), np.uint8)
 
 
 class PoolFile(NamedTuple):
-    """The content of the file of a pool."""
+    """The content of a pool file."""
 
     rows: bytes
     mark: bytes
 
 
 class Moment(NamedTuple):
-    """What the files hold after an action. weights: of the log."""
+    """The contents of the files after an action. weights: the weights that the log names."""
 
     log: dict[str, bytes]
     weights: str
@@ -103,7 +103,10 @@ class Moment(NamedTuple):
 
 
 class Tried(NamedTuple):
-    """What a start on restored files did. wrong: a key of which it has served wrong bytes, or None."""
+    """The outcome of a start on restored files.
+
+    good, refused: numbers of loads. wrong: the key whose load gave wrong bytes, or None.
+    """
 
     started: Start
     good: int
@@ -112,7 +115,7 @@ class Tried(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """The outcome, for the table."""
+        """The row of the outcome table."""
         if self.started.why_cold:
             return "cold"
         if self.refused:
@@ -124,7 +127,7 @@ OUTCOMES = ("cold", "all refused", "partly warm", "warm", "warm, nothing stored"
 
 
 class _Copies:
-    """A copy engine whose copies take two steps each, which the world takes."""
+    """A copy engine whose copies take two steps each; the world calls `step`."""
 
     num_device_blocks, num_host_blocks = KEYS, SLOTS
 
@@ -138,7 +141,7 @@ class _Copies:
         self._jobs.append(job)
 
     def step(self) -> bool:
-        """Copy a half of the oldest job. Returns whether there was one."""
+        """Copy the next half of the oldest job. Returns whether there was a job."""
         if not self._jobs:
             return False
         job, half = self._jobs[0], BLOCK_BYTES // 2
@@ -177,7 +180,7 @@ class _Copies:
 
 
 class Process:
-    """A process that starts on these files. log: a directory, which it changes."""
+    """A process that was started on copies of these files. log: a directory, which the process changes."""
 
     config = CONFIG
 
@@ -203,7 +206,7 @@ class Process:
         self.core = self.started.offloader
 
     def store(self, number: int) -> bool:
-        """Compute the block of this key, and let its store leave."""
+        """Compute the block of this key, and submit its store. Returns whether a store was needed."""
         if self.core.ledger.leases.words[number]:
             return False
         self.core.rewrite([number])
@@ -215,7 +218,7 @@ class Process:
         return job is not None
 
     def report(self) -> bool:
-        """Report the copies that have ended, and end the step."""
+        """Report the ended copies, and end the step. Returns whether there were any."""
         results = self.engine.poll()
         for result in results:
             self.core.report(result.transfer, 0, result.good, result.error)
@@ -223,7 +226,7 @@ class Process:
         return bool(results)
 
     def serve_all(self) -> Tried:
-        """Load all readable blocks."""
+        """Load all readable blocks; stop at the first with wrong bytes."""
         good, refused = 0, 0
         for key in readable_keys(self.core.ledger):
             request = f"load {key!r}"
@@ -249,11 +252,10 @@ class Process:
 
 
 class RestoredWorld:
-    """A `World`. `counts`: for each set of files that are older than the others, how many starts had which
-    outcome."""
+    """A `World`. `counts`: (the older files, or the damage to the log; the outcome) -> number of starts."""
 
     events: tuple[OffloadingEvent, ...] = ()
-    """Empty: each process has a log of its own, on disk."""
+    """Empty: each process has its own log, on disk."""
     check_every = 1
 
     def __init__(self) -> None:
@@ -282,7 +284,7 @@ class RestoredWorld:
         (name,) = random.choices([*_LIKELY], [*_LIKELY.values()])
         if name == "restore":
             return (name, *(random.randrange(len(self.moments)) for _ in FILES))
-        return random.choice([one for one in self.actions() if one[0] == name])
+        return random.choice([action for action in self.actions() if action[0] == name])
 
     def do(self, action: Action) -> bool:
         name, *numbers = action
@@ -292,7 +294,7 @@ class RestoredWorld:
         return done
 
     def live(self, actions: Iterable[Action]) -> None:
-        """Do all of this."""
+        """Do these actions, each of which must be possible."""
         for action in actions:
             assert self.do(action), action
 
@@ -376,7 +378,7 @@ class RestoredWorld:
             self.counts[what, tried.outcome] += 1
 
     def _is_new(self, chosen: Sequence[int]) -> bool:
-        """Whether this combination of files was not tried before. Most actions change one file."""
+        """Whether this combination of files is new. Most actions change only one file."""
         log, pool, checksums = (self.moments[number] for number in chosen)
         files = hash(tuple(sorted(log.log.items()))), hash(pool.pool), hash(checksums.checksums)
         before = len(self._tried)
@@ -395,7 +397,7 @@ class RestoredWorld:
         return tried
 
     def check(self) -> None:
-        """Every combination is tried after each action."""
+        """Do nothing: `do` tries every combination after each action."""
 
     def wind_down(self) -> Action | None:
         return None

@@ -1,7 +1,7 @@
 """A directed scenario for each exhibit: a short script that fails only with the bug.
 
-The searching checkers do not need scenarios. A scenario is the shortest account of a bug, and finds it where
-no search has a world for it. `copy_scenarios.py` has the scenarios of the copy engine.
+The searching checkers do not use scenarios. A scenario is the shortest description of a bug, and finds bugs
+that no search has a world for. `copy_scenarios.py` has the scenarios of the copy engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MISS, HIT, HIT_PENDING = LookupResult.MISS, LookupResult.HIT, LookupResult.HIT_P
 
 
 def expect(holds: bool, property: Property, message: str) -> None:
-    """Raise `PropertyBroken` unless this holds."""
+    """Raise `PropertyBroken` unless `holds`."""
     if not holds:
         raise PropertyBroken(property, message)
 
@@ -44,7 +44,7 @@ def sound(ledger: Ledger) -> None:
 
 
 def sound_host(engine: SmallEngine) -> None:
-    """Every readable slot holds the cells of its key."""
+    """Check the ledger, and that every readable slot holds the cells of its key."""
     ledger = engine.core.ledger
     sound(ledger)
     cells = {
@@ -63,7 +63,7 @@ def sound_host(engine: SmallEngine) -> None:
 
 
 def come_to_rest(engine: SmallEngine) -> None:
-    """All copies end and all requests finish; then nothing may be left or held: progress (S9)."""
+    """Run until all copies end and all requests finish; nothing may be left or held then: progress (S9)."""
     engine.run(400)
     ledger = engine.core.ledger
     sound(ledger)
@@ -85,7 +85,7 @@ def match(hand: Hand, request: SmallRequest) -> int | None:
 
 
 def under_store(prompt: Sequence[int], **options: Any) -> SmallEngine:
-    """An engine whose only request is over while its store is in flight."""
+    """Return an engine whose only request has ended while its store is in flight."""
     engine = SmallEngine(last_step=LastStep.KEEP_STEPPING, **options)
     engine.arrive(SmallRequest("first", prompt))
     engine.step()
@@ -505,7 +505,7 @@ def store_is_submitted() -> None:
 
 
 class _DescribedRequest(SmallRequest):
-    """A request with text only."""
+    """A request with token ids only, which a KV event can describe."""
 
     prompt_embeds = cache_salt = None
     mm_features = ()
@@ -516,9 +516,11 @@ def removed_and_stored_in_one_batch() -> None:
     for name, first in (("a", 0), ("b", 50), ("a again", 0)):
         engine.arrive(_DescribedRequest(name, range(first, first + 9)))
         engine.run()
-    told = [event.token_ids for event in engine.scheduler.take_events() if isinstance(event, BlockStored)]
+    stored = [event.token_ids for event in engine.scheduler.take_events() if isinstance(event, BlockStored)]
     blocks = [[*range(first, first + 4)] for first in (0, 4, 50, 54, 0, 4)]
-    expect(told == blocks, Property.EVENTS_ARE_STATE, "a stored event has lost the description of its blocks")
+    expect(
+        stored == blocks, Property.EVENTS_ARE_STATE, "a stored event has lost the description of its blocks"
+    )
 
 
 SCENARIOS: dict[str, Callable[[], None]] = {

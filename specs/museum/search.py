@@ -1,9 +1,9 @@
-"""Looks for an exhibit, or for a mutant of `specs/mutants`, with checkers that do not read it.
+"""Search for an exhibit, or for a mutant of `specs/mutants`, with checkers that do not know it.
 
-The checkers run on every exhibit in the same order until one sees something, so none is told where to look.
-First come the explorations, the walks and a Hypothesis machine; the exhibit's own scenario is the last
-resort. A mutant has none. Searches are limited by a number of states, runs or examples, and never by a clock,
-so the museum finds the same things every day.
+The checkers run on every exhibit in the same order until one finds something, so none gets a hint where to
+look. First come the explorations, the walks and a Hypothesis machine; the exhibit's own scenario is the last
+resort. A mutant has no scenario. Searches are limited by numbers of states, runs or examples, and never by a
+clock, so the results are the same every day.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ _ALL_SCENARIOS = {
     **FINDING_SCENARIOS,
 }
 CLEAN = "none"
-"""The unchanged code, in place of the id of an exhibit."""
+"""Stands for the unchanged code, in place of an exhibit's id."""
 
 
 class SearchResult(msgspec.Struct, frozen=True, kw_only=True):
     """The result for one exhibit.
 
-    checker: the first that saw it; empty if none did.
-    also: the others that saw it, if all were asked.
-    trace: the actions up to the one that showed it; empty for a scenario.
+    checker: the first checker that found it; empty if none did.
+    also: the other checkers that found it, if all were run.
+    trace: the actions that lead to the finding; empty for a scenario.
     seconds: the time of the whole search.
-    cut: whether time was up before all checkers had looked.
+    cut: whether the time limit stopped the search before all checkers had run.
     """
 
     id: str
@@ -75,10 +75,10 @@ def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> 
     """Put an exhibit or a mutant into the code and look for it, or look at the unchanged code.
 
     seconds: start no further checker after this time.
-    all_look: ask every checker, even after one has seen it.
+    all_look: run every checker, even after one has found the bug.
 
-    For a mutant of the adapters only the checkers look that run them. Without vLLM there is none, and it has
-    escaped.
+    For a mutant of the adapters, only the checkers that run adapters are used. Without vLLM there are none,
+    so the mutant escapes.
     """
     started = time.monotonic()
     result = SearchResult(id=id)
@@ -98,7 +98,10 @@ def search(id: str, seconds: float | None = None, *, all_look: bool = False) -> 
 
 
 def _seen_by(checker: Checker, id: str) -> Sighting | None:
-    """What a checker sees. A bug that makes a scope too large for it is not seen for that."""
+    """Run a checker.
+
+    If the bug makes a scope too large to explore, that alone does not count as a sighting.
+    """
     try:
         return checker.look()
     except Unexplored:
@@ -109,7 +112,7 @@ def _seen_by(checker: Checker, id: str) -> Sighting | None:
 
 def _checkers_of(id: str) -> Iterator[Checker]:
     if id in MUTANTS and MUTANTS[id].needs_vllm:
-        yield from (one for one in CHECKERS if one.needs_vllm)
+        yield from (checker for checker in CHECKERS if checker.needs_vllm)
         return
     yield from CHECKERS
     if id in EXHIBITS:
@@ -123,7 +126,7 @@ def _with(result: SearchResult, name: str, sighting: Sighting) -> SearchResult:
 
 
 def scenario_of(id: str) -> Callable[[], None]:
-    """The exhibit's own scenario."""
+    """Return the exhibit's own scenario."""
     return _ALL_SCENARIOS[id]
 
 

@@ -1,17 +1,17 @@
 """A small scope of `kvsm check serving` that alone refutes an exhibit, for each of the first forty.
 
-    PYTHONPATH=specs:tests/support python -m museum.small_scopes B17 B24       look for these two
-    PYTHONPATH=specs:tests/support python -m museum.small_scopes M02 M07       look for mutants
-    PYTHONPATH=specs:tests/support python -m museum.small_scopes               look for the forty: an hour
+    PYTHONPATH=specs:tests/support python -m museum.small_scopes B17 B24       search for these two
+    PYTHONPATH=specs:tests/support python -m museum.small_scopes M02 M07       search for mutants
+    PYTHONPATH=specs:tests/support python -m museum.small_scopes               search for the forty: an hour
 
-These scopes were not chosen by the exhibits: `kvsm.check.scopes.serving_scopes` has some by hand, and
-`kvsm.check.scopes.serving_pairs` and `kvsm.check.scopes.serving_triples` those that rules make. A slow test
-looks for some of them every day.
+These scopes were not made for the exhibits: `kvsm.check.scopes.serving_scopes` has hand-written ones;
+`kvsm.check.scopes.serving_pairs` and `kvsm.check.scopes.serving_triples` generate others by rules. A slow
+test searches for some of the exhibits every day.
 
-What the world does and checks was extended for four exhibits that were missed. The world ends a request at
-the core too (B30). The engine checks that a match is over once its request has blocks (B31). A saved world
-keeps what a change of the code remembers in a field of its own (B39). `mistakes` is a call that the core must
-refuse (B40).
+The world's actions and checks were extended for four exhibits that were missed at first. The world also ends
+a request at the core directly (B30). The engine checks that a match is over once its request has blocks
+(B31). A saved world keeps fields that a change of the code adds (B39). `mistakes` are calls that the core
+must refuse (B40).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from kvsm.check.scopes.serving_scopes import ServingModel
 from museum.search import BUGS, EXHIBITS
 
 MOST_STATES = 2_000
-"""Of each scope. A bug may make a scope larger, and what is not seen until then counts as missed."""
+"""Limit for each scope. A bug may make a scope larger; if it is not found within the limit, it is missed."""
 
 REFUTED_BY: Mapping[str, str] = {
     "B01": "small",
@@ -74,11 +74,11 @@ MISSED: Mapping[str, str] = {
     "B10": "the small engine never offers one device block twice at once",
     "B12": "two stores of the same keys must be live, and the scheduler plans none while a reset drains",
 }
-"""Exhibit -> why none does."""
+"""Exhibit -> why no small scope refutes it."""
 
 
 def refuting(id: str) -> str:
-    """The first small scope that refutes a bug; empty if none does."""
+    """Return the name of the first small scope that refutes a bug; empty if none does."""
     model = MODELS["serving"]
     with BUGS[id].put_back():
         for name in model.families["every-small"]:
@@ -88,7 +88,7 @@ def refuting(id: str) -> str:
 
 
 def main() -> None:
-    """Print the scope that refutes each bug that is named."""
+    """Print a scope that refutes each given bug."""
     for id in sys.argv[1:] or [*EXHIBITS][:40]:
         print(id, refuting(id) or "missed", flush=True)
 

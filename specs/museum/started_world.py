@@ -1,14 +1,14 @@
 """The world of starts: real processes of one core on kept pools, with a real log, one after another.
 
-A process stores keys, ends steps, and closes its log or is killed: with all of its log written, in the middle
-of a write, or right after its jobs left. The next one begins with `kvsm.tiers.warm_restart.start`. It may
-have other weights, pools that were made again, a rank whose pool is cold, or two ranks whose pools have
-changed places.
+A process stores keys, ends steps, and closes its log or is killed: with its whole log written, in the middle
+of a write, or right after submitting jobs. The next process begins with `kvsm.tiers.warm_restart.start`. It
+may have other weights, new pools, a rank whose pool is cold, or two ranks with exchanged pools.
 
-- what was stored and written is found again by a process that means the same: events are state (S10);
-- a slot that a copy has overwritten since does not serve its old key, and neither do other weights: no stale
-  data (S14);
-- bytes that are gone, or are another rank's, are not served: correct bytes (S15);
+- a process with the same weights and pools finds all stored keys whose events were written: events are state
+  (S10);
+- a slot that a copy has overwritten does not serve its old key, and no key of other weights is served: no
+  stale data (S14);
+- bytes that are gone, or belong to another rank, are not served: correct bytes (S15);
 - a log that ended in any of these ways can be continued: every call is legal (S8).
 """
 
@@ -41,10 +41,10 @@ def _key(number: int) -> bytes:
 
 
 class StartedWorld:
-    """A `World`. Two in which the same actions happened are equal."""
+    """A `World`; worlds with the same actions are equal."""
 
     events: tuple[OffloadingEvent, ...] = ()
-    """Empty: each process has a log of its own, on disk."""
+    """Empty: each process has its own log, on disk."""
     check_every = 20
 
     def __init__(self) -> None:
@@ -53,11 +53,11 @@ class StartedWorld:
         self._log = Path(place.name) / "log"
         self._weights, self._pool, self._marks = "v1", 1, memory_marks(RANKS)
         self._order = list(range(RANKS))
-        """Which pool each rank has."""
+        """Rank -> the number of its pool."""
         self._found: set[bytes] = set()
         """The keys that the next process must find."""
         self._may_find: set[bytes] = set()
-        """The keys that it may find beside these: their events were perhaps written."""
+        """Further keys that it may find: their events were perhaps written."""
         self.core: Offloader | None = None
         self._do_start(0, 0, 0, 0)
 
@@ -65,7 +65,7 @@ class StartedWorld:
 
     def actions(self) -> list[Action]:
         if self.core is None:
-            return [("start", *(int(one == which) for one in range(4))) for which in (-1, *range(4))]
+            return [("start", *(int(place == which) for place in range(4))) for which in (-1, *range(4))]
         stores: list[Action] = [("store", number) for number in range(KEYS)]
         return [*stores, ("report",), ("step",), ("close",), *[("kill", how) for how in range(3)]]
 
@@ -73,7 +73,7 @@ class StartedWorld:
         if self.core is None:
             return random.choice([("start", 0, 0, 0, 0), *self.actions()])
         name = random.choice(_LIKELY)
-        return random.choice([one for one in self.actions() if one[0] == name])
+        return random.choice([action for action in self.actions() if action[0] == name])
 
     def do(self, action: Action) -> bool:
         if action not in self.actions():
@@ -81,10 +81,10 @@ class StartedWorld:
         name, *numbers = action
         return bool(getattr(self, f"_do_{name}")(*numbers))
 
-    # A process lives.
+    # A process runs.
 
     def _do_store(self, number: int) -> bool:
-        """Store a key, and let its copy leave. It may take the place of another one."""
+        """Store a key, and submit its copy. It may evict another key."""
         assert self.core is not None
         if self.core.ledger.leases.words[number]:
             return False
@@ -94,7 +94,7 @@ class StartedWorld:
         return True
 
     def _do_report(self) -> bool:
-        """The oldest copy ends on each rank."""
+        """Report the oldest copy as done on each rank."""
         assert self.core is not None
         for transfer in list(self.core.ledger.transfers)[:1]:
             for rank in range(RANKS):
@@ -107,17 +107,17 @@ class StartedWorld:
         self.core.end_step()
         return True
 
-    # It ends.
+    # A process ends.
 
     def _do_close(self) -> bool:
-        """It ends well: all that it has stored is kept."""
+        """Close the log normally: the next process must find all readable keys."""
         core = self._end()
         self._found, self._may_find = set(readable_keys(core.ledger)), set()
         core.close()
         return True
 
     def _do_kill(self, how: int) -> bool:
-        """It is killed: when all is written (0), in the middle of the next write (1), or now (2)."""
+        """Kill the process: with a completely written log (0), in the middle of a write (1), or now (2)."""
         core = self._end()
         writer = core.writer
         assert writer is not None
@@ -126,12 +126,12 @@ class StartedWorld:
         if how < 2:
             writer.flush()
         else:
-            # The last reports may not be written. The plans of all copies that have left are.
+            # The last reports may be unwritten. The plans of all submitted copies are written.
             self._found, self._may_find = set(), readable
         path = max(self._log.glob("*.kvsm"))
         whole = path.stat().st_size
         if how == 1:
-            core.arrive("somebody")
+            core.arrive("arriving")
             writer._marks = ()  # The marks are set only after a write.
             writer.flush()
         leave_log(core)
@@ -146,19 +146,22 @@ class StartedWorld:
         assert core is not None
         return core
 
-    # The next one begins.
+    # The next process begins.
 
     def _do_start(self, weights: int, remade: int, cold: int, exchanged: int) -> bool:
-        """weights: other ones. remade: the pools were made again. cold: a rank says that its pool is.
-        exchanged: the pools of the ranks have changed places."""
+        """Start the next process. Each argument is 0 or 1:
+
+        weights: it has other weights. remade: its pools are new. cold: a rank reports that its pool is cold.
+        exchanged: the two ranks have exchanged their pools.
+        """
         self._weights = f"v{int(self._weights[1:]) + weights}"
         self._pool += remade
         if remade:
             self._marks = memory_marks(RANKS)
         if exchanged:
             self._order.reverse()
-        ids = [b"%s %d %02d" % (one, rank, self._pool) for rank in self._order for one in _POOLS]
-        pools = KeptPools(_IDENTITY, tuple(one.ljust(16, b"\0") for one in ids))
+        ids = [b"%s %d %02d" % (pool, rank, self._pool) for rank in self._order for pool in _POOLS]
+        pools = KeptPools(_IDENTITY, tuple(id.ljust(16, b"\0") for id in ids))
         why = ("a rank has found its pool cold",) if cold else ()
         options = {"durability": "none", "segment_bytes": 4000}
         begun = start(
@@ -179,17 +182,17 @@ class StartedWorld:
                     broken, f"{len(found)} keys are served by a process that must start cold"
                 )
         elif not self._found <= found:
-            message = f"{sorted(self._found - found)} were stored and written, and are not found again"
+            message = f"{sorted(self._found - found)} were stored and written, but are not found again"
             raise PropertyBroken(Property.EVENTS_ARE_STATE, message)
         elif not found <= self._found | self._may_find:
-            message = f"{sorted(found - self._found - self._may_find)} are found, and are not in their slots"
+            message = f"{sorted(found - self._found - self._may_find)} are found, but are not in their slots"
             raise PropertyBroken(Property.NO_STALE_DATA, message)
         self._found, self._may_find = found, set()
         self._check_log()
         return True
 
     def _check_log(self) -> None:
-        """A reader takes all of the log, over the ends of all processes that wrote it."""
+        """Check that a reader can read the whole log, across all processes that wrote it."""
         seen = 0
         try:
             for batch in LogReader(self._log).batches():
@@ -202,7 +205,7 @@ class StartedWorld:
     # What must hold.
 
     def check(self) -> None:
-        """All is watched at each start."""
+        """Do nothing: each start checks all keys."""
 
     def wind_down(self) -> Action | None:
         return ("start", 0, 0, 0, 0) if self.core is None else None
@@ -216,7 +219,7 @@ class StartedWorld:
 
 
 def leave_log(core: Offloader) -> None:
-    """The process of this core is killed: what of its log it has not written is lost."""
+    """Close a killed core's log files without a flush: unwritten events are lost."""
     writer = core.writer
     assert writer is not None
     writer._place.segment.close()
@@ -224,5 +227,5 @@ def leave_log(core: Offloader) -> None:
 
 
 def started(_random: Random) -> StartedWorld:
-    """A new world."""
+    """Return a new world."""
     return StartedWorld()

@@ -1,4 +1,4 @@
-"""What is stored, and when: bugs in what an engine offers for a store."""
+"""Stores: bugs in which blocks an engine offers for a store, and when."""
 
 from __future__ import annotations
 

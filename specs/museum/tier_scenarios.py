@@ -1,4 +1,4 @@
-"""Directed scenarios of the disk below the host: a few actions of the world of two tiers."""
+"""Directed scenarios of the disk tier below the host: a few actions of the two-tier world."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from kvsm.check.worlds.world import Action
 
 
 def acted(*actions: Action, **options: int) -> Callable[[], None]:
-    """A scenario of these actions, which then comes to rest. The host has room for one prompt."""
+    """Return a scenario that does these actions and then runs until idle.
+
+    The host has room for one prompt.
+    """
     made = TwoTierOptions(host_slots=2, **options)
 
     def scenario() -> None:
@@ -26,7 +29,7 @@ def acted(*actions: Action, **options: int) -> Callable[[], None]:
 _STORE: tuple[Action, ...] = (("store", 0), ("host", 0, 0, 1), ("plan",))
 ON_DISK: tuple[Action, ...] = (*_STORE, ("disk", 0, 0, 1))
 RETURNS: tuple[Action, ...] = (*ON_DISK, ("store", 1), ("host", 0, 0, 1), ("ask", 0))
-"""A prompt is on the disk, another one takes its slots on the host, and the first one comes again."""
+"""A prompt is on the disk, another prompt takes its host slots, and the first prompt is requested again."""
 
 TIER_SCENARIOS: dict[str, Callable[[], None]] = {
     "B56": acted(*ON_DISK),

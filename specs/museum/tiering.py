@@ -1,4 +1,4 @@
-"""The disk below the host: what goes there, what comes back, and what a reset forgets."""
+"""The disk tier below the host: bugs in writes to it, fetches from it, and resets."""
 
 from __future__ import annotations
 

@@ -1,12 +1,12 @@
-"""Wrong books: good ledgers and logs of a world, each with one thing changed. The checks must object to it.
+"""Wrong books: change one thing in a good ledger or log of a world, and require that the checks object.
 
-A check that never objects looks like a check that is never broken. So the checks of kvsm are checkers under
-test here: the invariants of a ledger, the check at rest, the second book, the fold, and the agreement of two
-tiers. `WRONG` is a table: a change, the property that it breaks, and who must see it. It has an entry for
-each property that a ledger or a log can show; `NOT_IN_BOOKS` says why there is none for the others.
+A check that never objects looks like a check that always holds. So kvsm's own checks are tested here: the
+invariants of a ledger, the check at rest, the second book, the fold, and the agreement of two tiers. Each
+entry of `WRONG` has a change, the property that it breaks, and the checks that must see it. Each property
+that a ledger or a log can show has an entry; `NOT_IN_BOOKS` gives the reason for each of the others.
 
-The good books come from a walk, so a change meets every state that a walk leads to. A wrong ledger is a copy;
-the world goes on as if nothing had happened.
+The good books come from a walk, so each change is tried in many states. Only copies are changed; the world
+itself continues undisturbed.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from kvsm.tiers import DiskTier, disagreements
 
 CHANGE_BOOKS: Action = ("wrong books",)
 _SHARE = 0.05
-"""Share of the drawn actions that change the books, in each way that is possible then."""
+"""The share of drawn actions that try all possible changes of the current books."""
 
 STRANGER = b"a key of nobody" + bytes(4)
 
 
 class Books(NamedTuple):
-    """What a change may be made in, and what the checks need beside it.
+    """The input of a check.
 
-    ledger: a copy of a good ledger.
-    witness: the second book, which has followed the same events.
+    ledger: a changed copy of a good ledger.
+    witness: the second book, unchanged, after the same events as the good ledger.
     """
 
     ledger: Ledger
@@ -54,19 +54,19 @@ class Books(NamedTuple):
 
 
 Objection = Callable[[Books], "set[Property]"]
-"""What a check says is broken in these books."""
+"""Returns the properties that a check reports as broken in these books."""
 
 
 def _invariants(books: Books) -> set[Property]:
-    return {one.property for one in check_ledger(books.ledger)}
+    return {violation.property for violation in check_ledger(books.ledger)}
 
 
 def _rest(books: Books) -> set[Property]:
-    return {one.property for one in check_rest(books.ledger)}
+    return {violation.property for violation in check_rest(books.ledger)}
 
 
 def _second_book(books: Books) -> set[Property]:
-    return {one.property for one in books.witness.compare_all(books.ledger)}
+    return {violation.property for violation in books.witness.compare_all(books.ledger)}
 
 
 INVARIANTS, REST, SECOND_BOOK = (
@@ -77,9 +77,10 @@ INVARIANTS, REST, SECOND_BOOK = (
 
 
 class WrongLedger(NamedTuple):
-    """A change of a ledger. change: makes it; False if this ledger has nothing of that kind.
+    """A change that makes a ledger wrong.
 
-    seen_by: each of these must name the property.
+    seen_by: the checks that must report `property`.
+    change: makes the change; returns False if this ledger has nothing to change in this way.
     """
 
     property: Property
@@ -89,20 +90,20 @@ class WrongLedger(NamedTuple):
 
 
 class WrongEvent(NamedTuple):
-    """An event that cannot follow a good log. make: the event; None if it cannot be made now."""
+    """An event that must not follow a good log. make: returns the event; None if it cannot be made now."""
 
     property: Property
     says: str
     make: Callable[..., OffloadingEvent | None]
     takes_log: bool = False
-    """Whether `make` takes the log, too."""
+    """Whether `make` takes the log as its second argument."""
 
 
-# Things in a ledger.
+# Look-ups and changes in a ledger.
 
 
 def _slots_in(ledger: Ledger, *states: BlockState) -> Iterator[tuple[int, int, int]]:
-    """(slot, copies, pins) of the slots in these states."""
+    """Yield (slot, copies, pins) of the slots in these states."""
     for slot, word in enumerate(ledger.blocks.words):
         state, (copies, pins) = BLOCK_WORDS.decode(word)
         if state in states:
@@ -110,9 +111,13 @@ def _slots_in(ledger: Ledger, *states: BlockState) -> Iterator[tuple[int, int, i
 
 
 def _copies(ledger: Ledger, direction: Direction, *states: TransferState) -> Iterator[TransferRecord]:
-    for one in ledger.transfers.values():
-        if one.direction is direction and one.state in (states or tuple(TransferState)) and len(one.slots):
-            yield one
+    for transfer in ledger.transfers.values():
+        if (
+            transfer.direction is direction
+            and transfer.state in (states or tuple(TransferState))
+            and len(transfer.slots)
+        ):
+            yield transfer
 
 
 def _idle_blocks(ledger: Ledger) -> list[int]:
@@ -120,11 +125,11 @@ def _idle_blocks(ledger: Ledger) -> list[int]:
 
 
 def _matched(ledger: Ledger) -> Iterator[RequestRecord]:
-    return (one for one in ledger.requests.values() if len(one.pins))
+    return (request for request in ledger.requests.values() if len(request.pins))
 
 
 def _write(words: StateWords, number: int, word: int) -> None:
-    """Give one thing a word, and count it."""
+    """Set one state word, and recount the states."""
     words.words[number] = word
     words.recount()
 
@@ -155,17 +160,22 @@ def _published_early(ledger: Ledger) -> bool:
 
 
 def _lease_is_dropped(ledger: Ledger) -> bool:
-    for one in ledger.transfers.values():
-        for block in to_list(one.device_blocks)[:1]:
+    for transfer in ledger.transfers.values():
+        for block in to_list(transfer.device_blocks)[:1]:
             _lease(ledger, block, LeaseState.NONE)
             return True
     return False
 
 
 def _load_and_store_share_a_block(ledger: Ledger) -> bool:
-    """All words fit the transfers; the two transfers contradict each other."""
+    """Let a load write a block that a store reads.
+
+    All state words fit; only the two transfers conflict.
+    """
     load = next(_copies(ledger, Direction.LOAD), None)
-    store = next((one for one in _copies(ledger, Direction.STORE) if len(one.device_blocks)), None)
+    store = next(
+        (transfer for transfer in _copies(ledger, Direction.STORE) if len(transfer.device_blocks)), None
+    )
     if load is None or store is None or not len(load.device_blocks):
         return False
     blocks, shared = to_list(load.device_blocks), to_list(store.device_blocks)[0]
@@ -210,24 +220,24 @@ def _slot_left_at_rest(ledger: Ledger) -> bool:
 
 
 def _report_is_invented(ledger: Ledger) -> bool:
-    for one in ledger.transfers.values():
-        left = [w for w in range(ledger.config.workers) if not one.reported >> w & 1]
-        if one.state is TransferState.SUBMITTED and left:
-            one.reported |= 1 << left[0]
+    for transfer in ledger.transfers.values():
+        left = [w for w in range(ledger.config.workers) if not transfer.reported >> w & 1]
+        if transfer.state is TransferState.SUBMITTED and left:
+            transfer.reported |= 1 << left[0]
             return True
     return False
 
 
 def _pins_are_forgotten(ledger: Ledger) -> bool:
-    for one in _matched(ledger):
-        one.pins = ()
+    for request in _matched(ledger):
+        request.pins = ()
         return True
     return False
 
 
 def _waits_for_nothing(ledger: Ledger) -> bool:
-    for one in ledger.deferred.values():
-        one.awaits = ledger.seq + 1
+    for request in ledger.deferred.values():
+        request.awaits = ledger.seq + 1
         return True
     return False
 
@@ -240,23 +250,23 @@ def _deferred_unlisted(ledger: Ledger) -> bool:
 
 
 def _in_flight_since_another_tick(ledger: Ledger) -> bool:
-    for one in ledger.transfers.values():
-        if one.state is TransferState.SUBMITTED:
-            one.since += 1
+    for transfer in ledger.transfers.values():
+        if transfer.state is TransferState.SUBMITTED:
+            transfer.since += 1
             return True
     return False
 
 
 def _settled_unseen(ledger: Ledger) -> bool:
-    for one in ledger.requests.values():
-        if one.offered:
-            one.settled = tuple(offered + 1 for offered in one.offered)
+    for request in ledger.requests.values():
+        if request.offered:
+            request.settled = tuple(offered + 1 for offered in request.offered)
             return True
     return False
 
 
 def _two_stores_of_a_block(ledger: Ledger) -> bool:
-    stores = [one for one in _copies(ledger, Direction.STORE) if len(one.device_blocks)]
+    stores = [transfer for transfer in _copies(ledger, Direction.STORE) if len(transfer.device_blocks)]
     if len(stores) < 2:
         return False
     blocks, shared = to_list(stores[1].device_blocks), to_list(stores[0].device_blocks)[0]
@@ -267,17 +277,17 @@ def _two_stores_of_a_block(ledger: Ledger) -> bool:
 
 
 def _of_an_older_epoch(ledger: Ledger) -> bool:
-    for one in ledger.transfers.values():
-        if one.state is not TransferState.ABANDONED:
-            one.epoch -= 1
+    for transfer in ledger.transfers.values():
+        if transfer.state is not TransferState.ABANDONED:
+            transfer.epoch -= 1
             return True
     return False
 
 
 def _given_up_too_early(ledger: Ledger) -> bool:
-    for one in ledger.transfers.values():
-        if one.state is TransferState.ABANDONED:
-            one.epoch = ledger.epoch
+    for transfer in ledger.transfers.values():
+        if transfer.state is TransferState.ABANDONED:
+            transfer.epoch = ledger.epoch
             return True
     return False
 
@@ -291,9 +301,9 @@ def _old_counts_as_new(ledger: Ledger) -> bool:
 
 
 def _finished_and_kept(ledger: Ledger) -> bool:
-    for one in ledger.requests.values():
-        if not one.load and not len(one.pins) and one.name not in ledger.deferred:
-            one.word = REQUEST_WORDS.encode(RequestState.FINISHED)
+    for request in ledger.requests.values():
+        if not request.load and not len(request.pins) and request.name not in ledger.deferred:
+            request.word = REQUEST_WORDS.encode(RequestState.FINISHED)
             return True
     return False
 
@@ -368,7 +378,7 @@ def _event(ledger: Ledger, kind: type[OffloadingEvent], *fields: object) -> Offl
 def _store(
     ledger: Ledger, device_blocks: Sequence[int], key: bytes = STRANGER, slot: int | None = None
 ) -> OffloadingEvent | None:
-    """A plan that stores a chunk with these device blocks in it, in their places."""
+    """Return a plan that stores a chunk from these blocks; None without a free slot or a full chunk."""
     free = to_list(ledger.free.first(1))
     if (slot is None and not free) or len(device_blocks) != ledger.config.blocks_per_chunk:
         return None
@@ -377,9 +387,12 @@ def _store(
 
 
 def _chunk_with(ledger: Ledger, block: int) -> list[int]:
-    """A chunk that begins with this device block. The others are idle, and no load brought anything there."""
+    """Return the blocks of a chunk that begins with this one.
+
+    The others are idle and were not loaded into.
+    """
     noted = {*ledger.provenance.brought, *ledger.provenance.stale, block}
-    others = [one for one in _idle_blocks(ledger) if one not in noted]
+    others = [other for other in _idle_blocks(ledger) if other not in noted]
     return [block, *others[: ledger.config.blocks_per_chunk - 1]]
 
 
@@ -421,12 +434,12 @@ def _stores_again(ledger: Ledger) -> OffloadingEvent | None:
 
 
 def _stores_old(ledger: Ledger) -> OffloadingEvent | None:
-    """In a chunk of several device blocks the first one is old, in a chunk of one it is the key's own."""
+    """Store a stale device block: under its own key if chunks have one block, else first in a chunk."""
     idle = _idle_blocks(ledger)
     for block, key in ledger.provenance.stale.items():
         if block in idle and (ledger.config.blocks_per_chunk > 1 or key not in ledger.index):
-            one = ledger.config.blocks_per_chunk == 1
-            return _store(ledger, _chunk_with(ledger, block), key if one else STRANGER)
+            is_single = ledger.config.blocks_per_chunk == 1
+            return _store(ledger, _chunk_with(ledger, block), key if is_single else STRANGER)
     return None
 
 
@@ -440,88 +453,91 @@ def _loads(
 
 
 def _loads_void(ledger: Ledger) -> OffloadingEvent | None:
-    for one in _matched(ledger):
-        if len(ledger.live_pins(one)) < len(one.pins):
-            return _loads(ledger, one, to_list(one.pins), _idle_blocks(ledger))
+    for matched in _matched(ledger):
+        if len(ledger.live_pins(matched)) < len(matched.pins):
+            return _loads(ledger, matched, to_list(matched.pins), _idle_blocks(ledger))
     return None
 
 
 def _loads_unmatched(ledger: Ledger) -> OffloadingEvent | None:
     slot = next((slot for slot, _, _ in _slots_in(ledger, BlockState.STORED)), None)
-    for one in ledger.requests.values():
-        if slot is not None and not len(one.pins) and not one.load:
-            return _loads(ledger, one, [slot], _idle_blocks(ledger))
+    for request in ledger.requests.values():
+        if slot is not None and not len(request.pins) and not request.load:
+            return _loads(ledger, request, [slot], _idle_blocks(ledger))
     return None
 
 
 def _loads_into_leased(ledger: Ledger) -> OffloadingEvent | None:
     leased = [block for block in range(ledger.config.device_blocks) if ledger.leases.words[block]]
-    for one in _matched(ledger):
-        if leased and len(ledger.live_pins(one)) == len(one.pins):
-            return _loads(ledger, one, to_list(one.pins)[:1], [leased[0], *_idle_blocks(ledger)])
+    for matched in _matched(ledger):
+        if leased and len(ledger.live_pins(matched)) == len(matched.pins):
+            return _loads(ledger, matched, to_list(matched.pins)[:1], [leased[0], *_idle_blocks(ledger)])
     return None
 
 
 def _matches_unpublished(ledger: Ledger) -> OffloadingEvent | None:
-    unused = (one.name for one in ledger.requests.values() if not len(one.pins))
+    unused = (request.name for request in ledger.requests.values() if not len(request.pins))
     name, slot = next(unused, None), next((s for s, _, _ in _slots_in(ledger, BlockState.STORING)), None)
     return None if name is None or slot is None else _event(ledger, ev.HitMatched, name, (slot,))
 
 
 def _matches_twice(ledger: Ledger) -> OffloadingEvent | None:
-    for one in _matched(ledger):
-        if len(ledger.live_pins(one)) == len(one.pins):
-            return _event(ledger, ev.HitMatched, one.name, tuple(to_list(one.pins)))
+    for matched in _matched(ledger):
+        if len(ledger.live_pins(matched)) == len(matched.pins):
+            return _event(ledger, ev.HitMatched, matched.name, tuple(to_list(matched.pins)))
     return None
 
 
 def _first_submitted(ledger: Ledger) -> TransferRecord | None:
-    return next((one for one in ledger.transfers.values() if one.state is TransferState.SUBMITTED), None)
+    return next(
+        (transfer for transfer in ledger.transfers.values() if transfer.state is TransferState.SUBMITTED),
+        None,
+    )
 
 
 def _reports_twice(ledger: Ledger) -> OffloadingEvent | None:
-    for one in ledger.transfers.values():
+    for transfer in ledger.transfers.values():
         for worker in range(ledger.config.workers):
-            if one.reported >> worker & 1:
-                return _event(ledger, ev.WorkerReported, one.id, worker, True)
+            if transfer.reported >> worker & 1:
+                return _event(ledger, ev.WorkerReported, transfer.id, worker, True)
     return None
 
 
 def _submits_twice(ledger: Ledger) -> OffloadingEvent | None:
-    one = _first_submitted(ledger)
-    return None if one is None else _event(ledger, ev.TransfersSubmitted, (one.id,))
+    transfer = _first_submitted(ledger)
+    return None if transfer is None else _event(ledger, ev.TransfersSubmitted, (transfer.id,))
 
 
 def _cancels_submitted(ledger: Ledger) -> OffloadingEvent | None:
-    one = _first_submitted(ledger)
-    return None if one is None else _event(ledger, ev.TransferCancelled, one.id)
+    transfer = _first_submitted(ledger)
+    return None if transfer is None else _event(ledger, ev.TransferCancelled, transfer.id)
 
 
 def _loses_planned(ledger: Ledger) -> OffloadingEvent | None:
-    planned = (one for one in ledger.transfers.values() if one.state is TransferState.PLANNED)
-    one = next(planned, None)
-    return None if one is None else _event(ledger, ev.TransferLost, one.id)
+    planned = (transfer for transfer in ledger.transfers.values() if transfer.state is TransferState.PLANNED)
+    transfer = next(planned, None)
+    return None if transfer is None else _event(ledger, ev.TransferLost, transfer.id)
 
 
 def _matches_failed(ledger: Ledger, log: Sequence[OffloadingEvent]) -> OffloadingEvent | None:
-    """A slot whose store has just failed."""
+    """Match a slot whose store has just failed."""
     last = log[-1]
     if not isinstance(last, ev.WorkerReported) or last.good or last.transfer in ledger.transfers:
         return None
     if any(isinstance(event, ev.CacheReset) for event in log[last.transfer :]):
-        return None  # The reset has voided it before.
+        return None  # A reset has voided the slot already.
     planned = log[last.transfer - 1]
-    name = next((one.name for one in ledger.requests.values() if not len(one.pins)), None)
+    name = next((request.name for request in ledger.requests.values() if not len(request.pins)), None)
     if name is None or not isinstance(planned, ev.StorePlanned):
         return None
     return _event(ledger, ev.HitMatched, name, tuple(to_list(planned.slots)))
 
 
 def _cursor_goes_back(ledger: Ledger) -> OffloadingEvent | None:
-    for one in ledger.requests.values():
-        if any(one.offered):
-            nothing = (0,) * len(one.offered)
-            return _event(ledger, ev.BlocksOffered, ((one.name, nothing, nothing),))
+    for request in ledger.requests.values():
+        if any(request.offered):
+            nothing = (0,) * len(request.offered)
+            return _event(ledger, ev.BlocksOffered, ((request.name, nothing, nothing),))
     return None
 
 
@@ -567,7 +583,7 @@ WRONG_EVENTS = (
 )
 
 NUMBERS = {"one event before it is missing": 2, "it comes a second time": 0, "it is of the past": -1}
-"""What is wrong with the number of an event, and how far it is from the last one."""
+"""What is wrong with an event's number -> its distance from the number of the last event."""
 
 WRONG: tuple[WrongLedger | WrongEvent, ...] = (*WRONG_LEDGERS, *WRONG_EVENTS)
 
@@ -584,12 +600,12 @@ NOT_IN_BOOKS = {
 
 def _expect(property: Property, says: str, who: str, said: set[Property]) -> None:
     if property not in said:
-        named = ", ".join(sorted(one.id for one in said)) or "nothing"
+        named = ", ".join(sorted(broken.id for broken in said)) or "nothing"
         raise PropertyBroken(property, f"{says}; what {who} says: {named}")
 
 
 def _check_number(ledger: Ledger, what: str, distance: int) -> None:
-    """The fold takes events in their order, and without gaps."""
+    """Check that the fold refuses an event out of order, or after a gap."""
     try:
         ledger.apply(ev.StepEnded(ledger.seq + distance, ledger.step, 0))
     except InvalidEvent:
@@ -598,10 +614,10 @@ def _check_number(ledger: Ledger, what: str, distance: int) -> None:
 
 
 class WrongBooksWorld(WrappedWorld):
-    """A `World`: another one, whose books are changed now and then. The changed ones are copies.
+    """A `World` that wraps another one, and now and then changes copies of its books.
 
-    core: its core now.
-    tier: its disk tier now; None if it has none.
+    core: returns the world's current core.
+    tier: returns its current disk tier; None if it has none.
     """
 
     def __init__(
@@ -659,7 +675,7 @@ class WrongBooksWorld(WrappedWorld):
         for forged in WRONG_EVENTS:
             event = forged.make(ledger, self._log) if forged.takes_log else forged.make(ledger)
             if event is not None:
-                said = {one.property for one in deepcopy(self._witness).follow(event)}
+                said = {violation.property for violation in deepcopy(self._witness).follow(event)}
                 _expect(forged.property, forged.says, "the second book", said)
         for what, distance in NUMBERS.items():
             _check_number(restore(saved), what, distance)
@@ -671,7 +687,7 @@ class WrongBooksWorld(WrappedWorld):
             _expect(wrong.property, wrong.says, name, objects(books))
 
     def _disagree(self) -> bool:
-        """A copy between two tiers whose report is in one ledger only."""
+        """Change a copy's report in only one of two tiers' ledgers. Returns whether there was a copy."""
         tier = self._tier()
         for copy in tier.copies.values() if tier is not None else ():
             record = tier.host.ledger.transfers[copy.host]
@@ -680,7 +696,7 @@ class WrongBooksWorld(WrappedWorld):
             said = disagreements(tier)
             record.reported = before
             if not said:
-                message = f"a report of copy {copy.disk} is in one ledger only, and nobody objects"
+                message = f"a report of copy {copy.disk} is in one ledger only, and no check objects"
                 raise PropertyBroken(Property.STALE_REPORTS, message)
             return True
         return False
