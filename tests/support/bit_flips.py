@@ -1,24 +1,24 @@
-"""Single bits flipped anywhere in what an engine of two tiers leaves, and what the next process serves.
+"""Flip single bits anywhere in the files of a two-tier engine, and check what the next process serves.
 
     python -m bit_flips --flips 10000
 
-An engine has stored keys on the host and on the disk, and has ended. In a copy of its files bits are flipped.
-A next process opens them and serves every key: from the host, and from the disk by way of the host. It also
-stores every key of the host on the disk. Each byte that reaches a device, or is sealed on the disk, must be
-what was stored under its key. So each flip has one outcome, and "wrong" is none of them:
+An engine has stored keys on the host and on the disk, and has ended. Bits are flipped in a copy of its files.
+The next process opens the copy and serves every key: from the host, and from the disk through the host. It
+also stores every host key on the disk. Each byte that reaches a device, or is sealed on the disk, must be the
+byte that was stored under its key. So each flip has one of these outcomes, and never wrong bytes:
 
 ============  ==============================================================================================
 outcome       what happens
 ============  ==============================================================================================
-load failed   the load of that key is bad, with an error that says why
-not found     the recovery of the disk leaves that slot out, and counts it in the row that says why
-cold          nothing of the host, or nothing of the disk, is taken, and a reason is told
+load failed   the load of the key fails, with an error that names the reason
+not found     the recovery of the disk drops the slot, and counts it in the row of the reason
+cold          the host, or the disk, starts empty, and a reason is reported
 refused       a `ConfigError` says why the file is not used
-equal         every key is served as if nothing had happened: nobody reads this bit, or it is there twice
+equal         every key is served as without the flip: the bit is never read, or it has a second copy
 ============  ==============================================================================================
 
-A flip in a slot, or in its header or checksum, concerns one key. So one process is asked about many of them.
-Any other flip has a process of its own.
+A flip in a slot, or in its header or checksum, concerns one key, so one process judges many such flips. Any
+other flip gets its own process.
 """
 
 from __future__ import annotations
@@ -61,10 +61,10 @@ from kvsm.tiers.warm_restart import start
 BLOCK_BYTES = 256
 ON_HOST, ON_DISK = 12, 16
 ROWS = ON_HOST + ON_DISK
-"""Of the host pool: what is on the disk comes to rows that are not used otherwise."""
+"""Rows of the host pool; each disk key has its own row, to be loaded into."""
 
 SLOTS = ON_DISK + ON_HOST
-"""Of the disk: what is on the host goes to slots that are not used otherwise."""
+"""Slots of the disk; each host key has its own slot, to be stored into."""
 
 HOST_KEYS = [b"host key %02d" % number for number in range(ON_HOST)]
 DISK_KEYS = [b"disk key %02d" % number for number in range(ON_DISK)]
@@ -74,13 +74,16 @@ GEOMETRY = DiskGeometry(BLOCK_BYTES, SLOTS)
 CONFIG = OffloadConfig(host_blocks=ROWS, device_blocks=ROWS, block_bytes=BLOCK_BYTES)
 TAIL = RECORD_BYTES + PAGE_BYTES
 BROUGHT = 1_000_000
-"""The generation of what is in the host's rows for the disk."""
+"""The generation of the blocks in the host rows of the disk keys."""
 EQUAL = "equal"
 OUTCOMES = ("load failed", "not found", "cold", "refused", EQUAL)
 
 
 class Span(NamedTuple):
-    """Bytes of a file. unit: the key, or the row of the host pool, that they concern; empty: none alone."""
+    """A range of bytes in a file.
+
+    unit: the only key, or host row, that it concerns; empty: several or none.
+    """
 
     file: str
     first: int
@@ -89,7 +92,7 @@ class Span(NamedTuple):
 
 
 class Flip(NamedTuple):
-    """A bit of a file, and the unit of its span."""
+    """A bit in a file, and the unit of its span."""
 
     area: str
     file: str
@@ -98,12 +101,12 @@ class Flip(NamedTuple):
 
 
 def content(key: bytes) -> np.ndarray[Any, Any]:
-    """The bytes of this key."""
+    """Return the bytes of this key."""
     return np.random.default_rng(list(key)).integers(0, 256, BLOCK_BYTES, dtype=np.uint8)
 
 
 class Process:
-    """A process that opens what is there. cold: why nothing of a tier is taken."""
+    """A process that opens the files in a directory. cold: the reasons why a tier starts empty."""
 
     def __init__(self, where: Path, stack: ExitStack) -> None:
         self._numbers = count(1_000)
@@ -136,7 +139,7 @@ class Process:
     def copy(
         self, engine: CopyEngine, direction: Direction, block: int, to: int, key: bytes, generation: int
     ) -> str:
-        """Copy one block. generation: of the host's row. Returns the error, empty if it is good."""
+        """Copy one block. generation: of the host row. Returns the error; empty on success."""
         number = next(self._numbers)
         engine.submit(
             TransferJob(number, direction, pack([block]), pack([to]), (key,), (generation,), self.era)
@@ -147,7 +150,7 @@ class Process:
         return result.error
 
     def serve_host(self, key: bytes, slot: int) -> str:
-        """Load a key of the host to the device, and store it on the disk. Returns why it is not served."""
+        """Load a host key to the device, and store it on the disk. Returns the load's error; empty: none."""
         generation, place = self.core.ledger.generation[slot], ON_DISK + HOST_KEYS.index(key)
         error = self.copy(self.engine, Direction.LOAD, 0, slot, key, generation)
         is_right = np.array_equal(self.device[0], content(key))
@@ -159,7 +162,7 @@ class Process:
         return error
 
     def serve_disk(self, key: bytes, slot: int) -> str:
-        """Load a key of the disk by way of the host. Returns why it is not served."""
+        """Load a disk key through the host to the device. Returns the error; empty: none."""
         row = ON_HOST + DISK_KEYS.index(key)
         error = self.copy(self.disk, Direction.LOAD, row, slot, key, BROUGHT)
         error = error or self.copy(self.engine, Direction.LOAD, 0, row, key, BROUGHT)
@@ -169,7 +172,7 @@ class Process:
 
 
 def leave(where: Path) -> None:
-    """What the first process leaves in this directory."""
+    """Run the first process in this directory, and leave its files there."""
     DiskEra("v1").write(where / "era")
     with ExitStack() as stack:
         first = Process(where, stack)
@@ -211,7 +214,7 @@ class Left:
 
     @contextmanager
     def opened(self, files: dict[str, bytes]) -> Iterator[Process]:
-        """A process on these files in a directory of their own; those that are not named are as they were."""
+        """Open a process on a new copy of the files, with the given files replaced."""
         with directory() as made, ExitStack() as stack:
             for name, data in {**self.files, **files}.items():
                 path = made / name
@@ -221,7 +224,10 @@ class Left:
             yield Process(made, stack)
 
     def areas(self) -> dict[str, list[Span]]:
-        """Where bits are flipped. In long areas the beginning, which says most, has a span of its own."""
+        """Return the spans of each area.
+
+        Long areas have an extra span for their beginning, which matters most.
+        """
         header, payload = GEOMETRY.header_at, GEOMETRY.payload_at
         padding = GEOMETRY.payload_step - BLOCK_BYTES
         tails = [
@@ -260,7 +266,7 @@ class Left:
         return [Span(file, row * size, size, name) for row, name in names.items()]
 
     def damaged(self, flips: Iterable[Flip]) -> dict[str, bytes]:
-        """The files in which these bits are flipped."""
+        """Return the changed files, with these bits flipped."""
         changed: dict[str, bytearray] = {}
         for flip in flips:
             data = changed.setdefault(flip.file, bytearray(self.files[flip.file]))
@@ -268,18 +274,18 @@ class Left:
         return {name: bytes(data) for name, data in changed.items()}
 
     def outcomes(self, flips: Sequence[Flip]) -> list[str]:
-        """What becomes of these flips in one process. Each concerns another key, or there is only one."""
-        told: list[str] = []
-        with telling(told):
+        """Return the outcomes of these flips in one process: flips of different keys, or a single flip."""
+        warnings: list[str] = []
+        with collected_warnings(warnings):
             try:
                 with self.opened(self.damaged(flips)) as process:
-                    return self._judged(process, flips, told)
+                    return self._judged(process, flips, warnings)
             except ConfigError as error:
                 if len(flips) > 1 or not str(error):
                     raise
                 return ["refused"]
 
-    def _judged(self, process: Process, flips: Sequence[Flip], told: list[str]) -> list[str]:
+    def _judged(self, process: Process, flips: Sequence[Flip], warnings: list[str]) -> list[str]:
         errors = {key: process.serve_disk(key, slot) for key, slot in process.found.slots.items()}
         index = process.core.ledger.index
         errors |= {key: process.serve_host(key, index[key]) for key in readable_keys(process.core.ledger)}
@@ -290,13 +296,12 @@ class Left:
             lost = [[key for key in some if missing[key]] for some in (HOST_KEYS, DISK_KEYS)]
             assert lost[0] in ([], HOST_KEYS)
             assert lost[1] in ([], DISK_KEYS)
-            assert bool(lost[0] or lost[1]) == bool(process.cold or told), (
-                "what is lost is told, and only that"
-            )
+            is_reported = bool(process.cold or warnings)
+            assert bool(lost[0] or lost[1]) == is_reported, "exactly the losses are reported"
             return ["cold" if lost[0] or lost[1] else EQUAL]
         assert process.cold == []
         dropped = sum(count for row, count in process.found.told[0].items() if row not in ("kept", "empty"))
-        assert dropped == sum(missing.values()), "each slot that is left out is in a row"
+        assert dropped == sum(missing.values()), "each dropped slot is counted in a row"
         assert {key for key, is_missing in missing.items() if is_missing} <= units
         return [
             "not found" if missing.get(flip.unit) else "load failed" if errors.get(flip.unit) else EQUAL
@@ -305,13 +310,13 @@ class Left:
 
 
 @contextmanager
-def telling(told: list[str]) -> Iterator[None]:
-    """Collect the warnings of the disk tier."""
+def collected_warnings(warnings: list[str]) -> Iterator[None]:
+    """Append the warnings of the disk tier to this list."""
 
     class Collector(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             if "not stored" not in record.getMessage():
-                told.append(record.getMessage())
+                warnings.append(record.getMessage())
 
     collector, logger = Collector(), logging.getLogger("kvsm.tiers.disk")
     logger.addHandler(collector)
@@ -322,10 +327,10 @@ def telling(told: list[str]) -> Iterator[None]:
 
 
 def flip_bits(flips: int, seed: int, alone: float = 0.1) -> Counter[tuple[str, str]]:
-    """Flip that many bits, one after the other. Returns how often each area had which outcome.
+    """Flip this many single bits. Returns (area, outcome) -> count.
 
-    alone: the share of flips that hit no single key. Each of them needs a process of its own.
-    Raises `AssertionError` if a wrong byte is served, or something is lost and not told.
+    alone: the share of flips that do not concern just one key; each needs its own process.
+    Raises `AssertionError` if a wrong byte is served, or if a loss is not reported.
     """
     left, chance, counts = Left(), random.Random(seed), Counter[tuple[str, str]]()
     areas = left.areas()
@@ -344,7 +349,7 @@ def flip_bits(flips: int, seed: int, alone: float = 0.1) -> Counter[tuple[str, s
         if is_alone:
             judge([flip])
             continue
-        batch = next((one for one in batches if flip.unit not in one), None)
+        batch = next((flips_of for flips_of in batches if flip.unit not in flips_of), None)
         if batch is None:
             batches.append(batch := {})
         batch[flip.unit] = flip
@@ -354,7 +359,7 @@ def flip_bits(flips: int, seed: int, alone: float = 0.1) -> Counter[tuple[str, s
 
 
 def table(counts: Counter[tuple[str, str]]) -> str:
-    """The counts as a Markdown table."""
+    """Return the counts as a Markdown table."""
     lines = [f"| area | flips | {' | '.join(OUTCOMES)} |", "| --- " * (len(OUTCOMES) + 2) + "|"]
     for area in dict.fromkeys(area for area, _ in counts):
         row = [counts[area, outcome] for outcome in OUTCOMES]

@@ -1,6 +1,6 @@
-"""Two cores that get the same calls, one with the native body, and are compared after each of them.
+"""Twin cores, one native and one in Python, that get the same calls and are compared after each.
 
-And calls for them, right and wrong ones.
+Also a generator of right and wrong calls.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent, SkipReason
 
 
 class Times:
-    """A clock that says what was put into `next`, or raises it, and otherwise counts."""
+    """A clock that returns or raises the next value in `next`; without one, it counts its calls."""
 
     def __init__(self) -> None:
         self.asked = 0
@@ -38,7 +38,7 @@ class Times:
 
 
 class Log(list[OffloadingEvent]):
-    """Notes who may change the ledger when it gets an event, and raises what was put into `next`."""
+    """A log that records the core's `_may_change` at each event, and raises an error put into `next`."""
 
     core: Offloader
 
@@ -53,12 +53,14 @@ class Log(list[OffloadingEvent]):
             raise self.next.pop()
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: the log buffers no events."""
 
 
-class Told(Publisher):
-    """A publisher that notes what it is told of transfers, and who might change the ledger then. It fails if
-    it shall."""
+class RecordingPublisher(Publisher):
+    """A publisher that records each transfer's end with the core's `_may_change`.
+
+    fails: whether the next `ended` call raises an error.
+    """
 
     core: Offloader
 
@@ -80,25 +82,25 @@ class Told(Publisher):
 
 
 def make_core(config: OffloadConfig, log: bool = True, publisher: bool = False) -> Offloader:
-    """A core with the clock, the log and the publisher of above."""
-    sink, told = Log() if log else None, Told() if publisher else None
+    """Return a core with the clock, log and publisher of this module."""
+    sink, recorder = Log() if log else None, RecordingPublisher() if publisher else None
     core = Offloader.__new__(Offloader)
-    for one in (sink, told):
-        if one is not None:
-            one.core = core
-    core.__init__(config, sink, clock_ns=Times(), publisher=told)  # type: ignore[misc]
+    for watcher in (sink, recorder):
+        if watcher is not None:
+            watcher.core = core
+    core.__init__(config, sink, clock_ns=Times(), publisher=recorder)  # type: ignore[misc]
     return core
 
 
 class Outcome(NamedTuple):
-    """What a call did: what it returned, or the error that it raised."""
+    """The result of a call, or the error that it raised."""
 
     result: Any
     error: BaseException | None
 
 
 class TwinCores:
-    """Makes each call of both. Raises `AssertionError` at the first difference."""
+    """Two cores that get the same calls. Raises `AssertionError` at the first difference."""
 
     def __init__(
         self, config: OffloadConfig, *, log: bool = True, publisher: bool = False, python_folds: bool = False
@@ -119,11 +121,11 @@ class TwinCores:
         return self.native, self.python
 
     def call(self, name: str, *arguments: Any, **named: Any) -> Outcome:
-        """Make the call, and compare what both did and what both are."""
+        """Call this method of both cores, and compare outcomes and states."""
         return self.each(lambda core: getattr(core, name)(*arguments, **named), (name, arguments, named))
 
     def each(self, do: Callable[[Offloader], Any], what: object = "") -> Outcome:
-        """The same of anything that is done to a core."""
+        """Apply `do` to both cores, and compare outcomes and states. what: named in failures."""
         ours, theirs = (_outcome(do, core) for core in self.both)
         assert type(ours.error) is type(theirs.error), (what, ours, theirs)
         assert str(ours.error) == str(theirs.error), (what, ours, theirs)
@@ -137,14 +139,14 @@ class TwinCores:
         return ours
 
     def _seen(self, core: Offloader) -> dict[str, Any]:
-        """What can be seen of a core, beside the ledger's fields."""
-        log, told, clock = core.log, core.publisher, core._clock_ns
+        """Return the observable state of a core besides the ledger's fields."""
+        log, publisher, clock = core.log, core.publisher, core._clock_ns
         poisoned = core._poisoned is not None
         return {
             "state": None if poisoned else snapshot(core.ledger),
             "events": log[-3:] if isinstance(log, Log) else [],
             "lengths": (len(log), log.who[-3:]) if isinstance(log, Log) else (),
-            "over": told.over if isinstance(told, Told) else [],
+            "over": publisher.over if isinstance(publisher, RecordingPublisher) else [],
             "asked": clock.asked if isinstance(clock, Times) else None,
             "may change": min(core._may_change, 1),
             "poisoned": core._poisoned,
@@ -160,7 +162,7 @@ def _outcome(do: Callable[[Offloader], Any], core: Offloader) -> Outcome:
 
 
 def from_another_thread(do: Callable[[Offloader], Any]) -> Callable[[Offloader], Any]:
-    """The same, in a thread with a name of its own. Its error is raised here."""
+    """Return a function that does `do` in a new named thread, and raises the thread's error in the caller."""
 
     def made(core: Offloader) -> Any:
         outcomes: list[Outcome] = []
@@ -178,11 +180,11 @@ def from_another_thread(do: Callable[[Offloader], Any]) -> Callable[[Offloader],
 
 
 class Name(str):
-    """A str of another class."""
+    """A subclass of `str`."""
 
 
 class Key(bytes):
-    """Bytes of another class."""
+    """A subclass of `bytes`."""
 
 
 NAMES = ["r0", "r1", "r2", "r3"]
@@ -193,17 +195,17 @@ WRONG_NUMBERS: list[Any] = [-1, 1 << 62, 1 << 70, True, "1", None, 1.0, np.int64
 
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""Those without a name, and those with one."""
+"""Positional and keyword arguments."""
 
 
 class CallMaker:
-    """Draws a call for cores of this configuration: mostly one that fits its state."""
+    """Draws calls for cores of this configuration, mostly calls that fit the core's state."""
 
     def __init__(self, config: OffloadConfig, random: Random, wrong: float = 0.06) -> None:
         self._config, self._random, self._wrong = config, random, wrong
 
     def draw(self, core: Offloader) -> tuple[str, tuple[Any, ...], dict[str, Any]]:
-        """(name, arguments, named arguments)."""
+        """Return (name, positional arguments, keyword arguments)."""
         random = self._random
         name = random.choice(_CALLS)
         arguments, named = getattr(self, f"_{name}", self._of_transfer)(core)
@@ -224,7 +226,7 @@ class CallMaker:
         return self._or_wrong(self._random.choice(NAMES), WRONG_NAMES)
 
     def _keys(self, core: Offloader) -> Any:
-        """A prefix of what is there, with something behind it."""
+        """Return a prefix of the resident keys, followed by other keys."""
         random = self._random
         known = list(core.ledger.index)
         random.shuffle(known)

@@ -1,4 +1,4 @@
-"""Shared by the tests of hostile logs: a real log as plain values, changed, with right checksums."""
+"""Real logs as plain values, which tests of hostile logs change and write again with right checksums."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ PlainLog = list[PlainSegment]
 
 
 def plain(value: object) -> Any:
-    """The value as it stands in a log, without classes."""
+    """Return the value as a log encodes it, without classes."""
     return msgspec.msgpack.decode(msgspec.msgpack.encode(value))
 
 
 def read_plain(directory: Path) -> PlainLog:
-    """All of a log, as plain values."""
+    """Read a whole log as plain values."""
     log = []
     for segment in LogReader(directory).segments():
         frames = [plain(batch) for batch in segment.batches()]
@@ -82,12 +82,12 @@ def write_plain(directory: Path, log: PlainLog) -> Path:
 
 
 def copied(log: PlainLog) -> PlainLog:
-    """A copy that can be changed."""
+    """Return a copy that can be changed."""
     return [PlainSegment(*plain(segment)) for segment in log]
 
 
 def changed(log: PlainLog, rng: random.Random) -> PlainLog:
-    """The log with one to three changes."""
+    """Return the log with one to three changes."""
     log = copied(log)
     for _ in range(rng.choice((1, 1, 2, 3))):
         rng.choice(CHANGES)(log, rng)
@@ -102,7 +102,7 @@ def _frames(log: PlainLog) -> list[list[list[Any]]]:
 
 
 def change_field(log: PlainLog, rng: random.Random) -> None:
-    """A field of an event, sometimes its number or its kind."""
+    """Change a field of an event, sometimes its number or its kind."""
     event = rng.choice(rng.choice(_frames(log)))
     own = range(len(EVENT_FIELDS), len(event))
     place = rng.choice(own) if own and rng.random() < 0.9 else rng.randrange(len(event))
@@ -110,7 +110,7 @@ def change_field(log: PlainLog, rng: random.Random) -> None:
 
 
 def change_kind(log: PlainLog, rng: random.Random) -> None:
-    """An event becomes one of another kind with the same fields, or with more or fewer."""
+    """Give an event another kind, with the same fields, or with more or fewer."""
     event = rng.choice(rng.choice(_frames(log)))
     event[0] = rng.randint(0, len(KINDS) + 2)
     if rng.random() < 0.3:
@@ -120,7 +120,7 @@ def change_kind(log: PlainLog, rng: random.Random) -> None:
 
 
 def reorder(log: PlainLog, rng: random.Random) -> None:
-    """Events are left out, come twice or change places. Their numbers stay in order, most of the time."""
+    """Drop, double or exchange events. Their numbers mostly stay in order."""
     frame = rng.choice(_frames(log))
     place = rng.randrange(len(frame))
     how = rng.randrange(4)
@@ -150,7 +150,7 @@ def renumber(log: PlainLog) -> None:
 
 
 def change_config(log: PlainLog, rng: random.Random) -> None:
-    """The configuration: in a head, in the first event, or in all places."""
+    """Change the configuration: in a head, in the first event, or in all places."""
     heads = [segment.head for segment in log]
     opened = log[0].frames[0][0] if log[0].frames and log[0].frames[0] else None
     places = [head[2] for head in heads]
@@ -168,14 +168,14 @@ def change_config(log: PlainLog, rng: random.Random) -> None:
 
 
 def change_head(log: PlainLog, rng: random.Random) -> None:
-    """A field of a head."""
+    """Change a field of a head."""
     head = rng.choice(log).head
     place = rng.randrange(len(head))
     head[place] = other_value(head[place], rng)
 
 
 def change_tail(log: PlainLog, rng: random.Random) -> None:
-    """How a segment says that it ends."""
+    """Change the tail of a segment."""
     tail = rng.choice(log).tail
     if tail:
         place = rng.randrange(len(tail))
@@ -183,7 +183,7 @@ def change_tail(log: PlainLog, rng: random.Random) -> None:
 
 
 def change_snapshot(log: PlainLog, rng: random.Random) -> None:
-    """Something inside of the snapshot in a head."""
+    """Change something inside the snapshot in a head."""
     heads = [segment.head for segment in log if segment.head[9]]
     if not heads:
         return
@@ -198,7 +198,7 @@ def change_snapshot(log: PlainLog, rng: random.Random) -> None:
 
 
 def change_somewhere(state: list[Any], rng: random.Random) -> None:
-    """Something in nested lists: a part of them, or one value deep inside."""
+    """Change nested lists: one of the lists, or one value deep inside."""
     place = rng.randrange(len(state))
     inside = state[place]
     if isinstance(inside, list) and inside and rng.random() < 0.8:
@@ -222,7 +222,7 @@ CHANGES: Sequence[Callable[[PlainLog, random.Random], None]] = (
 
 
 def other_value(value: Any, rng: random.Random) -> Any:
-    """Something near this value, or of its type, or of any type."""
+    """Return a value near this one, or of its type, or of any type."""
     if rng.random() < 0.08:
         return rng.choice((None, 0, -1, True, 1.5, "x", b"x", [], {}, [[]], 2**64 - 1))
     if isinstance(value, bool):
@@ -243,7 +243,7 @@ def other_value(value: Any, rng: random.Random) -> Any:
 
 
 def other_bytes(value: bytes, rng: random.Random) -> bytes:
-    """Bytes cut, grown, with a byte changed, or quite different ones."""
+    """Return the bytes cut, extended or with one byte changed, or quite different bytes."""
     place = rng.randrange(len(value)) if value else 0
     return rng.choice(
         (
@@ -261,7 +261,7 @@ def other_bytes(value: bytes, rng: random.Random) -> bytes:
 
 
 def other_list(value: list[Any], rng: random.Random) -> Any:
-    """A list with an element left out, doubled or changed, or with many more; or packed ids in its place."""
+    """Return the list with an element dropped, doubled or changed, with many more, or packed ids instead."""
     value = list(value)
     how = rng.randrange(7)
     place = rng.randrange(len(value)) if value else 0
@@ -284,7 +284,7 @@ def other_list(value: list[Any], rng: random.Random) -> Any:
 
 
 def long_life(log: Path) -> Life:
-    """A life with batches that are packed in the log: stores, loads and evictions of twenty blocks."""
+    """Run a core with batches that the log packs: stores, loads and evictions of twenty blocks."""
     life = Life(log, {"segment_bytes": 3000}, host_blocks=45, device_blocks=60, defer_ticks=0)
     for number in range(3):
         keys = [key(100 * number + place) for place in range(20)]
@@ -299,7 +299,7 @@ def long_life(log: Path) -> Life:
 
 
 def lives(directory: Path) -> list[PlainLog]:
-    """Logs of all policies and kinds of configuration, some in several segments."""
+    """Return logs of all policies and kinds of configuration, some in several segments."""
     logs = []
     for number, policy in enumerate(POLICIES):
         config = ({}, {"blocks_per_chunk": 2}, {"store_threshold": 2})[number % 3]
@@ -311,12 +311,12 @@ def lives(directory: Path) -> list[PlainLog]:
 
 
 SECONDS = 10
-"""What one log may take. Most take milliseconds."""
+"""Time limit per log (s). Most take milliseconds."""
 
 
 @contextmanager
 def bounded(what: str) -> Iterator[None]:
-    """Fails a test that takes too long for one log."""
+    """Fail a test that takes too long for one log."""
 
     def too_long(*_: object) -> None:
         raise AssertionError(f"{what} takes more than {SECONDS} s")
@@ -335,12 +335,12 @@ def peak_megabytes() -> float:
 
 
 def ended_well(result: Result, what: str) -> int:
-    """The exit code of a command that has ended as one should: with a verdict, and nothing in its lines."""
+    """Return a command's exit code, after checks that it ended normally and its lines are printable."""
     assert result.exception is None or isinstance(result.exception, SystemExit), what
     assert result.exit_code in (0, 1, 2), what
     for line in (*result.stdout.splitlines(), *result.stderr.splitlines()):
         assert line.isprintable(), what
-    assert result.exit_code == 0 or result.stderr or result.stdout, f"{what}: no reason is told"
+    assert result.exit_code == 0 or result.stderr or result.stdout, f"{what}: no reason is given"
     return result.exit_code
 
 

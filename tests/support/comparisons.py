@@ -7,7 +7,7 @@ from kvsm.vllm.step_clock import StepTimes
 
 
 def comparison() -> Comparison:
-    """Two engines, three rounds."""
+    """Return a comparison of two engines in three rounds."""
 
     def round_of(seconds: float, own: float) -> Round:
         return Round(

@@ -1,4 +1,4 @@
-"""The copy engines that the conformance suite runs on, and what it gives them: pools, jobs, layouts."""
+"""The copy engines of the conformance suite, with their pools, jobs and layouts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ Bytes = np.ndarray[Any, Any]
 
 
 class Rig(NamedTuple):
-    """An engine, and what its pools hold now: the arrays that it was made with, or copies."""
+    """An engine, and the current content of its pools: the arrays that it was made with, or copies."""
 
     engine: CopyEngine
     read_device: Callable[[], list[Bytes]]
@@ -48,7 +48,7 @@ MakeRig = Callable[[list[Bytes], Bytes], Rig]
 
 
 def rig_of(make_engine: Callable[[list[Bytes], Bytes], CopyEngine]) -> MakeRig:
-    """Rigs of an engine that copies between the arrays that it is given."""
+    """Return a maker of rigs whose engine copies directly between the given arrays."""
     return lambda device, host: Rig(make_engine(device, host), lambda: device, lambda: host)
 
 
@@ -57,7 +57,7 @@ def _verifying(device: list[Bytes], host: Bytes) -> CopyEngine:
 
 
 def named(job: TransferJob) -> TransferJob:
-    """The same job as a kept pool needs it: each host block holds the block that bears its number."""
+    """Return the job with keys and generations, as a kept pool needs it; each key names its host block."""
     with suppress(MalformedIds):
         blocks = to_list(job.host_blocks)
         keys, generations = (
@@ -69,7 +69,7 @@ def named(job: TransferJob) -> TransferJob:
 
 
 def checksums_of(host: Bytes) -> Bytes:
-    """The table of checksums that an earlier life has left, if it has stored all that is in this pool."""
+    """Return the checksum table of an earlier process that stored all blocks of this pool."""
     table = np.zeros((len(host), CHECKSUM_BYTES), np.uint8)
     every = named(TransferJob(1, Direction.STORE, (), tuple(range(len(host)))))
     BlockChecksums(host, table=table, kept=True).keep(range(len(host)), (every.keys, every.generations))
@@ -77,7 +77,7 @@ def checksums_of(host: Bytes) -> Bytes:
 
 
 class NamedJobs:
-    """Names the blocks of each job for an engine whose pools are kept."""
+    """A wrapper that adds keys to each job, for an engine with kept pools."""
 
     def __init__(self, engine: CopyEngine) -> None:
         self._engine = engine
@@ -86,12 +86,12 @@ class NamedJobs:
         return getattr(self._engine, name)
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
-        """As the engine's own."""
+        """Submit the job with keys."""
         self._engine.submit(named(job), after)
 
 
 def kept_engine(engine: CopyEngine, host: Bytes, threads: int = 1) -> NamedJobs:
-    """An engine over this one, whose host pool an earlier life has left."""
+    """Return a verifying engine over this one, with a host pool from an earlier process."""
     table = checksums_of(host)
     return NamedJobs(
         VerifyingCopyEngine(engine, host, threads=threads, table=table, kept=True, every_load=False)
@@ -103,7 +103,7 @@ def _kept(device: list[Bytes], host: Bytes, threads: int = 1) -> CopyEngine:
 
 
 def file_rig(device: list[Bytes], host: Bytes) -> Rig:
-    """A rig whose host pool is a temporary file."""
+    """Return a rig whose host pool is a temporary file."""
     file = NamedTemporaryFile(prefix="kvsm-test-")  # noqa: SIM115 (open while the rig is)
     file.write(np.ascontiguousarray(host).tobytes())
     file.flush()
@@ -113,7 +113,7 @@ def file_rig(device: list[Bytes], host: Bytes) -> Rig:
 
 
 class KeyedEngine:
-    """Gives each store the keys that its job lacks, as a disk engine wants them. A key names its slot."""
+    """A wrapper that adds keys, which a disk engine needs, to each store. Each key names its slot."""
 
     directory: Any = None
 
@@ -124,7 +124,7 @@ class KeyedEngine:
         return getattr(self._engine, name)
 
     def submit(self, job: TransferJob, after: Any = None) -> None:
-        """As the engine's own."""
+        """Submit the job with keys."""
         if job.direction is Direction.STORE:
             keys = tuple(f"slot {slot}".encode() for slot in to_list(job.host_blocks))
             job = msgspec.structs.replace(job, keys=keys)
@@ -134,7 +134,7 @@ class KeyedEngine:
 def disk_engine(
     device: list[Bytes], host: Bytes, path: Path, threads: int, flush: FlushPolicy
 ) -> tuple[KeyedEngine, Bytes]:
-    """A disk engine whose slots hold these rows, and a view of the payloads."""
+    """Return a disk engine whose slots hold these rows, and a view of the payloads."""
     geometry = DiskGeometry(host.shape[1], len(host))
     with closing(DiskCopyEngine(host, SlotFile(path, geometry, DISK_IDENTITY), threads=1)) as before:
         every = list(range(len(host)))
@@ -149,7 +149,7 @@ def disk_engine(
 
 
 def disk_rig(threads: int, flush: FlushPolicy) -> MakeRig:
-    """Rigs whose host pool is the file of a disk tier, in memory where there is such a directory."""
+    """Return a maker of rigs whose "host pool" is the slot file of a disk tier, in memory if possible."""
 
     def make(device: list[Bytes], host: Bytes) -> Rig:
         directory = TemporaryDirectory(prefix="kvsm-test-", dir=IN_MEMORY)
@@ -191,7 +191,7 @@ every_engine_for_threads = pytest.mark.parametrize("make_rig", _FOR_THREADS)
 
 
 class Shape(NamedTuple):
-    """What the pools of a property test look like."""
+    """The shape of the pools in a property test."""
 
     row_bytes: list[int]
     """Row bytes of each tensor of the device pool."""
@@ -199,14 +199,14 @@ class Shape(NamedTuple):
     """Unused bytes between two rows of a tensor."""
     host_gap: int
     shares_storage: bool
-    """The first tensor is registered a second time, by a group whose blocks are shorter."""
+    """Whether the first tensor is registered twice, the second time by a group with shorter blocks."""
 
     @property
     def block_bytes(self) -> int:
         return sum(self.row_bytes)
 
     def pools(self, num_device_blocks: int, num_host_blocks: int) -> tuple[list[Bytes], Bytes]:
-        """Random bytes in this shape: (tensors, host)."""
+        """Return random bytes in this shape: (tensors, host)."""
         *tensors, host = (
             random_bytes(count, width + gap, seed)[:, :width]
             for seed, (count, width, gap) in enumerate(
@@ -235,12 +235,12 @@ def random_bytes(count: int, width: int, seed: int = 0) -> Bytes:
 
 
 def random_pools(num_blocks: int = 40, block_bytes: int = 3) -> tuple[list[Bytes], Bytes]:
-    """The plainest pools: one tensor, no gaps."""
+    """Return the simplest pools: one tensor, no gaps."""
     return [random_bytes(num_blocks, block_bytes, 1)], random_bytes(num_blocks, block_bytes, 2)
 
 
 def copy_plainly(job: TransferJob, device: list[Bytes], host: Bytes) -> None:
-    """The reference: a loop over single blocks. A tensor that is part of another changes with it."""
+    """Copy block by block, as the reference. Tensors that share memory change together."""
     tensors = [one for one in device if not any(_is_part(one, other) for other in device)]
     offsets = accumulate((one.shape[1] for one in tensors), initial=0)
     for tensor, offset in zip(tensors, offsets):
@@ -257,7 +257,7 @@ def _is_part(one: Bytes, other: Bytes) -> bool:
 
 
 def copied(device: list[Bytes], host: Bytes) -> tuple[list[Bytes], Bytes]:
-    """Separate pools with the same bytes; tensors that share a storage still do."""
+    """Return copies of the pools; tensors that share a storage still do."""
     storages = {id(one.base): np.array(one.base) for one in device if one.base is not None}
     return [
         storages[id(one.base)][:, : one.shape[1]] if one.base is not None else one.copy() for one in device
@@ -279,7 +279,7 @@ def finish(engine: CopyEngine, transfers: list[int]) -> list[CopyResult]:
 
 @st.composite
 def rounds_of_jobs(draw: st.DrawFn, num_blocks: int, most: int = 3) -> list[list[TransferJob]]:
-    """Rounds of transfers both ways. The transfers of a round have no block in common."""
+    """Draw rounds of stores and loads. The transfers of a round have no block in common."""
     rounds, transfer = [], 0
     for _ in range(draw(st.integers(1, most))):
         device_blocks = draw(st.permutations(range(num_blocks)))
@@ -298,7 +298,7 @@ def rounds_of_jobs(draw: st.DrawFn, num_blocks: int, most: int = 3) -> list[list
 
 @contextmanager
 def short_pieces(blocks: int, block_bytes: int) -> Iterator[None]:
-    """Inside, threaded engines cut a transfer into pieces of this many blocks."""
+    """Make threaded engines cut transfers into pieces of this many blocks until the end of a `with` block."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(threaded, "PIECE_BYTES", blocks * block_bytes)
         yield

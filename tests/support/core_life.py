@@ -1,4 +1,4 @@
-"""Short words for tests that drive the core by hand."""
+"""Helpers for tests that drive the core by hand."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 
 
 def kinds(events: Sequence[OffloadingEvent]) -> list[str]:
-    """The names of these events."""
+    """Return the class names of these events."""
     return [event.kind for event in events]
 
 
 def keys(count: int, prompt: str = "p", group: int = 0) -> list[bytes]:
-    """The first `count` keys of a prompt, in vLLM's layout: a hash and four bytes of group index."""
+    """Return the first `count` keys of a prompt, in vLLM's layout: a hash and four bytes of group index."""
     return [f"{prompt}-{place:04}".encode() + group.to_bytes(4, "big") for place in range(count)]
 
 
@@ -28,7 +28,7 @@ def new_core(
     publisher: Publisher | None = None,
     **options: object,
 ) -> tuple[Offloader, MemoryLog]:
-    """A core and its log."""
+    """Return a core and its log."""
     log = MemoryLog()
     config = OffloadConfig(
         host_blocks=host_blocks,
@@ -40,7 +40,7 @@ def new_core(
 
 
 def store(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:
-    """Store these keys from device blocks first_block, first_block + 1, ...; returns the transfer."""
+    """Store these keys from device blocks first_block, first_block + 1, ... Returns the transfer."""
     transfer = begin_store(core, request, names, first_block)
     for worker in range(core.config.workers):
         core.complete_store(transfer, worker)
@@ -48,7 +48,7 @@ def store(core: Offloader, request: str, names: list[bytes], first_block: int = 
 
 
 def begin_store(core: Offloader, request: str, names: list[bytes], first_block: int = 0) -> int:
-    """The same, submitted and not reported."""
+    """Submit a store of these keys without a report. Returns the transfer."""
     blocks = range(first_block, first_block + len(names) * core.config.blocks_per_chunk)
     job = core.prepare_store(request, names, blocks).job
     assert job is not None
@@ -68,7 +68,7 @@ def load(core: Offloader, request: str, names: list[bytes], first_block: int = 0
 
 
 def fold(log: list[OffloadingEvent], config: OffloadConfig) -> Ledger:
-    """A ledger made from these events alone."""
+    """Return a ledger folded from these events alone."""
     ledger = Ledger(config)
     for event in log:
         ledger.apply(event)

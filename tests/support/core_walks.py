@@ -1,4 +1,4 @@
-"""Random walks of the core world, for tests of what reads their events."""
+"""Random walks of the core world, for tests of event readers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvsm.check.worlds.world import Action
 
 
 def walked(options: CoreOptions, seed: int, actions: int) -> tuple[CoreWorld, list[Action]]:
-    """A world in which some of this happened, and what was tried."""
+    """Walk through a core world. Returns the world and the actions that were tried."""
     world, random, drawn = CoreWorld(options), Random(seed), []
     for _ in range(actions):
         drawn.append(world.draw(random))

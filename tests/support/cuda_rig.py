@@ -1,4 +1,4 @@
-"""The CUDA engine under test: on a GPU where there is one, else on the fake driver.
+"""The CUDA copy engine under test: on a GPU if there is one, else on the fake driver.
 
 With the fake driver, device memory is the numpy arrays themselves.
 """
@@ -30,7 +30,10 @@ def has_gpu() -> bool:
 
 
 def cuda_rig(device: list[np.ndarray], host: np.ndarray, path: CopyPath | None = None) -> Rig:
-    """A CUDA engine. Skips the test if there is no GPU and the fake driver cannot be built."""
+    """Return a rig of a CUDA engine.
+
+    Skips the test without a GPU and without a compiler for the fake driver.
+    """
     from copy_rigs import Rig  # which imports this file
 
     table = None if path else PathTable.default()
@@ -45,7 +48,7 @@ def cuda_rig(device: list[np.ndarray], host: np.ndarray, path: CopyPath | None =
 
 
 def usable_fake() -> FakeDriver:
-    """The fake driver, reset. Skips the test if it cannot be built."""
+    """Return the fake driver after a reset. Skips the test if it cannot be built."""
     if has_gpu():
         pytest.skip("there is a GPU, and so the real driver")
     if reason := _missing_for_fake():
@@ -65,8 +68,10 @@ def _missing_for_fake() -> str:
 
 
 def _as_tensors(arrays: list[np.ndarray], place: str) -> list[Any]:
-    """The arrays as tensors on the GPU, or in page-locked memory. Arrays that share memory still share it
-    in the same way, because layouts depend on that."""
+    """Return the arrays as tensors on the GPU or in page-locked memory.
+
+    Arrays that share memory still share it in the same way, because layouts depend on that.
+    """
     import torch
 
     wholes: dict[int, Any] = {}

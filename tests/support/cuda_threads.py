@@ -1,8 +1,8 @@
 """Scenarios of `CudaCopyEngine` on the fake driver, for every schedule of its threads.
 
-The engine, its submitting threads, cuda-bindings and the driver's protocol are real. Each call that other
-threads can see is a step. The device works in threads too: each stream is one, with a step for each of its
-operations. The fake driver takes a compiler, so the scopes stand beside it, and not in `kvsm check threads`.
+The engine, its submitting threads, cuda-bindings and the driver's protocol are real. Each driver call whose
+effect other threads can see is a step. The device runs in threads, too: one per stream, with a step for each
+operation. The fake driver needs a compiler, so these scopes are here and not in `kvsm check threads`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from kvsm.events import Direction
 from kvsm.properties import Property
 
 COMPUTE = 0
-"""The handle of the stream that stands for the model's."""
+"""The handle of the stream that plays the model's compute stream."""
 OLD, REUSED = 1, 2
-"""Bytes of a block before a load, and what the next owner of a block writes."""
+"""The byte of a block before a load, and the byte that the next owner of a block writes."""
 
 _SEEN = ("cuEvent", "cuLaunch", "cuMem", "cuStream")
-"""How the calls begin whose order other threads can see."""
+"""Name prefixes of the calls whose order other threads can see."""
 _real_call, _real_entry = driver.call, driver._entry
 
 
 class SteppedStreams:
-    """The streams of the fake driver, each a thread that does one operation after another."""
+    """The streams of the fake driver, each a thread that runs its operations in order."""
 
     def __init__(self, fake: FakeDriver) -> None:
         self.fake = fake
@@ -48,16 +48,16 @@ class SteppedStreams:
         fake.choose_steps()
 
     def begin(self, handle: int, name: str) -> None:
-        """From now on a thread does what a stream is given."""
+        """Start a thread that runs the operations of this stream."""
         self._threads[handle] = ControlledThread(target=self._serve, name=name, args=(handle,))
         self._threads[handle].start()
 
     def begin_own(self, handle: int) -> None:
-        """A new stream of the engine."""
+        """Start the thread of a new stream of the engine."""
         self.begin(handle, f"stream {len(self._threads) + 1}")
 
     def end(self, handle: int) -> None:
-        """A stream is destroyed."""
+        """End the thread of a destroyed stream."""
         if self.fake.left(handle):
             control().fail(
                 PropertyBroken(Property.NO_REUSE_IN_FLIGHT, "a stream is destroyed that has work to do")
@@ -66,12 +66,12 @@ class SteppedStreams:
         self._threads[handle].join()
 
     def close(self) -> None:
-        """End all: a device that is lost keeps its streams."""
+        """End all threads, because the streams of a lost device are never destroyed."""
         for handle in [one for one in self._threads if one not in self._ended]:
             self.end(handle)
 
     def finish(self, handle: int) -> None:
-        """Wait for all that is queued."""
+        """Wait for all queued operations of this stream."""
         if handle in self._threads:  # else the driver itself does what is queued
             control().reach("waits for a stream", lambda: not self.fake.left(handle))
 
@@ -87,11 +87,11 @@ class SteppedStreams:
 
 
 _streams: SteppedStreams
-"""Of the run that is under way."""
+"""The streams of the current run."""
 
 
 def _stepping_call(name: str, *arguments: Any) -> Any:
-    """`driver.call`. Who waits for the device gives its turn away until then."""
+    """Replace `driver.call`: a caller that waits for the device yields to other threads until it is done."""
     if name == "cuEventSynchronize":
         control().reach("waits for an event", lambda: _streams.fake.is_reached(int(arguments[0])))
     elif name == "cuStreamSynchronize":
@@ -107,7 +107,7 @@ def _stepping_call(name: str, *arguments: Any) -> Any:
 
 
 def _stepping_entry(name: str, version: int, prototype: Any) -> Callable[..., Any]:
-    """`driver._entry`."""
+    """Replace `driver._entry`."""
     function = _real_entry(name, version, prototype)
     if not name.startswith(_SEEN):
         return function  # type: ignore[no-any-return]
@@ -121,7 +121,7 @@ def _stepping_entry(name: str, version: int, prototype: Any) -> Callable[..., An
 
 @cache
 def _stepping_quick() -> driver._LockKeepingCalls:
-    """`driver._quick`."""
+    """Replace `driver._quick`."""
     return driver._LockKeepingCalls()
 
 
@@ -134,9 +134,9 @@ FAILING_RECORDS = (
 
 
 class DrivenCopies(ThreadScenario):
-    """A store behind the kernel that writes its block, and a load between two kernels that read its own.
+    """A store after the kernel that writes its block, and a load between two kernels that read its block.
 
-    As soon as a result is there, the memory of the transfer gets a new owner.
+    As soon as a transfer's result is returned, its memory gets a new owner.
     """
 
     says = "the CUDA engine hands copies to a driver, any call may fail, and streams work at any moment"
@@ -168,7 +168,7 @@ class DrivenCopies(ThreadScenario):
         self._check_end(retained)
 
     def _fail_something(self, fake: FakeDriver) -> None:
-        """Choose a call that fails, and let the device be lost at some moment."""
+        """Let the device be lost at some moment, or choose a call that fails, or neither."""
         self._is_hurt = bool(self.size["losses"])
         if self.size["losses"]:
             ControlledThread(target=_lose, name="accident", args=(fake,)).start()
@@ -227,7 +227,7 @@ class DrivenCopies(ThreadScenario):
             self._accepted.add(transfer)
 
     def _poll(self, engine: CudaCopyEngine) -> None:
-        """Take new results. The blocks of a store that has ended are used again at once."""
+        """Take new results. The blocks of an ended store are reused at once."""
         for result in engine.poll():
             transfer, block = result.transfer, result.transfer - 1
             if transfer in self._results:

@@ -1,6 +1,6 @@
-"""Shared by the tests of the disk tier: small tiers, their contents, and jobs with keys.
+"""Helpers for tests of the disk tier: small tiers, their contents, and jobs with keys.
 
-Programs that are killed import this too, so it imports little.
+Imports little, because programs that are started only to be killed import this, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from kvsm.tiers.disk.formats import HEADER_COLUMNS, HeaderState, SlotHeader, hea
 DISK_IDENTITY = PoolIdentity.of({"model": "a test"})
 
 IN_MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None
-"""Where the files of many short tests lie: a flush of a real disk takes milliseconds."""
+"""Directory for the files of many short tests: a flush to a real disk would take milliseconds."""
 
 SLOTS = 8
 PAYLOAD = 512
@@ -46,7 +46,7 @@ def directory() -> Iterator[Path]:
 
 
 def content(key: int) -> np.ndarray[Any, Any]:
-    """The bytes that stand for a key: the same in every life."""
+    """Return the bytes of a key, the same in every process."""
     return np.random.default_rng(key).integers(0, 256, PAYLOAD, dtype=np.uint8)
 
 
@@ -55,7 +55,7 @@ def name(key: int) -> bytes:
 
 
 def read_header(page: bytes) -> SlotHeader | None:
-    """What the header on this page says; None if it is not whole."""
+    """Return the header on this page; None if it is not intact."""
     pages = np.frombuffer(page, np.uint8)
     columns = pages.view(HEADER_COLUMNS)
     ((_, (key,)),) = header_keys(columns, np.array([0]))
@@ -87,7 +87,7 @@ def job(
 
 
 class Tier:
-    """A tier of one rank: an engine, its host pool, and its file. era: of all jobs from now on."""
+    """A disk tier of one rank: an engine, its host pool and its file. era: the era of all further jobs."""
 
     era = b""
 
@@ -120,14 +120,14 @@ class Tier:
         return self._ended(self.begin_store(slots, keys))
 
     def load(self, slots: Sequence[int], keys: Sequence[int]) -> CopyResult:
-        """Load slots to the first blocks of the host pool, which are cleared before."""
+        """Clear the first blocks of the host pool, and load slots into them."""
         self.host[: len(slots)] = 0
         self._transfers += 1
         self.engine.submit(job(self._transfers, Direction.LOAD, range(len(slots)), slots, keys, self.era))
         return self._ended(self._transfers)
 
     def holds(self, slot: int, key: int) -> bool:
-        """Load a slot. Returns whether it was served; what was served must be right."""
+        """Load a slot, and check the loaded bytes. Returns whether the load succeeded."""
         result = self.load([slot], [key])
         if result.good:
             assert np.array_equal(self.host[0], content(key)), f"slot {slot} served wrong bytes"

@@ -1,4 +1,4 @@
-"""How many examples a property test takes, and how many cases of many."""
+"""The number of examples of a property test, and which of many cases it tries."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ _T = TypeVar("_T")
 
 
 def examples(number: int, least: int = 8) -> int:
-    """All of them in CI, which draws new ones each day. Elsewhere a fifth, but `least`: it runs many times a
-    day."""
+    """Return `number` in CI, which draws new examples each day; elsewhere a fifth of it, but at least `least`."""
     return max(number // SHARE, min(number, least))
 
 
 def some(cases: Sequence[_T]) -> Sequence[_T]:
-    """All of them in CI. Elsewhere every fifth."""
+    """Return all cases in CI; elsewhere every fifth."""
     return cases[::SHARE]

@@ -1,4 +1,4 @@
-"""Every question of `kvsm why` about a log, and the life of `kvsm show` that a line of evidence names."""
+"""All questions of `kvsm why` about a log, and the life of `kvsm show` that a line of evidence refers to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Life = BlockLife | KeyLife | RequestLife | TransferLife
 
 
 def life_of(option: str, value: str) -> Life:
-    """What `kvsm show` tells if it is given this option."""
+    """Return the life that `kvsm show` prints for this option."""
     if option == "--request":
         return RequestLife(value)
     if option == "--key":
@@ -22,7 +22,7 @@ def life_of(option: str, value: str) -> Life:
 
 
 def explanations(log: kvsm.OpenedLog) -> Iterator[Explanation]:
-    """An explanation of each request, transfer, key and slot."""
+    """Return an explanation of each request, transfer, key and slot."""
     yield from (explain_request(log, name) for name in {row.request for row in log.requests()})
     yield from (explain_transfer(log, row.transfer) for row in log.transfers())
     for key in {row.key for row in log.blocks()}:

@@ -16,7 +16,7 @@ Rows = dict[str, list[dict[str, Any]]]
 
 
 def extracted(config: OffloadConfig, events: Sequence[OffloadingEvent]) -> tuple[Rows, Ledger]:
-    """The tables of these events, and the ledger at their end."""
+    """Return the tables of these events, and the ledger after them."""
     connection, ledger = sqlite3.connect(":memory:"), Ledger(config)
     make_tables(connection)
     tables = TableWriter(connection)

@@ -1,10 +1,10 @@
 # ruff: noqa: ARG002 (the hooks take what the calls take)
-"""Why each key is not on the host, known from outside: a reference for `kvsm why`, `kvsm show`, the tables.
+"""A reference for `kvsm why`, `kvsm show` and the tables: why each key is not on the host.
 
-`OutsideBooks` stands between an `Offloader` and whatever calls it. It keeps plain books from the arguments
-and results of the calls. It reads no event and no ledger; of the log it takes only its length, so that it can
-say between which events something happened, and the kind of the last event, to see whether a call was one.
-It shares no code with the ledger, the extractor or the fates, so the two reach one answer in two ways.
+`OutsideBooks` sits between an `Offloader` and its callers, and keeps plain books from the arguments and
+results of the calls. It reads no events and no ledger. From the log it takes only the length, to place each
+call between two events, and the kind of the last event, to see whether a call made one. It shares no code
+with the ledger, the extractor or the fates, so equal answers were reached in two independent ways.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from kvsm.explain.tables.row_kinds import Gone
 from kvsm.ids import to_list
 
 Span = tuple[int, int]
-"""The first and the last event of a call: what it did happened there."""
+"""The numbers of the first and the last event of a call."""
 
 
 @dataclass(frozen=True)
 class Reason:
     """Why a key is not readable.
 
-    at: the call because of which it is not; None if there is none.
-    kind: the kind of event with which the call did it.
-    transfer, requests: the transfer behind it, and its requests.
-    skip: why it was not stored, if it was offered and skipped.
-    before: why it was gone before it was offered and skipped.
+    at: the call that is the cause; None if there is none.
+    kind: the kind of that call's event.
+    transfer, requests: the transfer involved, and its requests.
+    skip: why the key was not stored, if it was offered and skipped.
+    before: the reason before the key was offered and skipped.
     """
 
     why: Gone
@@ -48,7 +48,10 @@ NEVER = Reason(Gone.NEVER_STORED)
 
 @dataclass(eq=False)
 class BlockBook:
-    """The life of a block in a slot. stored, gone: when; None: it was never readable, it is there."""
+    """The life of a block in a slot.
+
+    stored: when it became readable; None: never. gone: when it left; None: it is still there.
+    """
 
     store: int
     slot: int
@@ -63,7 +66,7 @@ class BlockBook:
 
 @dataclass(eq=False)
 class TransferBook:
-    """A store or a load: what it copies, for whom, and how it ended."""
+    """A store or a load: its blocks, its requests, and its end."""
 
     id: int
     direction: Direction
@@ -92,7 +95,7 @@ class Stay:
 
 @dataclass(frozen=True)
 class LookupBook:
-    """One recorded answer about a prefix: its event, the key at which it stops, and why."""
+    """A recorded answer to a prefix lookup: its event, the key at which it stops, and the reason."""
 
     event: int
     request: str
@@ -102,9 +105,9 @@ class LookupBook:
 
 
 class OutsideBooks:
-    """Keeps the books of one core. Make it before the first call.
+    """The outside books of one core. Create them before the core's first call.
 
-    log: the core's events; only their number and the kind of the last one are looked at.
+    log: the core's events; only their number and the kind of the last event are read.
     """
 
     def __init__(self, core: Offloader, log: Sequence[OffloadingEvent]) -> None:
@@ -118,7 +121,7 @@ class OutsideBooks:
         self.stays: list[Stay] = []
         self.lookups: list[LookupBook] = []
         self._answers: dict[str, tuple[int, bytes | None]] = {}
-        """Request -> its last answer, if it was not admitted with it: (slots, missed key)."""
+        """Request -> (slots, missed key) of its last answer, unless the request was admitted with it."""
         self.resets: list[Span] = []
         self.restarts: list[Span] = []
         self._last_life: dict[bytes, BlockBook] = {}
@@ -149,18 +152,18 @@ class OutsideBooks:
         setattr(self._core, name, heard)
 
     def _kind(self, span: Span) -> str:
-        """The kind of the last event of a call; empty if it was none."""
+        """Return the kind of the last event of a call; empty if the call made no event."""
         return "" if span[1] < span[0] else self._log[-1].kind
 
     # What can be read, and why not.
 
     def readable(self, key: bytes) -> bool:
-        """Whether this key can be read."""
+        """Whether this key is readable."""
         block = self.here.get(key)
         return block is not None and block.stored is not None
 
     def why(self, key: bytes) -> Reason:
-        """Why this key cannot be read now."""
+        """Return why this key is not readable now."""
         block = self.here.get(key)
         if block is not None:
             assert block.stored is None, "it can be read"
@@ -184,7 +187,7 @@ class OutsideBooks:
     def after_match(
         self, span: Span, answer: Any, request: str, keys: Sequence[bytes], *_: Any, **__: Any
     ) -> None:
-        """The host was asked for a prefix."""
+        """Note the lookup of a prefix on the host."""
         if answer.waits_for is not None:
             self._waits(span, request, answer.waits_for)
             return
@@ -198,7 +201,7 @@ class OutsideBooks:
     def after_pin(
         self, span: Span, _: None, request: str, slots: Sequence[int], missed: bytes | None, *__: Any
     ) -> None:
-        """The scheduler has searched itself, and pins what it found."""
+        """Note the pins of slots that the scheduler has found by its own search."""
         assert missed is None or not self.readable(missed), "the key that was missed can be read"
         self._looked_up(span, request, slots, missed)
 
@@ -221,7 +224,7 @@ class OutsideBooks:
         missed: bytes | None = None,
         resumed: bool = False,
     ) -> None:
-        """The request gets its blocks. The used answer is a lookup of its own if it was not the last one."""
+        """Note that a request gets its blocks. If it uses an earlier answer, that is recorded as a lookup."""
         if self._kind(span) == "RequestAdmitted":
             slots = to_list(self._core.ledger.requests[request].pins) if on_host != 0 else []
             if self._answers.pop(request, None) != (len(slots), missed):
@@ -237,12 +240,12 @@ class OutsideBooks:
     # Waits.
 
     def after_defer(self, span: Span, waits: bool, request: str, transfer: int) -> None:
-        """The request may wait for this transfer."""
+        """Note whether the request waits for this transfer."""
         if waits:
             self._waits(span, request, transfer)
 
     def after_waits_for(self, span: Span, transfer: int | None, request: str) -> None:
-        """Whether the request waits; a preempted one may begin to."""
+        """Note whether the request waits; a preempted request may begin to wait in this call."""
         if transfer is not None:
             self._waits(span, request, transfer)
 
@@ -266,7 +269,7 @@ class OutsideBooks:
             stay.ended = span
 
     def after_tick(self, span: Span, _: None) -> None:
-        """Time passes, if anything waits for a bound."""
+        """Note a tick, which counts only if a request or transfer has a time limit."""
         if span[1] < span[0]:
             return
         self._tick += 1
@@ -275,13 +278,13 @@ class OutsideBooks:
                 self._wakes(stay.request, span)
 
     def after_preempt(self, span: Span, _: None, request: str) -> None:
-        """The request's device blocks are taken."""
+        """Note that the request loses its device blocks."""
         if span[1] >= span[0]:
             self._wakes(request, span)
             self._patience.pop(request, None)
 
     def after_finish(self, span: Span, _: bool, request: str, *, aborted: bool = False) -> None:
-        """The request is over."""
+        """Note the end of the request."""
         self.after_preempt(span, None, request)
 
     # Stores.
@@ -296,7 +299,7 @@ class OutsideBooks:
         again: Sequence[int] = (),
         parents: Mapping[int, bytes] | None = None,
     ) -> None:
-        """Blocks were offered."""
+        """Note an offer of blocks."""
         self._book_skips(span, result, keys, device_blocks, again)
         self._book_store(result, owners, keys, None)
 
@@ -309,7 +312,7 @@ class OutsideBooks:
         source: str,
         parents: Mapping[int, bytes] | None = None,
     ) -> None:
-        """Blocks were to be copied from another engine. What finds no room is skipped."""
+        """Note an import of blocks from another engine. Blocks without room are skipped."""
         full = len(self.live) >= self._core.config.max_live_transfers
         new = [key for key in dict.fromkeys(keys) if key not in self.here]
         for key in new[len(result.keys) :]:
@@ -353,7 +356,7 @@ class OutsideBooks:
         device_blocks: Sequence[int],
         again: Sequence[int],
     ) -> None:
-        """Which of the offered keys are not stored, and why. What waited before is not recorded again."""
+        """Note which offered keys are not stored, and why. Keys that waited before are not noted again."""
         busy = self._retired.union(*[one.device_blocks for one in self.live.values()])
         full = len(self.live) >= self._core.config.max_live_transfers
         stored, waits, new, taken = set(result.stored), set(result.deferred), set(), set()
@@ -390,7 +393,7 @@ class OutsideBooks:
         keys: Sequence[bytes],
         reason: SkipReason,
     ) -> None:
-        """The scheduler does not even offer these blocks."""
+        """Note blocks that the scheduler does not even offer."""
         for key in keys:
             self._skip(span, key, reason)
 
@@ -407,7 +410,7 @@ class OutsideBooks:
         device_blocks: Sequence[int],
         parts: Sequence[int] = (),
     ) -> None:
-        """A match is loaded, if there is a job."""
+        """Note the load of a match, if there is a job."""
         if job is None:
             return
         blocks = [self.in_slot[slot] for slot in self._slots(job)]
@@ -417,12 +420,12 @@ class OutsideBooks:
         self._begins(Stay(request, "LOADING", job.transfer, (job.transfer, job.transfer)))
 
     def after_submit(self, _span: Span, _: None, transfers: Sequence[int]) -> None:
-        """Jobs leave for the workers."""
+        """Note the submission of jobs to the workers."""
         for id in transfers:
             self.live[id].submitted = True
 
     def after_report(self, span: Span, result: Any, transfer: int, worker: int, good: bool, *_: Any) -> None:
-        """A worker reports."""
+        """Note a worker's report."""
         if result.rejected is not None:
             return
         book = self.live[transfer]
@@ -451,23 +454,23 @@ class OutsideBooks:
         self.after_report(span, result, transfer, worker, good)
 
     def after_complete_load(self, span: Span, result: Any, transfer: int, worker: int = 0, *_: Any) -> None:
-        """A worker has loaded its shard."""
+        """Note that a worker has loaded its shard."""
         self._report_as(Direction.LOAD, True, span, result, transfer, worker)
 
     def after_fail_load(self, span: Span, result: Any, transfer: int, worker: int = 0, *_: Any) -> None:
-        """A worker could not load its shard."""
+        """Note that a worker could not load its shard."""
         self._report_as(Direction.LOAD, False, span, result, transfer, worker)
 
     def after_complete_store(self, span: Span, result: Any, transfer: int, worker: int = 0, *_: Any) -> None:
-        """A worker has stored its shard."""
+        """Note that a worker has stored its shard."""
         self._report_as(Direction.STORE, True, span, result, transfer, worker)
 
     def after_fail_store(self, span: Span, result: Any, transfer: int, worker: int = 0, *_: Any) -> None:
-        """A worker could not store its shard."""
+        """Note that a worker could not store its shard."""
         self._report_as(Direction.STORE, False, span, result, transfer, worker)
 
     def after_cancel(self, span: Span, ended: Any, transfer: int) -> None:
-        """A plan is taken back before it left."""
+        """Note the cancellation of a plan before its submission."""
         if ended is None:
             return
         book = self.live[transfer]
@@ -477,12 +480,12 @@ class OutsideBooks:
         self._ends(book, span, "cancelled")
 
     def after_lose(self, span: Span, ended: Any, transfer: int) -> None:
-        """A transfer is given up."""
+        """Note that a transfer is given up."""
         if ended is not None:
             self._lose(span, transfer)
 
     def after_lose_overdue(self, span: Span, lost: Sequence[Any]) -> None:
-        """All transfers that are overdue are given up, one event each."""
+        """Note that all overdue transfers are given up, with one event each."""
         assert len(lost) == span[1] - span[0] + 1
         for number, ended in enumerate(lost, span[0]):
             self._lose((number, number), ended.transfer)
@@ -496,7 +499,7 @@ class OutsideBooks:
         self._ends(book, span, "lost")
 
     def after_reset(self, span: Span, _: bool, *__: Any) -> None:
-        """Nothing stored so far may match."""
+        """Note a reset: no block stored so far may match."""
         if span[1] < span[0]:
             assert not self.here
             return
@@ -510,7 +513,7 @@ class OutsideBooks:
                 self._ends(book, span, "cancelled")
 
     def restarted(self, core: Offloader) -> None:
-        """The log's last event is a restart: another core goes on with what can be read."""
+        """Note a restart, the log's last event: another core takes over the readable blocks."""
         span = len(self._log), len(self._log)
         self.restarts.append(span)
         for book in list(self.live.values()):
@@ -534,7 +537,7 @@ class OutsideBooks:
 
 
 def _names(owners: Owners, count: int) -> list[str]:
-    """The owner of each key of an offer; empty if nobody owns it."""
+    """Return the owner of each key of an offer; empty for a key without an owner."""
     if not owners:
         return [""] * count
     ends = list(accumulate(keys for _, keys in owners))

@@ -1,12 +1,12 @@
-"""Direct uses of the native types that no code of kvsm makes.
+"""Misuse of the native types that no code of kvsm makes.
 
-Wrong types and numbers, containers that lie or are changed meanwhile, memory of other forms, and keys and
-numbers whose own code changes what reads them.
+Wrong types and numbers, containers that report a wrong length or change during a call, buffers of other
+formats, and keys and numbers whose own methods change the reading object.
 
     python tests/support/hostile_native.py FIRST COUNT    # plays these seeds, in this process
 
-A native type refuses with an error of Python. A crash ends the process. A `SystemError` is a refusal without
-words, so it fails the seed. An endless search is ended after `LIMIT_S`. The output names each seed before it.
+A native type must refuse with a Python error. A crash ends the process. A `SystemError` is a refusal without
+a reason, so it fails the seed. An endless loop is ended after `LIMIT_S`. Each seed is printed before it runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from native_twins import Heard, spoiled, walked
+from native_twins import RecordingListener, spoiled, walked
 
 from kvsm.check.worlds.core_options import draw_options
 from kvsm.core import native
@@ -42,7 +42,7 @@ _DUNDERS = ("__len__", "__contains__", "__getitem__", "__setitem__", "__delitem_
 
 
 class Scene:
-    """The objects that one seed uses, and what may happen to them at any moment."""
+    """The objects of one seed, and the actions on them that may happen at any moment."""
 
     def __init__(self, seed: int) -> None:
         self.random = random = Random(seed)
@@ -55,7 +55,7 @@ class Scene:
             self.index[b"key-%d" % slot] = slot
         self.options = draw_options(random)
         self.events = list(walked(self.options, seed, random.choice((0, 10, 20))))
-        listener = random.choice((None, Heard(), Listener(self)))
+        listener = random.choice((None, RecordingListener(), Listener(self)))
         self.ledger = Ledger(self.options.config(), listener)
         self.core = Offloader(OffloadConfig(host_blocks=_SLOTS, device_blocks=_SLOTS))
         self.core.prepare_store("stored", [b"one", b"two"], [0, 1])
@@ -65,7 +65,7 @@ class Scene:
         self.packed = b""
 
     def objects(self) -> list[Any]:
-        """One of each native type."""
+        """Return one object of each native type."""
         return [
             *(self.index, self.queue, self.ledger, self.core, self.packer),
             self.random.choice(self.parts),
@@ -74,7 +74,7 @@ class Scene:
     # What may happen while native code looks at something.
 
     def mischief(self) -> None:
-        """Change something, or use a native object, in the middle of another use."""
+        """Change an object, or use a native object, in the middle of another use."""
         if self.depth > 2:
             return
         self.depth += 1
@@ -107,7 +107,7 @@ class Scene:
         ]
 
     def containers(self) -> list[Any]:
-        """Lists, dicts and sets that native code looks at."""
+        """Return lists, dicts and sets that native code reads."""
         owners = (self.ledger, self.core.ledger)
         inside = [
             getattr(one, name, None) for one in owners for name in dir(one) if not name.startswith("__")
@@ -117,7 +117,7 @@ class Scene:
     # Values.
 
     def value(self, depth: int = 0) -> Any:
-        """Draw any value. depth: how many containers are around it."""
+        """Draw any value. depth: the number of containers around it."""
         random = self.random
         kind = random.randrange(12 if depth < 2 else 6)
         if kind < 3:
@@ -141,7 +141,7 @@ class Scene:
         return self.buffer()
 
     def buffer(self) -> Any:
-        """Memory of many forms, most of them wrong."""
+        """Draw a buffer of any format, mostly a wrong one."""
         random = self.random
         size = random.choice((0, 1, 3, 17, 40))
         memory = np.array([random.randrange(-1, _SLOTS + 1) for _ in range(2 * size + 2)], np.int64)
@@ -193,7 +193,7 @@ class Scene:
             list(zip(made, range(3 * _SLOTS)))
 
     def apply(self) -> None:
-        """Fold an event: right, or with a wrong field, or with any fields."""
+        """Fold an event: a right one, one with a wrong field, or one with any fields."""
         random, next_seq = self.random, getattr(self.ledger, "seq", 0)
         if self.events and random.random() < 0.7:
             event = self.events.pop(0)
@@ -212,7 +212,7 @@ class Scene:
         self.random.choice(_TYPES)(*[self.value() for _ in range(self.random.choice((0, 1, 2, 3)))])
 
     def play(self) -> None:
-        """Some uses. Each of them may be refused, but for `SystemError`."""
+        """Make some uses. Each may be refused, but not with `SystemError`."""
         for _ in range(_CALLS):
             use = self.random.choice((self.call, self.call, self.call, self.apply, self.mischief, self.make))
             try:
@@ -237,7 +237,7 @@ class _Part:
 
 
 class Bytes(bytes):
-    """A key with code of its own."""
+    """A key whose methods do mischief."""
 
     scene: Scene
 
@@ -256,7 +256,7 @@ class Bytes(bytes):
 
 
 class Text(str):
-    """A name with code of its own."""
+    """A name whose methods do mischief."""
 
     scene: Scene
 
@@ -275,7 +275,7 @@ class Text(str):
 
 
 class Number:
-    """A number that runs code, and may be a large one."""
+    """A number, perhaps a large one, whose conversion does mischief."""
 
     def __init__(self, scene: Scene) -> None:
         self.scene = scene
@@ -353,7 +353,7 @@ class Listener:
 
 
 def native_types() -> list[type]:
-    """The types of the native body that may be made directly."""
+    """Return the native types that may be constructed directly."""
     return [one for one in vars(_body).values() if isinstance(one, type)]
 
 
@@ -362,7 +362,7 @@ def _native_type(cls: type) -> type:
 
 
 def methods_of(cls: type) -> list[str]:
-    """What may be called of a native type."""
+    """Return the methods of a native type that may be called."""
     return [name for name in vars(cls) if not name.startswith("__") or name in _DUNDERS]
 
 

@@ -1,8 +1,8 @@
-"""Logs of engines in trouble, and of healthy ones: what an on-call engineer is handed.
+"""Logs of engines in trouble, and of healthy engines, as an on-call engineer gets them.
 
 Each log comes from the real core and the real offload scheduler, driven by the serving engine of `kvsm run`.
-Two parts are scripted. Copies move no bytes, and end as late, and as well or badly, as a script says
-(`ScriptedCopies`). The clock is the workload's, and starts at a date, so latencies and times are plausible.
+Two parts are scripted. Copies move no bytes; a script decides when and how they end (`ScriptedCopies`). The
+clock is the workload's, and starts at a date, so latencies and times are plausible.
 
     directory = INCIDENTS["pool_too_small"](tmp_path / "log")
 
@@ -45,7 +45,7 @@ STARTED_NS = 1_763_802_000_000_000_000
 
 KEPT = KeptPools(PoolIdentity.of({"model": "m"}), (b"pool of rank 0..", b"sums of rank 0.."))
 _MARKS: defaultdict[Path, list[PoolMark]] = defaultdict(memory_marks)
-"""Of the pools, by the directory of the log."""
+"""The marks of the pools, by the directory of the log."""
 
 BLOCK_TOKENS = 512
 SILENT = None
@@ -53,7 +53,7 @@ SILENT = None
 
 
 class DatedClock(VirtualClock):
-    """The time of the workload as Unix time. Each look takes two microseconds. began_ns: when it begins."""
+    """The workload's time as Unix time. Each read takes two microseconds. began_ns: the start time."""
 
     def __init__(self, began_ns: int = STARTED_NS) -> None:
         super().__init__()
@@ -68,9 +68,9 @@ class DatedClock(VirtualClock):
 class Outcome(NamedTuple):
     """How one rank's part of a transfer ends.
 
-    ms: how long it takes; `SILENT`: it is never reported.
-    error: why it failed; empty if it is good.
-    reports: how often the rank reports it.
+    ms: its duration; `SILENT`: it is never reported.
+    error: why it failed; empty on success.
+    reports: the number of times the rank reports it.
     """
 
     ms: float | None
@@ -82,10 +82,10 @@ Script = Callable[["Copying"], Outcome]
 
 
 class Copying(NamedTuple):
-    """What a script decides by.
+    """The input of a script.
 
-    usual_ms: how long such a copy usually takes.
-    now_ms: since the start of the workload.
+    usual_ms: the usual duration of such a copy.
+    now_ms: the time since the start of the workload.
     """
 
     job: TransferJob
@@ -96,14 +96,14 @@ class Copying(NamedTuple):
 
 
 def usual(copying: Copying) -> Outcome:
-    """A good copy."""
+    """End each copy well, after its usual time."""
     return Outcome(copying.usual_ms)
 
 
 class ScriptedCopies:
-    """Stands in for the workers and for what the engine has in flight: it reports as the script says.
+    """Stands in for the workers and the copies in flight; reports as the script decides.
 
-    A flush waits for nobody: an engine that stops stepping flushes, and these keep stepping.
+    A flush need not wait: only an engine that stops stepping flushes, and these engines keep stepping.
     """
 
     def __init__(self, clock: VirtualClock, workers: int, script: Script, seed: int) -> None:
@@ -130,7 +130,7 @@ class ScriptedCopies:
             self._due += [(now_ms + outcome.ms, report)] * outcome.reports
 
     def collect(self, _step: int) -> list[WorkerReport]:
-        """The reports that have come by now."""
+        """Return the reports that are due by now."""
         now_ms = self._clock.now_ms
         come = sorted((one for one in self._due if one[0] <= now_ms), key=lambda one: one[0])
         self._due = [one for one in self._due if one[0] > now_ms]
@@ -140,9 +140,9 @@ class ScriptedCopies:
 class Rig:
     """An engine with its core, scheduler and log, ready to serve a trace.
 
-    core, scheduler: other values for fields of `OffloadConfig` and `SchedulerConfig`.
-    after_s: its process goes on with the log of the last one, if there is one, this long after the first one
-        began (s). None: nothing outlives it.
+    core, scheduler: values for fields of `OffloadConfig` and `SchedulerConfig`.
+    after_s: the process starts this long after the first one (s), and continues the last log, if there is
+        one. None: no state outlives the process.
     """
 
     def __init__(
@@ -200,7 +200,7 @@ class Rig:
         return self.directory
 
     def kill(self) -> Path:
-        """End as a killed process does: what was flushed is in the files, and the log is not closed."""
+        """End like a killed process: flushed events are in the files, and the log is not closed."""
         assert self.offloader.writer is not None
         copied = self.directory.with_name(self.directory.name + "-as-killed")
         shutil.copytree(self.directory, copied)
@@ -214,12 +214,12 @@ class Rig:
 
 
 def chats(requests: int, seed: int) -> list[TraceRequest]:
-    """Conversations of several turns: what `kvsm run` generates."""
+    """Return conversations of several turns, as `kvsm run` generates them."""
     return list(multi_turn(seed, requests, BLOCK_TOKENS))
 
 
 def prompt(arrival_ms: float, blocks: Sequence[int], more: int = 40, output: int = 80) -> TraceRequest:
-    """A request with these full blocks, `more` tokens behind them, and a block id of its own for these."""
+    """Return a request with these full blocks, then `more` tokens in a block with its own id."""
     own = (hash((arrival_ms, tuple(blocks))) & 0xFFFFFFFF) + (1 << 40)
     ids = (*blocks, own) if more else tuple(blocks)
     tokens = BLOCK_TOKENS * len(blocks) + more
@@ -228,14 +228,14 @@ def prompt(arrival_ms: float, blocks: Sequence[int], more: int = 40, output: int
 
 
 def merged(*traces: Iterable[TraceRequest]) -> list[TraceRequest]:
-    """All requests of these traces, by arrival."""
+    """Return all requests of these traces, by arrival."""
     return sorted((one for trace in traces for one in trace), key=lambda one: one.arrival_ms)
 
 
 def documents(
     count: int, every_ms: float, blocks: int, *, begin_ms: float = 0.0, first_id: int = 1 << 30
 ) -> list[TraceRequest]:
-    """Long prompts that share nothing: a batch job that reads documents."""
+    """Return long prompts without common prefixes: a batch job that reads documents."""
     return [
         prompt(
             begin_ms + number * every_ms, range(first_id + number * blocks, first_id + (number + 1) * blocks)
@@ -248,7 +248,7 @@ def documents(
 
 
 def pool_too_small(directory: Path, seed: int = 1) -> Path:
-    """The host pool holds a fraction of what conversations come back for."""
+    """The host pool holds only a fraction of the blocks that conversations reuse."""
     return Rig(directory, seed, chats(500, seed), device_blocks=600, host_blocks=350).serve().close()
 
 
@@ -264,7 +264,7 @@ def rank_fails(directory: Path, seed: int = 1) -> Path:
 
 
 def rank_silent(directory: Path, seed: int = 1) -> Path:
-    """Rank 1 of 2 reports nothing any more after 40 s. The engine is closed 30 s later."""
+    """Rank 1 of 2 stops reporting after 40 s. The engine is closed 30 s later."""
 
     def script(copying: Copying) -> Outcome:
         return Outcome(SILENT) if copying.rank == 1 and copying.now_ms > 40_000 else usual(copying)
@@ -283,7 +283,7 @@ def reports_lost(directory: Path, seed: int = 1) -> Path:
 
 
 def requests_unfinished(directory: Path, seed: int = 1) -> Path:
-    """The engine's abort path forgets to tell the connector. One request in eight is left behind."""
+    """The engine's abort path does not notify the connector. One request in eight is left behind."""
     rig = Rig(directory, seed, chats(400, seed), device_blocks=1200, abort_rate=0.2)
     finished = rig.connector.request_finished
 
@@ -300,14 +300,16 @@ def reset_storm(directory: Path, seed: int = 1) -> Path:
 
 
 def eviction_burst(directory: Path, seed: int = 1) -> Path:
-    """A batch job reads long documents for 20 s, and pushes out what conversations come back for."""
+    """A batch job reads long documents for 20 s, and evicts blocks that conversations reuse."""
     trace = merged(chats(500, seed), documents(70, 150, 40, begin_ms=90_000))
     return Rig(directory, seed, trace, device_blocks=560, host_blocks=1700).serve().close()
 
 
 def slow_store(directory: Path, seed: int = 1) -> Path:
-    """An engine without a prefix cache on the device. One store takes 6 s on rank 1, and everybody who begins
-    with the same prompt waits for it."""
+    """One store takes 6 s on rank 1, and all requests with the same prefix wait for it.
+
+    The engine has no prefix cache on the device.
+    """
     shared = range(1 << 35, (1 << 35) + 24)
     same = [prompt(30_800 + 60 * number, shared) for number in range(60)]
     trace = merged(chats(300, seed), [prompt(30_000, shared)], same)
@@ -324,13 +326,13 @@ def slow_store(directory: Path, seed: int = 1) -> Path:
 
 
 def window_thrash(directory: Path, seed: int = 1) -> Path:
-    """A sliding window with small blocks fills the pool with what nobody reads again."""
+    """A sliding window with small blocks fills the pool with blocks that are never read again."""
     options = {"groups": "full/512,sliding:512/64", "device_blocks": 4000, "host_blocks": 4000}
     return Rig(directory, seed, chats(300, seed), **options).serve().close()
 
 
 def lazy_behind(directory: Path, seed: int = 1) -> Path:
-    """A lazy store keeps two blocks ready, and the engine takes more in a step: most are never stored."""
+    """A lazy store keeps two blocks ahead, but the engine allocates more per step: most are never stored."""
     rig = Rig(
         directory,
         seed,
@@ -343,13 +345,13 @@ def lazy_behind(directory: Path, seed: int = 1) -> Path:
 
 
 def preemption_storm(directory: Path, seed: int = 1) -> Path:
-    """The device pool is too small for the output of the requests on it: they preempt each other."""
+    """The device pool is too small for the outputs of the running requests: they preempt each other."""
     trace = [prompt(400 * n, range(1000 * n, 1000 * n + 2), output=4000) for n in range(150)]
     return Rig(directory, seed, trace, device_blocks=200).serve().close()
 
 
 def property_broken(directory: Path, seed: int = 1) -> Path:
-    """A bug in the core: a reset leaves what is stored readable."""
+    """A bug in the core: stored blocks stay readable after a reset."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         plant(monkeypatch, cache.cache_reset, "index.invalidate_all(ledger, seq)", "pass")
         rig = Rig(directory, seed, chats(60, seed), device_blocks=600, reset_every=700)
@@ -365,7 +367,7 @@ def engine_killed(directory: Path, seed: int = 1) -> Path:
 
 
 def processes_killed(directory: Path, seed: int = 1) -> Path:
-    """Twice the process is killed in the middle of its work, and another one goes on with its pool."""
+    """Twice the process is killed in the middle of its work, and the next one continues with its pool."""
     for life in range(3):
         trace = chats(150, seed)
         rig = Rig(directory, seed + life, trace, device_blocks=800, after_s=200 * life)
@@ -402,7 +404,7 @@ def too_few_transfers(directory: Path, seed: int = 1) -> Path:
 
 
 def disk_full(directory: Path, seed: int = 1) -> Path:
-    """The disk of the log is full, and a full disk does not stop this engine."""
+    """The disk of the log is full, and the engine is configured to continue then."""
     writer = {"on_failure": "continue", "segment_bytes": 1 << 16}
     with disk(150_000):
         rig = Rig(directory, seed, chats(300, seed), device_blocks=800, writer=writer).serve()
@@ -426,7 +428,7 @@ def healthy_eager(directory: Path, seed: int = 1) -> Path:
 
 
 def healthy_lazy(directory: Path, seed: int = 1) -> Path:
-    """The same with a lazy store."""
+    """Conversations with a lazy store, and a host pool that holds them."""
     return Rig(directory, seed, chats(500, seed), device_blocks=800, store="lazy").serve().close()
 
 
@@ -440,7 +442,7 @@ def healthy_hybrid(directory: Path, seed: int = 1) -> Path:
 
 
 def healthy_failures(directory: Path, seed: int = 1) -> Path:
-    """Two ranks. One copy in 500 fails, on either."""
+    """One copy in 500 fails, on either of two ranks."""
 
     def script(copying: Copying) -> Outcome:
         failed = "copy failed: cudaErrorLaunchTimeout" if copying.random.random() < 0.002 else ""
@@ -454,7 +456,7 @@ def healthy_failures(directory: Path, seed: int = 1) -> Path:
 
 
 def healthy_reuse(directory: Path, seed: int = 1) -> Path:
-    """A few long prompts, asked again and again. The device holds one of them at a time."""
+    """A few long prompts are requested again and again. The device holds one of them at a time."""
     shared = [range(number << 32, (number << 32) + 30) for number in range(1, 13)]
     trace = [prompt(250 * number, shared[number * 7 % 12]) for number in range(400)]
     return Rig(directory, seed, trace, device_blocks=200).serve().close()
@@ -472,19 +474,19 @@ def healthy_restart(directory: Path, seed: int = 1) -> Path:
 
 
 def healthy_next_process(directory: Path, seed: int = 1) -> Path:
-    """The engine is stopped and started again for another version of its software."""
+    """The engine is stopped, and started again with another version of its software."""
     for life in range(2):
         Rig(directory, seed + life, chats(150, seed), device_blocks=800, after_s=400 * life).serve().close()
     return directory
 
 
 def healthy_full(directory: Path, seed: int = 1) -> Path:
-    """The host pool is full for most of the time, and evicts what nobody comes back for."""
+    """The host pool is full for most of the time, and evicts blocks that are not reused."""
     return Rig(directory, seed, chats(500, seed), device_blocks=800, host_blocks=1700).serve().close()
 
 
 Seeding = Callable[..., Path]
-"""Makes a log in this directory, which does not exist yet. `seed=N` gives another log of the same kind."""
+"""Makes a log in a new directory at this path. `seed=N` gives another log of the same kind."""
 
 INCIDENTS: dict[str, Seeding] = {
     seed.__name__: seed

@@ -1,9 +1,9 @@
-"""Lives of a core with real copies, each a process of its own that is killed at one of its system calls.
+"""Processes with a core and real copies; each is killed at one of its system calls.
 
-A life opens a kept host pool and its checksums, starts on the log of the life before, and stores, loads,
-evicts and resets at random. All calls that write a file are counted, and the copies too: at the chosen one
-the process kills itself, before the call, in the middle of its bytes, or behind it. What the next life finds
-is compared with what a second book makes of the log (`kvsm.explain.verify.book`).
+A process opens a kept host pool and its checksums, starts on the log of the process before, and stores,
+loads, evicts and resets at random. All calls that write a file, and all copies, are counted. At the chosen
+one the process kills itself: before the call, in the middle of its bytes, or after it. The keys that the next
+process finds are compared with the second book of the log (`kvsm.explain.verify.book`).
 """
 
 from __future__ import annotations
@@ -42,19 +42,21 @@ CALLS = ("pwrite", "ftruncate", "posix_fallocate", "rename", "unlink", "mkdir", 
 
 
 def content(key: bytes) -> np.ndarray[Any, Any]:
-    """The bytes of this key."""
+    """Return the bytes of this key."""
     return np.frombuffer(blake2b(key, digest_size=64).digest() * (BLOCK_BYTES // 64), np.uint8)
 
 
 class Killer:
-    """Kills this process at the n-th call that it counts; where: before it (0), in it (1), or behind it
-    (2)."""
+    """Kills this process at the n-th counted call.
+
+    where: before it (0), in the middle (1), or after it (2).
+    """
 
     def __init__(self, at: int, where: int) -> None:
         self.at, self.where, self.calls = at, where, 0
 
     def watch(self) -> None:
-        """Count the calls of this process from now on."""
+        """Start to count this process's calls."""
         for name in CALLS:
             setattr(os, name, self._counted(name, getattr(os, name)))
         real = NumpyPools.copy
@@ -90,7 +92,7 @@ class Killer:
 
 
 class KilledLife:
-    """One life in this process."""
+    """The random work of one process."""
 
     def __init__(self, directory: Path, random: Random, expected: set[bytes]) -> None:
         self.random, self.device = random, np.zeros((DEVICE_BLOCKS, BLOCK_BYTES), np.uint8)
@@ -115,7 +117,7 @@ class KilledLife:
         self.requests = 0
 
     def run(self) -> None:
-        """Do things at random, and close the log in one of three lives."""
+        """Take random actions; then, in one of three processes, close the log."""
         for _ in range(OPERATIONS):
             self.random.choice((self.store, self.store, self.load, self.load, self.take))()
             if self.random.random() < 0.02:
@@ -127,7 +129,7 @@ class KilledLife:
             self.core.close()
 
     def store(self) -> None:
-        """Store some keys from device blocks that hold them."""
+        """Store some keys from device blocks that hold their bytes."""
         busy = np.flatnonzero(self.core.ledger.leases.view).tolist()
         free = [block for block in range(DEVICE_BLOCKS) if block not in busy]
         keys = self.random.sample(KEYS, min(self.random.randrange(1, 5), len(free)))
@@ -137,7 +139,7 @@ class KilledLife:
         self.submit(self.core.store((), keys, free[: len(keys)]).job)
 
     def load(self) -> None:
-        """Load what is stored of some keys, in a row."""
+        """Load the stored prefix of a sequence of keys."""
         busy = np.flatnonzero(self.core.ledger.leases.view).tolist()
         free = [block for block in range(DEVICE_BLOCKS) if block not in busy]
         self.requests += 1
@@ -151,13 +153,13 @@ class KilledLife:
         self.core.finish(name)
 
     def submit(self, job: TransferJob | None) -> None:
-        """Let a plan leave for the worker."""
+        """Submit a job to the worker, if there is one."""
         if job is not None:
             self.core.submit([job.transfer])
             self.worker.submit([job])
 
     def take(self) -> None:
-        """Take the reports, and look at what was loaded."""
+        """Take the reports, and check the loaded bytes."""
         for report in self.worker.poll():
             wanted = self.targets.pop(report.transfer, [])
             assert report.good, report
@@ -167,7 +169,7 @@ class KilledLife:
 
 
 def expected_keys(directory: Path) -> set[bytes]:
-    """What can be read behind the last event of a log, as the second book tells it."""
+    """Return the keys that are readable after a log's last event, by the second book."""
     if not (directory / "log").exists() or not list((directory / "log").glob("*.kvsm")):
         return set()
     book = Book(CONFIG)
@@ -180,7 +182,7 @@ def expected_keys(directory: Path) -> set[bytes]:
 
 
 def live(directory: Path, seed: int, kill_at: int, where: int) -> int:
-    """One life in a child. Returns the status with which it ended: 9 if it was killed, 0 at its end."""
+    """Run one life in a child process. Returns its exit status: 9 if it was killed, 0 if it completed."""
     expected = expected_keys(directory)
     child = os.fork()
     if not child:

@@ -1,4 +1,4 @@
-"""Lamps: a declaration that is small enough to prove in a moment."""
+"""A small declaration that is proved at once: lamps."""
 
 from __future__ import annotations
 
@@ -26,7 +26,10 @@ from kvsm.properties import Property
 
 
 def lamps(size: int) -> Declaration:
-    """At most one lamp is on. A lamp that is armed could light beside another one, and none is ever armed."""
+    """Declare lamps of which at most one is on.
+
+    An armed lamp could be lit while another is on, but no lamp is ever armed.
+    """
     lamp = IndexSet("lamp", size)
     one, other = Param("one", lamp), Param("other", lamp)
     on = Variable("on", "Whether the lamp is on.", (lamp,), Truth())

@@ -1,4 +1,4 @@
-"""Random layouts of the two pools in one flat memory, and the plain loop that any copy must agree with."""
+"""Random layouts of the two pools in one flat memory, and a plain copy loop as the reference."""
 
 from __future__ import annotations
 
@@ -18,11 +18,10 @@ Pairs = list[tuple[int, int]]
 
 @st.composite
 def layouts(draw: Any, unit: int = 1, num_blocks: int = 9) -> MemoryLayout:
-    """Pools from address 0 on; all sizes are multiples of `unit`.
+    """Draw pools from address 0 on; all sizes are multiples of `unit`.
 
-    The device pool is a few allocations, each of some layers: one layer after the other, or interleaved in
-    each block; with gaps, or without. A row of the host pool may have gaps too: other ranks have their parts
-    there.
+    The device pool has a few allocations with some layers each, one after the other or interleaved per block,
+    with or without gaps. A row of the host pool may have gaps, too, for the parts of other ranks.
     """
     gaps = st.integers(0, 2).map(lambda gap: gap * unit) if draw(st.booleans()) else st.just(0)
     count = draw(st.integers(1, num_blocks))
@@ -55,9 +54,9 @@ def block_major(
     gap: int = 0,
     spaces: Sequence[int] = (),
 ) -> MemoryLayout:
-    """The layout of these tensors, with a host pool at this address.
+    """Return the layout of these tensors with a host pool at this address.
 
-    gap: between its blocks. spaces: before the part of each tensor in a row.
+    gap: bytes between host blocks. spaces: bytes before each tensor's part in a row.
     """
     offsets, end = [], 0
     for place, rows in enumerate(tensors):
@@ -68,7 +67,7 @@ def block_major(
 
 @st.composite
 def pairs_of(draw: Any, layout: MemoryLayout, direction: Direction) -> Pairs:
-    """Pairs that a transfer may have, with distinct targets. Many form runs."""
+    """Draw block pairs of a transfer, with distinct targets. Many pairs form runs."""
     limits = layout.num_device_blocks, layout.num_host_blocks
     target_limit, source_limit = limits[::-1] if direction is Direction.STORE else limits
     targets = draw(st.lists(st.integers(0, target_limit - 1), unique=True))
@@ -84,13 +83,13 @@ def pairs_of(draw: Any, layout: MemoryLayout, direction: Direction) -> Pairs:
 
 @st.composite
 def copies(draw: Any, unit: int = 1) -> tuple[MemoryLayout, Direction, Pairs]:
-    """A layout, and a transfer in it."""
+    """Draw a layout and a transfer in it."""
     layout, direction = draw(layouts(unit)), draw(st.sampled_from(Direction))
     return layout, direction, draw(pairs_of(layout, direction))
 
 
 def moved(layout: MemoryLayout, distance: int) -> MemoryLayout:
-    """The same pools, elsewhere."""
+    """Return the same layout at addresses shifted by `distance`."""
     return MemoryLayout(
         tuple(rows._replace(address=rows.address + distance) for rows in layout.tensors),
         layout.host._replace(address=layout.host.address + distance),
@@ -99,12 +98,12 @@ def moved(layout: MemoryLayout, distance: int) -> MemoryLayout:
 
 
 def memory_of(layout: MemoryLayout) -> Bytes:
-    """Memory for a layout that starts at address 0, full of random bytes."""
+    """Return memory of random bytes for a layout that starts at address 0."""
     return np.random.default_rng(0).integers(0, 256, layout.host.end, dtype=np.uint8)
 
 
 def copied_one_by_one(memory: Bytes, layout: MemoryLayout, direction: Direction, pairs: Pairs) -> Bytes:
-    """What the memory holds after a plain loop over tensors and pairs."""
+    """Return the memory after a plain copy loop over tensors and pairs."""
     after = memory.copy()
     for rows, offset in zip(layout.tensors, layout.offsets):
         for device_block, host_block in pairs:

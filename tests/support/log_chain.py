@@ -1,4 +1,4 @@
-"""Shared by the tests of chains: lives of one log, killed at any system call, and what must be read."""
+"""Chains of processes that write one log and are killed at any system call, with checks of what is read."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent, RequestArrived
 
 BEFORE, HALF, AFTER = range(3)
-"""When a kill comes: before a system call, after half of a write, or after the call."""
+"""When a kill happens: before a system call, after half of a write, or after the call."""
 
 NEVER = 1 << 30
 
 
 class Killed(BaseException):
-    """The process is dead: it does nothing more."""
+    """Raised by each system call of a dead process."""
 
 
 class Kill:
-    """Ends the process at its n-th system call that changes the disk. `calls` are those that were made."""
+    """Ends the process at its n-th system call that changes the disk. `calls`: the calls made so far."""
 
     def __init__(self, at: int, how: int, max_bytes: int | None, path: Path) -> None:
         self.calls: list[str] = []
         self._at, self._how, self._max_bytes, self._path = at, how, max_bytes, path
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, until the process is dead."""
+        """Return the call, which raises `Killed` once the process is dead."""
 
         def killing(*args: Any, **options: Any) -> Any:
             self.calls.append(name)
@@ -68,7 +68,7 @@ class Kill:
 
 @contextmanager
 def killed(at: int, how: int, path: Path, max_bytes: int | None = None) -> Iterator[Kill]:
-    """A process that dies at its n-th system call. It never has more than `max_bytes` on the disk."""
+    """Let the process die at its n-th system call. It never has more than `max_bytes` on the disk."""
     kill = Kill(at, how, max_bytes, path)
 
     class MortalFile(io.FileIO):
@@ -85,11 +85,12 @@ def killed(at: int, how: int, path: Path, max_bytes: int | None = None) -> Itera
 
 
 class PlannedLife(NamedTuple):
-    """What a life does.
+    """The plan of one process.
 
-    frames: how many events it flushes at a time.
-    kill_at, how: its end, as `Kill` has it; if it comes so far.
-    error: with which it is closed otherwise; None: without; "-": it is not closed but killed in the end.
+    frames: the number of events of each flush.
+    kill_at, how: the kill, as in `Kill`; it happens only if the process gets that far.
+    error: the error with which the log is closed otherwise; None: none; "-": a kill at the end, without a
+        close.
     """
 
     frames: list[int]
@@ -99,11 +100,11 @@ class PlannedLife(NamedTuple):
 
 
 class Chain:
-    """One log, and the lives that write it, with a reference of what must be read.
+    """One log, the processes that write it, and a reference of the events that must be read.
 
-    events: by number.
-    flushed: the last event that must be read. `asked`: the last one that may be read.
-    lives: life, first event and the ends that it may have.
+    events: number -> event.
+    flushed: the last event that must be read. `asked`: the last event that may be read.
+    lives: the life, its first event, and its possible ends.
     """
 
     def __init__(self, path: Path, **options: Any) -> None:
@@ -115,7 +116,7 @@ class Chain:
         self.followed: list[OffloadingEvent] = []
 
     def live(self, plan: PlannedLife, **options: Any) -> Kill:
-        """Go on with the log, as a new process does, to the end of this life."""
+        """Continue the log as a new process, to the end of this plan."""
         max_bytes = self.options.get("max_bytes")
         claimed = writer = None
         ends = {"killed"}
@@ -162,7 +163,7 @@ class Chain:
         self.lives.append((life, self.flushed + 1, set()))
 
     def check(self) -> LogReader | None:
-        """All events of all lives are read, in order, and no others. The lives are told."""
+        """Check that a reader gives the events of all processes, in order, and reports the processes."""
         if not list(self.path.glob("*.kvsm")):
             assert not self.flushed
             return None
@@ -197,7 +198,7 @@ class Chain:
             assert told_end in ends
 
     def _check_follower(self, last: int, reader: LogReader) -> None:
-        """A follower that was there all the time has seen the same."""
+        """Check that a reader that followed the log all the time has seen the same."""
         if self.follower is None:
             self.follower = LogFollower(self.path)
         for news in self.follower.poll():

@@ -1,4 +1,4 @@
-"""Shared by the tests of faults: system calls of a writer that fail, and what must hold of its log then."""
+"""Failing system calls of a log writer, and the checks of its log afterwards."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvsm.events import OffloadingEvent
 
 FULL, BROKEN, QUOTA, INTERRUPTED = errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EINTR
 SHORT, LATE = -1, -2
-"""A write of a part, without an error; a call that has its effect, and fails."""
+"""SHORT: a write of only a part, without an error. LATE: a call that has its effect, and then fails."""
 
 
 Plan = Callable[[int], int | None]
@@ -29,7 +29,7 @@ Plan = Callable[[int], int | None]
 class Faults:
     """Makes system calls fail as `plan` says: with an errno, `SHORT` or `LATE`.
 
-    calls: their names. without_effect: the numbers of those that did nothing, or only a part.
+    calls: the names of all calls. without_effect: the numbers of the calls that did nothing, or only a part.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -38,7 +38,7 @@ class Faults:
         self._plan = plan
 
     def wrap(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """The same call, which fails as planned."""
+        """Return the call, which fails as planned."""
 
         def faulty(*args: Any, **options: Any) -> Any:
             self.calls.append(name)
@@ -67,13 +67,13 @@ def faults(plan: Plan) -> Iterator[Faults]:
     made = Faults(plan)
 
     class FaultyFile(io.FileIO):
-        """As the file of a segment; opening and closing it may fail."""
+        """A segment's file, whose opening and closing may fail."""
 
         __init__ = made.wrap("create", io.FileIO.__init__)
         _close = made.wrap("close", io.FileIO.close)
 
         def close(self) -> None:
-            """Close it; only the first time is a system call."""
+            """Close the file; only the first close is a system call."""
             if not self.closed:
                 self._close()
 
@@ -87,12 +87,12 @@ def faults(plan: Plan) -> Iterator[Faults]:
 
 
 class FaultyLife:
-    """A short life of a writer whose system calls fail as planned.
+    """A short run of a writer whose system calls fail as planned.
 
     calls: names of the system calls that were made.
     raised: the writer's own error, or None.
-    uncut: numbers of the calls that should have cut a file, and did not.
-    flushed: the last event that a flush which returned was asked to write.
+    uncut: numbers of the calls that should have truncated a file, and did not.
+    flushed: the last event appended before a flush that returned.
     """
 
     def __init__(self, path: Path, plan: Plan, options: dict[str, Any]) -> None:
@@ -108,7 +108,7 @@ class FaultyLife:
         assert open_files(path) == [], "a descriptor was left open"
 
     def _live(self) -> None:
-        """Errors of the system never escape raw: that would end the test."""
+        """Run the writer. A raw system error that escapes from it fails the test."""
         try:
             self.writer = LogWriter(
                 self.path,
@@ -133,9 +133,9 @@ class FaultyLife:
                 self.writer.close()
 
     def check(self) -> bool:
-        """Each event is read, or a reader or the writer tells that it is lost.
+        """Check that each event is read, or reported as lost by a reader or the writer.
 
-        Returns whether the log is damaged; then the writer has told it.
+        Returns whether the log is damaged; the writer must have reported the damage.
         """
         if self.writer is None:
             assert self.raised is not None
@@ -167,7 +167,7 @@ class FaultyLife:
 
 
 def open_files(directory: Path) -> list[str]:
-    """The files below it that this process has open."""
+    """Return the files below this directory that this process has open."""
     names = []
     for descriptor in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):  # The one that lists them is closed by now.
@@ -176,7 +176,7 @@ def open_files(directory: Path) -> list[str]:
 
 
 def read_across_gaps(reader: LogReader) -> tuple[list[OffloadingEvent], list[int], LogDamaged | None]:
-    """The events, the numbers in the gaps, and the damage that ends it."""
+    """Return the events, the numbers in the gaps, and the damage at which reading ends."""
     seen: list[OffloadingEvent] = []
     missing: list[int] = []
     try:

@@ -1,4 +1,4 @@
-"""Shared by the tests of interrupts: a writer's life that is interrupted at the n-th line or opcode."""
+"""Runs of a log writer that are interrupted at the n-th line or opcode."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent
 
 REFUSED = "another call of this writer has not returned"
-"""A trace can raise in the `finally` that notes the end of a call. A signal cannot."""
+"""A possible refusal: a trace, unlike a signal, can raise in the `finally` that records the end of a call."""
 
 PACKAGE = str(Path(kvsm.core.log.__file__).parent)
 
@@ -25,10 +25,10 @@ PACKAGE = str(Path(kvsm.core.log.__file__).parent)
 class Interrupts:
     """Raises `KeyboardInterrupt` at the moments in `at`, counted over all code of kvsm/core/log.
 
-    opcodes: a moment is an opcode, otherwise a line.
-    package: where the code is, if it is not kvsm/core/log.
+    opcodes: whether a moment is an opcode; otherwise a line.
+    package: the directory of the counted code, instead of kvsm/core/log.
 
-    `lines` has the moments of each line of code.
+    `lines`: line of code -> its moments.
     """
 
     def __init__(self, at: set[int], opcodes: bool, package: str = PACKAGE) -> None:
@@ -36,7 +36,7 @@ class Interrupts:
         self.lines: dict[tuple[str, int], list[int]] = {}
 
     def __call__(self, frame: FrameType, *_: object) -> Callable[..., Any] | None:
-        """As `sys.settrace` wants it: follows a call into the package."""
+        """The function for `sys.settrace`: traces calls into the package."""
         if not frame.f_code.co_filename.startswith(self._package):
             return None
         frame.f_trace_opcodes = self._opcodes
@@ -65,9 +65,9 @@ def interrupted(at: set[int], opcodes: bool, package: str = PACKAGE) -> Iterator
 
 
 class StubbornLife:
-    """Appends and flushes `frames`, then closes. After an interrupt it makes the same call again.
+    """Appends and flushes `frames`, then closes. Repeats each call that was interrupted.
 
-    flushed: the last event that a flush which returned has written.
+    flushed: the last event before a flush that returned.
     """
 
     writer: LogWriter
@@ -79,7 +79,10 @@ class StubbornLife:
         self.seq = self.flushed = 0
 
     def open(self) -> None:
-        """A writer that was interrupted at its start is gone, so the next one has another directory."""
+        """Open a writer.
+
+        After an interrupt, open another one in a new directory: the first writer is lost.
+        """
         self.directory = self.path / str(len(list(self.path.iterdir())))
         self.writer = LogWriter(
             self.directory,
@@ -90,7 +93,7 @@ class StubbornLife:
         )
 
     def run(self, patient: bool = True) -> None:
-        """Raises `LogError` if the writer takes no more, and an interrupt unless it is patient."""
+        """Write all frames. Raises `LogError` if the writer refuses; raises interrupts unless `patient`."""
         for count in self.frames:
             for _ in range(count):
                 self.seq += 1
@@ -102,17 +105,18 @@ class StubbornLife:
             self.flushed = self.seq
         until_done(self.writer.close) if patient else self.writer.close()
 
-    def _append(self, one: OffloadingEvent) -> None:
-        """As an engine that cannot know whether the interrupted call took the event."""
+    def _append(self, appended: OffloadingEvent) -> None:
+        """Append an event until no interrupt comes, without knowing whether an interrupted call took it."""
         try:
-            until_done(lambda: self.writer.append(one))
+            until_done(lambda: self.writer.append(appended))
         except LogError as error:
-            if f"event {one.seq} was appended where {one.seq + 1} is next" not in str(error):
+            seq = appended.seq
+            if f"event {seq} was appended where {seq + 1} is next" not in str(error):
                 raise
 
 
 def until_done(call: Callable[[], None]) -> None:
-    """Make the call again until no interrupt ends it."""
+    """Repeat the call until no interrupt ends it."""
     done = False
     while not done:
         with suppress(KeyboardInterrupt):
@@ -123,9 +127,9 @@ def until_done(call: Callable[[], None]) -> None:
 def check_interrupted(
     path: Path, frames: list[int], options: dict[str, Any], at: set[int], opcodes: bool
 ) -> Interrupts:
-    """All events are read, once and in order. If a call was refused, then those that were flushed before.
+    """Check that all events are read, once and in order; if a call was refused, those flushed before it.
 
-    Returns the moments that there were.
+    Returns the moments of the run.
     """
     life = StubbornLife(path, frames, options)
     refusal = None
@@ -155,9 +159,9 @@ def check_interrupted(
 def check_given_up(
     path: Path, frames: list[int], options: dict[str, Any], at: set[int], opcodes: bool
 ) -> None:
-    """The first interrupt ends the run: the log is closed, as `with` does it. Nobody calls again.
+    """Let the first interrupt end the run, and close the log, as `with` does.
 
-    What was flushed is read. It has no damage, even if a second interrupt comes before the log is closed.
+    Checks that all flushed events are read without damage, even if a second interrupt comes before the close.
     """
     life = StubbornLife(path, frames, options)
     writer, refused = None, ""
@@ -178,7 +182,7 @@ def check_given_up(
 
 
 def read_all(directory: Path) -> tuple[list[OffloadingEvent], LogReader | None]:
-    """The events of a log, which must have no damage, and no event twice. None if there is no log."""
+    """Return the events of a log, which must have no damage and no doubled event. None if there is no log."""
     if not list(directory.glob("*.kvsm")):
         return [], None
     reader = LogReader(directory)

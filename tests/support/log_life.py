@@ -1,4 +1,4 @@
-"""Shared by the tests of the log: a life that writes one, ways to read it, and a disk that fills up."""
+"""Helpers for tests of the log: a stand-in core that writes a log, ways to read it, a disk that fills up."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from kvsm.events import HitMatched, OffloadConfig, OffloadingEvent, RequestArriv
 
 CONFIG = OffloadConfig(host_blocks=8, device_blocks=8)
 RUN = bytes(range(16))
-"""The id of the run of each `Life`."""
+"""The run id of each `Life`."""
 
 
 class Life:
-    """A stand-in for a core: it numbers events, and its snapshot is the last number."""
+    """A stand-in for a core: numbers events; its snapshot is the last number."""
 
     def __init__(self, directory: Path | EndedLog, **options: Any) -> None:
         self.seq = directory.seq if isinstance(directory, EndedLog) else 0
@@ -52,32 +52,32 @@ class Life:
         return events
 
     def kill(self) -> None:
-        """End as a killed process does: what was flushed is in the files, and the log is not closed."""
+        """End like a killed process: flushed events are in the files, and the log is not closed."""
         self.writer._place.segment.close()
         self.writer._claimed.close()
 
 
 def no_locks(_descriptor: int, _how: int) -> None:
-    """`flock` on a file system that cannot lock a directory."""
+    """Replace `flock`, as on a file system that cannot lock a directory."""
     raise OSError(errno.EBADF, os.strerror(errno.EBADF))
 
 
 def event(seq: int) -> OffloadingEvent:
-    """An arbitrary event with this number, of three kinds; every third ends in zero bytes."""
+    """Return an event with this number, of one of three kinds; every third event ends in zero bytes."""
     if seq % 3 == 0:
         return HitMatched(seq, 0, 0, "r", (), bytes(9))
     return RequestArrived(seq, seq, 0, f"r{seq}") if seq % 3 == 1 else StepEnded(seq, seq, 1)
 
 
 def write(directory: Path, frames: list[int], **options: Any) -> list[OffloadingEvent]:
-    """A log whose frames have these numbers of events. It is closed."""
+    """Write and close a log whose frames have these numbers of events."""
     life = Life(directory, **options)
     with life.writer:
         return [one for count in frames for one in life.append(count)]
 
 
 def write_open(directory: Path, frames: list[int], **options: Any) -> list[OffloadingEvent]:
-    """The same, and its writer was killed."""
+    """Write a log whose frames have these numbers of events, and leave it as after a kill."""
     life = Life(directory, **options)
     written = [one for count in frames for one in life.append(count)]
     life.kill()
@@ -85,7 +85,7 @@ def write_open(directory: Path, frames: list[int], **options: Any) -> list[Offlo
 
 
 def read(directory: Path) -> tuple[list[OffloadingEvent], LogError | None, Torn | None]:
-    """What a reader gives, the error that ended it, and the torn tail that it reported."""
+    """Return the events that a reader gives, the error that ended it, and the torn tail that it reported."""
     reader = LogReader(directory)
     events: list[OffloadingEvent] = []
     try:
@@ -101,7 +101,7 @@ def names(directory: Path) -> list[int]:
 
 
 def frame_ends(path: Path) -> list[int]:
-    """Offset after the head, then after each frame of events, and after the tail."""
+    """Return the offsets after the head, after each frame of events, and after the tail."""
     ends, seq = [PREAMBLE_BYTES], int(path.stem)
     with path.open("rb") as file:
         file.seek(PREAMBLE_BYTES)
@@ -113,7 +113,7 @@ def frame_ends(path: Path) -> list[int]:
 
 
 def raw_frame(value: object, count: int, first: int, flags: int = 0, run: bytes = RUN) -> bytes:
-    """A frame of any content with right checksums."""
+    """Return a frame of any content with right checksums."""
     payload = msgspec.msgpack.encode(value) + END
     covered = HEADER.pack(run_mark(run), len(payload), flags, count, first, 0, crc32(payload), 0)[:-4]
     return covered + crc32(covered).to_bytes(4, "little") + payload
@@ -121,13 +121,13 @@ def raw_frame(value: object, count: int, first: int, flags: int = 0, run: bytes 
 
 @contextmanager
 def directory() -> Iterator[Path]:
-    """A fresh directory for each example; `tmp_path` is one for the whole test."""
+    """Make a new directory for each example; `tmp_path` is the same for the whole test."""
     with TemporaryDirectory() as name:
         yield Path(name) / "log"
 
 
 class Disk:
-    """`os.pwrite` on a disk with `free` bytes. Only growth takes space. What fits is written."""
+    """`os.pwrite` on a disk with `free` bytes. Only growth takes space. The bytes that fit are written."""
 
     def __init__(self, free: int) -> None:
         self.free = free
@@ -150,7 +150,7 @@ def disk(free: int) -> Iterator[Disk]:
 
 
 def run_child(body: str, path: Path) -> subprocess.Popen[str]:
-    """A process that writes a log to `path` with what this file defines."""
+    """Run a process that writes a log to `path` with this module's definitions."""
     script = f"import sys; from pathlib import Path; from log_life import *; path = Path(sys.argv[1])\n{body}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path])}
     return subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Shared by the tests of the log: segments that take several flushes to open, the same ones each time."""
+"""Log segments that take a fixed number of flushes to open, for reproducible tests."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.core.log.log_thread import Job, LogThread, _Task
 
 
 class SteppedThread(LogThread):
-    """Does a job in the thread of its writer, when that asks for the second time whether it has ended."""
+    """Runs a job in the writer's thread, at the writer's second check whether the job has ended."""
 
     _looks = 0
 
@@ -34,7 +34,7 @@ class SteppedThread(LogThread):
 
 @contextmanager
 def slow_openings(slow: bool = True) -> Iterator[None]:
-    """Segments open in several flushes, as with a large state; unless not slow. There are no threads."""
+    """Make segments open over several flushes, as with a large state, if `slow`. No threads are used."""
     with pytest.MonkeyPatch.context() as patch:
         if slow:
             patch.setattr(opening, "AT_ONCE_BYTES", -1)

@@ -1,7 +1,7 @@
-"""A window of a log, made by hand: rows and events of any number, with every kind of thing that a page shows.
+"""A synthetic window of a log, of any size, with every kind of item that a page shows.
 
-The rows are told as `kvsm.open` tells them. So tests of the page and of the trace need no log, can have a
-hundred thousand events in a second, and know what must be shown.
+The rows are those of `kvsm.open`. So tests of the page and of the trace need no log, can have a hundred
+thousand events in a second, and know what must be shown.
 """
 
 from __future__ import annotations
@@ -47,19 +47,19 @@ _R = TypeVar("_R", bound=Row)
 
 @cache
 def _plain(kind: type[Row]) -> dict[str, Any]:
-    """A value for each column: None where it may be, else 0, False or an empty text."""
+    """Return a default for each column: None where allowed, else 0, False or an empty text."""
     return {
         name: None if NoneType in get_args(hint) else hint() for name, hint in get_type_hints(kind).items()
     }
 
 
 def made(kind: type[_R], **given: Any) -> _R:
-    """A row with these values. The other columns hold nothing."""
+    """Return a row with these values, and defaults in the other columns."""
     return kind(**_plain(kind) | given)
 
 
 class MadeRows:
-    """Rows behind the calls of an opened log. All of them meet the window."""
+    """Rows with the calls of an opened log. All rows are inside the window."""
 
     def __init__(self) -> None:
         self.rows: dict[str, list[Any]] = {table: [] for table in CONDITIONS}
@@ -75,12 +75,13 @@ class MadeRows:
 
 
 class MadeTimeline:
-    """Requests that overlap. Each waits for its own store, loads a block, runs, and finishes.
+    """Overlapping requests. Each waits for its own store, loads a block, runs, and finishes.
 
-    For a store of each tenth request rank 1 fails. Each tenth evicts a block, and a later one misses its key.
-    One of 97 never ends, and rank 1 never reports its store. After each two hundredth the cache is reset.
+    Every tenth request's store fails on rank 1. Every tenth request evicts a block, and a later one misses
+    its key. One request of 97 never ends, and rank 1 never reports its store. After every two hundredth
+    request the cache is reset.
 
-    requests: how many. names: of the first ones; the others are `r10`, `r11` and so on.
+    requests: number of requests. names: of the first requests; the others are `r10`, `r11` and so on.
     """
 
     def __init__(self, requests: int, names: Sequence[str] = (), seed: int = 0) -> None:
@@ -98,21 +99,21 @@ class MadeTimeline:
 
     @property
     def last(self) -> int:
-        """The number of the last event."""
+        """Return the number of the last event."""
         return len(self.stream.number)
 
     @property
     def tables(self) -> WindowTables:
-        """The rows as a page and a trace take them."""
+        """Return the rows as pages and traces take them."""
         return read_tables(self.rows, 1, self.last)
 
     def page(self, directory: str = "kvsm-log", notes: Sequence[str] = ()) -> str:
-        """The page of this window."""
+        """Return the page of this window."""
         head = PageHead(directory, BEGAN_NS, (1, self.last), list(notes))
         return make_page(head, self.stream, self.tables)
 
     def name(self, number: int) -> str:
-        """The name of a request."""
+        """Return the name of a request."""
         return self._names[number] if number < len(self._names) else f"r{number}"
 
     def _emit(self, kind: type[ev.OffloadingEvent], text: str, *moves: tuple[str, str]) -> int:
@@ -203,7 +204,7 @@ class MadeTimeline:
     def _copy(
         self, id: int, direction: str, name: str, failing: bool = False, stuck: bool = False
     ) -> Iterator[None]:
-        """One transfer, from its submission to the last report of its two ranks."""
+        """Add a transfer, from its submission to the last report of its two ranks."""
         store = direction == "store"
         submitted = self._emit(
             ev.TransfersSubmitted, f"transfer {id}", *([("ALLOCATED", "SUBMIT_STORE")] if store else [])
@@ -264,7 +265,7 @@ class MadeTimeline:
         self._add("skips", skip)
 
     def _fill_pool(self) -> None:
-        """Slots enough for every move, and samples of a pool that breathes."""
+        """Add enough slots for every move, and samples of a pool that fills and empties."""
         stream, states = self.stream, [0] * len(BlockState)
         states[BlockState.STORED] = states[BlockState.EVICTED] = self.last
         stream.checkpoints.event.append(0)

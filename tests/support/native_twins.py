@@ -1,6 +1,6 @@
-"""Two ledgers that fold the same events, one with each body, and are compared after each of them.
+"""Twin ledgers, one native and one in Python, that fold the same events and are compared after each.
 
-And events for them, right and wrong ones.
+Also generators of right and wrong events.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from kvsm.ids import pack
 from kvsm.states.transfer import PLANNED
 
 
-class Heard:
-    """A listener that keeps what it hears."""
+class RecordingListener:
+    """A ledger's listener that records all calls."""
 
     def __init__(self) -> None:
         self.all: list[tuple[Any, ...]] = []
@@ -44,24 +44,24 @@ class Heard:
 
 
 class Outcome(NamedTuple):
-    """What `apply` did: the transfer that it returned, or the error that it raised."""
+    """The transfer that `apply` returned, or the error that it raised."""
 
     ended: TransferRecord | None
     error: BaseException | None
 
 
 class Twins:
-    """Applies each event to both. Raises `AssertionError` at the first difference, field by field."""
+    """Two ledgers that get the same events. Raises `AssertionError` at the first difference in any field."""
 
     def __init__(self, config: OffloadConfig) -> None:
-        self.native = Ledger(config, Heard())
+        self.native = Ledger(config, RecordingListener())
         assert isinstance(self.native, NativeLedger), native.WHY_NOT
         with native.without():
-            self.python = Ledger(config, Heard())
+            self.python = Ledger(config, RecordingListener())
         assert not isinstance(self.python, NativeLedger)
 
     def apply(self, event: OffloadingEvent) -> Outcome:
-        """Apply it, and compare what both did and what both are."""
+        """Apply the event to both ledgers, and compare outcomes and states."""
         before = saved(self.native)
         ours, theirs = _outcome(self.native, event), _outcome(self.python, event)
         assert difference(ours.ended, theirs.ended) is None, event
@@ -77,14 +77,15 @@ class Twins:
         return ours
 
     def difference(self) -> str | None:
-        """The first field in which the two differ."""
-        heard = (self.native.listener, self.python.listener)
-        assert all(isinstance(one, Heard) for one in heard)
-        return ledger_difference(self.native, self.python) or difference(*(vars(one) for one in heard))
+        """Return the first field in which the two ledgers differ."""
+        listeners = (self.native.listener, self.python.listener)
+        assert all(isinstance(listener, RecordingListener) for listener in listeners)
+        calls = [vars(listener) for listener in listeners]
+        return ledger_difference(self.native, self.python) or difference(*calls)
 
 
 def saved(ledger: Ledger) -> bytes | str:
-    """Its snapshot. What was folded with wrong types may be impossible to save: then the error's text."""
+    """Return the ledger's snapshot, or the error's text: wrongly typed values may be impossible to save."""
     try:
         return snapshot(ledger)
     except Exception as error:
@@ -92,7 +93,7 @@ def saved(ledger: Ledger) -> bytes | str:
 
 
 def is_refusal(outcome: Outcome) -> bool:
-    """Whether the event was refused by a rule, and not by a type that nobody expects."""
+    """Whether the event was refused by a rule of the fold, and not because of a wrong type."""
     return type(outcome.error).__name__ in ("IllegalTransition", "InvalidEvent")
 
 
@@ -107,7 +108,7 @@ def _outcome(ledger: Ledger, event: OffloadingEvent) -> Outcome:
 
 
 def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[OffloadingEvent]:
-    """The log of a walk of the core."""
+    """Return the log of a walk of the core."""
     world, random = CoreWorld(options), Random(seed)
     for _ in range(actions):
         world.do(world.draw(random))
@@ -115,7 +116,7 @@ def walked(options: CoreOptions, seed: int, actions: int) -> Sequence[Offloading
 
 
 def walked_in_arrays(seed: int) -> tuple[OffloadConfig, Sequence[OffloadingEvent]]:
-    """The same with batches of more than 16 ids, which are arrays. Returns the configuration too."""
+    """Walk with batches of more than 16 ids, which are arrays. Returns the configuration and the log."""
     random = Random(seed)
     length = random.randint(17, 40)
     options = msgspec.structs.replace(
@@ -125,7 +126,7 @@ def walked_in_arrays(seed: int) -> tuple[OffloadConfig, Sequence[OffloadingEvent
 
 
 def reset_often(config: OffloadConfig, random: Random) -> Sequence[OffloadingEvent]:
-    """The log of a core that is reset again and again, with plans, stores, loads and copies out in flight."""
+    """Return the log of a core that is often reset, with plans, stores, loads and copies out in flight."""
     log = MemoryLog()
     core, free_block = Offloader(config, log), count()
 
@@ -170,7 +171,7 @@ ODD = (0, 1, 2, 3, 7, 99, -1, 2**31, 2**63, 2**70, None, "", "request-0", b"", b
 
 
 def _spoiled(value: object, random: Random) -> object:
-    """A field as it should not be: of another type, out of range, doubled, absent, or just another value."""
+    """Return a wrong field: of another type, out of range, doubled, absent, or just another value."""
     if isinstance(value, tuple) and value and random.random() < 0.8:
         place = random.randrange(len(value))
         choice = random.randrange(4)
@@ -192,7 +193,7 @@ def _spoiled(value: object, random: Random) -> object:
 
 
 def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
-    """An event with a wrong field, or with the fields of another kind."""
+    """Return the event with a wrong field, or with another kind."""
     fields = [getattr(event, name) for name in event.__struct_fields__]
     kind = type(event)
     if random.random() < 0.1:
@@ -207,7 +208,7 @@ def spoiled(event: OffloadingEvent, random: Random) -> OffloadingEvent:
 
 
 def wrong_parents(random: Random) -> object:
-    """Parents (`Parents`) with a wrong number, of a wrong shape, or right by chance."""
+    """Return parents (`Parents`) with a wrong number, of a wrong shape, or right by chance."""
     places = sorted(random.sample(range(4), random.randint(1, 2)))
     pairs = [(place, random.choice((0, 1, None, -1, -2, -(2**40), *ODD))) for place in places]
     if random.random() < 0.5:

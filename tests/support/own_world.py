@@ -1,4 +1,4 @@
-"""A world of a user, as docs/testing.md shows it: a shelf that must not lose a book."""
+"""A user's own world, as docs/testing.md shows it: a shelf that must not lose a book."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from random import Random
 
 
 class Shelf:
-    """Books come and go. broken: the third one that comes back is lost."""
+    """A shelf of books that are taken and returned. broken: the third returned book is lost."""
 
     events = ()
     broken = False

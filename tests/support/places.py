@@ -1,4 +1,4 @@
-"""Where the files of the project are, for tests that read them or start programs among them."""
+"""Paths of the project's files, for tests that read them or start programs."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 SUPPORT = Path(__file__).parent
-"""What tests share."""
+"""The directory of shared test helpers."""
 
 
 def search_path(*folders: Path) -> str:
-    """The PYTHONPATH of a program that imports what tests share, kvsm, and files of these folders."""
+    """Return a PYTHONPATH with the shared test helpers, kvsm, and these folders."""
     return os.pathsep.join(map(str, (*folders, SUPPORT, ROOT)))
 
 

@@ -1,4 +1,4 @@
-"""The plainest copy engine: one thread, in order of submission. Tests can watch it and meddle."""
+"""The simplest copy engine: one thread, in order of submission. Tests can watch it and interfere."""
 
 from __future__ import annotations
 
@@ -13,8 +13,10 @@ from kvsm.errors import TransferFailed, described
 
 
 class PlainCopyEngine:
-    """A `CopyEngine` that copies one transfer when it is polled, and those that are waited for. `calls`: some
-    of those made to it. `meddle`: called with each job right after its copy."""
+    """A `CopyEngine` that copies one transfer per poll, and all transfers that are waited for.
+
+    calls: some of the calls made to it. meddle: called with each job right after its copy.
+    """
 
     def __init__(self, device: Any, host: Any) -> None:
         self.calls: list[tuple[Any, ...]] = []

@@ -17,8 +17,8 @@ from kvsm.core.offloader import transferring as transfers
 def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: str, new: str) -> None:
     """Replace `old`, which is in the function's text once, by `new`.
 
-    The function gets other code: tables and modules that hold the function run it too. The native body would
-    not, so Python folds until the test ends.
+    The function object gets new code, so tables and modules that hold it run the new code, too. The native
+    body would not, so the Python body folds until the test ends.
     """
     monkeypatch.setattr(native, "WHY_NOT", "a bug is planted")
     function = unwrap(function)
@@ -31,7 +31,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any], old: st
 
 
 def forget(monkeypatch: pytest.MonkeyPatch, function: Callable[..., Any]) -> None:
-    """Let the function do nothing."""
+    """Make the function do nothing."""
     monkeypatch.setattr(native, "WHY_NOT", "a bug is planted")
     monkeypatch.setattr(unwrap(function), "__code__", _nothing.__code__)
 
@@ -41,7 +41,7 @@ def _nothing(*_: object, **__: object) -> None:
 
 
 def take_doubled_reports(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S5: a worker's second report is taken for that of the worker which has not reported yet."""
+    """S5: a worker's second report counts as the report of a worker that has not reported yet."""
     plant(
         monkeypatch,
         transfers._report,
@@ -55,12 +55,12 @@ def take_doubled_reports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evict_what_is_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S7: a block stays in the eviction order when a match pins it."""
+    """S7: a block stays in the eviction order while a match pins it."""
     plant(monkeypatch, order.leave, "ledger.policy.busy(used)", "pass")
 
 
 def free_slots_under_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S3: a reset frees the slots that copies still write."""
+    """S3: a reset frees slots that copies still write."""
     plant(
         monkeypatch,
         cache.cache_reset,

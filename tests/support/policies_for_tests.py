@@ -11,9 +11,9 @@ from kvsm.core.policies.lru import LRUPolicy
 
 
 class ChoosesByNumpy(LRUPolicy):
-    """Its victims are integers of numpy."""
+    """A policy whose victims are numpy integers."""
 
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
-        """The same victims as its base class."""
+        """Return the victims of the base class, as numpy integers."""
         choice = super().choose(count, protected)
         return None if choice is None else Choice(tuple(np.int64(one) for one in choice.victims), ())  # type: ignore[arg-type]

@@ -1,6 +1,7 @@
-"""A small prefix tree with a host tier, right as it stands, and the same with one fault each.
+"""A small correct prefix tree with a host tier, and variants with one fault each.
 
-It copies where it is asked to, so no copy is ever in flight; but a step runs when `finish` says so.
+Copies are done within the call that requests them, so none is ever in flight; a step runs when `finish` is
+called.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ Prefix = tuple[int, ...]
 
 @dataclass
 class Entry:
-    """One block of the tree: where it is, how many requests hold it, and when it was used."""
+    """One block of the tree: its places, the number of requests that hold it, and its last use."""
 
     device: int | None = None
     host: int | None = None
@@ -84,7 +85,7 @@ class SmallTree:
         self.free_device += slots
 
     def victims(self) -> list[Prefix]:
-        """Blocks on the device that nobody holds, and that no block on the device follows."""
+        """Return device blocks that no request holds, and that have no child on the device."""
         on_device = {one for one, entry in self.entries.items() if entry.device is not None}
         inner = {one[:-1] for one in on_device}
         return [one for one in on_device if one not in inner and not self.entries[one].locks]
@@ -107,7 +108,7 @@ class SmallTree:
         return True
 
     def host_slot(self) -> int | None:
-        """A free host slot, for which a block is dropped if one may be."""
+        """Return a free host slot; drop a block for it if necessary and possible."""
         if not self.free_host:
             inner = {one[:-1] for one in self.entries}
             spare = [
@@ -214,7 +215,7 @@ class NeverUnlocksLoads(SmallTree):
 
 
 class LoadsTooLate(SmallTree):
-    """The bytes come after the step that needs them."""
+    """Loads bytes only after the step that needs them."""
 
     def load(self, entry: Entry, slot: int) -> None:
         assert entry.host is not None
@@ -228,7 +229,7 @@ class LoadsTooLate(SmallTree):
 
 
 class BacksUpTheNextBlock(SmallTree):
-    """It reads the slot after the device has given it away: the word of another block."""
+    """Reads a device slot after its reuse: copies another block's word."""
 
     def evict(self) -> bool:
         words, self.words = self.words, self.words[1:] + self.words[:1]
@@ -275,7 +276,7 @@ class MatchesTooMuch(SmallTree):
 
 
 class ForgetsCopies(SmallTree):
-    """After each poll it says that a copy is in flight."""
+    """Reports a copy in flight after each poll."""
 
     is_copying = False
 

@@ -1,6 +1,6 @@
-"""Protocols with one mistake each, for the proof to refute: in a table, a guard, an effect, an order.
+"""Protocols with one mistake each, which the proof must refute: in a table, a guard, an effect or an order.
 
-The names in brackets are bugs of other systems in docs/bugs.md that are this mistake.
+The ids in brackets are bugs of other systems, in docs/bugs.md, that make the same mistake.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Mutant = Callable[[ProtocolScope], Declaration]
 
 
 def with_rows(machine: Machine, change: Callable[[Row], Row]) -> dict[str, Machine]:
-    """The tables, with rows of one machine changed."""
+    """Return the tables with changed rows of one machine."""
     rows = tuple(map(change, machine.rows))
     assert rows != machine.rows
     changed = Machine(machine.name, machine.states, machine.triggers, machine.counters, rows)
@@ -80,14 +80,14 @@ def first_worker_ends_the_transfer(row: Row) -> Row:
 
 
 def changed(declared: Declaration, names: tuple[str, ...], change: Callable[[Action], Action]) -> Declaration:
-    """The declaration with these actions changed."""
+    """Return the declaration with these actions changed."""
     actions = tuple(change(one) if one.name in names else one for one in declared.actions)
     assert sum(one not in declared.actions for one in actions) == len(names)
     return replace(declared, actions=actions)
 
 
 def without_guard(*names: str, reading: set[str]) -> Mutant:
-    """The actions without those parts of their guards that read just these variables."""
+    """Drop from these actions' guards the conjuncts that read exactly these variables."""
 
     def weaker(action: Action) -> Action:
         parts: tuple[Term, ...] = tuple(
@@ -99,7 +99,7 @@ def without_guard(*names: str, reading: set[str]) -> Mutant:
 
 
 def without_effect(*names: str, on: str) -> Mutant:
-    """The actions without their effects on a variable."""
+    """Drop these actions' effects on a variable."""
 
     def kept(effect: Effect) -> Effect | None:
         if isinstance(effect, Assign):
@@ -123,7 +123,7 @@ def with_variant(variant: Variant) -> Mutant:
 
 
 def never(name: str) -> Mutant:
-    """The action is never possible."""
+    """Disable an action."""
     return lambda scope: changed(offload_protocol(scope), (name,), lambda one: replace(one, guard=FALSE))
 
 

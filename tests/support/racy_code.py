@@ -1,4 +1,4 @@
-"""Code with threads that tests put under control. Some of it is wrong on purpose."""
+"""Threaded code for tests of controlled threads. Some of it has deliberate bugs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from time import monotonic
 
 
 class Counter:
-    """Counts, with a lock or without."""
+    """A counter, with or without a lock."""
 
     def __init__(self, locks: bool) -> None:
         self.count, self._lock = 0, Lock() if locks else None
@@ -22,7 +22,7 @@ class Counter:
 
 
 def count_in_threads(counter: Counter, threads: int) -> int:
-    """How far it counts if each thread adds one."""
+    """Let each thread add one. Returns the count."""
     started = [Thread(target=counter.add, name="adder") for _ in range(threads)]
     for one in started:
         one.start()
@@ -37,7 +37,7 @@ def take_both(first: Lock, second: Lock) -> None:
 
 
 def take_in_two_orders() -> None:
-    """Two threads take two locks, each in its own order."""
+    """Let two threads take two locks in opposite orders."""
     left = Lock()
     right = Lock()
     other = Thread(target=take_both, args=(right, left), name="other")
@@ -47,7 +47,7 @@ def take_in_two_orders() -> None:
 
 
 def poll_with_a_limit(seconds: float) -> tuple[int, float]:
-    """How often a wait ended by its time until a message came, and how long all took."""
+    """Wait for a message with a time limit. Returns the number of timeouts, and the total time."""
     messages: Queue[str] = Queue()
     sender = Thread(target=messages.put, args=("hello",), name="sender")
     began, misses = monotonic(), 0
@@ -67,7 +67,7 @@ def _got(messages: Queue[str], seconds: float) -> bool:
 
 
 def wake_one_of_two() -> list[str]:
-    """Two threads wait, each is woken once, and they hold the lock of the condition twice meanwhile."""
+    """Let two threads wait that hold the condition's lock twice, and wake each once."""
     changed, woken = Condition(), list[str]()
     ready: list[str] = []
 

@@ -1,4 +1,4 @@
-"""Random acts of a small engine."""
+"""Random actions on a small engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvsm.check.worlds.small_request import SmallRequest
 
 
 class DescribedRequest(SmallRequest):
-    """A small request with all that a self-describing event reads."""
+    """A small request with all fields that a self-describing KV event reads."""
 
     def __init__(
         self, name: str, prompt: Sequence[int], outputs: int = 1, lora: str = "", **more: Any
@@ -28,7 +28,7 @@ ACTS = st.lists(st.integers(0, 1 << 20), min_size=40, max_size=120)
 
 
 def live(engine: SmallEngine, act: int) -> None:
-    """One random act of an engine's life."""
+    """Do one random action, chosen by `act`."""
     act, number = act % 16, act >> 4
     copies, running = list(engine.copies), list(engine.running.values())
     if act < 4:

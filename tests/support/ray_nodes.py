@@ -1,8 +1,8 @@
-"""A Ray cluster of several nodes, each with a raylet of its own, of which one is killed while it works.
+"""A Ray cluster of several nodes, each with its own raylet; one node is killed while it works.
 
-Ray's own tests make clusters so: all nodes are on this machine, and share nothing but its kernel.
-`test_ray_nodes.py` runs this in a process of its own. One that was in a cluster that asks for a token would
-also ask the nodes of the next cluster, and count as dead to them.
+Ray's own tests make clusters in this way: all nodes are on this machine, and share only its kernel.
+`test_ray_nodes.py` runs this in a separate process, because a process that was in a cluster with a token
+would also demand the token from the nodes of the next cluster, which would then take it for dead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ STORE_BYTES = 80 << 20
 
 
 class Nodes:
-    """A cluster with a head of one CPU, from which this process works, and another node of two CPUs."""
+    """A cluster of a head with one CPU, which this process drives, and another node with two CPUs."""
 
     def __init__(self) -> None:
         from ray.cluster_utils import Cluster
@@ -46,17 +46,17 @@ class Nodes:
         return str(self._cluster.address)
 
     def add(self) -> None:
-        """Start the other node, or a new one in its place."""
+        """Start the other node, or its replacement."""
         self.other = self._cluster.add_node(num_cpus=2, object_store_memory=STORE_BYTES)
         self._cluster.wait_for_nodes()
 
     @property
     def raylet(self) -> int:
-        """The process that starts the workers of the other node."""
+        """Return the process that starts the other node's workers."""
         return int(self.other.all_processes["raylet"][0].process.pid)
 
     def kill(self) -> None:
-        """Kill the other node, with what works there."""
+        """Kill the other node with its workers."""
         self._cluster.remove_node(self.other, allow_graceful=False)
         self.other = None
 
@@ -66,7 +66,7 @@ class Nodes:
 
 @contextmanager
 def running_nodes() -> Iterator[Nodes]:
-    """The head of a cluster, until the end of a `with` block."""
+    """Run the head of a cluster until the end of a `with` block."""
     started = Nodes()
     try:
         yield started
@@ -75,7 +75,7 @@ def running_nodes() -> Iterator[Nodes]:
 
 
 class KillsNode:
-    """An executor on these nodes that kills one of them as soon as so many results are there."""
+    """An executor on these nodes that kills one node after a given number of results."""
 
     def __init__(self, cluster: RayCluster, nodes: Nodes, after: int) -> None:
         self._cluster, self._nodes, self._left = cluster, nodes, after
@@ -104,9 +104,10 @@ class KillsNode:
 
 
 def task_of_raylet(directory: Path, raylet: int, number: int) -> tuple[int, bytes]:
-    """From item 10 on the other node never ends one, and the head waits until it has begun one.
+    """Return an item's result. From item 10 on, the other node hangs; the head waits until the other node
+    hangs.
 
-    Some results are large: they stay in the memory of their node until they are wanted.
+    Some results are large: they stay in their node's memory until they are fetched.
     """
     if number >= 10 and os.getppid() == raylet:
         (directory / str(number)).touch()
@@ -117,7 +118,7 @@ def task_of_raylet(directory: Path, raylet: int, number: int) -> tuple[int, byte
 
 
 def made_up_for(directory: Path) -> None:
-    """What a killed node worked on, and what was in its memory, is made again, and each loss is told."""
+    """Check that a killed node's running items and stored results are redone, and each loss is reported."""
     heard: list[LostWorker] = []
     with running_nodes() as nodes:
         nodes.add()
@@ -141,7 +142,7 @@ def made_up_for(directory: Path) -> None:
 
 
 def same_results() -> None:
-    """The totals of a walk, and the states of an exploration. A node is killed in each."""
+    """Return the totals of a walk, and the states of an exploration, with a node killed in each."""
     checked = MODELS["hand-over"]
     scope, limits = checked.scopes["small"], ExplorationLimits()
     alone = checked.explore(scope, limits)

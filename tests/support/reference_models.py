@@ -1,9 +1,9 @@
-"""The machines as the library `transitions` runs them, to compare with how kvsm runs them.
+"""The state machines run by the library `transitions`, to compare with kvsm's own implementation.
 
-`kvsm/states/words.py` runs a table fast, through ranges resolved beforehand, packed words and memos. A
-`ReferenceModel` reads the same rows and shares none of that: counters are attributes of a model, guards are
-conditions, effects are callbacks. So an error in the fast path passes only if it is made twice, in two
-different ways.
+`kvsm/states/words.py` runs a table fast, with precomputed ranges, packed words and memos. A `ReferenceModel`
+reads the same rows and shares none of that: counters are attributes of a model, guards are conditions,
+effects are callbacks. So an error in the fast path goes unnoticed only if it is made twice, in two different
+ways.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from kvsm.states.reference import library_machine
 
 
 class ReferenceModel:
-    """One thing that lives by `machine`: `state`, and one attribute for each of the machine's counters."""
+    """An instance of `machine`: its `state`, and one attribute per counter."""
 
     state: IntEnum
 
@@ -31,13 +31,13 @@ class ReferenceModel:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """The counters' values, in the machine's order."""
+        """Return the counters' values, in the machine's order."""
         return tuple(getattr(self, counter.name) for counter in self.machine.counters)
 
     def step(self, trigger: IntEnum) -> None:
-        """Take the trigger, or raise `UndefinedStep` and stay as it was.
+        """Take the trigger, or raise `UndefinedStep` without a change.
 
-        `transitions` refuses in two ways: it raises if no row leaves the state, and answers False if every
+        `transitions` refuses in two ways: it raises if no row leaves the state, and returns False if every
         condition failed. Both raise here.
         """
         try:
@@ -48,7 +48,7 @@ class ReferenceModel:
             raise UndefinedStep(f"{self.machine.name}: {trigger.name} in {self.state.name}{self.counts}")
 
     def admits(self, row: Row) -> bool:
-        """The condition of a row: its guard holds, and its effect stays within every counter's limit."""
+        """Whether a row's guard holds, and its effect stays within every counter's limit."""
         for counter in self.machine.counters:
             count = getattr(self, counter.name)
             low, high = row.when.get(counter.name, (0, counter.limit))
@@ -57,15 +57,15 @@ class ReferenceModel:
         return True
 
     def change(self, row: Row) -> None:
-        """The effect of a row."""
+        """Apply a row's effect to the counters."""
         for name in row.then:
             setattr(self, name, _after(getattr(self, name), row, name))
 
 
 def reference_model(machine: Machine, **counts: int) -> ReferenceModel:
-    """A model of `machine`.
+    """Return a model of `machine`.
 
-    counts: the counters to start with; a counter that is absent starts at 0.
+    counts: the initial counters; absent ones start at 0.
 
     `transitions` also gives the model a method for each trigger.
     """

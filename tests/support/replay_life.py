@@ -1,4 +1,4 @@
-"""Shared by the tests of replay: a life of the core, driven by numbers, and its log."""
+"""Runs of a core that are driven by numbers, and their logs, for tests of replay."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ PROMPTS, PROMPT_BLOCKS, REQUESTS = 5, 6, 6
 
 
 def key(number: int) -> bytes:
-    """A key as engines make them: 32 bytes of hash, 4 of group index."""
+    """Return a key in the engine's format: 32 bytes of hash, 4 bytes of group index."""
     return number.to_bytes(4, "big") + bytes(28) + bytes(4)
 
 
 def prompt(number: int) -> list[bytes]:
-    """The keys of a prompt; its first two blocks are shared with the next prompt but one."""
+    """Return the keys of a prompt; prompts of equal parity share their first two blocks."""
     shared = [key(1000 + number % 2), key(1002 + number % 2)]
     return shared + [key(number * PROMPT_BLOCKS + block) for block in range(PROMPT_BLOCKS - 2)]
 
 
 class Life:
-    """An offloader under an engine that makes any call, sensible or not."""
+    """An offloader with an engine that makes any call, sensible or not."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Life:
         )
 
     def append(self, event: OffloadingEvent) -> None:
-        """The core's log: what is recorded, here and on disk."""
+        """Record an event, as the core's log: in memory, and on disk if there is a log there."""
         self.events.append(event)
         if self.writer is not None:
             self.writer.append(event)
@@ -79,7 +79,7 @@ class Life:
             self.writer.close()
 
     def kill(self) -> None:
-        """End as a killed process does: what was recorded is in the files, and the log is not closed."""
+        """End like a killed process: recorded events are in the files, and the log is not closed."""
         assert self.writer is not None
         self.writer.flush()
         self.writer._place.segment.close()
@@ -87,27 +87,27 @@ class Life:
     # What an engine does. Every operation takes any two numbers.
 
     def store(self, one: int, other: int) -> None:
-        """Store blocks of one request, of two, or of none."""
+        """Store blocks with one owner, two owners or none."""
         keys = prompt(one)[: 1 + other % PROMPT_BLOCKS]
         owners = [(request(other), len(keys))]
         if other % 4 == 1 and len(keys) > 1:
             owners = [(request(one), 1), (request(other), len(keys) - 1)]
         if self.config.store_threshold > 1:
             self.core.count_offers(keys)
-            keys = [one for one in keys if self.core.offered_enough(one)]
+            keys = [offered for offered in keys if self.core.offered_enough(offered)]
             owners = []
         elif other % 7 == 0:
             owners = []
         self.core.store(tuple(owners), keys, [block for k in keys for block in self.home(k)])
 
     def home(self, wanted: bytes) -> range:
-        """The device blocks on which the engine computes the content of this key: it has few of them."""
+        """Return the device blocks in which the engine always computes this key; several keys share them."""
         chunk = self.config.blocks_per_chunk
         first = int.from_bytes(wanted[:4], "big") % (self.core.config.device_blocks // chunk) * chunk
         return range(first, first + chunk)
 
     def offer(self, one: int, other: int) -> None:
-        """Move the request's cursors on, in one or both of its KV cache groups."""
+        """Advance the request's cursors, in one or both of its KV cache groups."""
         entry = self.core.ledger.requests.get(request(one))
         if entry is None:
             self.core.arrive(request(one))
@@ -128,7 +128,7 @@ class Life:
         self.core.match(request(one), prompt(other))
 
     def load(self, one: int, other: int) -> None:
-        """Load, also into blocks from which a key is stored: what a load brought may be offered again."""
+        """Load a match, sometimes into blocks that its keys are stored from: these may be offered again."""
         ledger, chunk = self.core.ledger, self.config.blocks_per_chunk
         entry = ledger.requests.get(request(one))
         free = self.unleased()
@@ -188,7 +188,7 @@ class Life:
         self._with_live(self.core.cancel, one)
 
     def lose(self, one: int, _other: int) -> None:
-        """Lose a transfer, once a life: its slots are never used again."""
+        """Lose a transfer, once per life: its slots are never used again."""
         if BlockState.RETIRED not in [word & STATE_MASK for word in self.core.ledger.blocks.words]:
             self._with_live(self.core.lose, one)
 
@@ -201,7 +201,7 @@ class Life:
         self.core.flush()
 
     def restart(self, one: int, other: int) -> None:
-        """Another process goes on; without a log on disk, perhaps with another device pool and policy."""
+        """Restart the process; without a log on disk, perhaps with another device pool and policy."""
         config = self.core.config
         more: dict[str, Any] = {}
         if self.writer is None:
@@ -237,13 +237,13 @@ class Life:
     # A life by hand.
 
     def stored(self, name: str, keys: Sequence[bytes], blocks: Sequence[int]) -> int:
-        """Store these keys for a request, to the end; returns the transfer."""
+        """Store these keys for a request, until all workers have reported. Returns the transfer."""
         plan = self.core.prepare_store(name, keys, blocks).job
         assert plan is not None
         return self.ended(plan)
 
     def ended(self, plan: TransferJob | None, good: bool = True) -> int:
-        """Submit a plan, and let every worker report it."""
+        """Submit a plan, and report it from every worker."""
         assert plan is not None
         self.core.submit([plan.transfer])
         for worker in range(self.config.workers):
@@ -264,7 +264,7 @@ def request(number: int) -> str:
 
 
 def live(life: Life, direction: Direction) -> list[int]:
-    """Ids of the live transfers in one direction."""
+    """Return the ids of the live transfers in one direction."""
     return [id for id, one in life.core.ledger.transfers.items() if one.direction is direction]
 
 
@@ -296,14 +296,14 @@ CONFIGS = st.fixed_dictionaries(
 NUMBERS = st.integers(0, 29)
 OPERATION = st.tuples(st.sampled_from(OFTEN * 4 + SELDOM), NUMBERS, NUMBERS)
 OPERATIONS = st.one_of(st.lists(OPERATION, max_size=20), st.lists(OPERATION, min_size=40, max_size=120))
-"""Short lives, which shrink well, and lives long enough to fill a small pool and reset it."""
+"""Short runs, which shrink well, and runs long enough to fill a small pool and reset it."""
 
 
 # Lives that tests tell about.
 
 
 def random_life(seed: int, count: int, log: Path | None = None, **options: Any) -> Life:
-    """A long life of every kind of operation."""
+    """Run many random operations of every kind. Returns the life."""
     rng = random.Random(seed)
     life = Life(log, **options)
     names = OFTEN * 4 + SELDOM
@@ -311,7 +311,7 @@ def random_life(seed: int, count: int, log: Path | None = None, **options: Any) 
 
 
 def written(directory: Path, life: Life, events: Sequence[OffloadingEvent]) -> Path:
-    """A log of these events, with new numbers; they may be illegal."""
+    """Write these events, perhaps illegal ones, as a log with new numbers."""
     writer = LogWriter(
         directory, config=life.config, snapshot=lambda: WholeState(b""), durability="none", clock=lambda: 7
     )
@@ -322,7 +322,7 @@ def written(directory: Path, life: Life, events: Sequence[OffloadingEvent]) -> P
 
 
 def scene(**config: Any) -> Life:
-    """Two blocks stored for `r0`, matched by `r1`, and a store of two more in flight for `r2`."""
+    """Return a core with two stored blocks of `r0`, matched by `r1`, and a store of `r2` in flight."""
     life = Life(**{"host_blocks": 4, "workers": 1, "defer_ticks": 0, **config})
     life.stored("r0", [key(0), key(1)], [0, 1])
     life.core.finish("r0")
@@ -343,7 +343,7 @@ def after_reset(life: Life) -> list[OffloadingEvent]:
 
 
 def full_life(log: Path) -> Life:
-    """Stores, matches, loads, a failure, an eviction, a rejected report and a reset, one after another."""
+    """Run stores, matches, loads, a failure, an eviction, a rejected report and a reset, in sequence."""
     life = Life(log, host_blocks=3, workers=2, defer_ticks=0)
     core = life.core
     life.stored("r0", [key(0), key(1)], [0, 1])
@@ -368,8 +368,11 @@ def full_life(log: Path) -> Life:
 
 
 def offered_life(log: Path) -> Life:
-    """Two device blocks a slot, stored at the second offer. There are cursors, a load in parts, a reset after
-    which blocks are offered again, rewritten device blocks, and lost transfers."""
+    """Run a core with two device blocks per slot that stores at the second offer.
+
+    The log has cursors, a partial load, a reset after which blocks are offered again, rewritten device
+    blocks, and lost transfers.
+    """
     config = {"host_blocks": 8, "device_blocks": 16, "blocks_per_chunk": 2, "store_threshold": 2}
     life = Life(log, workers=1, defer_ticks=0, **config)
     core = life.core
@@ -405,7 +408,7 @@ def offered_life(log: Path) -> Life:
 
 
 def gapped(log: Path) -> Life:
-    """A log on a disk that was full for a while: events are missing, then it goes on."""
+    """Write a log on a disk that is full for a while: events are missing, then the log continues."""
     life = Life(log, writer={"on_failure": "continue", "segment_bytes": 3000})
     rng = random.Random(8)
     names = OFTEN * 4 + SELDOM
@@ -417,8 +420,8 @@ def gapped(log: Path) -> Life:
 
 
 def story_life(log: Path) -> Life:
-    """Two slots. r1 stores keys 1 and 2. r2 loads key 1. r3 stores keys 3 and 4, which evicts both. r4 asks
-    for key 1 and misses."""
+    """Run a pool of two slots: r1 stores keys 1 and 2; r2 loads key 1; r3 stores keys 3 and 4, which evicts
+    both slots; r4 misses key 1."""
     life = Life(log, host_blocks=2, workers=1, defer_ticks=0)
     core = life.core
     core.arrive("r1")

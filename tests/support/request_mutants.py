@@ -27,15 +27,15 @@ from kvsm.states.machine import VOID, Row
 from kvsm.states.transfer import TransferState, TransferTrigger
 
 TINY = RequestScope(requests=1, holds=1, transfers=1)
-"""One of each."""
+"""A scope of one request, one hold and one transfer."""
 
 
 @dataclass(frozen=True)
 class Mistake:
     """A broken declaration.
 
-    breaks: the property that the explorer finds broken.
-    step, claim: a condition of the proof for any size that does not hold.
+    breaks: the property that the explorer reports as broken.
+    step, claim: the condition of the proof for any size that fails.
     """
 
     name: str
@@ -52,14 +52,14 @@ Change = Callable[[Action], Action]
 
 
 def changed(declared: Declaration, names: str, change: Change) -> Declaration:
-    """The declaration with these actions changed. names: separated by spaces."""
+    """Return the declaration with these actions changed. names: separated by spaces."""
     actions = tuple(change(one) if one.name in names.split() else one for one in declared.actions)
     assert actions != declared.actions
     return replace(declared, actions=actions)
 
 
 def without(variable: str) -> Change:
-    """The action does not assign to this variable."""
+    """Return a change that drops an action's assignments to this variable."""
 
     def kept(effects: tuple[Effect, ...]) -> tuple[Effect, ...]:
         found = (replace(one, effects=kept(one.effects)) if isinstance(one, Each) else one for one in effects)
@@ -69,7 +69,7 @@ def without(variable: str) -> Change:
 
 
 def assigning(variable: str, change: Callable[[Term], Term]) -> Change:
-    """The action assigns something else to this variable."""
+    """Return a change that revises the values that an action assigns to this variable."""
 
     def revised(one: Effect) -> Effect:
         if isinstance(one, Each):
@@ -80,19 +80,19 @@ def assigning(variable: str, change: Callable[[Term], Term]) -> Change:
 
 
 def never_wakes(value: Term) -> Term:
-    """The word without the wake."""
+    """Return the assigned word without the step that wakes the request."""
     assert isinstance(value, If)
     return value.otherwise
 
 
-def told_as_loaded(value: Term) -> Term:
-    """What is noted, whatever the workers say."""
+def noted_as_loaded(value: Term) -> Term:
+    """Note a load as done, although a worker reported a failure."""
     assert isinstance(value, If)
     return replace(value, then=NOTE["LOADED"])
 
 
 def though_gone(value: Term) -> Term:
-    """A step of the blocks that a match pins, and of the next blocks in the slots of those that are gone."""
+    """Step also the later blocks in the slots of a match's blocks that are gone."""
     assert isinstance(value, If)
     state = RequestProtocolState(TINY, MACHINES)
     on_slot = state.hold_slot[state.m2].equals(state.s)
@@ -100,7 +100,7 @@ def though_gone(value: Term) -> Term:
 
 
 def though_void(action: Action) -> Action:
-    """A load of a match, whether its blocks are gone or not."""
+    """Allow the load of a match even if some of its blocks are gone."""
     assert isinstance(action.guard, And)
     matched, _whole, some = action.guard.terms
     return replace(action, guard=matched & some)
@@ -147,7 +147,7 @@ KEEPS_PINS = without("block"), without("hold_slot"), without("hold_request")
 MISTAKES = (
     Mistake(
         "a failed load is told as loaded",
-        broken_action("end_bad", assigning("note", told_as_loaded)),
+        broken_action("end_bad", assigning("note", noted_as_loaded)),
         S6,
         "end_bad",
         str(S6),

@@ -27,7 +27,7 @@ SLIDING = KVCacheGroup(HASH_TOKENS, GroupKind.SLIDING_WINDOW, window=6)
 MAMBA = KVCacheGroup(HASH_TOKENS, GroupKind.MAMBA)
 
 ACTS = st.lists(st.integers(0, 10_000), min_size=4, max_size=45)
-"""What happens: one number for each act, which `drive` reads."""
+"""The actions of a run: one number per action, which `drive` interprets."""
 
 _KINDS = (
     "arrive",
@@ -47,7 +47,7 @@ _KINDS = (
 
 
 def prompt_of(number: int) -> list[int]:
-    """One of a few prompts of several lengths with common beginnings."""
+    """Return one of a few prompts of several lengths with common prefixes."""
     length = (3, 8, 13, 17, 24)[number % 5]
     return [*range(8), *range(100 * (number % 2), 100 * (number % 2) + 16)][:length]
 
@@ -60,7 +60,7 @@ def drive(
     check: Check | None = None,
     **request: Any,
 ) -> None:
-    """Drive the engine through these acts, then to rest. Checks the ledger's properties after each."""
+    """Drive the engine through these actions, then until idle. Checks the ledger after each action."""
     kinds = [kind for kind in _KINDS if kind not in without]
     for act in acts:
         rest, choice = divmod(act, len(kinds))
@@ -72,7 +72,7 @@ def drive(
 
 
 def come_to_rest(engine: SmallEngine) -> None:
-    """Progress (S9): all copies end and all requests finish, and nothing is left or held."""
+    """Run until idle, and check progress (S9): all copies and requests have ended, and nothing is held."""
     engine.run(400)
     ledger = engine.core.ledger
     assert check_ledger(ledger) == []
@@ -110,12 +110,12 @@ def _act(engine: SmallEngine, kind: str, rest: int, request: dict[str, Any]) -> 
 
 
 def of_kind(engine: SmallEngine | Hand, kind: type[Event]) -> list[Event]:
-    """The events of one kind so far."""
+    """Return the events of one kind so far."""
     return [event for event in engine.log if isinstance(event, kind)]
 
 
 def stored_keys(engine: SmallEngine | Hand) -> list[bytes]:
-    """Every key that a store was planned for, in order."""
+    """Return all keys of planned stores, in order."""
     return [key for event in of_kind(engine, ev.StorePlanned) for key in event.keys]
 
 
@@ -124,7 +124,7 @@ def skipped(engine: SmallEngine | Hand, reason: str) -> list[bytes]:
 
 
 def keys_of(request: SmallRequest, group: int = 0, tokens: int = HASH_TOKENS) -> list[bytes]:
-    """The keys of all full blocks, or chunks, of this number of tokens."""
+    """Return the keys of all full blocks, or chunks, of this number of tokens."""
     return [cell + group.to_bytes(4, "big") for cell in request.cells[tokens - 1 :: tokens]]
 
 
@@ -138,7 +138,7 @@ def finish_one(
 
 
 class Hand:
-    """A scheduler of this kind whose engine is the test: no pool, or the one given."""
+    """An offload scheduler that a test drives as its engine. pool: the device pool; None: none."""
 
     def __init__(
         self,
@@ -158,7 +158,7 @@ class Hand:
             self.scheduler.bind_gpu_block_pool(pool)
 
     def admit(self, request: SmallRequest, *tables: list[int], local: int = 0) -> int | None:
-        """Match, and accept all of it. Returns how many tokens that was."""
+        """Match a request, and accept the whole hit. Returns the number of hit tokens."""
         found, _ = self.scheduler.get_num_new_matched_tokens(request, local)
         if found is not None:
             self.scheduler.update_state_after_alloc(request, tables, found)
@@ -167,7 +167,7 @@ class Hand:
         return found
 
     def compute(self, request: SmallRequest, tokens: int | None = None) -> None:
-        """The engine's step that computes these (default: all) is over."""
+        """Set the request's number of computed tokens (default: all)."""
         request.num_computed_tokens = request.num_tokens if tokens is None else tokens
 
     def step(self, *requests: SmallRequest, **output: Any) -> TransferPlan:
@@ -175,14 +175,14 @@ class Hand:
         return self.scheduler.build_connector_meta(StepOutput(scheduled=scheduled, **output))
 
     def store(self, request: SmallRequest, *tables: list[int]) -> None:
-        """Let this request run and finish, and store all of it."""
+        """Let this request run and finish, and store all its blocks."""
         self.admit(request, *tables)
         self.compute(request)
         self.end(self.step(request))
         self.scheduler.request_finished(request, tables)
 
     def end(self, plan: TransferPlan, *, good: bool = True) -> None:
-        """All workers report all jobs of this plan."""
+        """Report all jobs of this plan from all workers."""
         for job in (*plan.loads, *plan.stores):
             for worker in range(self.core.config.workers):
                 self.report(job.transfer, worker, good=good)

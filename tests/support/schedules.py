@@ -1,4 +1,4 @@
-"""All schedules of a small scenario, which is run once for each possible sequence of choices."""
+"""Run a small scenario once for each possible sequence of choices."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ Choose = Callable[[int], int]
 
 
 def every_schedule(run: Callable[[Choose], None]) -> int:
-    """Run all of them depth first, each from the start. Returns how many there are."""
+    """Run all schedules depth first, each from the start. Returns their number."""
     path: list[list[int]] = []
-    """For each choice so far what was chosen, and among how many."""
+    """For each choice so far: the chosen option, and the number of options."""
     schedules = 0
     while True:
         place = 0

@@ -21,7 +21,7 @@ RUN: dict[str, Any] = {
 
 
 def served(directory: Path, **options: Any) -> Path:
-    """Run a workload, and return its log."""
+    """Run a workload. Returns its log."""
     chosen = RunOptions(**{**RUN, **options}, log=str(directory))
     WorkloadRun(chosen, load_workload(chosen), str(directory)).serve()
     return directory

@@ -1,4 +1,4 @@
-"""Code as syntax trees, for tests that read code. Each file is parsed once in a process."""
+"""Syntax trees for tests that read code. Each file is parsed once per process."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from pathlib import Path
 
 @cache
 def nodes_of(path: Path) -> list[ast.AST]:
-    """All nodes of a file, the module first. They are shared: do not change them."""
+    """Return all nodes of a file, the module first. They are shared: do not change them."""
     return list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))

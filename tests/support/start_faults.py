@@ -1,8 +1,8 @@
-"""Starts whose file operations fail, and what must hold of this start and of the next one.
+"""Starts with failing file operations, and checks of such a start and of the next one.
 
-`StartWorld` is a directory with a kept pool and the log of a process that is gone. The pool is a book: each
-life writes into it which key each slot holds. `DiskStartWorld` is a directory with the real files of a disk
-tier. Operations on other files, such as /proc, never fail.
+`StartWorld` is a directory with a kept pool and the log of an earlier process. Its pool is a dict in which
+each process records the key that each slot holds. `DiskStartWorld` is a directory with the real files of a
+disk tier. Operations on other files, such as /proc, never fail.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ OPERATIONS = (
     "lstat",
     "fstat",
 )
-"""The functions of `os` that fail."""
+"""The functions of `os` that can fail."""
 
 Plan = Callable[[int, str], int | None]
-"""The error of the n-th operation, which has this name; None: it succeeds."""
+"""(number, name) of an operation -> its errno; None: it succeeds."""
 
 
 @contextmanager
 def failing(directory: Path, plan: Plan) -> Iterator[list[str]]:
-    """Let operations on files below `directory` fail. Gives the names of those that were tried."""
+    """Let operations on files below `directory` fail as planned. Yields the names of the tried operations."""
     tried: list[str] = []
 
     def is_ours(file: Any) -> bool:
@@ -105,7 +105,7 @@ def failing(directory: Path, plan: Plan) -> Iterator[list[str]]:
 
 
 class StartWorld:
-    """Lives on one pool and one log. `start` begins a life, `live` stores in it, `end` ends it."""
+    """Processes on one pool and one log. `start` begins a process, `live` stores in it, `end` ends it."""
 
     def __init__(self, directory: Path, on_failure: str) -> None:
         self.directory, self.log = directory, directory / "log"
@@ -117,19 +117,19 @@ class StartWorld:
         self.stored = 0
 
     def begin(self) -> Start:
-        """Begin the next life."""
+        """Begin the next process."""
         options = {"on_failure": self.on_failure, "durability": "every"}
         pools = KeptPools(IDENTITY, self.ids)
         return start(self.log, CONFIG, pools, marks=self.marks, log=options)
 
     def start(self) -> Start:
-        """The same. What it serves must be what the slots hold."""
+        """Begin the next process, and check that it serves only the keys that the slots hold."""
         started = self.begin()
         self.check(started)
         return started
 
     def check(self, started: Start) -> None:
-        """No stale data (S14), and the reason is true."""
+        """Check for stale data (S14), and that the reason of a cold start is true."""
         ledger = started.offloader.ledger
         for key in readable_keys(ledger):
             assert self.held[ledger.index[key]] == key, "a slot holds another key's bytes"
@@ -137,7 +137,7 @@ class StartWorld:
         assert started.kept > 0 or not self.stored or started.why_cold, "cold, and no reason"
 
     def live(self, started: Start, blocks: int = 4) -> None:
-        """Store new keys; the pool has no room for all of them, so slots are used again."""
+        """Store new keys; the pool has no room for all of them, so slots are reused."""
         core = started.offloader
         for _ in range(blocks):
             self.stored += 1
@@ -151,7 +151,7 @@ class StartWorld:
             core.end_step()
 
     def end(self, started: Start, killed: bool) -> None:
-        """End a life well, or as a kill does: its files and locks are closed, and nothing is written."""
+        """End the process normally, or like a kill: its files and locks are closed without further writes."""
         core = started.offloader
         writer = core.writer
         if isinstance(writer, LateLog):
@@ -165,7 +165,7 @@ class StartWorld:
 
 
 def try_start(world: StartWorld, plan: Plan) -> tuple[Start | None, str, list[str]]:
-    """(the start, or None if it was refused; the refusal's text; the operations that were tried)"""
+    """Return the start, None if it was refused; the refusal's text; and the operations that were tried."""
     with failing(world.directory, plan) as tried:
         try:
             started = world.begin()
@@ -176,12 +176,14 @@ def try_start(world: StartWorld, plan: Plan) -> tuple[Start | None, str, list[st
 
 
 AWAY = ("its parent is missing", "it is missing", "a file is there", "a link is there")
-"""How the directory of a disk can be away."""
+"""The ways in which a disk's directory can be missing."""
 
 
 class DiskLife(NamedTuple):
-    """A start of an engine with a disk tier. files: of the ranks that have one. decided: None if the engine
-    serves without a disk."""
+    """A start of an engine with a disk tier.
+
+    files: the files of the ranks that have one. decided: None if the engine serves without a disk.
+    """
 
     files: dict[int, SlotFile]
     decided: Decided | None
@@ -189,8 +191,11 @@ class DiskLife(NamedTuple):
 
 
 class DiskStartWorld:
-    """Lives of an engine of two ranks on one disk tier. `begin` starts as the workers and then the scheduler
-    do; `live` loads all that was found, and stores; `reset` resets; `away` takes the directory away."""
+    """Processes of an engine of two ranks on one disk tier.
+
+    `begin` starts like the workers and then the scheduler; `live` loads all blocks found, and stores; `reset`
+    resets; `away` takes the directory away for a while.
+    """
 
     RANKS = 2
 
@@ -202,7 +207,7 @@ class DiskStartWorld:
         self.stored = 0
 
     def begin(self) -> DiskLife:
-        """Start. What cannot be used is an `UnusableFiles` error, and no other."""
+        """Start. Files that cannot be used must raise `UnusableFiles`, and no other error."""
         files, refusals = {}, []
         for rank in range(self.RANKS):
             geometry = DiskGeometry(PAYLOAD, SLOTS, rank, self.RANKS)
@@ -217,7 +222,7 @@ class DiskStartWorld:
         return DiskLife(files, decided, refusals)
 
     def live(self, life: DiskLife) -> int:
-        """Check what is found, store one key more, and end as a kill does. Returns the number found."""
+        """Check the blocks found, store one more key, and end like a kill. Returns the number found."""
         found, decided = 0, life.decided
         if decided is not None and len(life.files) == self.RANKS:
             found = self._load_and_store(life.files, decided)
@@ -226,7 +231,7 @@ class DiskStartWorld:
         return found
 
     def reset(self, life: DiskLife) -> str:
-        """Reset. Returns the error, with which older blocks may come back; empty if it succeeds."""
+        """Reset. Returns the error, after which older blocks may come back; empty on success."""
         decided = life.decided
         try:
             if decided is None:
@@ -240,7 +245,7 @@ class DiskStartWorld:
 
     @contextmanager
     def away(self, how: str) -> Iterator[None]:
-        """Take the directory of the disk away, in one of the ways `AWAY`, and bring it back."""
+        """Take the disk's directory away in one of the ways in `AWAY`, and bring it back."""
         path = self.directory if how == "its parent is missing" else self.directory / "disk"
         aside = self.directory.with_name("aside")
         path.rename(aside)

@@ -1,4 +1,4 @@
-"""Bugs of threads, planted in kvsm's code, each with the scope of `kvsm check threads` that finds it."""
+"""Thread bugs to plant in kvsm's code, each with the scope of `kvsm check threads` that finds it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _OPENING = "kvsm.core.log.opening:Opening"
 
 
 class ThreadBug(NamedTuple):
-    """says: what is wrong. scope: which finds it. breaks: as what. preemptions: how many that takes."""
+    """A thread bug.
+
+    says: what is wrong. scope: the scope that finds it. breaks: the property that is reported as broken.
+    preemptions: the number of preemptions that the scope needs.
+    """
 
     says: str
     scope: str
@@ -30,7 +34,7 @@ class ThreadBug(NamedTuple):
     edits: tuple[Edit, ...]
 
     def planted(self) -> ExitStack:
-        """The bug, until the end of a `with` block."""
+        """Plant the bug until the end of a `with` block."""
         stack = ExitStack()
         for change in changes(self.edits):
             stack.enter_context(change.made())

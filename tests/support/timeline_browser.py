@@ -1,6 +1,6 @@
-"""A real browser for the tests of the page: Debian's Chromium, without a window, driven by Selenium.
+"""A real browser for tests of the timeline page: headless Debian Chromium, driven by Selenium.
 
-It is told to reach no network, and everything that it asks for is counted.
+It is configured to reach no network, and all its requests are recorded.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 WAIT_SECONDS = 60
-"""Longest wait for a page. A page takes about a second; a machine may be busy."""
+"""Time limit for a page (s). A page takes about a second; a busy machine takes longer."""
 
 
 def why_no_browser() -> str | None:
-    """What is missing for these tests; None if all is there."""
+    """Return what is missing for these tests; None if nothing is."""
     if not (shutil.which("chromium") and shutil.which("chromedriver")):
         return "apt-get install chromium chromium-driver"
     return None if find_spec("selenium") else "pip install 'kvsm[test]'"
@@ -32,7 +32,7 @@ class Browser:
         self.driver = driver
 
     def open(self, page: Path) -> float:
-        """Open a page, and wait until it is drawn. Returns how long that took, from the outside (s)."""
+        """Open a page, and wait until it is drawn. Returns the wall time (s)."""
         self.driver.get_log("browser")
         self.driver.get_log("performance")
         began = time.perf_counter()
@@ -41,11 +41,11 @@ class Browser:
         return time.perf_counter() - began
 
     def run(self, script: str, *arguments: Any) -> Any:
-        """The value of a script in the page. `page` is the page's own object, `arguments` are the rest."""
+        """Return the value of a script in the page. In the script, `page` is the page's own object."""
         return self.driver.execute_script(f"const page = window.kvsmTimeline; {script}", *arguments)
 
     def wait(self, script: str, *arguments: Any) -> Any:
-        """Wait until a script gives something true."""
+        """Wait until a script returns a true value."""
         until = time.monotonic() + WAIT_SECONDS
         while not (found := self.run(script, *arguments)):
             if time.monotonic() > until:
@@ -54,27 +54,27 @@ class Browser:
         return found
 
     def drawn(self) -> None:
-        """Wait until what was asked for is on the canvas."""
+        """Wait until all requested drawing is on the canvas."""
         self.wait("return !page.waiting")
 
     def text(self, selector: str) -> str:
-        """The text of an element, as it stands in the document."""
+        """Return an element's text, as in the document."""
         return str(self.run("return document.querySelector(arguments[0]).textContent", selector))
 
     def answer(self) -> str:
-        """The answer in the panel."""
+        """Return the answer in the panel."""
         return self.text("#detail .answer")
 
     def errors(self) -> list[str]:
-        """What the console says since it was asked last.
+        """Return the console messages since the last call.
 
-        Without a hint that is for these tests alone, because they read pixels.
+        Omits a performance hint that only these tests cause, because they read pixels.
         """
-        said = [one["message"] for one in self.driver.get_log("browser")]
-        return [one for one in said if "willReadFrequently" not in one]
+        messages = [entry["message"] for entry in self.driver.get_log("browser")]
+        return [message for message in messages if "willReadFrequently" not in message]
 
     def requests(self) -> list[str]:
-        """The addresses that the page has asked for since it was opened, unless its policy refused to."""
+        """Return the addresses that the page has requested since it was opened, and its policy allowed."""
         messages = [json.loads(one["message"])["message"] for one in self.driver.get_log("performance")]
         refused = {
             one["params"]["requestId"] for one in messages if one["params"].get("blockedReason") == "csp"
@@ -86,7 +86,7 @@ class Browser:
         ]
 
     def click_at(self, x: float, y: float) -> None:
-        """Click at a point of the canvas, as a hand does."""
+        """Click at a point of the canvas, with real mouse events."""
         from selenium.webdriver import ActionChains
         from selenium.webdriver.common.actions.action_builder import ActionBuilder
 
@@ -108,7 +108,7 @@ class Browser:
 
 @contextmanager
 def started_browser(width: int = 1600, height: int = 1000) -> Iterator[Browser]:
-    """A browser of its own."""
+    """Start a new browser."""
     from selenium import webdriver
     from selenium.webdriver.chrome.service import Service
 

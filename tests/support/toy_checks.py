@@ -1,4 +1,4 @@
-"""Toy models as `kvsm check` knows them."""
+"""Toy models in the form that `kvsm check` runs."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from kvsm.properties import Property
 
 
 class Plain:
-    """The parts of a model that are the same for all immutable states."""
+    """The parts of a model that all models with immutable states share."""
 
     name, bounds = "toy", "all of it"
     requirements: Sequence[Requirement[Any]] = ()
@@ -32,8 +32,10 @@ class Plain:
 
 
 class Graph(Plain):
-    """States are the keys, and `edges[state]` says where each action leads. Winding down takes the action
-    "down" where there is one."""
+    """A model of a graph: `edges[state]` maps each action to the next state.
+
+    Winding down takes the action "down", if the state has it.
+    """
 
     def __init__(
         self,
@@ -74,10 +76,10 @@ WORKING, PREPARED, COMMITTED, ABORTED = range(4)
 class TwoPhaseCommit(Plain):
     """Gray's protocol (Lamport's specification): 288 states with 3 managers, 1,568 with 4, 8,832 with 5.
 
-    A state has the states of the resource managers and of the coordinator, the managers that it knows to be
-    prepared, the managers that have said so, and what the coordinator has said.
+    A state has the states of the resource managers and of the coordinator, the managers that the coordinator
+    knows to be prepared, the managers that have announced it, and the coordinator's messages.
 
-    hasty: the coordinator commits when all but one have prepared.
+    hasty: whether the coordinator commits when all but one have prepared.
     """
 
     name = "commit"

@@ -11,7 +11,7 @@ from kvsm.properties import Property
 
 
 class Counting:
-    """A number goes up and down. It must not exceed `most`, and is 0 at rest."""
+    """A world of a number that goes up and down. It must not exceed `most`, and is 0 at rest."""
 
     events: tuple[OffloadingEvent, ...] = ()
 
@@ -39,7 +39,7 @@ class Counting:
         return True
 
     def check(self) -> None:
-        """There is nothing else."""
+        """Do nothing: there is nothing else to check."""
 
     def wind_down(self) -> Action | None:
         return ("down",) if self.number else None

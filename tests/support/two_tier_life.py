@@ -1,4 +1,4 @@
-"""A short life of a host pool of four blocks and a disk of eight, for tests that read what it has logged."""
+"""A short run of a host pool of four blocks and a disk of eight, for tests that read its logs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ DISK_CONFIG = disk_config(HOST_CONFIG, 8)
 
 
 def live(host: Offloader, disk: Offloader, keys: Sequence[bytes]) -> None:
-    """Four of six blocks go to the disk. The host loses two of them, and they come back."""
+    """Store four of six blocks on the disk, let the host lose two of them, and fetch them back."""
     tier = DiskTier(host, disk, lambda _: None, places=4)
 
     def store(keys: Sequence[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""Waiting for what another process does."""
+"""Waiting for another process."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 
 def wait_for(what: Callable[[], bool], seconds: float = 300) -> None:
-    """The time is limited only so that a test that fails ends: a busy machine may take long."""
+    """Wait until `what()` is true. The limit only ends failing tests; a busy machine may take long."""
     end = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < end, "it does not happen"

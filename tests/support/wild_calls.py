@@ -1,4 +1,4 @@
-"""Random calls of an offload core, with arguments of every type that an embedder may pass by mistake."""
+"""Random calls on an offload core, with arguments of every type that an embedder may pass by mistake."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ NAMES = ["r", "q", "é", "p"]
 
 
 class _Name(str):
-    """A name of a type of its own."""
+    """A request name of a custom type."""
 
 
 class _Hash(bytes):
-    """A key of a type of its own."""
+    """A key of a custom type."""
 
 
 Draw = Callable[[Random], Any]
@@ -63,9 +63,9 @@ _NO_PLACES = (-1, 2**70, 1.5, True, None, "1", np.int64(0), np.float64(0))
 
 
 class WildCaller:
-    """Calls a core with arguments that are mostly right, and checks what each call leaves behind.
+    """Calls a core with mostly right arguments, and checks the core after each call.
 
-    tame: how many of ten arguments are right.
+    tame: the number of right arguments out of ten.
     """
 
     def __init__(self, seed: int, directory: Path, tame: int = 8) -> None:
@@ -89,13 +89,13 @@ class WildCaller:
         self.refused = self.worked = 0
 
     def run(self, calls: int) -> None:
-        """Make this number of calls."""
+        """Make this many calls."""
         for _ in range(calls):
             name, arguments = self.draw()
             self.call(name, arguments)
 
     def call(self, name: str, arguments: Sequence[Any]) -> None:
-        """Make one call. It works, or it is refused by name and leaves no trace."""
+        """Make one call. It must work, or be refused with a `KvsmError` and without a change."""
         core = self.core
         before = digest(core.ledger)
         try:
@@ -112,13 +112,13 @@ class WildCaller:
             self.worked += 1
 
     def _check_refusal(self, name: str, arguments: Sequence[Any], error: KvsmError, same: bool) -> None:
-        told = f"{name}{arguments!r}: {type(error).__name__}: {error}"
-        assert not isinstance(error, WrongArgument) or str(error).startswith(f"{name}(): "), told
-        assert same, f"a refused call left a trace: {told}"
+        refusal = f"{name}{arguments!r}: {type(error).__name__}: {error}"
+        assert not isinstance(error, WrongArgument) or str(error).startswith(f"{name}(): "), refusal
+        assert same, f"a refused call changed the ledger: {refusal}"
         self.core.check_thread()
 
     def draw(self) -> tuple[str, tuple[Any, ...]]:
-        """A call and its arguments."""
+        """Draw a call and its arguments."""
         name = self.random.choice((*_CALLS, *tuple(_USUAL_CALLS) * 3))
         if name in _USUAL_CALLS:
             return name, _USUAL_CALLS[name](self)
@@ -189,7 +189,7 @@ class WildCaller:
     # Calls whose arguments belong together.
 
     def _offer(self) -> tuple[Any, Any, list[bytes]]:
-        """(keys, their device blocks, the keys before they were changed)."""
+        """Draw an offer: keys, their device blocks, and the keys before they were changed."""
         first = self.random.randrange(20)
         keys = KEYS[first : first + self.random.choice([0, 1, 2, 3, 18])]
         wrong = self.random.randrange(10) >= self.tame
@@ -204,7 +204,7 @@ class WildCaller:
         )
 
     def _parents(self, keys: list[bytes]) -> Any:
-        """Of some places: a key of the offer, another one, or none."""
+        """Draw parents for some places: a key of the offer, another key, or none."""
         places = [*range(len(keys) + 1), *(_NO_PLACES if self.random.randrange(10) >= self.tame else ())]
         parents = {
             self.random.choice(places): self._like(self.random.choice([*keys, *KEYS, b""]), _KEY_LIKE)
@@ -230,7 +230,7 @@ class WildCaller:
         return self._owners(right), keys, self._like(SkipReason.POOL_FULL, (str, len))
 
     def _prepare_load(self) -> tuple[Any, ...]:
-        """A load of what a request has matched; of a part of it, if a slot has several device blocks."""
+        """Draw a load of a request's match; of a part of it, if a slot has several device blocks."""
         matched = [entry for entry in self.core.ledger.requests.values() if len(entry.pins)]
         if not matched:
             return self._name(), self._some_blocks(), self._list([])

@@ -15,7 +15,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from call_twins import KEYS, CallMaker, Key, Log, Name, Times, Told, TwinCores, from_another_thread, make_core
+from call_twins import (
+    KEYS,
+    CallMaker,
+    Key,
+    Log,
+    Name,
+    RecordingPublisher,
+    Times,
+    TwinCores,
+    from_another_thread,
+    make_core,
+)
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -127,8 +138,8 @@ def log_of(core: Offloader) -> Log:
     return core.log
 
 
-def told_of(core: Offloader) -> Told:
-    assert isinstance(core.publisher, Told)
+def told_of(core: Offloader) -> RecordingPublisher:
+    assert isinstance(core.publisher, RecordingPublisher)
     return core.publisher
 
 
