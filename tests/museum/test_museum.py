@@ -1,6 +1,6 @@
-"""The museum: every bug that is put back is found, and is gone afterwards.
+"""The museum: every bug that is put back is found, and is removed afterwards.
 
-`museum.found` pins what the checkers find. `test_scheduler_bugs.py` tests the exhibits' own scenarios.
+`museum.found` pins the checkers' findings. `test_scheduler_bugs.py` tests the exhibits' own scenarios.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def test_a_mutant_is_small_and_shown_as_a_diff(exhibit: Exhibit) -> None:
 
 
 def functions() -> dict[str, Any]:
-    """The code that the exhibits' edits replace, as it is now."""
+    """Return the current code of all functions that exhibits edit."""
     found = {}
     for exhibit in EXHIBITS.values():
         for edit in (*exhibit.edits, *exhibit.without_stop):
@@ -89,7 +89,7 @@ def test_an_exhibit_is_undone_even_after_an_error() -> None:
 
 
 def test_an_edited_table_is_restored() -> None:
-    """Memoised steps of either table must not be used with the other one."""
+    """Memoised steps of one table must not be used with the other table."""
     storing = BLOCK_WORDS.encode(BlockState.STORING, (1, 0))
 
     def after_a_reset() -> str:
@@ -143,7 +143,7 @@ def test_the_machine_that_users_subclass_finds_a_bug_and_tells_its_steps() -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("id", ["B16", "B17", "B20", "B29", "B35", "B36", "B38"])
 def test_the_machine_finds_bugs_that_show_quickly(id: str) -> None:
-    """In the same steps each time. Whether it finds more depends on the version of Hypothesis."""
+    """The steps are the same each time. Whether it finds other bugs depends on the version of Hypothesis."""
     machine = next(one for one in CHECKERS if one.name == "machine: scheduler")
     with EXHIBITS[id].put_back():
         sighting = machine.look()
@@ -168,7 +168,7 @@ def test_every_bug_is_found_and_the_unchanged_code_is_clean() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A museum with only the first checker."""
+    """Reduce the museum to its first checker."""
     monkeypatch.setattr("museum.search.CHECKERS", CHECKERS[:1])
 
 
@@ -217,7 +217,7 @@ def test_a_finding_in_the_unchanged_code_is_exit_code_1(monkeypatch: pytest.Monk
 
 
 class Killed:
-    """A checker that kills its process, but not that of the tests."""
+    """A checker that kills its process, unless that is the test process."""
 
     tests = os.getpid()
 
@@ -228,7 +228,7 @@ class Killed:
 
 @pytest.mark.parametrize("jobs", ["1", "3"])
 def test_a_killed_process_is_reported_with_exit_code_2(jobs: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the museum would wait for its exhibit endlessly. No other process is left."""
+    """Otherwise the museum would wait endlessly for the result. No other process is left running."""
     monkeypatch.setattr("museum.search.CHECKERS", (Checker("fatal", Killed()),))
     result = museum("B17", "B19", "--jobs", jobs)
     assert result.exit_code == 2
@@ -241,7 +241,7 @@ def test_a_killed_process_is_reported_with_exit_code_2(jobs: str, monkeypatch: p
 def test_a_failing_checker_is_reported_with_its_exhibit_and_traceback(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """This is no finding: the checker is broken, not the code."""
+    """Such a failure is no finding: the checker is broken, not the code."""
 
     def fail() -> None:
         raise KeyError("of the checker")
@@ -270,7 +270,7 @@ def oracle(name: str, knows: bool = True) -> Checker:
 
 
 def test_all_checkers_are_asked_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each one that finds the bug is named, and so is the scenario. The first finding is reported."""
+    """Each checker that finds the bug is named, and also the scenario. The first finding is reported."""
     checkers = oracle("first"), oracle("blind", knows=False), oracle("second")
     monkeypatch.setattr("museum.search.CHECKERS", checkers)
     alone, together = search("B19"), search("B19", all_look=True)
@@ -282,7 +282,7 @@ def test_all_checkers_are_asked_with_all(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_finding_before_the_time_is_up_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """But the result says that not all have looked."""
+    """But the result is marked as cut: not all checkers have run."""
     clock = SimpleNamespace(monotonic=count().__next__)
     monkeypatch.setattr("museum.search.time", clock)
     monkeypatch.setattr("museum.search.CHECKERS", (oracle("first"), oracle("second")))

@@ -1,4 +1,4 @@
-"""The museum's disk world: clean on the code as it is, repeatable, and as forgetful as a disk."""
+"""The museum's disk world: finds nothing in the unchanged code, is repeatable, and loses data like a disk."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_what_was_flushed_is_kept() -> None:
 
 
 def test_a_file_that_grew_reads_as_zeros_where_nothing_was_written() -> None:
-    """Behind its end, too: a sector that is lost does not move the ones behind it."""
+    """Also after its end: a lost sector does not move the sectors after it."""
     history = DiskHistory(1, b"")
     history.grow(SECTOR)
     history.write(NEW, 2 * SECTOR)
@@ -40,7 +40,7 @@ def test_a_file_that_grew_reads_as_zeros_where_nothing_was_written() -> None:
 
 
 def test_a_sector_keeps_its_flushed_version_and_a_few_of_the_last() -> None:
-    """So a long life without a flush costs no more than a short one."""
+    """So a long run without a flush costs no more than a short one."""
     history = DiskHistory(1, OLD)
     contents = [bytes([number]) * SECTOR for number in range(2 * MOST_VERSIONS)]
     for content in contents:
@@ -50,7 +50,7 @@ def test_a_sector_keeps_its_flushed_version_and_a_few_of_the_last() -> None:
 
 @pytest.mark.parametrize("seed", range(3))
 def test_the_same_actions_lead_to_the_same_world(seed: int) -> None:
-    """And the code as it is breaks nothing in it."""
+    """And the unchanged code breaks no property in it."""
     random = Random(seed)
     world, other = drawn(Random(seed)), drawn(Random(seed))
     for _ in range(40):

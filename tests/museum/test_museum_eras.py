@@ -1,4 +1,4 @@
-"""The museum's world of eras: clean on the code as it is, repeatable, and sharp."""
+"""The museum's world of eras: finds nothing in the unchanged code, is repeatable, and detects faults."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def acted(*actions: Action) -> EraWorld:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_the_same_actions_lead_to_the_same_world(seed: int) -> None:
-    """And the code as it is breaks nothing in it."""
+    """And the unchanged code breaks no property in it."""
     random = Random(seed)
     world, other = eras(Random(seed)), eras(Random(seed))
     for _ in range(80):
@@ -45,7 +45,7 @@ def test_the_same_actions_lead_to_the_same_world(seed: int) -> None:
 
 
 def test_the_next_process_is_warm_on_both_tiers() -> None:
-    """Otherwise the world would check nothing of what a process leaves."""
+    """Otherwise the world would check no data that survives a process."""
     world = acted(*ON_DISK, *AGAIN)
     assert b"a" in world.host.ledger.index
     assert world.tier.has(b"a")
@@ -54,7 +54,7 @@ def test_the_next_process_is_warm_on_both_tiers() -> None:
 @pytest.mark.parametrize("other", [0, 1])
 @pytest.mark.parametrize("how", [WELL, ERA_FAILS, KILLED_IN_RESET])
 def test_a_reset_may_end_in_each_way(other: int, how: int) -> None:
-    """If the era was not written, a process with the weights from before finds the blocks of the disk."""
+    """If the era was not written, a process with the old weights finds the blocks on the disk."""
     world = acted(*ON_DISK, ("reset", other, how))
     assert world.lives == (how != KILLED_IN_RESET)
     if world.lives:
@@ -65,7 +65,7 @@ def test_a_reset_may_end_in_each_way(other: int, how: int) -> None:
 
 @pytest.mark.parametrize("step", range(1, 6))
 def test_a_process_may_be_killed_while_it_opens_its_files(step: int) -> None:
-    """What is stored then is found by the process after the next one (S13)."""
+    """The process after the killed one finds the blocks that are stored on the disk (S13)."""
     world = acted(*ON_DISK, ("end", 0), ("start", 0, 0, step))
     assert not world.lives
     assert world.do(("start", 0, 1, 0))

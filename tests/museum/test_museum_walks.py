@@ -1,4 +1,4 @@
-"""The museum's walks with large batches, crowded cores, loads beside hand-overs, and a disk that fails."""
+"""The museum's walks with large batches, crowded cores, loads beside hand-overs, and a failing disk."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_nothing_is_found_in_the_right_code_at_length(make: MakeWorld) -> None:
 
 
 def test_a_large_pool_evicts_many_blocks_at_once() -> None:
-    """Otherwise the walk would not meet batches that are arrays."""
+    """Otherwise the walk would have no batches that are arrays."""
     worlds: list[CoreWorld] = []
 
     def made(random: Random) -> CoreWorld:
@@ -61,7 +61,7 @@ def test_a_policy_that_evicts_what_is_protected_is_seen(policy: str, monkeypatch
 
 
 def test_what_a_failed_sync_has_dropped_stays_lost(tmp_path: Path) -> None:
-    """A second sync is good, and proves nothing: the system takes the pages for written."""
+    """A second sync succeeds, but proves nothing: the system has marked the pages clean."""
     disk, path = LogDisk(), tmp_path / "file"
     with disk.attached(), path.open("w+b") as file:
         for fill in (b"a", b"b"):
@@ -78,7 +78,7 @@ def test_what_a_failed_sync_has_dropped_stays_lost(tmp_path: Path) -> None:
 
 
 def _dropping() -> int:
-    """A seed with which the first of two versions stays."""
+    """Return a seed with which the first of two versions stays."""
     return next(seed for seed in range(99) if Random(seed).choice((0, 1)) == 0)
 
 
@@ -86,8 +86,11 @@ SYNCED = LogOptions("interval", sync_thread=True, on_failure="stop", segment_byt
 
 
 def test_the_next_process_writes_again_what_a_failed_sync_may_have_dropped() -> None:
-    """Events are state (S10): a sync fails, the process is killed before it marks the log, the next one goes
-    on, and then the power is lost."""
+    """Events are state (S10).
+
+    A sync fails, the process is killed before it marks the log, the next process continues the log, and then
+    the power is lost.
+    """
     for which in range(8):
         world = FailingLogWorld(SYNCED)
         for action in (("append", 900), ("fail_sync", which), ("flush",), ("sync",), ("kill",), ("start",)):

@@ -1,4 +1,4 @@
-"""The museum's worlds: nothing is found in the right code, and each sees what it is for."""
+"""The museum's worlds: none finds a bug in the correct code, and each detects its planted bugs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_check_that_does_not_object_is_found(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_field_that_a_snapshot_forgets_is_seen() -> None:
-    """Events are state (S10): the copy is compared field by field, not as a snapshot."""
+    """Events are state (S10): the restored copy is compared field by field, not as a snapshot."""
     world, random = CoreWorld(CoreOptions()), Random(3)
     while not any(one.since for one in world.core.ledger.transfers.values()):
         world.do(world.draw(random))
@@ -60,7 +60,10 @@ def test_jobs_that_leave_before_the_log_are_seen(monkeypatch: pytest.MonkeyPatch
 
 @pytest.mark.parametrize("seed", range(1, 5))
 def test_what_a_step_decides_behind_a_flush_is_written(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Events are state (S10). Every seed sees that a flush in a step does not count for its later events."""
+    """Events are state (S10).
+
+    With every seed, a flush within a step does not cover the step's later events.
+    """
     assert walk(log_ahead, seed, runs=6).failure is None
     plant(
         monkeypatch,
@@ -81,7 +84,7 @@ def test_what_a_step_decides_behind_a_flush_is_written(seed: int, monkeypatch: p
 
 
 def test_workers_keep_every_promise() -> None:
-    """Progress (S9), order of copies (S12), correct bytes (S15), over engines that refuse jobs."""
+    """Progress (S9), order of copies (S12), correct bytes (S15), with engines that refuse jobs."""
     result = walk(lambda random: WorkerRanksWorld(draw_worker_ranks(random)), 5, runs=5)
     assert result.failure is None, result.failure
 

@@ -1,4 +1,4 @@
-"""The mutants of `specs/mutants`: each is a change of the code as it is, and found or missed as pinned."""
+"""The mutants of `specs/mutants`: each is a change of the current code, and is found or missed as pinned."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_mutants_are_numbered_each_with_its_story_and_what_shows_it() -> None:
 
 @pytest.mark.parametrize("mutant", MUTANTS.values(), ids=lambda one: one.id)
 def test_a_mutant_is_a_small_change_of_the_code_as_it_is(mutant: Mutant) -> None:
-    """Also in modules that import vLLM, which need not be there."""
+    """Also in modules that import vLLM, which need not be installed."""
     lines = mutant.diff().splitlines()
     changed = [line for line in lines if re.match(r"[-+](?![-+])", line)]
     assert 1 <= len(changed) <= 16
@@ -89,14 +89,14 @@ def test_each_mutant_is_found_or_missed() -> None:
 
 
 def test_only_checkers_with_vllm_look_for_mutants_of_the_adapters() -> None:
-    """`tests/in_vllm/test_adapter_mutants.py` looks for a sample of them, because it needs vLLM."""
+    """`tests/in_vllm/test_adapter_mutants.py` searches for a sample of them, because that needs vLLM."""
     by_them = {id for id, one in FOUND.items() if one.checker in WITH_VLLM}
     assert by_them
     assert by_them == {id for id in FOUND if MUTANTS[id].needs_vllm}
 
 
 def test_the_page_says_what_is_pinned() -> None:
-    """`PYTHONPATH=specs python -m write_docs` writes it."""
+    """`PYTHONPATH=specs python -m write_docs` writes the page."""
     assert README.read_text(encoding="utf-8") == readme()
     for page in ("docs/verification.md", "CHANGELOG.md"):
         text = (PROJECT / page).read_text(encoding="utf-8")
@@ -112,8 +112,11 @@ def test_a_mutant_is_found_as_pinned(id: str) -> None:
 
 @pytest.mark.slow
 def test_a_sample_that_changes_by_day_is_found_or_missed_as_pinned() -> None:
-    """`kvsm museum --mutants` looks for all of them. A mutant that was missed and is found now is good news:
-    pin it. What the Hypothesis machine finds is left out, because its examples depend on what is imported."""
+    """`kvsm museum --mutants` searches for all mutants.
+
+    A mutant that was missed and is found now is good news: pin it. Mutants that the Hypothesis machine finds
+    are left out, because its examples depend on the imported modules.
+    """
     found = [id for id, one in FOUND.items() if one.checker not in {MACHINE, *WITH_VLLM}]
     missed = [id for id in MISSED if not MUTANTS[id].needs_vllm]
     ids = [*random.Random(date.today().toordinal()).sample(found, FOUND_IN_SAMPLE), *missed[:1]]
@@ -136,7 +139,7 @@ def test_the_command_lists_and_shows_mutants() -> None:
 
 
 def test_a_mutant_that_no_checker_sees_has_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has no scenario of its own to be found by."""
+    """Unlike an exhibit, a mutant has no scenario that could find it."""
     monkeypatch.setattr("museum.search.CHECKERS", ())
     result = museum("M15", "--jobs", "1")
     assert result.exit_code == 1
@@ -144,7 +147,7 @@ def test_a_mutant_that_no_checker_sees_has_escaped(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_mutant_of_the_adapters_escapes_where_vllm_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command says why."""
+    """The command prints the reason."""
     monkeypatch.setattr("museum.search.VLLM_IS_THERE", False)
     monkeypatch.setattr("museum.search.CHECKERS", ())
     assert search("M123").is_wrong

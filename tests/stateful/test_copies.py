@@ -1,8 +1,8 @@
 """Copy engines under every order of calls that Hypothesis can find, beside compute.
 
-`kvsm.testing.CopyEngineMachine` says what is checked; here are the engines. Compute on the simulated device
-is launched there, and its race detector must stay silent (S12); compute on a GPU is delayed, so that an
-engine which does not wait for it is seen.
+`kvsm.testing.CopyEngineMachine` makes the checks; this module has the engines. On the simulated device,
+compute runs there, and its race detector must stay silent (S12). Compute on a GPU is delayed, so that an
+engine that does not wait for it is detected.
 """
 
 # ruff: noqa: ARG002 (most devices do not want to know what compute touches)
@@ -40,14 +40,14 @@ from kvsm.tiers.disk import FlushPolicy
 
 
 class Threads(CopyEngineMachine):
-    """Pieces have one block, so that threads share even small transfers."""
+    """A threaded engine with pieces of one block, so that threads share even small transfers."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return HostCopyEngine(device, host)
 
 
 class File(CopyEngineMachine):
-    """The host pool is a file, so what the machine calls `host` is read from there."""
+    """An engine whose host pool is a file, from which the machine reads `host`."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         self.file = NamedTemporaryFile(prefix="kvsm-test-")  # noqa: SIM115 (closed in `close`)
@@ -63,7 +63,7 @@ class File(CopyEngineMachine):
 
 
 class Disk(CopyEngineMachine):
-    """The host pool is slots of a file, each with its header."""
+    """A disk engine: its host pool is the slots of a file, each with a header."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         self.directory = TemporaryDirectory(prefix="kvsm-test-", dir=IN_MEMORY)
@@ -104,14 +104,15 @@ class VerifiedSimulated(Simulated):
 
 
 class KeptThreads(Threads):
-    """Every block comes from an earlier life, and is proved before its first load."""
+    """A threaded engine whose blocks come from an earlier process; each is verified before its first load."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return kept_engine(super().make_engine(device, host), host, threads=1)
 
 
 class KeptSimulated(Simulated):
-    """The engine below gets the mark of a submission late, and holds compute itself (S12)."""
+    """A verifying engine on the simulated device; the wrapped engine gets each mark late, and holds compute
+    itself (S12)."""
 
     def make_engine(self, device: Any, host: Any) -> CopyEngine:
         return kept_engine(super().make_engine(device, host), host, threads=0)
@@ -209,8 +210,10 @@ def test_engines_keep_their_promises_long(
 
 
 def test_what_a_held_transfer_touches_is_for_compute_and_for_no_transfer() -> None:
-    """Live transfers stay off each other's bytes, held or not: a CUDA load may read its slot when it is
-    submitted, and does not wait for the store that fills it."""
+    """Live transfers must not share blocks, held or not.
+
+    A CUDA load may read its slot at submission, without waiting for the store that fills it.
+    """
     machine = FakeDevice()
     machine.start(seed=0)
     machine.submit(Direction.STORE, pairs=[(0, 0)], hold=True)

@@ -1,4 +1,4 @@
-"""The core world under every order of calls and reports that Hypothesis can think of.
+"""The core world under every order of calls and reports that Hypothesis can find.
 
 `CoreWorld` makes each call on the real `Offloader` and compares the answer with its reference books; the
 random walk drives the same world. Hypothesis adds what a walk lacks: it shrinks a failure to the shortest
@@ -43,7 +43,7 @@ OPTIONS = st.builds(
 
 
 class CoreMachine(PropertyMachine):
-    """One rule for each kind of action of the world, and a few programs of several actions."""
+    """A machine with one rule per kind of action of the world, and a few programs of several actions."""
 
     @initialize(options=OPTIONS)
     def open(self, options: CoreOptions) -> None:
@@ -77,8 +77,11 @@ class CoreMachine(PropertyMachine):
         reset=st.booleans(),
     )
     def round_trip(self, request: int, prompt: int, pattern: int, ending: str, reset: bool) -> None:
-        """Store, load, and offer what was loaded. A failed load voids what it read (S6). A reset in between
-        makes the loaded data stale (S14)."""
+        """Store, load, and offer the loaded blocks.
+
+        A failed load voids the blocks that it read (S6). A reset in between makes the loaded data stale
+        (S14).
+        """
         live = set(self.world.books.copies)
         self.store_whole(request, prompt, 0, 1)
         self.match_and_load(request, prompt, pattern, True)
@@ -89,7 +92,7 @@ class CoreMachine(PropertyMachine):
 
     @rule(ticks=st.sampled_from([2, 4, 15]))
     def let_time_pass(self, ticks: int) -> None:
-        """Long enough that every wait ends at its bound (S9)."""
+        """Tick long enough that every wait reaches its limit (S9)."""
         for _ in range(ticks):
             self.world.do(("tick",))
 
@@ -103,7 +106,7 @@ class CoreMachine(PropertyMachine):
                     world.do((ending, submitted.index(transfer), worker))
 
     def act(self, name: str, numbers: tuple[int, ...]) -> None:
-        """Let one action happen, if it can. A rejected report changes nothing but the event numbers (S5)."""
+        """Do one action, if possible. A rejected report changes only the event numbers (S5)."""
         ledger = self.world.core.ledger
         before = _state(snapshot(ledger)) if name in _REJECTED else None
         self.world.do((name, *numbers))
@@ -128,7 +131,7 @@ _REJECTED = ("report_early", "report_late", "report_stray", "misuse")
 
 
 def _state(saved: bytes) -> str:
-    """The state as if no event had been recorded since: a rejected report adds one event and nothing else."""
+    """Return the saved state without its event numbers: a rejected report adds one event and nothing else."""
     ledger = restore(saved)
     ledger.seq = ledger.step = 0
     return digest(ledger)

@@ -1,6 +1,6 @@
 """The scheduler under every order of steps, copies, reports, aborts, preemptions and resets.
 
-`kvsm.testing.OffloadMachine` says what is checked, and drives kvsm's own stack as it stands.
+`kvsm.testing.OffloadMachine` makes the checks, and drives kvsm's own unchanged stack.
 """
 
 from __future__ import annotations

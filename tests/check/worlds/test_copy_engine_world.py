@@ -1,6 +1,6 @@
-"""The world of a copy engine: every state of a small one is right, and each removed order is found.
+"""The copy engine world: every state of a small scope is right, and each removed ordering is found.
 
-S12, S15, S6, S9, B02, B03, B37; on the real engine of streams and events.
+S12, S15, S6, S9, B02, B03, B37; with the real stream copy engine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def explored(options: CopyEngineWorldOptions, world: Any = CopyEngineWorld, **ma
 
 
 class AnyBlock(CopyEngineWorld):
-    """Chooses among untouched blocks as if they were not alike."""
+    """A world that tells untouched blocks apart, although they are interchangeable."""
 
     def _choosable(self, side: str) -> range:
         return range(len(self._expected[side]))
@@ -49,8 +49,10 @@ class AnyBlock(CopyEngineWorld):
     ids=str,
 )
 def test_a_small_world_is_right_in_every_state(options: CopyEngineWorldOptions, states: int) -> None:
-    """Order of copies (S12), correct bytes (S15), failure is not success (S6), progress (S9); the numbers
-    of states are pinned."""
+    """Order of copies (S12), correct bytes (S15), failure is not success (S6), progress (S9).
+
+    The numbers of states are pinned.
+    """
     found = explored(options)
     assert (found.verdict, found.refutation) == (Verdict.PROVED, None)
     assert found.states == states
@@ -81,7 +83,7 @@ class LoadsDoNotWait(StreamCopyEngine):
 
 
 class DropsItsTable(StreamCopyEngine):
-    """B37: what the device still reads is given back when the call returns."""
+    """B37: memory that the device still reads is freed when the call returns."""
 
     def _issue(self, transfer: Any) -> None:
         super()._issue(transfer)
@@ -89,7 +91,7 @@ class DropsItsTable(StreamCopyEngine):
 
 
 class ReusesItsTable(SimulatedDevice):
-    """B37: one table of ids for all copies, filled again for each."""
+    """B37: all copies share one table of ids, which each copy overwrites."""
 
     table: Any = None
 
@@ -106,7 +108,7 @@ class HoldsNothing(StreamCopyEngine):
 
 
 class EndsAtOnce(StreamCopyEngine):
-    """A copy counts as over as soon as the device has it."""
+    """A copy counts as ended as soon as it is queued on the device."""
 
     def _is_over(self, _transfer: Any) -> bool:
         return True
@@ -138,7 +140,7 @@ class DoesNotWait(StreamCopyEngine):
 
 
 class CopiesToTheWrongBlock(SimulatedDevice):
-    """Nothing is unordered here; only the bytes are wrong."""
+    """The order of copies is right; only the bytes are wrong."""
 
     def copy(
         self, stream: Any, transfer: int, direction: Direction, device: IdArray, host: IdArray
@@ -206,8 +208,7 @@ def test_what_is_broken_is_found_by_a_shortest_way(
 
 
 def test_worlds_of_one_fingerprint_go_on_alike() -> None:
-    """For all states of a small scope: on whatever path it was reached, the same actions are possible and
-    lead to the same states."""
+    """All paths to a state of a small scope have the same possible actions, which lead to the same states."""
     options = CopyEngineWorldOptions(copies=2, kernels=0, holds=1, bad=1)
     following: dict[bytes, dict[Action, bytes]] = {}
 

@@ -1,4 +1,4 @@
-"""The core world: the real core keeps all its promises in it, and it sees each of them broken."""
+"""The core world: the real core keeps all its promises in it, and each broken promise is detected."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def encoded(events: list[OffloadingEvent]) -> bytes:
 
 
 def test_the_core_keeps_every_promise() -> None:
-    """15,000 calls and moves, in drawn configurations, each compared, and down to rest (S1 to S14)."""
+    """15,000 actions in drawn configurations, each with compared answers, and then rest (S1 to S14)."""
     result = walk(drawn_world, seed=20, operations=15_000)
     assert result.failure is None, result.failure
     assert result.operations >= 15_000
@@ -52,7 +52,7 @@ def test_the_core_keeps_every_promise() -> None:
 
 
 def test_a_walk_meets_every_event_and_nearly_every_edge() -> None:
-    """What it cannot bring about is named here: so nothing else is missing unseen."""
+    """The events and edges that it cannot reach are listed here, so that no other is missed unnoticed."""
     forget()
     kinds = set()
     for run in range(160):
@@ -93,7 +93,7 @@ _RARE = {
 
 
 def test_the_same_actions_give_the_same_log() -> None:
-    """S11: byte for byte."""
+    """Determinism (S11): the logs are equal byte for byte."""
     first, actions = walked(CoreOptions(), 4, 500)
     second = rerun(CoreWorld, actions)
     assert second.finding is None
@@ -112,7 +112,7 @@ print(world.events)
 
 
 def test_the_hash_seed_decides_nothing() -> None:
-    """S11: in processes whose hashes differ, the same draws are made and the same events follow."""
+    """Determinism (S11): processes with different hash seeds draw the same actions, and log equal events."""
     told = set()
     for seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": seed}
@@ -123,7 +123,7 @@ def test_the_hash_seed_decides_nothing() -> None:
 @settings(max_examples=examples(25), deadline=None)
 @given(kept=st.lists(st.booleans(), min_size=150, max_size=150), seed=st.integers(0, 5))
 def test_a_run_from_which_actions_were_left_out_is_a_run(kept: list[bool], seed: int) -> None:
-    """Actions name things by place: reduction needs that any part of a run can be done."""
+    """Actions name objects by position, because reduction needs that any part of a run can be done."""
     _, actions = walked(CoreOptions(blocks_per_chunk=2, policy="s3fifo"), seed, 150)
     outcome = rerun(
         lambda: CoreWorld(CoreOptions(blocks_per_chunk=2, policy="s3fifo")),
@@ -133,7 +133,7 @@ def test_a_run_from_which_actions_were_left_out_is_a_run(kept: list[bool], seed:
 
 
 def test_all_that_may_happen_is_listed() -> None:
-    """What is drawn is among the actions, and each of them can be tried in a world of its own."""
+    """Each drawn action is among the listed ones, and each listed action can be tried in a separate world."""
     world, done = walked(SMALL, 1, 60)
     listed = world.actions()
     assert len(set(listed)) == len(listed)
@@ -150,7 +150,7 @@ def test_what_cannot_happen_changes_nothing() -> None:
 
 
 def test_winding_down_ends_at_rest() -> None:
-    """S9: copies of every sort are ended, requests are finished, and `check` finds nothing left."""
+    """Progress (S9): all kinds of copies end, all requests finish, and `check` finds nothing left."""
     world, _ = walked(CoreOptions(), 11, 300)
     assert world.books.copies
     while (action := world.wind_down()) is not None:
@@ -170,7 +170,7 @@ def test_a_favoured_world_draws_nothing_else() -> None:
 
 
 def test_a_fingerprint_does_not_tell_ids_apart() -> None:
-    """A request that came and went has changed the numbers of later events, and nothing that matters."""
+    """A request that came and went has changed only the numbers of later events, which do not matter."""
     actions: list[Action] = [("store", 0, 0, 0, 1, 0, 0, 1), ("submit", 0), ("match", 0, 0, 0, 1)]
     early, late = CoreWorld(SMALL), CoreWorld(SMALL)
     late.do(("arrive", 0))
@@ -187,7 +187,7 @@ def test_a_fingerprint_does_not_tell_ids_apart() -> None:
     "action", [("land", 0, 0), ("report", 0, 0), ("reset",), ("flush",), ("tick",)], ids=str
 )
 def test_a_fingerprint_tells_apart_what_matters(action: Action) -> None:
-    """Bytes that moved, too, which no event tells of."""
+    """Also moved bytes, which no event records."""
     world = CoreWorld(SMALL)
     for before in (("store", 0, 0, 0, 1, 0, 0, 1), ("submit", 0)):
         world.do(before)
@@ -236,7 +236,7 @@ def keep_what_failed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def store_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device block under a store is offered from the same block again: deferred, instead of passed over."""
+    """A device block that is offered again during its store is stored again, instead of passed over."""
     plant(monkeypatch, storing._admit, "return Admission.BEING_STORED", "return Admission.STORE")
 
 
@@ -270,12 +270,12 @@ def flush_half(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evict_the_busy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A policy that answers with a block that is in use."""
+    """The policy chooses a block that is in use."""
     plant(monkeypatch, LRUPolicy.busy, "self._queue.remove(slots)", "pass")
 
 
 def publish_an_import_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first rank's good report ends an import: the other ranks' blocks are not there yet."""
+    """The first rank's good report ends an import, before the other ranks have copied."""
     plant(
         monkeypatch,
         transfers.worker_reported,
@@ -308,7 +308,7 @@ def import_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def evict_for_its_own_import(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the import found on the host makes room for the rest of it."""
+    """An import evicts its own resident blocks to make room for its other blocks."""
     plant(
         monkeypatch,
         storing.import_blocks,

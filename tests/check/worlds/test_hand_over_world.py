@@ -1,4 +1,4 @@
-"""The hand-over world: two real cores keep their promises in it, and it sees each of them broken."""
+"""The hand-over world: two real cores keep their promises in it, and each broken promise is detected."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def drawn_world(random: Random) -> HandOverWorld:
 
 
 def walked(seed: int, actions: int) -> tuple[HandOverWorld, list[Action]]:
-    """A world in which some of this happened, and what was done."""
+    """Walk through a hand-over world. Returns the world and its actions."""
     random = Random(seed)
     world, drawn = drawn_world(random), list[Action]()
     while len(drawn) < actions and world.actions():
@@ -46,8 +46,7 @@ def walked(seed: int, actions: int) -> tuple[HandOverWorld, list[Action]]:
 
 
 def test_two_engines_keep_every_promise() -> None:
-    """What the decode engine serves has the right bytes, whenever the prefill engine gives them up (S2, S4,
-    S9, S10)."""
+    """The decode engine serves right bytes, whenever the prefill engine releases them (S2, S4, S9, S10)."""
     result = walk(drawn_world, seed=1, operations=1_500)
     assert result.failure is None, result.failure
 
@@ -61,7 +60,7 @@ def test_two_engines_keep_every_promise_long() -> None:
 def test_a_walk_meets_every_end_of_a_lease_and_imports_that_end_well_and_badly(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """So nothing that the world should try is missing unseen."""
+    """So no case that the world should try is missed unnoticed."""
     ends, told, original = set(), [], LeaseTable.take_ended
 
     def take_ended(self: LeaseTable) -> list[tuple[str, LeaseEnd]]:
@@ -83,7 +82,7 @@ def test_a_walk_meets_every_end_of_a_lease_and_imports_that_end_well_and_badly(
 
 
 def test_the_same_actions_make_the_same_world() -> None:
-    """S11: so a failure can be repeated and reduced."""
+    """Determinism (S11), so that a failure can be repeated and reduced."""
     first, actions = walked(5, 150)
     second, _ = walked(5, 150)
     assert msgspec.msgpack.encode(list(first.events)) == msgspec.msgpack.encode(list(second.events))
@@ -94,7 +93,7 @@ def test_the_same_actions_make_the_same_world() -> None:
 
 
 def test_winding_down_ends_at_rest() -> None:
-    """S9: from wherever a run stops."""
+    """Progress (S9), from wherever a run stops."""
     for seed in range(4):
         world, _ = walked(seed, 60)
         while (action := world.wind_down()) is not None:
@@ -113,7 +112,7 @@ def test_what_cannot_happen_changes_nothing() -> None:
 
 
 def test_options_of_a_file_are_checked() -> None:
-    """Anybody may write the options of a failure."""
+    """The options of a failure come from a file that may be written by hand."""
     with pytest.raises(ConfigError, match="prompts is 99; it must be from 1 to 16"):
         HandOverWorldOptions(prompts=99)
 
@@ -122,7 +121,7 @@ def test_options_of_a_file_are_checked() -> None:
 
 
 def believe_what_was_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The decode engine believes its copy although the lease of its source has expired."""
+    """The decode engine uses its copy although the lease of the source has expired."""
     plant(monkeypatch, IncomingHandOvers._judged, "if not held:", "if False:")
 
 
@@ -131,7 +130,7 @@ def believe_before_it_is_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def confirm_what_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The prefill engine says "held all along" of a lease that it does not know any more."""
+    """The prefill engine answers "held all along" for a lease that it has already dropped."""
     plant(
         monkeypatch,
         LeaseTable.give_back,
@@ -157,7 +156,7 @@ def forget_readers_in_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def offer_what_is_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The last stores of the prompt have not ended when it can be claimed."""
+    """A prompt can be claimed before its last stores have ended."""
     plant(
         monkeypatch,
         OutgoingHandOvers._prepare,
@@ -180,7 +179,7 @@ def keep_a_pin(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def decline_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode engine that does not want a hand-over tells nobody."""
+    """A decode engine declines a hand-over without a message."""
     plant(
         monkeypatch,
         IncomingHandOvers._give_up,
@@ -190,7 +189,7 @@ def decline_in_silence(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def had_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode engine that has all blocks says that it gives the hand-over up."""
+    """A decode engine that already has all blocks reports that it gives up the hand-over."""
     plant(monkeypatch, IncomingHandOvers._give_up, "had=had", "had=False")
 
 
@@ -205,7 +204,7 @@ def count_one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def copy_from_slots_that_no_pool_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode engine believes the numbers of a prefill engine."""
+    """A decode engine does not check the slot numbers of a prefill engine."""
     plant(monkeypatch, IncomingHandOvers._why_unfit, "if group.slots and not", "if False and not")
 
 
@@ -219,7 +218,7 @@ def believe_the_shape_of_an_offer(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def take_any_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode engine takes the answer to another question."""
+    """A decode engine accepts the answer to another question."""
     plant(
         monkeypatch,
         Inbox.answer,
@@ -261,7 +260,7 @@ def hand_over_more_than_the_share(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def miss_the_end_of_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hand-over that waits for a store is never looked at again."""
+    """A hand-over that waits for a store is never checked again."""
     plant(monkeypatch, OutgoingHandOvers.look, "self._ended_at != ledger.ended_at", "False")
 
 
@@ -291,7 +290,7 @@ def wait_for_the_wrong_store(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The seeds are those that find it soon; a bug that needs luck is found within 60,000 operations."""
+    """The seeds find each bug early; a bug that needs luck is found within 60,000 operations."""
     bug(monkeypatch)
     failure = walk(drawn_world, seed=seed, operations=60_000).failure
     assert failure is not None
@@ -299,7 +298,7 @@ def test_a_walk_finds(bug: Plant, properties: str, seed: int, monkeypatch: pytes
 
 
 def among_liars(random: Random) -> HandOverWorld:
-    """A world in which most answers are lies."""
+    """Return a world in which most answers are lies."""
     return HandOverWorld(msgspec.structs.replace(draw_hand_over_options(random), lies=400))
 
 
@@ -346,7 +345,7 @@ COPIED = (*CLAIMED, ("serve", 0), ("look",), ("copy", 0, 0, 1))
 def test_after_each_lie_of_a_prefill_engine_nothing_is_left_and_nothing_is_believed(
     way: Sequence[Action], count: int
 ) -> None:
-    """A wrong answer to a claim, and to the question if the blocks were held: of every type and size."""
+    """Wrong answers to a claim, and to the question whether the blocks were held, of every type and size."""
     for number in range(count):
         world = lie_at_the_end_of(way, number)
         while (action := world.wind_down()) is not None:
@@ -390,7 +389,7 @@ TWO_OFFERS = (*BOTH_HAVE, ("arrive", 1), ("arrive", 0), ("serve", 0), ("serve", 
 
 
 def test_an_offer_is_judged_by_what_the_engine_holds_after_the_offers_before_it() -> None:
-    """The first import evicts the blocks of the second offer: that one is given up, not reported as had."""
+    """The first import evicts the blocks of the second offer: that offer is given up, not reported as had."""
     options = HandOverWorldOptions(prefill_slots=2, computes=2, decodes=1, hand_overs=2)
     assert rerun(lambda: HandOverWorld(options), TWO_OFFERS).finding is None
     world = HandOverWorld(options)
@@ -433,7 +432,7 @@ WAY = (
 
 
 def test_a_copy_that_is_too_late_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The shortest way to wrong bytes, for a decode engine that believes without being told."""
+    """The shortest way to wrong bytes, if a decode engine used its copy without a confirmation."""
     assert rerun(HandOverWorld, WAY).finding is None
     believe_what_was_given_up(monkeypatch)
     finding = rerun(HandOverWorld, WAY).finding
@@ -453,7 +452,7 @@ def test_no_order_of_claims_copies_and_expiry_shows_wrong_bytes(scope: str) -> N
 
 @pytest.mark.slow
 def test_the_exploration_finds_the_shortest_way_to_a_wrong_byte(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine that believes what was given up is refuted."""
+    """An engine that uses blocks after their release is refuted."""
     believe_what_was_given_up(monkeypatch)
     model = MODELS["hand-over"]
     result = explore(model.model(model.scopes["small"]))
@@ -463,7 +462,7 @@ def test_the_exploration_finds_the_shortest_way_to_a_wrong_byte(monkeypatch: pyt
 
 
 def test_states_with_one_fingerprint_have_one_future() -> None:
-    """On a sample of pairs: the same may happen in both, and leads to the same."""
+    """In each sampled pair, both states have the same actions, which lead to the same states."""
     model = MODELS["hand-over"].model(HandOverWorldOptions(workers=2, length=2, prefill_slots=2, readers=2))
     random, first_paths, pairs = Random(3), dict[bytes, tuple[Action, ...]](), 0
     for _ in range(60):

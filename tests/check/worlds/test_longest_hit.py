@@ -1,7 +1,7 @@
-"""Each answer of the scheduler is the longest hit that device and host serve then.
+"""Each answer of the scheduler is the longest hit that device and host can serve at that time.
 
-The small engine compares each answer (`kvsm.check.worlds.longest_hit`), whoever drives it. Here it has what
-other walks do not draw: layers of several block sizes, windows over several blocks, states, chunks of three
+The small engine compares each answer (`kvsm.check.worlds.longest_hit`) in all walks. These walks add shapes
+that others do not draw: layers of several block sizes, windows over several blocks, states, chunks of three
 blocks, requests that load little.
 """
 
@@ -133,7 +133,7 @@ def options_of(random: Random, groups: Sequence[KVCacheGroup]) -> dict[str, Any]
 
 
 def request_of(random: Random, longest: int) -> RequestSpec:
-    """A beginning of one of two prompts, which share some blocks."""
+    """Return a request with a prefix of one of two prompts, which share some blocks."""
     shared = random.choice((0, 1, 2, 4)) * HASH_TOKENS
     prompt = [*range(shared), *range(100 * random.randint(1, 2), 300)]
     length = random.choice(
@@ -233,7 +233,7 @@ def preempted_requests_compute(patch: pytest.MonkeyPatch) -> None:
 
 
 def preempted_requests_do_not_wait_again(patch: pytest.MonkeyPatch) -> None:
-    """What kvsm did while a load of the request's earlier blocks was under way."""
+    """Restore an old behavior of kvsm while a load of the request's earlier blocks is in flight."""
 
     def preempt(core: Offloader, name: str) -> None:
         entry = core.ledger.requests.get(name)

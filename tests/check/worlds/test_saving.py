@@ -1,4 +1,4 @@
-"""Worlds as bytes: the native body saves what `pickle` saves, and leaves to it what it does not know."""
+"""Worlds as bytes: the native body saves like `pickle`, and leaves objects of unknown classes to `pickle`."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def is_packed(saved: bytes) -> bool:
 @needs_native
 @pytest.mark.parametrize("name", SCOPES)
 def test_the_native_body_knows_each_object_of_a_serving_world(name: str) -> None:
-    """Otherwise a search is slow, and nobody notices."""
+    """Otherwise a search would be slow without anyone noticing."""
     options = SCOPES[name].options
     saver = saver_of(options)
     for seed in range(5):
@@ -96,7 +96,7 @@ def test_what_is_one_object_stays_one(pickles: bool) -> None:
 @pytest.mark.parametrize("pickles", [False, True])
 @pytest.mark.parametrize("memory", [[1, -1, 1 << 62, 1.5, "text", {b"key": (2, None)}], 1 << 200, "\ud800"])
 def test_what_a_part_got_later_is_saved(memory: Any, pickles: bool) -> None:
-    """The code that is being checked may be changed code."""
+    """Changed code under check may add fields."""
     saver, world = saver_of(pickles=pickles), ServingWorld(SMALL, keep_events=False)
     world.engine.scheduler.memory = memory  # type: ignore[attr-defined]
     again: Any = saver.load(saver.save(world)).engine.scheduler
@@ -105,14 +105,14 @@ def test_what_a_part_got_later_is_saved(memory: Any, pickles: bool) -> None:
 
 
 class Novelty:
-    """Of a class that no list names. request: of the engine."""
+    """An object of a class that no list names. request: a request of the engine."""
 
     def __init__(self, request: object) -> None:
         self.request = request
 
 
 def test_an_object_of_another_class_is_left_to_pickle() -> None:
-    """With the whole world: what is one object in it stays one."""
+    """Then the whole world is pickled, so that shared objects stay shared."""
     saver, world = saver_of(), ServingWorld(SMALL, keep_events=False)
     world.do(("arrive",))
     world.engine.novelty = Novelty(world.engine.waiting[0])  # type: ignore[attr-defined]
@@ -124,7 +124,7 @@ def test_an_object_of_another_class_is_left_to_pickle() -> None:
 
 @needs_native
 def test_damaged_bytes_are_refused() -> None:
-    """They are not read beyond their end."""
+    """They are not read past their end."""
     saver = saver_of()
     saved, random = saver.save(walked(SMALL, 1)), Random(1)
     for end in range(len(saved)):
@@ -139,7 +139,7 @@ def test_damaged_bytes_are_refused() -> None:
 
 @needs_native
 def test_saving_and_loading_keeps_no_memory() -> None:
-    """To keep the smallest object each time would take 28 bytes each time."""
+    """Even one leaked object of the smallest size would take 28 bytes per call."""
     saver, world, times = saver_of(), walked(SMALL, 2), 1000
     saved = saver.save(world)
     taken = []
@@ -166,7 +166,10 @@ def test_saving_and_loading_keeps_no_memory() -> None:
     ],
 )
 def test_a_world_that_is_dropped_is_gone_at_once(make_model: Any, scope: WorldScope) -> None:
-    """A search drops a world for each action. In a cycle of references they would wait for the collector."""
+    """A search drops a world per action.
+
+    In a reference cycle they would stay until the garbage collection.
+    """
     model = make_model(scope)
     [start] = model.initial()
     world = model.load(model.save(start))
@@ -192,7 +195,7 @@ def test_a_model_is_sent_to_other_processes() -> None:
 
 @needs_native
 def test_a_machine_without_the_native_body_says_that_it_cannot_load_what_another_saved() -> None:
-    """The machines of a cluster may not be installed alike."""
+    """The machines of a cluster may have different installations."""
     saved = saver_of(SMALL).save(walked(SMALL, 1))
     with pytest.raises(ConfigError, match=r"install kvsm alike on all machines, or set KVSM_NATIVE=0 on all"):
         saver_of(SMALL, pickles=True).load(saved)

@@ -1,6 +1,6 @@
-"""The serving world: explored in small scopes, saved and loaded, compared by what matters.
+"""The serving world: exploration of small scopes, saving and loading, and fingerprints.
 
-State counts are pinned. They change if the code reaches other states, or if other states count as one.
+State counts are pinned. They change if the code reaches other states, or if other states count as equal.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def proved(name: str) -> None:
 
 @pytest.mark.parametrize("name", SHORT)
 def test_scope_is_proved(name: str) -> None:
-    """S1 to S18, as far as the world sees them, in every state; S9 from every state."""
+    """S1 to S18, as far as the world can check them, hold in every state; S9 holds from every state."""
     proved(name)
 
 
@@ -77,7 +77,7 @@ def test_longer_scope_is_proved(name: str) -> None:
 
 @pytest.mark.slow
 def test_first_levels_of_the_full_scope() -> None:
-    """All of it takes minutes; its counts are in docs/verification.md."""
+    """The full scope takes minutes; its counts are in docs/verification.md."""
     found = explore(ServingModel(SCOPES["full"]), max_depth=7)
     assert found.refutation is None
     assert (found.verdict, found.states) == (Verdict.UNDETERMINED, 1992)
@@ -92,12 +92,12 @@ def test_verdict_is_the_same_without_renaming() -> None:
 
 
 def forget_to_hold(patch: Patch) -> None:
-    """The pool is not told what copies touch."""
+    """Copies take no references to their device blocks in the pool."""
     patch.setattr(DeviceBlocks, "hold", lambda *_: None)
 
 
 def forget_to_wake(patch: Patch) -> None:
-    """A request that waits for a copy is never told of its end."""
+    """A request that waits for a copy is not notified of its end."""
     forget(patch, requests.wake)
 
 
@@ -107,12 +107,12 @@ def forget_to_flush(patch: Patch) -> None:
 
 
 def forget_to_tell(patch: Patch) -> None:
-    """The publisher is not told of removed keys."""
+    """The publisher is not notified of removed keys."""
     patch.setattr(Publisher, "removed", lambda *_: None)
 
 
 def forget_the_failure(patch: Patch) -> None:
-    """A bad report is taken for a good one."""
+    """A bad report counts as a good one."""
     real = Offloader.report
 
     def report(self: Offloader, transfer: int, worker: int, *_: object) -> ReportResult:
@@ -122,7 +122,7 @@ def forget_the_failure(patch: Patch) -> None:
 
 
 def let_jobs_leave_before_the_log(patch: Patch) -> None:
-    """Jobs leave for the workers, and their plans are written when reports are taken."""
+    """Jobs are sent to the workers before their plans are written; reports trigger the write."""
     plant(
         patch,
         EventEmitter.flush_log,
@@ -132,7 +132,7 @@ def let_jobs_leave_before_the_log(patch: Patch) -> None:
 
 
 def answer_a_reset_before_the_log(patch: Patch) -> None:
-    """A reset says that all is forgotten, and a later flush writes it."""
+    """A reset returns before its event is written; a later flush writes it."""
     plant(
         patch,
         EventEmitter.flush_log,
@@ -142,7 +142,7 @@ def answer_a_reset_before_the_log(patch: Patch) -> None:
 
 
 def keep_what_was_being_stored(patch: Patch) -> None:
-    """The next process believes in stores that had not ended."""
+    """The next process keeps the blocks of stores that had not ended."""
     plant(
         patch,
         restart.restarted,
@@ -155,12 +155,12 @@ def keep_what_was_being_stored(patch: Patch) -> None:
 
 
 def forget_what_was_read(patch: Patch) -> None:
-    """A block that was being loaded when the process was killed is lost, though no byte of it changed."""
+    """A host block that was being loaded at the kill is lost, although its bytes are unchanged."""
     plant(patch, restart.restarted, "readable = are_readable(before)", "readable = before == IDLE")
 
 
 def keep_retired_slots(patch: Patch) -> None:
-    """A slot that a dead worker could have written is never used again."""
+    """A slot that a dead worker may still have written is never used again."""
     plant(
         patch,
         restart.restarted,
@@ -197,7 +197,7 @@ def test_planted_bug_is_refuted(
 
 
 def fails_again(scope: WorldScope, path: tuple[Action, ...]) -> bool:
-    """Whether the same actions, done one after the other, end badly or never, and go well before."""
+    """Whether these actions, repeated in order, fail at the end or lead to no rest, and not earlier."""
     world = ServingWorld(scope.options)
     for action in path[:-1]:
         assert world.do(action)
@@ -215,7 +215,7 @@ def fails_again(scope: WorldScope, path: tuple[Action, ...]) -> bool:
 
 
 def test_a_second_crash_goes_on_with_what_the_first_one_left() -> None:
-    """What is written is the log of the present process, also if the last one had decided as many events."""
+    """The written part belongs to the current process's log, even if the last log was equally long."""
     world = ServingWorld(SCOPES["restarts-evictions"].options)
     for action in (("arrive",), ("step",), ("crash",), ("crash",)):
         assert world.do(action)
@@ -228,7 +228,7 @@ def test_a_second_crash_goes_on_with_what_the_first_one_left() -> None:
 
 
 def walked(scope: WorldScope, seed: int, *, keep_events: bool = True) -> ServingWorld:
-    """A world after forty actions."""
+    """Return a world after forty actions."""
     random, world = Random(seed), ServingWorld(scope.options, keep_events=keep_events)
     for _ in range(40):
         world.do(world.draw(random))
@@ -238,8 +238,7 @@ def walked(scope: WorldScope, seed: int, *, keep_events: bool = True) -> Serving
 
 @pytest.mark.parametrize("name", SCOPES)
 def test_walk_comes_to_rest(name: str) -> None:
-    """Progress (S9), events are state (S10): after any walk, winding down leads to rest, and the log folds to
-    that state."""
+    """Progress (S9), events are state (S10): any walk winds down to rest, and the log folds to that state."""
     for seed in range(3):
         world = walked(SCOPES[name], seed)
         for _ in range(200):
@@ -308,7 +307,7 @@ Future = Counter[tuple[str | int, bytes]]
 
 
 def future_of(model: ServingModel, saved: bytes) -> tuple[Future, list[tuple[bytes, bytes]]]:
-    """Where each action leads, by its name and fingerprint; and (fingerprint, bytes) of these worlds."""
+    """Return (action name, next fingerprint) of each action, and (fingerprint, bytes) of the next worlds."""
     future: Future = Counter()
     reached = []
     for action in model.actions(model.load(saved)):
@@ -321,8 +320,10 @@ def future_of(model: ServingModel, saved: bytes) -> tuple[Future, list[tuple[byt
 
 @pytest.mark.parametrize("name", ["evictions", "aborts", "lazy"])
 def test_worlds_of_one_fingerprint_have_one_future(name: str) -> None:
-    """Nothing that the fingerprint leaves out shows later: from two worlds of one fingerprint, the same
-    actions lead to the same fingerprints."""
+    """From two worlds with equal fingerprints, the same actions lead to equal fingerprints.
+
+    So the state that the fingerprint omits never matters later.
+    """
     model = ServingModel(SCOPES[name])
     [start] = model.initial()
     worlds: dict[bytes, list[bytes]] = defaultdict(list)
@@ -391,7 +392,7 @@ def test_what_is_no_action_changes_nothing() -> None:
 
 
 def test_check_looks_at_rest_too() -> None:
-    """One release per hold (S4): a walk that has wound down calls nothing else."""
+    """One release per hold (S4): after winding down, a walk calls only `check`."""
     world = ServingWorld(ServingOptions())
     world.check()
     world.engine.pool.references[0] = 1

@@ -1,4 +1,4 @@
-"""The exploration of the world of two tiers: its scopes are proved, and what is planted is refuted."""
+"""The exploration of the two-tier world: its scopes are proved, and planted bugs are refuted."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def test_nothing_is_broken_in_the_first_states() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 def test_no_order_of_copies_resets_and_crashes_breaks_a_property(scope: str) -> None:
-    """Every order within the bounds of a scope, and all that makes it worth its time is met."""
+    """Explore every order within the bounds of a scope, and check that the scope reaches its goals."""
     assert explored(SCOPES[scope], jobs=2) is Verdict.PROVED
 
 
 @pytest.mark.slow
 def test_the_names_of_host_slots_decide_nothing() -> None:
-    """Without renaming there are more states, and the same verdict."""
+    """Without renaming, there are more states and the same verdict."""
     scope = msgspec.structs.replace(SCOPES["pairs"].options, most=1)
     found = [
         explore(TiersModel(WorldScope("pairs", scope), renamed=renamed), jobs=2) for renamed in (True, False)
@@ -76,7 +76,7 @@ def the_disk_does_not_lose(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_is_lost_keeps_its_places(patch: pytest.MonkeyPatch) -> None:
-    """The lost copy may still read the slots behind a place that is given to another one."""
+    """A lost copy may still read the slots of a place that another copy gets."""
     plant(patch, DiskTier.lose, "copy._replace(places=())", "copy")
 
 
@@ -114,7 +114,7 @@ def a_bad_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
 def test_the_shortest_way_to_what_is_planted_is_found(
     bug: Plant, broken: Property, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One thing that goes wrong is enough."""
+    """One fault is enough."""
     bug(monkeypatch)
     found = MODELS["tiers"].explore(SCOPES["small"], ExplorationLimits())
     assert found.refutation is not None
@@ -124,7 +124,7 @@ def test_the_shortest_way_to_what_is_planted_is_found(
 
 @pytest.mark.slow
 def test_a_block_that_the_host_has_and_that_gives_way_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Full offload (S16) at rest: as many slots on both tiers, and three keys that displace each other."""
+    """Full offload (S16) at rest: equally many slots on both tiers, and three keys that evict each other."""
     bounds = {"host_slots": 2, "disk_slots": 2, "prompts": 4, "failures": 0, "losses": 0}
     sound = {"resets": 0, "crashes": 0, "damages": 0}
     scope = WorldScope("hot", msgspec.structs.replace(SCOPES["small"].options, **bounds, **sound))
@@ -160,7 +160,7 @@ def test_a_refutation_is_told_and_its_events_are_a_log(monkeypatch: pytest.Monke
 
 
 def test_what_a_reset_has_forgotten_comes_back_if_no_era_begins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No stale data (S14): it takes a reset and a crash."""
+    """No stale data (S14): the failure needs a reset and a crash."""
     a_reset_begins_no_era(monkeypatch)
     found = MODELS["tiers"].explore(SCOPES["restarts"], ExplorationLimits())
     assert found.refutation is not None
@@ -171,7 +171,7 @@ def test_what_a_reset_has_forgotten_comes_back_if_no_era_begins(monkeypatch: pyt
 
 
 def walked(random: Random, actions: int) -> list[Action]:
-    """Actions that happened, one after the other, in a rough world."""
+    """Return the successful actions of a walk through a world with many faults."""
     world, done = TwoTierWorld(ROUGH), list[Action]()
     while len(done) < actions:
         action = random.choice(world.actions())
@@ -188,7 +188,7 @@ def made(actions: list[Action]) -> TwoTierWorld:
 
 
 def test_a_world_that_is_loaded_is_the_world_that_was_saved() -> None:
-    """Every action leads to the same state in both, and the saved one does not notice."""
+    """Every action leads to the same state in both worlds, and does not change the saved one."""
     model, random = TiersModel(WorldScope("rough", ROUGH)), Random(1)
     for length in range(0, 60, 6):
         world = made(walked(random, length))
@@ -204,7 +204,7 @@ def test_a_world_that_is_loaded_is_the_world_that_was_saved() -> None:
 
 
 def test_states_with_one_fingerprint_have_one_future() -> None:
-    """On a sample of pairs: what one can do the other can do, and it leads to the same."""
+    """In each sampled pair, both states have the same actions, which lead to the same states."""
     scope = SCOPES["restarts"].options
     random, first, pairs = Random(3), dict[bytes, list[Action]](), 0
 

@@ -1,4 +1,4 @@
-"""The world of two tiers: the real code keeps every promise in it, and what is planted there is found."""
+"""The two-tier world: the real code keeps every promise in it, and planted bugs are found."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def drawn(random: Random) -> World:
 
 
 def test_two_tiers_keep_every_promise_over_crashes_and_power_losses() -> None:
-    """All properties that the head of the world names, with the real recovery."""
+    """All properties in the world's docstring hold, with the real recovery."""
     assert walk(drawn, 1, runs=examples(20)).failure is None
 
 
@@ -46,7 +46,7 @@ Planted = Callable[[pytest.MonkeyPatch], None]
 
 
 def nothing_is_adopted(patch: pytest.MonkeyPatch) -> None:
-    """LMCache#4564: what lies on the disk counts as nothing after a restart."""
+    """LMCache#4564: blocks on the disk are ignored after a restart."""
     patch.setattr(Offloader, "adopt_blocks", lambda *_: None)
 
 
@@ -72,13 +72,13 @@ def other_meanings_are_believed(patch: pytest.MonkeyPatch) -> None:
 
 
 def places_are_kept(patch: pytest.MonkeyPatch) -> None:
-    """LMCache#4546: what is over still counts as in use."""
+    """LMCache#4546: ended copies still count as in use."""
     end = DiskTier._end
     patch.setattr(DiskTier, "_end", lambda tier, copy: end(tier, copy._replace(places=())))
 
 
 def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
-    """vllm#54363: bytes that nobody could prove are used."""
+    """vllm#54363: bytes that failed their check are used."""
     report = Offloader.report
 
     def always_good(
@@ -91,7 +91,7 @@ def a_failed_load_is_good_for_the_host(patch: pytest.MonkeyPatch) -> None:
 
 
 def what_has_come_is_not_held(patch: pytest.MonkeyPatch) -> None:
-    """Until its request asks again, stores and other copies may evict it."""
+    """Fetched blocks may be evicted by stores and other copies before their request asks again."""
     patch.setattr(Fetches, "match", lambda *_: None)
 
 
@@ -104,7 +104,7 @@ def a_turn_comes_after_a_copy_that_is_over(patch: pytest.MonkeyPatch) -> None:
 
 
 def uses_are_not_heard(patch: pytest.MonkeyPatch) -> None:
-    """A prompt that is served by the host again and again is never stored on the disk."""
+    """A prompt that the host serves repeatedly is never stored on the disk."""
     patch.setattr(DiskTier, "used", lambda *_: None)
 
 
@@ -113,7 +113,7 @@ def what_the_host_has_gives_way(patch: pytest.MonkeyPatch) -> None:
 
 
 def the_oldest_that_wait_are_dropped(patch: pytest.MonkeyPatch) -> None:
-    """The host may have these, and have lost younger ones."""
+    """The host may still have the dropped keys, and have lost younger ones."""
     plant(patch, DiskTier.stored, "self._queue(keys)", "self._queue(list(keys)[1:])")
 
 
@@ -145,7 +145,7 @@ def test_what_is_planted_is_found(
 def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """`kvsm fuzz --target tiers`, as any other target: numbered steps, a log, and a test that fails."""
+    """`kvsm fuzz --target tiers` saves what other targets do: numbered steps, a log, and a failing test."""
     a_failed_load_is_good_for_the_host(monkeypatch)
     failure = walk(drawn, 2, runs=60).failure
     assert failure is not None
@@ -166,7 +166,7 @@ def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
 
 @pytest.mark.parametrize("seed", range(4))
 def test_an_action_that_says_it_did_not_happen_has_emitted_nothing(seed: int) -> None:
-    """It is left out of a saved failure, which must repeat without it."""
+    """Such an action is left out of a saved failure, which must repeat without it."""
     random = Random(seed)
     world = TwoTierWorld(draw_two_tier_options(random))
     for _ in range(400):
@@ -176,7 +176,7 @@ def test_an_action_that_says_it_did_not_happen_has_emitted_nothing(seed: int) ->
 
 
 def test_what_cannot_happen_changes_nothing() -> None:
-    """Anybody may write the actions of a failure."""
+    """The actions of a failure come from a file that may be written by hand."""
     world = TwoTierWorld(TwoTierOptions())
     before = world.fingerprint()
     nonsense: list[Action] = [("store", 9), ("ask", 9), ("host", 0, 0, 1), ("late",), ("lose", 0), ("none",)]
@@ -186,7 +186,7 @@ def test_what_cannot_happen_changes_nothing() -> None:
 
 
 def test_a_block_that_one_rank_of_two_has_stored_does_not_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Publish after commit (S2): with a recovery that believes the first rank, it would."""
+    """Publish after commit (S2): it would come back if the recovery asked only the first rank."""
     steps: list[Action] = [("store", 0), ("host", 0, 0, 1), ("host", 0, 1, 1), ("plan",), ("disk", 0, 0, 1)]
 
     def crashed() -> TwoTierWorld:
@@ -203,7 +203,7 @@ def test_a_block_that_one_rank_of_two_has_stored_does_not_come_back(monkeypatch:
 
 
 def test_options_that_mean_nothing_are_refused() -> None:
-    """They may come from the file of a failure that anybody has written."""
+    """Options may come from a failure's file that was written by hand."""
     with pytest.raises(ConfigError, match="writes is 'nobody'; choose one of through, back"):
         TwoTierOptions(writes="nobody")
     with pytest.raises(ConfigError, match="host_slots is 0"):

@@ -1,4 +1,4 @@
-"""The wider engine does what it says, sees what it is for, and finds nothing in the right code."""
+"""The wider engine: does what it documents, detects planted bugs, and finds none in the correct code."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ DRAFTER = KVCacheGroup(HASH_TOKENS, drafter=True)
 
 @pytest.mark.parametrize("drawn", DRAWN, ids=lambda one: one.__name__)
 def test_nothing_is_found_in_the_right_code(drawn: Callable[[Random], WiderServing]) -> None:
-    """Other seeds than those of the museum."""
+    """The seeds differ from the museum's."""
     result = walk(drawn, 11, runs=3)
     assert result.failure is None, result.failure
 
 
 def test_a_saved_world_goes_on_as_its_origin_does() -> None:
-    """All that the engine remembers is declared."""
+    """All state of the engine is declared for saving."""
     world, random = names_and_sessions(random_of(2, 1)), Random(5)
     saver = Saver(names_and_sessions(random_of(2, 1)))
     for _ in range(60):
@@ -64,7 +64,7 @@ def test_a_saved_world_goes_on_as_its_origin_does() -> None:
 
 
 def held(engine: WiderEngine, request: SmallRequest, token: int) -> Any:
-    """What the only worker holds of a token in the first group."""
+    """Return the cell that the only worker holds for a token in the first group."""
     block = request.tables[0][token // HASH_TOKENS]
     return engine.device[block][0][token % HASH_TOKENS]
 
@@ -126,7 +126,7 @@ def test_blocks_of_two_requests_of_one_name_go_together() -> None:
 
 
 def test_a_step_gives_the_blocks_of_what_it_has_admitted_to_others() -> None:
-    """Correct bytes (S15): the load of the first one ends before the second one computes."""
+    """Correct bytes (S15): the first request's load ends before the second request computes."""
     engine = WiderEngine(device_blocks=3, references=False, prefix_cache=False)
     engine.arrive(SmallRequest("stored", range(9), 1))
     engine.run()
@@ -171,7 +171,7 @@ def test_a_chunk_may_wait_for_what_fills_the_host() -> None:
 
 
 def test_a_lazy_store_that_leaves_the_head_of_the_queue_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The host is full of what the device gives away later."""
+    """The host is full of blocks that the device reuses later."""
     engine = WiderEngine(
         checks_stores=True, store=StoreMode.LAZY, lazy_target_blocks=1, device_blocks=4, host_blocks=1
     )
