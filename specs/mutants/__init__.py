@@ -1,4 +1,4 @@
-"""Mutants: wrong versions of kvsm's code, not chosen by what the checkers see, which must find them."""
+"""Mutants: wrong versions of kvsm's code that the checkers must find, chosen independently of the checkers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mutant: a wrong version of kvsm's code that somebody could plausibly have written."""
+"""A mutant: a wrong version of kvsm's code that a developer could plausibly have written."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from museum.exhibit import Bug
 
 
 class Mutant(Bug, frozen=True, kw_only=True):
-    """One wrong version.
+    """One wrong version of kvsm's code.
 
     area: the part of kvsm whose code is wrong.
-    story: what the code does wrong, and what a user would see.
-    shows_when: a legal use that shows it. So the mutant is not equal to the right code.
+    story: the mistake, and its effect for a user.
+    shows_when: a legal use that shows the effect, as proof that the mutant differs from the right code.
     """
 
     area: str
