@@ -91,7 +91,8 @@ OFFLOADING = (
         edits=(
             Edit(
                 f"{_TRANSFERS}:lose_overdue",
-                "overdue = [one.id for one in ledger.transfers.values() if ledger.tick - one.since >= ticks]",
+                "overdue = [entry.id for entry in ledger.transfers.values() "
+                "if ledger.tick - entry.since >= ticks]",
                 """
                 overdue = [
                     one.id
@@ -148,8 +149,8 @@ OFFLOADING = (
         edits=(
             Edit(
                 "kvsm.core.offloader.offloader:Offloader.reset",
-                "if live or ledger.index or ledger.provenance.brought or others:",
-                "if live or ledger.index or others:",
+                "if live or ledger.index or ledger.provenance.brought or changed:",
+                "if live or ledger.index or changed:",
             ),
         ),
     ),

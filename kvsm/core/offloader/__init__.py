@@ -1,18 +1,18 @@
 """The offload core: it reads the ledger, decides, and emits events. It never writes state.
 
-An engine talks to it in the field's words. For each request: `match` (which prefix the host serves, pinned),
-`prepare_load` (into these device blocks), `prepare_store` (of these computed blocks), `preempt`, `finish`.
+An engine makes these calls. For each request: `match` (pin the prefix that the host serves), `prepare_load`
+(into these device blocks), `prepare_store` (of these computed blocks), `preempt`, `finish`.
 In each step: `submit` the jobs, hand them to the workers, give the workers' reports to `report`, then `tick`
 and `end_step`. At any time: `lookup`, `touch`, `flush`, `lose`, `reset`.
 
-Every call is legal in every state of every request (S8). A call that has nothing to do says so, and emits no
-event. A limit that refuses raises `LimitReached`. A mistake of the engine, such as a device block that does
-not exist, raises `IllegalTransition` or `InvalidEvent`. In both cases nothing has changed. A call for a
-request that is over begins a new life under its name.
+Every call is legal in every state of every request (S8). A call that has nothing to do emits no event, and
+its result says so. A call that would exceed a limit raises `LimitReached`. A mistake of the engine, such as a
+device block that does not exist, raises `IllegalTransition` or `InvalidEvent`. In both cases nothing has
+changed. A call for a request that is over begins a new request of this name.
 
-`Offloader` in offloader.py lists all calls. They are functions over one `EventEmitter` (emitter.py): what
-the host serves (matching.py), loads, reports and losses (transfers.py), what is stored (storing.py).
-The calls of each request have a native body, too (kvsm/core/native/calls.c).
+`Offloader` in offloader.py lists all calls. They are functions over one `EventEmitter` (emitter.py): hits
+(matching.py), loads, reports and losses (transferring.py), stores (storing.py). The most frequent calls also
+have a native body (kvsm/core/native/calls.c).
 """
 
 from kvsm.core.offloader.emitter import EventSink, LogFlush

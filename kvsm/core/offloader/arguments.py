@@ -1,12 +1,12 @@
-"""The arguments of the core's calls: right, converted, or refused by the name of the call and the argument.
+"""Checks the arguments of the core's calls: accepts, converts or refuses them.
 
-An event is written as it is, and read back as its kind declares it. So an argument of another type would make
-a log that nobody can read, or an event that cannot be written. Each call checks what it takes before it
-changes anything: a refused call leaves no trace.
+Events are written without a check of their fields, and decoded by their declared types. So an argument of a
+wrong type would make a log that cannot be read, or an event that cannot be written. Each call checks its
+arguments before it changes anything: a refused call has no effect, and its error names call and argument.
 
-An integer may be anything that Python takes as an index, such as an integer of numpy. A flag may be a boolean
-of numpy. Both are converted. A call tests for the usual type itself, which takes 15 ns, and comes here with
-anything else.
+An integer may be of any type that has `__index__`, such as a numpy integer. A flag may be a numpy boolean.
+Both are converted. A call itself tests for the usual type, which takes 15 ns, and calls these functions only
+for other types.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ KEY_BYTES_MAX = 1 << 12
 _BYTES: set[type] = {bytes}
 _INT64 = np.dtype(np.int64)
 _LEAST, _MOST = -(1 << 63), (1 << 63) - 1
-"""What fits in 64 bits."""
+"""The range of 64-bit integers."""
 
 _Call = TypeVar("_Call", bound=Callable[..., Any])
 
@@ -38,13 +38,13 @@ _Count = Annotated[int, msgspec.Meta(ge=0, le=1 << 62)]
 
 
 class _Offers(msgspec.Struct, array_like=True, gc=False):
-    """For msgspec, which checks offers faster than Python can."""
+    """The type of offers for msgspec, which checks them faster than Python code."""
 
     offers: tuple[tuple[str, tuple[_Count, ...], tuple[_Count, ...]], ...]
 
 
 def integer(call: str, argument: str, value: object) -> int:
-    """An integer of 64 bits."""
+    """Convert to a 64-bit integer, or raise `WrongArgument`."""
     try:
         number = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
@@ -55,14 +55,14 @@ def integer(call: str, argument: str, value: object) -> int:
 
 
 def flag(call: str, argument: str, value: object) -> bool:
-    """A boolean. An int is refused: it may be the number of a worker, in the wrong place."""
+    """Convert to a bool. An int is refused: it may be a worker number that was passed in the wrong place."""
     if not isinstance(value, bool | np.bool_):
         raise WrongArgument(call, argument, f"is {a(value)}; it must be True or False")
     return bool(value)
 
 
 def request_name(call: str, value: object, argument: str = "request") -> str:
-    """The name of a request, as a log can hold it."""
+    """Return a request name that a log can hold, or raise `WrongArgument`."""
     if not isinstance(value, str):
         raise WrongArgument(call, argument, f"is {a(value)}; the name of a request is a str")
     name = str.__str__(value)
@@ -74,7 +74,7 @@ def request_name(call: str, value: object, argument: str = "request") -> str:
 
 
 def checks_request(call: _Call) -> _Call:
-    """Decorate a call of the core: its argument `request`, the first one, is checked before all else."""
+    """Decorate a call of the core: check its first argument, `request`, before the call runs."""
     name = call.__name__
 
     @wraps(call)
@@ -87,22 +87,22 @@ def checks_request(call: _Call) -> _Call:
 
 
 def source_name(call: str, value: object) -> str:
-    """Where bytes come from that are not the device's, as a log can hold it."""
+    """Return the source of a store that does not copy from the device, as a log can hold it."""
     if not isinstance(value, str) or not value:
         raise WrongArgument(call, "source", f"is {value!r:.80}; it must say where the bytes come from")
     return request_name(call, value, "source")
 
 
 def weights_version(call: str, value: object) -> str:
-    """The version of a model's weights, as a log can hold it."""
+    """Return a version of model weights that a log can hold."""
     if not isinstance(value, str):
         raise WrongArgument(call, "weights", f"is {a(value)}; the version of weights is a str")
     return request_name(call, value, "weights")
 
 
 def worker_error(call: str, value: object) -> str:
-    """Why a copy failed, as a log can hold it: cut to `ERROR_CHARACTERS_MAX`. An operating system's message
-    may have characters that cannot be written; they become escapes."""
+    """Return the error of a copy as a log can hold it: cut to `ERROR_CHARACTERS_MAX`. Characters that cannot
+    be encoded, as in messages of an operating system, become escapes."""
     if not isinstance(value, str):
         raise WrongArgument(call, "error", f"is {a(value)}; what went wrong is told as a str")
     text = str.__str__(value)[: ERROR_CHARACTERS_MAX + 1].encode(errors="backslashreplace").decode()
@@ -110,7 +110,8 @@ def worker_error(call: str, value: object) -> str:
 
 
 def one_key(call: str, argument: str, value: object) -> bytes:
-    """A key. A bytearray is refused: its owner may change it later."""
+    """Return a key, or raise `WrongArgument`. A bytearray is refused, because its owner may change it
+    later."""
     if not isinstance(value, bytes):
         raise WrongArgument(call, argument, f"is {a(value)}; a key is bytes")
     if len(value) > KEY_BYTES_MAX:
@@ -119,7 +120,7 @@ def one_key(call: str, argument: str, value: object) -> bytes:
 
 
 def keys_of(call: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
-    """A sequence of keys."""
+    """Return a sequence of keys as a tuple."""
     plain = (type(keys) is list or type(keys) is tuple) and set(map(type, keys)) <= _BYTES
     if plain and max(map(len, keys), default=0) <= KEY_BYTES_MAX:
         return tuple(keys)
@@ -127,14 +128,15 @@ def keys_of(call: str, keys: Sequence[bytes]) -> tuple[bytes, ...]:
 
 
 def parents_of(call: str, parents: Mapping[int, bytes]) -> Mapping[int, bytes]:
-    """Keys of other blocks, by place in an offer. An entry for another place says nothing."""
+    """Check the map from places in an offer to the keys of preceding blocks. Places beyond the offer are
+    ignored by the call."""
     if not isinstance(parents, Mapping):
         raise WrongArgument(call, "parents", f"is {a(parents)}; it maps places in the offer to keys")
     return {integer(call, "parents", n): one_key(call, f"parents[{n}]", key) for n, key in parents.items()}
 
 
 def integers(call: str, argument: str, values: Sequence[int]) -> tuple[int, ...]:
-    """A short sequence of integers."""
+    """Return a short sequence of integers as a tuple."""
     if type(values) is list or type(values) is tuple:
         for one in values:
             if type(one) is not int:
@@ -150,7 +152,8 @@ def _each_integer(call: str, argument: str, values: object) -> tuple[int, ...]:
 
 
 def ids_of(call: str, argument: str, values: Any) -> IdArray:
-    """A batch of integers in the ledger's form: a tuple, or an array if there are more than `SMALL`."""
+    """Return a batch of integers in the ledger's form: a tuple, or an array if there are more than
+    `SMALL`."""
     kind = type(values)
     if kind is range:
         many = len(values) > SMALL
@@ -165,7 +168,7 @@ def ids_of(call: str, argument: str, values: Any) -> IdArray:
 
 
 def _plain_array(values: object) -> NDArray[np.int64] | None:
-    """A list or an array of plain integers as an array; None if it is something else."""
+    """Return a list or an array of plain integers as an array; None for other values."""
     if not isinstance(values, list | tuple | np.ndarray):
         return None
     try:
@@ -176,9 +179,9 @@ def _plain_array(values: object) -> NDArray[np.int64] | None:
 
 
 def owners_of(call: str, owners: Owners, keys: int) -> Owners:
-    """The requests of a batch and their numbers of keys, as many as the batch has; or nobody.
+    """Check the (request, number of keys) pairs of a batch. They must cover all its keys, or be empty.
 
-    A request without a key owns nothing and is left out, so that no log names it as an owner.
+    A request with 0 keys is left out, so that no log names it as an owner.
     """
     if type(owners) is tuple and not owners:
         return owners
@@ -214,7 +217,7 @@ def _owner(call: str, argument: str, pair: Any) -> tuple[str, int]:
 
 
 def offers_of(call: str, offers: Sequence[Offer]) -> tuple[Offer, ...]:
-    """Cursors of requests: (request, settled, offered)."""
+    """Check the cursors of requests: (request, settled, offered)."""
     if type(offers) is list or type(offers) is tuple:
         try:
             checked = msgspec.convert((offers,), _Offers).offers
@@ -240,17 +243,18 @@ def _offer(call: str, argument: str, one: Any) -> Offer:
 
 
 def items(call: str, argument: str, values: object) -> list[Any]:
-    """The items of a sequence. Text and bytes are none here, and sets, maps and generators have no places."""
+    """List the items of a sequence. Text and bytes are refused, and so are sets, maps and generators, whose
+    items have no places."""
     kind = type(values)
     if not hasattr(kind, "__getitem__") or isinstance(values, str | bytes | bytearray | Mapping | Set):
         raise WrongArgument(call, argument, f"is {a(values)}; it must be a sequence, such as a list")
     try:
         return list(cast(Iterable[Any], values))
-    except TypeError as error:  # An array without a dimension is no sequence.
+    except TypeError as error:  # A zero-dimensional array is no sequence.
         raise WrongArgument(call, argument, f"is no sequence: {error}") from None
 
 
 def a(value: object) -> str:
-    """The type of a value, for people."""
+    """Return the type of a value with its article: "a list"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"

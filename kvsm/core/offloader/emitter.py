@@ -1,4 +1,4 @@
-"""How an event comes to be, and when the log is flushed."""
+"""`EventEmitter` makes events, applies and logs them; and decides when the log is flushed."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from kvsm.ids import SMALL, IdArray, listed, pack, unpack
 from kvsm.states import machines_digest
 
 _CLOCK_END = 1 << 63
-"""No event can hold a wall time from here on."""
+"""The first wall time (ns) that does not fit in an event."""
 
 
 class EventSink(Protocol):
-    """Where events go once they are applied: a `LogWriter`, or a list in tests."""
+    """Receives events after they are applied: a `LogWriter`, or a list in tests."""
 
     def append(self, event: OffloadingEvent) -> None:
-        """Take the next event."""
+        """Append the next event."""
 
     def flush(self) -> None:
-        """Write what was appended."""
+        """Write the appended events."""
 
 
 class LogFlush(Enum):
-    """Why the log is flushed. `EventEmitter.flush_log` says which of them can wait."""
+    """Why the log is flushed. `EventEmitter.flush_log` says which flushes can wait."""
 
     JOBS_LEAVE = "jobs leave for the workers"
     """The log must have a plan before a worker acts on it."""
@@ -48,7 +48,8 @@ class LogFlush(Enum):
 
 
 NOBODY, THE_LOG, _FIRST_TO_ASK = 0, -1, -2
-"""Who may change a ledger, if no thread may: these are no identities of threads."""
+"""Values of `_may_change` that are no thread identities. NOBODY: no thread may change the ledger. THE_LOG:
+the log writes. _FIRST_TO_ASK: the next thread that calls."""
 
 
 class EventEmitter:
@@ -72,12 +73,12 @@ class EventEmitter:
         """Emits the first event, `LogOpened`.
 
         config: fixed for life, and written into the log.
-        log: where events go; None keeps none.
-        publisher: collects what leaves for schedulers and routers. It grows until that is taken from it.
-        clock_ns: wall time; recorded, never decided by.
-        flush_within_ms: how long the end of a step, and reports, may wait for a flush of the log while a
-            request brings another step (ms). What copies wait for is flushed at once.
-        kept: the pools that outlive this process; None if none does.
+        log: receives the events; None: they are not kept.
+        publisher: collects KV events for schedulers and routers. It grows until they are taken.
+        clock_ns: wall time (ns); recorded, and read by no decision.
+        flush_within_ms: the longest delay of a flush at the end of a step, or after reports, while there are
+            requests (ms). Before jobs leave for the workers the log is flushed at once.
+        kept: the host pools that outlive this process; None if none does.
         weights: version of the model's weights.
         """
         if not isinstance(config, OffloadConfig):
@@ -92,38 +93,38 @@ class EventEmitter:
         self.log = log
         self.step = 0
         self.evicting: Callable[[Sequence[bytes]], None] | None = None
-        """Hears the keys that are evicted for others. It must not call the core."""
+        """Called with the keys that are evicted for a store. It must not call the core."""
         self.using: Callable[[Sequence[bytes]], None] | None = None
         """Called with the keys that a request loads, or uses without a load, in prefix order. It must not
         call the core."""
         self.last_keys: dict[str, bytes] = {}
-        """Request -> the last key that it has matched, or offered with `prepare_store`: what it offers next
+        """Request -> the last key that it has matched, or offered with `prepare_store`: its next offer
         continues this block."""
         self._clock_ns: Callable[[], int] = lambda: opened_ns
         self._poisoned: str | None = None
         self._flushed_seq = 0
         """The number of the last event when the log was last flushed."""
         self._flush_within_ns, self._flush_by_ns = flush_within_ms * 1_000_000, 0
-        """How long a flush may wait, and until when (monotonic) the next one may."""
+        """The longest delay of a flush (ns), and the latest time of the next flush (monotonic ns)."""
         self.until_look, self.looked_at, self.warned_of = 1, 0, 0
-        """For `warn_of_unsubmitted`: calls until it looks again, the last event when it looked, and the last
-        transfer that it named."""
+        """State of `warn_of_unsubmitted`: calls until it runs again, the last event when it ran, and the last
+        transfer that it warned of."""
         self._drivers: list[Thread] = []
-        """The threads that drove this emitter. The first of them that is alive drives it."""
+        """The threads that have called this emitter. The first one that is alive drives it."""
         self._may_change = _FIRST_TO_ASK
-        """The identity of the thread that may change the ledger now. None may while an event is applied and
-        logged. So an interrupt in the middle of that stops the emitter, even one that no handler sees. While
-        the log writes, the ledger is whole, and a snapshot of it can be taken."""
+        """The identity of the thread that may change the ledger now. While an event is applied and logged, no
+        thread may: so an interrupt at that time stops the emitter, even if no handler sees the interrupt.
+        While the log writes (THE_LOG), the ledger is consistent, and a snapshot of it can be taken."""
         self.emit(ev.LogOpened, config, machines_digest(), ev.SCHEMA_VERSION, kept, weights)
         self._clock_ns = clock_ns
         self._drivers.clear()
         self._may_change = _FIRST_TO_ASK
 
     def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
-        """Make the next event, check and apply it, and hand it to the log. Returns the transfer it ended.
+        """Make the next event, apply it, and append it to the log. Returns the transfer that it ended.
 
-        A refused event leaves no trace. Any other failure poisons this emitter: the ledger may have what the
-        log lacks.
+        A refused event changes nothing. Any other failure poisons this emitter: the ledger may have an event
+        that the log lacks.
         """
         thread = get_ident()
         if thread != self._may_change:
@@ -149,17 +150,17 @@ class EventEmitter:
         return ended
 
     def check_thread(self) -> None:
-        """Refuse a call that would change something without an event, as `emit` refuses one.
+        """Check the thread of a call that changes state without an event, as `emit` does.
 
-        Raises `WrongThread`, or `Poisoned` if nobody may change anything any more.
+        Raises `WrongThread`, or `Poisoned` if this emitter has stopped.
         """
         if get_ident() != self._may_change:
             self._admit()
 
     def _admit(self) -> None:
         """Let this thread drive the emitter if it is the first to ask, or if the last driver has ended."""
-        # No lock: an interrupt could leave it locked. Threads that ask at once stand in the list in some
-        # order, and each of them sees who came first.
+        # No lock: an interrupt could leave it locked. Threads that ask at once are in the list in some order,
+        # and each thread sees which one is first.
         thread, drivers = current_thread(), self._drivers
         if self._poisoned is None and self._may_change not in (NOBODY, THE_LOG):
             if thread not in drivers:
@@ -178,10 +179,10 @@ class EventEmitter:
 
     def _driver(self) -> Thread | None:
         """The thread that drives this emitter; None if there is none, or if it has ended."""
-        return next((one for one in self._drivers if one.is_alive()), None)
+        return next((thread for thread in self._drivers if thread.is_alive()), None)
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
-        """What a stopped emitter answers to every call."""
+        """Raise the error of every call to a stopped emitter."""
         why = self._poisoned or "it was interrupted"
         raise Poisoned(
             f"this offloader stopped at event {self.ledger.seq}: {why}. Its log has what was decided before; "
@@ -189,16 +190,16 @@ class EventEmitter:
         )
 
     def _stop(self, reason: str) -> None:
-        """Answer every later call with this reason."""
+        """Stop: every later call raises `Poisoned` with this reason."""
         self._may_change = NOBODY
         self._poisoned = reason
 
     def flush_log(self, reason: LogFlush) -> None:
-        """Let the log write everything decided so far, unless `reason` can wait for another step.
+        """Flush the log, unless `reason` can wait for a later step.
 
-        Copies in flight bring another step. While there are any, reports can wait. So can `StepEnded`, if it
-        is the only event since the last flush, as in most steps whose jobs have left. A request brings
-        another step too, but perhaps late: so with `flush_within_ms` both wait for that time at most.
+        Copies in flight guarantee a later step. While there are any, reports can wait. So can `StepEnded`, if
+        it is the only event since the last flush, as in most steps whose jobs have left. A request guarantees
+        a later step too, but perhaps a late one: with `flush_within_ms` both wait at most for that time.
         """
         thread = get_ident()
         if thread != self._may_change:
@@ -228,7 +229,7 @@ class EventEmitter:
 
 
 def touch_slots(core: EventEmitter, slots: Sequence[int], parents: Parents = ()) -> None:
-    """These blocks, at least one, are used without a load. parents: which blocks they continue."""
+    """Record that blocks, at least one, are used without a load. parents: the blocks that precede them."""
     packed = pack(slots)
     core.emit(ev.BlocksTouched, packed, parents)
     if core.using is not None:
@@ -236,7 +237,7 @@ def touch_slots(core: EventEmitter, slots: Sequence[int], parents: Parents = ())
 
 
 def checked_device_blocks(core: EventEmitter, call: str, device_blocks: Sequence[int]) -> IdArray:
-    """The engine's list in the ledger's form. Raises `InvalidEvent` if a block does not exist."""
+    """Return device blocks in the ledger's form. Raises `InvalidEvent` if a block does not exist."""
     kind, limit = type(device_blocks), core.config.device_blocks
     if (kind is list or kind is tuple or kind is range) and len(device_blocks) <= SMALL:
         ids = tuple(device_blocks)
@@ -252,7 +253,7 @@ def checked_device_blocks(core: EventEmitter, call: str, device_blocks: Sequence
 def checked_ids(
     core: EventEmitter, call: str, argument: str, ids: Sequence[int] | IdArray, limit: int, problem: str
 ) -> IdArray:
-    """A batch of ids in the ledger's form. Raises `InvalidEvent` unless each is from 0 to `limit` - 1."""
+    """Return ids in the ledger's form. Raises `InvalidEvent` unless each is from 0 to `limit` - 1."""
     batch = ids_of(call, argument, ids)
     # As an unsigned number, a negative id is huge.
     if isinstance(batch, np.ndarray) and batch.view(np.uint64).max() < limit:

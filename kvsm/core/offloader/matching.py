@@ -1,4 +1,4 @@
-"""What the host serves: looked up, pinned, waited for, released."""
+"""Hits on the host: lookup, pin, deferral and release."""
 
 from __future__ import annotations
 
@@ -38,10 +38,11 @@ class LookupResult(Enum):
 
 
 class Match(msgspec.Struct, frozen=True, gc=False):
-    """What the host serves of a prompt.
+    """The result of `match`.
 
-    hits: blocks from the start of the asked keys, pinned for the request.
-    waits_for: the transfer that has the next block. The request is DEFERRED: ask again later.
+    hits: number of keys, from the first on, whose blocks are pinned for the request.
+    waits_for: the transfer that copies the next block. The request is DEFERRED: match again later. None: it
+        is not deferred.
     """
 
     hits: int
@@ -49,11 +50,11 @@ class Match(msgspec.Struct, frozen=True, gc=False):
 
 
 class PendingHit(NamedTuple):
-    """A hit that a request wants and that is not readable yet.
+    """A hit whose blocks are not all readable yet.
 
-    keys: all that it needs of the host.
-    parents: (place in `keys`, the key that this one continues); see `store`.
-    missed, asked, on_device, on_host: what its match will say; see `HitMatched`.
+    keys: all keys that the request needs from the host.
+    parents: (place in `keys`, key of the preceding block); see `store`.
+    missed, asked, on_device, on_host: fields of its later match; see `HitMatched`.
     """
 
     request: str
@@ -79,10 +80,10 @@ def lookup(core: EventEmitter, key: bytes) -> LookupResult:
 def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
     """Pin the longest prefix of `keys` that can be read, until it is loaded or released (S7).
 
-    keys: what the device lacks, in prefix order. The event counts their blocks as asked for. It does not say
-        what the device had, because a core without a scheduler does not know it.
+    keys: of the blocks that the device lacks, in prefix order. The event counts these blocks in `asked`. Its
+        `on_device` is None: without a scheduler the core has no such number.
 
-    A second match replaces the first; an equal one emits nothing. A request that is loading or finished has
+    A second match replaces the first; an equal one emits nothing. A request that is loading or finished gets
     no match.
     """
     if type(keys) is not list and type(keys) is not tuple:
@@ -92,7 +93,7 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
         return Match(0, waits_for(core, request))
     try:
         slots, pending = _readable_prefix(core, keys)
-    except TypeError:  # A key that is no key may have no hash.
+    except TypeError:  # A wrong key may be unhashable.
         slots, pending = _readable_prefix(core, keys_of("match", keys))
     if pending is not None and defer(core, request, pending):
         return Match(0, pending)
@@ -110,10 +111,10 @@ def match(core: EventEmitter, request: str, keys: Sequence[bytes]) -> Match:
 
 @checks_request
 def waits_for(core: EventEmitter, request: str) -> int | None:
-    """The transfer that the request is deferred for.
+    """Return the transfer that the request is deferred for; None if it is not deferred.
 
-    A preempted request whose load still runs begins to wait for it here, if it may: two loads of one request
-    could not be told apart.
+    A preempted request whose load is still in flight is deferred for that load here, if it may be: two loads
+    of one request could not be distinguished.
     """
     entry = core.ledger.requests.get(request)
     if entry is None:
@@ -127,8 +128,7 @@ def waits_for(core: EventEmitter, request: str) -> int | None:
 
 @checks_request
 def may_match(core: EventEmitter, request: str) -> bool:
-    """Whether a match could be loaded: the request has no load in flight. One that is over is known no more,
-    unless its load is in flight."""
+    """Whether a match could be loaded: the request has no load in flight. True for an unknown request."""
     entry = core.ledger.requests.get(request)
     return entry is None or not entry.load
 
@@ -143,12 +143,12 @@ def pin(
     on_device: int | None = None,
     on_host: int | None = None,
 ) -> None:
-    """Let the request hold exactly these readable slots, in place of what it held.
+    """Pin exactly these readable slots for the request, in place of its earlier pins.
 
     missed: the first key that was not served.
     asked, on_device, on_host: for the log; see `HitMatched`.
 
-    Raises `LimitReached` if a block has as many pins as can be counted, or cannot be read.
+    Raises `LimitReached` if a block has the most pins that can be counted, or cannot be read.
     """
     figures = asked, on_device, on_host
     missed, asked, on_device, on_host = _checked_lookup("pin", missed, *figures)
@@ -162,7 +162,7 @@ def _checked_lookup(
     on_device: int | None,
     on_host: int | None,
 ) -> tuple[bytes | None, int | None, int | None, int | None]:
-    """Convert what a call says of a request's lookup: the arguments after `call`. Raises `WrongArgument`."""
+    """Convert the arguments after `call`, the figures of a lookup. Raises `WrongArgument`."""
     if missed is not None and (type(missed) is not bytes or len(missed) > KEY_BYTES_MAX):
         missed = one_key(call, "missed", missed)
     if type(asked) is not int or type(on_device) is not int or type(on_host) is not int:
@@ -198,7 +198,7 @@ def _pin(
             live = core.ledger.live_pins(entry)
             if to_list(entry.pins) == list(slots) and len(live) == len(slots):
                 return
-            # The old pins are released first. Nothing may be released if the new ones will be refused.
+            # The old pins are released first, so check before that the new pins will not be refused.
             if len(set(slots)) != len(slots):
                 raise InvalidEvent(core.ledger.seq + 1, "a slot is named twice")
             held = set(listed(live))
@@ -225,8 +225,8 @@ def admit(
 ) -> None:
     """Record that the engine has allocated the blocks of a request that reads the cache (`RequestAdmitted`).
 
-    Call it once the last lookup is used, and before its load is planned or its match is released. It only
-    writes an event, for the figures of a run. Unknown requests are ignored.
+    Call it when the result of the last lookup is used, and before its load is planned or its match is
+    released. It only emits an event, for the figures of a run. Unknown requests are ignored.
     """
     figures = asked, on_device, on_host
     missed, asked, on_device, on_host = _checked_lookup("admit", missed, *figures)
@@ -238,7 +238,8 @@ def admit(
 
 @checks_request
 def defer(core: EventEmitter, request: str, transfer: int) -> bool:
-    """Let the request wait for this transfer, holding nothing. False if it has waited long enough."""
+    """Defer the request until this transfer ends, without pins. False if it has waited `defer_ticks`
+    already."""
     if type(transfer) is not int:
         transfer = integer("defer", "transfer", transfer)
     if transfer not in core.ledger.transfers:
@@ -254,24 +255,24 @@ def defer(core: EventEmitter, request: str, transfer: int) -> bool:
 
 
 def may_defer(core: EventEmitter, request: str) -> bool:
-    """Whether the request has not waited long enough."""
+    """Whether the request may still wait: `defer_ticks` have not passed since it was deferred first."""
     entry, now, ticks = core.ledger.requests.get(request), core.ledger.tick, core.config.defer_ticks
     return ticks > 0 and (entry is None or entry.patience < 0 or entry.patience > now)
 
 
 @checks_request
 def release(core: EventEmitter, request: str) -> None:
-    """Give back the request's match without loading it."""
+    """Release the request's match without a load."""
     entry = core.ledger.requests.get(request)
     if entry is not None and entry.word & STATE_MASK == MATCHED:
         core.emit(ev.HitReleased, request)
 
 
 def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
-    """A transfer that touches one of these slots, worth waiting for; None if there is none.
+    """Return a transfer to wait for, which touches one of these slots; None if there is none.
 
-    It is the slot's store, before which the slot cannot be read. Or it is a load of the slot for another
-    request, after which the device has the block.
+    It is the store of a slot that is not readable before. Or it is a load of a slot for another request,
+    after which the device has the block.
     """
     ledger = core.ledger
     try:
@@ -290,7 +291,7 @@ def in_flight(core: EventEmitter, slots: Sequence[int] | IdArray) -> int | None:
 
 
 def _readable_prefix(core: EventEmitter, keys: Sequence[bytes]) -> tuple[list[int], int | None]:
-    """(slots of the readable prefix, the store in flight of the first key that is not readable)."""
+    """Return (slots of the readable prefix, the store in flight of the next key; None if it has none)."""
     ledger = core.ledger
     words = ledger.blocks.words
     slots: list[int] = []

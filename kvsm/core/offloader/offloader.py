@@ -1,4 +1,4 @@
-"""All calls of the offload core, and where each is; here: requests, time and the reset."""
+"""`Offloader` has all calls of the core. Those for requests, time and the reset are defined here."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _Core = TypeVar("_Core", bound="Offloader")
 class Offloader(EventEmitter):
     """One offload core over one host pool. Not thread safe: one scheduler drives it.
 
-    `Offloader.open(config, directory)` makes one with a log on disk. It is a context manager, which closes
-    that log. `Offloader(config, log)` takes a log that somebody else closes.
+    `Offloader.open(config, directory)` makes a core with a log on disk, for a `with` block, which closes the
+    log. `Offloader(config, log)` takes a log that the caller closes.
     """
 
     writer: LogWriter | LateLog | None = None
-    """The log that `open` or `kvsm.tiers.warm_restart.start` made, to see what was written."""
+    """The log that `open` or `kvsm.tiers.warm_restart.start` made; None if there is none."""
 
     def __new__(cls, *_: object, **__: object) -> Offloader:
-        """A core with the body that runs (`kvsm.core.native`)."""
+        """Make a core with the native or the Python body (`kvsm.core.native`)."""
         is_native = cls is Offloader and native.runs() and not _are_replaced()
         return super().__new__(NativeOffloader if is_native else cls)
 
@@ -75,17 +75,17 @@ class Offloader(EventEmitter):
         binding: LogBinding = UNBOUND,
         **more: Any,
     ) -> _Core:
-        """An offload core that writes a log of its own. `close` ends both.
+        """Make a core that writes its own log. `close` ends both.
 
-        directory: of the log; made if absent, and must be empty. Or a claimed directory without events, as
-            `kvsm.core.log.find_end` gives it. None: no log.
-        publisher, clock_ns: as `Offloader` takes them.
-        more: what else `Offloader` takes.
+        directory: of the log; made if absent, and must be empty. Or a locked directory without events, as
+            `kvsm.core.log.find_end` returns it. None: no log.
+        publisher, clock_ns: as for `Offloader`.
+        more: other arguments of `Offloader`.
 
         The other options are those of `LogWriter`. Raises what `LogWriter` raises.
         """
         opened = MemoryLog()
-        # What a core refuses is refused before a directory is made.
+        # Make the core first: if it refuses an argument, no directory is made.
         core = cls(config, opened, publisher=publisher, clock_ns=clock_ns, **more)
         core.log = None
         if directory is None:
@@ -118,7 +118,7 @@ class Offloader(EventEmitter):
         clock_ns: Callable[[], int] = time.time_ns,
         flush_within_ms: int = 0,
     ) -> _Core:
-        """A core that goes on from this ledger, which it takes over. `log` gets the events that follow."""
+        """Make a core that continues this ledger, which then belongs to it. `log` gets the later events."""
         core = cls(ledger.config, clock_ns=clock_ns, flush_within_ms=flush_within_ms)
         core.ledger, core.log, core.step = ledger, log, ledger.step
         return core
@@ -136,15 +136,15 @@ class Offloader(EventEmitter):
         clock_ns: Callable[[], int] = time.time_ns,
         flush_within_ms: int = 0,
     ) -> _Core:
-        """A core of a new process. It goes on from the ledger that the log of a process folds to that is
-        gone, and serves what was stored. `kvsm.tiers.warm_restart` makes sure that this process is gone.
+        """Make the core of a new process, which serves the stored blocks of the last process.
+        `kvsm.tiers.warm_restart` makes sure that the last process has ended.
 
-        ledger: taken over.
-        config: of this process. What `kvsm.core.ledger.ALIKE` names must be as it was.
-        life: which process of this log this is; None: the next one.
-        ended: how the last process ended, for people; empty if it closed the log.
-        log, publisher, clock_ns, flush_within_ms: as `Offloader` takes them. The log gets what follows. The
-            publisher tells all that can be read, the oldest first.
+        ledger: the fold of the last process's log. It belongs to the new core.
+        config: of this process. The fields in `kvsm.core.ledger.ALIKE` must be unchanged.
+        life: number of this process in the log; None: the next one.
+        ended: how the last process ended, for readers of the log; empty if it closed the log.
+        log, publisher, clock_ns, flush_within_ms: as for `Offloader`. The log gets the later events. The
+            publisher gets all readable keys, the oldest first.
 
         Raises `InvalidEvent` if `config` cannot follow.
         """
@@ -158,9 +158,9 @@ class Offloader(EventEmitter):
         return core
 
     def close(self, error: BaseException | None = None) -> None:
-        """Write what is left, and close the log that `open` made. Idempotent; later calls raise `Poisoned`.
+        """Flush and close the log that `open` made. Idempotent; later calls raise `Poisoned`.
 
-        error: what ended the run, for the log; None if it ended well.
+        error: the error that ended the run, for the log; None if it ended well.
 
         Raises `LogWriteFailed` if the log cannot be completed.
         """
@@ -174,14 +174,14 @@ class Offloader(EventEmitter):
             self._stop(self._poisoned or "it was closed")
 
     def state_for_log(self) -> StateCopy:
-        """What a `LogWriter` takes as `snapshot`. Raises `OSError` if the ledger may be half changed."""
+        """Begin a copy of the state for a `LogWriter`. Raises `OSError` if the ledger may be half changed."""
         if self._may_change == NOBODY:
             raise OSError(f"the offloader stopped in event {self.ledger.seq + 1}, and its state is not known")
         return freeze(self.ledger)
 
     def _stop(self, reason: str) -> None:
         super()._stop(reason)
-        # A call reads the ledger before it emits, and an interrupt may have left that half changed.
+        # A call reads the ledger before it emits, and an interrupt may have left the ledger half changed.
         self.__dict__.update(dict.fromkeys(_CALLS, self._refuse))
 
     def __enter__(self: _Core) -> _Core:
@@ -192,7 +192,7 @@ class Offloader(EventEmitter):
     ) -> None:
         self.close(error)
 
-    # What the host serves.
+    # Hits.
     lookup = matching.lookup
     match = matching.match
     waits_for = matching.waits_for
@@ -203,7 +203,7 @@ class Offloader(EventEmitter):
     release = matching.release
     in_flight = matching.in_flight
 
-    # What is stored.
+    # Stores.
     prepare_store = storing.prepare_store
     store = storing.store
     skip = storing.skip
@@ -232,7 +232,7 @@ class Offloader(EventEmitter):
 
     @checks_request
     def arrive(self, request: str, target: str = "") -> None:
-        """Make the request known. A match does so too; the cursors of a store need it.
+        """Make a record of the request, unless it has one. `match` also makes it; `advance` needs it.
 
         target: for the log; see `RequestArrived`.
         """
@@ -241,9 +241,10 @@ class Offloader(EventEmitter):
 
     @checks_request
     def preempt(self, request: str) -> None:
-        """The engine took the request's device blocks. Copies in flight keep what they touch.
+        """Handle a preemption: the engine took the request's device blocks. Copies in flight keep their
+        leases.
 
-        The request may wait anew for what is in flight.
+        Afterwards the request may be deferred again for the full `defer_ticks`.
         """
         self.last_keys.pop(request, None)
         entry = self.ledger.requests.get(request)
@@ -254,7 +255,7 @@ class Offloader(EventEmitter):
 
     @checks_request
     def finish(self, request: str, *, aborted: bool = False, hand_over: str = "") -> bool:
-        """The request is over; legal at any time. Returns whether it has no load left in flight.
+        """End the request; legal at any time. Returns whether it has no load in flight.
 
         hand_over: for the log; see `RequestFinished`.
         """
@@ -269,7 +270,7 @@ class Offloader(EventEmitter):
         return request not in self.ledger.requests
 
     def tick(self) -> None:
-        """Time passes; call it once a step. No event if nothing waits for a bound."""
+        """Advance the tick; call it once per step. Emits no event if no wait depends on ticks."""
         if self.ledger.deferred or (self.ledger.transfers and self.config.transfer_ticks):
             self.emit(ev.Ticked, self.ledger.tick + 1)
         self.until_look -= 1
@@ -277,7 +278,7 @@ class Offloader(EventEmitter):
             transfers.warn_of_unsubmitted(self)
 
     def end_step(self) -> None:
-        """The engine's step is over. Flushes the log if nothing else will."""
+        """End the engine's step. Flushes the log unless a later flush is certain."""
         if get_ident() != self._may_change:
             self.check_thread()
         if self.ledger.step == self.step:
@@ -291,30 +292,30 @@ class Offloader(EventEmitter):
     def reset(self, weights: str | None = None) -> bool:
         """Make every stored block unmatchable, at once. Returns whether nothing is left to drain.
 
-        weights: version of the weights that compute from here on, if they have changed; None: the same ones.
+        weights: version of the weights from here on, if they have changed; None: unchanged.
 
-        Idempotent; legal at any time. Copies in flight go on. Their memory stays quarantined until every
-        worker has reported; `ledger.draining()` says whether any is left. A load that was under way fails.
-        No event if nothing was stored or loaded since the last reset, and the weights are the same. Flushes
+        Idempotent; legal at any time. Copies in flight continue. Their memory stays quarantined until every
+        worker has reported; `ledger.draining()` says whether any copy is left. A load in flight fails. Emits
+        no event if nothing was stored or loaded since the last reset, and the weights are the same. Flushes
         the log.
         """
         if weights is not None:
             weights = weights_version("reset", weights)
         ledger = self.ledger
-        live = any(one.state is not ABANDONED for one in ledger.transfers.values())
-        others = weights is not None and weights != ledger.weights
-        if live or ledger.index or ledger.provenance.brought or others:
-            self.emit(ev.CacheReset, ledger.epoch + 1, weights if others else None)
+        live = any(transfer.state is not ABANDONED for transfer in ledger.transfers.values())
+        changed = weights is not None and weights != ledger.weights
+        if live or ledger.index or ledger.provenance.brought or changed:
+            self.emit(ev.CacheReset, ledger.epoch + 1, weights if changed else None)
         self.flush_log(LogFlush.CACHE_RESET)
         return not ledger.draining()
 
     def take_events(self) -> list[KeysChanged]:
-        """What came to the host and left it since the last take, as vLLM's `OffloadingEvent`s."""
+        """Take the keys stored on the host and removed since the last take, as vLLM's `OffloadingEvent`s."""
         self.check_thread()
         return [] if self.publisher is None else self.publisher.take_events()
 
     def take_kv_events(self) -> list[KVCacheEvent]:
-        """The same changes as KV events. Both calls take from one queue: use only one of them."""
+        """Take the same changes as KV events. Both calls take from one queue: use only one of them."""
         self.check_thread()
         return [] if self.publisher is None else self.publisher.take_kv_events()
 
@@ -322,14 +323,14 @@ class Offloader(EventEmitter):
 _CALLS = [
     name for name in vars(Offloader) if not name.startswith("_") and name not in ("open", "close", "writer")
 ]
-"""What an engine may call as long as the core runs."""
+"""The calls that a stopped core refuses."""
 
 
 class NativeOffloader(native.CoreBody, Offloader):
-    """A core whose most frequent calls are the native body's. What is not common it leaves to `Offloader`."""
+    """A core whose most frequent calls are native. Their rare cases fall back to `Offloader`."""
 
 
-NativeOffloader.__name__ = Offloader.__name__  # Errors name it as its user does.
+NativeOffloader.__name__ = Offloader.__name__  # The name that users see in errors.
 
 
 _HAVE_TWO_BODIES = {
@@ -338,7 +339,8 @@ _HAVE_TWO_BODIES = {
 
 
 def _are_replaced() -> bool:
-    """Whether somebody has put another function in the place of one that the native body has, too."""
+    """Whether a method that also has a native body was replaced, as tests do. Then the Python body must
+    run."""
     return any(getattr(Offloader, name) is not function for name, function in _HAVE_TWO_BODIES.items())
 
 

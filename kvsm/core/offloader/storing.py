@@ -1,4 +1,4 @@
-"""Which offered blocks are stored, what is evicted to make room, and why other blocks are not stored."""
+"""Stores: which offered blocks are stored, which are skipped and why, and evictions that make room."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ _NONE: Mapping[int, bytes] = {}
 
 
 class PreparedStore(msgspec.Struct, frozen=True, gc=False):
-    """What became of an offer.
+    """The result of an offer.
 
-    job: what to copy; None if nothing is stored.
-    keys: what will be stored, in the job's order.
-    deferred: places in the offer to offer again, ascending: they are in flight, or the pool is full.
-    resident: how many keys are on the host already.
+    job: the copy to submit; None if nothing is stored.
+    keys: the keys that will be stored, in the job's order.
+    deferred: places in the offer to offer again, ascending: in flight, or without room.
+    resident: number of offered keys that the host has already.
     evicted: keys that were evicted to make room.
     stored: the places of `keys` in the offer.
-    lacks_room: whether some had to wait because the host was full.
+    lacks_room: whether some keys were deferred because the host was full.
     """
 
     job: TransferJob | None
@@ -65,7 +65,7 @@ class PreparedStore(msgspec.Struct, frozen=True, gc=False):
 
 
 class Admission(Enum):
-    """What happens to an offered block that is not resident and is not skipped."""
+    """The decision for an offered block that is not resident and is not skipped."""
 
     STORE = "store it"
     BEING_STORED = "it is being stored, from this very block"
@@ -81,13 +81,13 @@ def prepare_store(
 ) -> PreparedStore:
     """Offer computed blocks: the i-th chunk of device_blocks holds the content of keys[i].
 
-    The new ones are stored, from the first on, while there is room. A resident key is touched. A key in
-    flight from another block, or on a device block with another copy in flight, is deferred (S13). What is
-    not stored is recorded (`StoreSkipped`).
+    New keys are stored, from the first on, while there is room. A resident key is touched. A key whose store
+    from another block is in flight, or whose device block has another copy in flight, is deferred (S13). Keys
+    that are not stored are recorded (`StoreSkipped`).
 
-    parent: the key of the block that keys[0] continues; b"": it begins a prompt. None: it continues the last
-        block that the request has matched or offered here, which no log holds: a core that resumes needs the
-        key. The policy evicts a block before its parent.
+    parent: the key of the block before keys[0]; b"": keys[0] begins a prompt. None: the last block that the
+        request has matched or offered here. The log does not have that key: after a resume, pass it. The
+        policy evicts a block before its parent.
     """
     keys = keys_of("prepare_store", keys)
     if parent is None:
@@ -112,12 +112,13 @@ def store(
 ) -> PreparedStore:
     """`prepare_store` for several requests at once, as one transfer.
 
-    owners: (request, how many of the keys it has), in the order of the keys; empty if no request has them.
-    again: places in the offer that were offered before. That they still wait is not recorded once more.
+    owners: (request, number of its keys) pairs, in the order of the keys; empty if no request owns the keys.
+    again: places in the offer that were offered before. If they are deferred again, no `StoreSkipped` is
+        emitted for them.
     spared: slots that are not evicted for this offer.
-    parents: place in the offer -> the key of the block that this one continues, on the host or in the offer;
-        b"": it begins a prompt. Without an entry, a block continues the one before it in the offer, and the
-        first one of a request begins a prompt.
+    parents: place in the offer -> the key of the preceding block, on the host or in the offer; b"": the block
+        begins a prompt. Without an entry, a block follows the one before it in the offer, and the first block
+        of a request begins a prompt.
     """
     keys = keys_of("store", keys)
     if type(again) not in (tuple, set, frozenset):
@@ -163,7 +164,7 @@ def _store(
         _skip_places(core, owners, keys, new[room:], reason, again)
         deferred = sorted([*deferred, *new[room:]])
         new, wanted = new[:room], wanted[:room]
-    # What is skipped was told before: the plan must be the next event after the eviction.
+    # Skips were emitted before, because the plan must be the next event after the eviction.
     evicted = () if choice is None else _evict(core, choice)
     job = None
     if room:
@@ -176,9 +177,9 @@ def _store(
 
 
 def touch(core: EventEmitter, keys: Sequence[bytes], parents: Mapping[int, bytes] = _NONE) -> None:
-    """These keys were used without a load: the device had them too. Unknown keys are ignored.
+    """Record a use of keys without a load: the device had the blocks too. Unknown keys are ignored.
 
-    parents: as `store` takes them.
+    parents: as for `store`.
     """
     keys = keys_of("touch", keys)
     found = core.ledger.index.find(keys)
@@ -200,11 +201,11 @@ def import_blocks(
 ) -> PreparedStore:
     """Plan a store of these keys whose bytes do not come from the device.
 
-    owners, parents, spared: as `store` takes them.
+    owners, parents, spared: as for `store`.
     source: where the bytes come from, for people: "engine p-1".
 
-    The job names host blocks alone. Resident keys are touched; keys in flight are left to that store. What
-    finds no room is recorded (`StoreSkipped`) and not deferred: nobody offers it again.
+    The job has only host blocks. Resident keys are touched; keys whose store is in flight are ignored. Keys
+    without room are recorded (`StoreSkipped`) and not deferred: they are not offered again.
     """
     keys = keys_of("import_blocks", keys)
     owners, parents = owners_of("import_blocks", owners, len(keys)), parents_of("import_blocks", parents)
@@ -241,13 +242,14 @@ def import_blocks(
 
 
 def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int], source: str) -> None:
-    """Take over blocks that lie in the host pool already: slots[i] holds keys[i].
+    """Register blocks that are in the host pool already: slots[i] holds keys[i].
 
-    slots: free ones.
-    source: who has put them there, for people: "an earlier process".
+    slots: free slots.
+    source: who wrote the blocks, for people: "an earlier process".
 
-    To the log it is a store that all workers have reported, so all machines are as after any other. Flushes
-    the log. Raises `IllegalTransition` if a slot is not free, and `InvalidEvent` if a key is known already.
+    In the log it is a store that all workers have reported, so all states are as after any other store.
+    Flushes the log. Raises `IllegalTransition` if a slot is not free, and `InvalidEvent` if the index has a
+    key already.
     """
     keys = keys_of("adopt_blocks", keys)
     problem = "slot {} is not one of the {}"
@@ -263,7 +265,7 @@ def adopt_blocks(core: EventEmitter, keys: Sequence[bytes], slots: Sequence[int]
 
 
 def _check_chunks(call: str, sources: IdArray, chunk: int) -> None:
-    """A chunk names each of its device blocks once."""
+    """Refuse a chunk that names a device block twice."""
     blocks = listed(sources)
     for first in range(0, len(blocks), chunk):
         if len(set(blocks[first : first + chunk])) != chunk:
@@ -296,9 +298,11 @@ def _runs(
     slots: Sequence[int],
     later: Sequence[int] = (),
 ) -> Parents:
-    """The parents of the blocks at these places of an offer, which ascend. They lie, or will lie, in `slots`.
+    """Return the `Parents` of the blocks at these places of an offer.
 
-    later: the places that the offer stores after this.
+    places: ascending.
+    slots: the current or future slot of each of these blocks.
+    later: places of the offer whose blocks are stored by a later event.
     """
     firsts = {end - count: b"" for (_, count), end in zip(owners, accumulate(count for _, count in owners))}
     named = {**firsts, **parents}
@@ -328,12 +332,12 @@ def _runs(
 def _parent_key(
     named: Mapping[int, bytes], keys: Sequence[bytes], waiting: Mapping[bytes, int], place: int
 ) -> bytes:
-    """The key that the one at this place of an offer continues; b"": it begins a prompt.
+    """Return the key of the block before this place of an offer; b"" if the place begins a prompt.
 
-    waiting: the places that are stored later, by key. What continues one of them continues, until then, what
-        that one continues.
+    waiting: key -> place, for blocks that are stored by a later event. Such a block is skipped as a parent:
+        its own parent is returned.
     """
-    for _ in range(len(waiting) + 1):  # It also ends if keys name each other in a circle.
+    for _ in range(len(waiting) + 1):  # Bounded, because the keys may form a cycle.
         key = named.get(place, keys[place - 1] if place else b"")
         if key not in waiting:
             break
@@ -364,14 +368,14 @@ def _skip_places(
 
 
 def advance(core: EventEmitter, offers: Sequence[Offer]) -> None:
-    """Record how far these requests have offered their blocks: (request, settled, offered)."""
+    """Record the store cursors of requests: (request, settled, offered)."""
     checked = offers_of("advance", offers)
     if checked:
         core.emit(ev.BlocksOffered, checked)
 
 
 def count_offers(core: EventEmitter, keys: Sequence[bytes]) -> None:
-    """Record that a request offered these keys for the first time. Resident keys need no count."""
+    """Record that a request offered these keys for the first time. Keys in the index are not counted."""
     keys = keys_of("count_offers", keys)
     fresh = tuple([key for key in keys if key not in core.ledger.index])
     if fresh:
@@ -379,18 +383,18 @@ def count_offers(core: EventEmitter, keys: Sequence[bytes]) -> None:
 
 
 def offered_enough(core: EventEmitter, key: bytes) -> bool:
-    """Whether `store_threshold` lets this key be stored."""
+    """Whether this key was offered `store_threshold` times, or is in the index."""
     if type(key) is not bytes:
         key = one_key("offered_enough", "key", key)
     return core.ledger.offers.times.get(key, 0) >= core.config.store_threshold or key in core.ledger.index
 
 
 def rewrite(core: EventEmitter, device_blocks: Sequence[int]) -> None:
-    """The engine will compute into these device blocks.
+    """Record that the engine will compute into these device blocks.
 
-    It is an event only if it matters what a load brought there. What a load of an older epoch brought does;
-    so does what a load of this epoch brought, if a chunk has several device blocks: then a key does not tell
-    the content of each of them.
+    An event is emitted only for blocks whose loaded content matters. It matters if a load of an older epoch
+    brought it; and if a load of this epoch brought it and a chunk has several device blocks, because then a
+    key does not identify the content of each of them.
     """
     stale, brought = core.ledger.provenance.stale, core.ledger.provenance.brought
     partly = core.config.blocks_per_chunk > 1 and bool(brought)
@@ -403,7 +407,8 @@ def rewrite(core: EventEmitter, device_blocks: Sequence[int]) -> None:
 
 
 def _all_new(core: EventEmitter, keys: Sequence[bytes], device_blocks: IdArray) -> bool:
-    """Whether this is the common offer: distinct keys, on distinct device blocks that no copy touches."""
+    """Whether all keys can be stored without further checks: distinct keys on distinct, unleased device
+    blocks, and no block has bytes of an older epoch."""
     leases = core.ledger.leases
     if len(set(keys)) != len(keys) or not leases.distinct(device_blocks):
         return False
@@ -421,10 +426,10 @@ def _partition(
     found: Sequence[int | None],
     again: Collection[int],
 ) -> tuple[list[int], list[int], dict[int, int]]:
-    """Split an offer: (places to store, places to offer again, slot of each resident key -> its first
-    place)."""
+    """Split an offer into (places to store, places to offer again, {slot of a resident key: its first
+    place}), and emit its skips."""
     chunk, words = core.config.blocks_per_chunk, core.ledger.blocks.words
-    # The index names ALLOCATED to LOADING blocks; those from STORED on can be read. Mostly all can.
+    # The index has ALLOCATED to LOADING blocks; those from STORED on can be read, and mostly all can.
     lacking = [place for place, slot in enumerate(found) if slot is None or words[slot] & STATE_MASK < STORED]
     left = set(lacking)
     resident = _first_places(found, [place not in left for place in range(len(found))])
@@ -446,7 +451,7 @@ def _partition(
 
 
 def _first_places(found: Sequence[int | None], wanted: Sequence[bool]) -> dict[int, int]:
-    """Slot -> its first place in an offer, of the places that are wanted."""
+    """Map each slot to its first place in an offer, among the places that are wanted."""
     places: dict[int, int] = {}
     for place, slot in enumerate(found):
         if slot is not None and wanted[place]:
@@ -462,10 +467,10 @@ def _admit(
     new: dict[bytes, int],
     taken: set[int],
 ) -> Admission | SkipReason:
-    """Whether an offered block that is not resident is stored, or why not now.
+    """Decide whether an offered block that is not resident is stored, or return why not.
 
     sources: its device blocks.
-    slot: the slot that is being stored under this key; None if there is none.
+    slot: the slot into which this key is being stored; None if there is none.
     new, taken: keys and device blocks that this offer stores already.
     """
     words, stale = core.ledger.leases.words, core.ledger.provenance.stale
@@ -475,7 +480,7 @@ def _admit(
         if stale.get(last) == key or not stale.keys().isdisjoint(begins):
             return SkipReason.OLDER_EPOCH
     if slot is not None:
-        # From other blocks, even if only one of the chunk is another, the key waits for that store.
+        # If the store in flight reads other device blocks, even for part of the chunk, the key waits.
         own = leased and listed(core.ledger.transfers[core.ledger.generation[slot]].device_blocks)
         if own and all(block in own for block in sources):
             return Admission.BEING_STORED
@@ -490,9 +495,9 @@ def _admit(
 def next_victims(
     core: EventEmitter, most: int, after: int = 0, spared: Collection[int] = ()
 ) -> Sequence[bytes]:
-    """The keys that would be evicted next, in this order: at most this number of them. Changes nothing.
+    """Return the next `most` keys that would be evicted, in this order. Changes nothing.
 
-    after: how many of them are left out, from the first one on.
+    after: number of keys to leave out, from the first one on.
     spared: slots that are not evicted.
     """
     ledger = core.ledger
@@ -507,9 +512,9 @@ def next_victims(
 def _room_for(
     core: EventEmitter, keys: tuple[bytes, ...], protected: Sequence[int]
 ) -> tuple[int, Choice | None]:
-    """(how many of these keys there is room for, what must be evicted first).
+    """Return (number of these keys that there is room for, the eviction that makes the room or None).
 
-    protected: slots that are not evicted: what the offer itself found resident, and what it spares.
+    protected: slots that are not evicted: those of resident keys of the offer, and those that it spares.
     """
     ledger = core.ledger
     if not has_room_for_transfer(core):
@@ -539,9 +544,9 @@ def _evictable(core: EventEmitter, barred: Collection[int]) -> int:
 
 
 def _evict(core: EventEmitter, choice: Choice) -> Sequence[bytes]:
-    """Evict what the policy chose. Returns the keys. The caller plans the store at once."""
+    """Evict the policy's choice, and return its keys. The caller must plan the store as the next event."""
     evicted = core.ledger.keys_of(choice.victims)
-    # The number of the next event, the plan, names the transfer.
+    # The transfer is named by the number of the next event, its plan.
     core.emit(ev.BlocksEvicted, pack(choice.victims), pack(choice.moved), core.ledger.seq + 2)
     if core.evicting is not None:
         core.evicting(evicted)
@@ -549,14 +554,14 @@ def _evict(core: EventEmitter, choice: Choice) -> Sequence[bytes]:
 
 
 def _sources_of(core: EventEmitter, sources: IdArray, places: Sequence[int]) -> IdArray:
-    """The device blocks of some places of an offer."""
+    """Return the device blocks of these places of an offer."""
     numbers, chunk = listed(sources), core.config.blocks_per_chunk
     blocks = [numbers[n] for place in places for n in range(place * chunk, (place + 1) * chunk)]
     return unpack(pack(blocks))
 
 
 def _owners_of(owners: Owners, places: Sequence[int]) -> Owners:
-    """The owners of some places of an offer; the places ascend."""
+    """Return the owners of these places of an offer, which ascend."""
     if len(owners) < 2:
         return tuple([(name, len(places)) for name, _ in owners])
     ends = list(accumulate(count for _, count in owners))

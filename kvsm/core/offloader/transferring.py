@@ -1,4 +1,4 @@
-"""Transfers: loads planned, jobs submitted, reports taken, and the ways in which a transfer may end."""
+"""Loads, and the life of all transfers: submission, reports, and each way to end."""
 
 from __future__ import annotations
 
@@ -27,17 +27,18 @@ from kvsm.states.transfer import COMPLETED, LOST, PLANNED
 from kvsm.states.words import STATE_MASK
 
 LOOK_EVERY = 128
-"""After this number of calls of `tick` and `end_step`, a core looks for plans that were never submitted."""
+"""Number of calls of `tick` and `end_step` between two searches for plans that were never submitted."""
 
 _LOGGER = logging.getLogger("kvsm")
 
 
 class Ended(msgspec.Struct, frozen=True, gc=False):
-    """A transfer that is over. Its device blocks have no lease of it any more.
+    """A transfer that is over. It no longer leases its device blocks.
 
-    request: which request it loaded for; "" for a store.
+    request: the request of a load; "" for a store.
     good: whether its bytes are right.
-    lost: a worker never reported. Device blocks that a lost load may still write are retired: never use them.
+    lost: a worker never reported. A lost load may still write its device blocks, so they are retired: never
+        use them.
     keys: the keys of a store. Empty for a load.
     """
 
@@ -51,10 +52,10 @@ class Ended(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReportResult(msgspec.Struct, frozen=True, gc=False):
-    """What became of a worker's report. It counted if `rejected` is None.
+    """The result of a worker's report.
 
-    ended: the transfer, if this was its last worker.
-    rejected: why the report changed nothing.
+    ended: the transfer, if this was its last report; else None.
+    rejected: why the report changed nothing; None if it counted.
     """
 
     ended: Ended | None = None
@@ -75,13 +76,13 @@ def prepare_load(
 ) -> TransferJob | None:
     """Load the first blocks of the request's match into these device blocks. Returns the job to submit.
 
-    device_blocks: a chunk for each block. The engine may accept less than was matched; the rest is released.
-    parts: if only parts of the chunks are wanted, the place in the match of each device block: slot by slot,
-        blocks_per_chunk places each, ascending.
+    device_blocks: a chunk for each matched block. They may be fewer than were matched; the rest is released.
+    parts: if only parts of the chunks are wanted, the place of each device block in the match, ascending.
+        Each slot has blocks_per_chunk places.
     target: for the log; see `LoadPlanned`.
 
-    None means that nothing is loaded, and the engine computes these blocks (S6): there is no match, nothing
-    was accepted, or the promise was voided since, by a reset or by bytes found bad.
+    None means that nothing is loaded, and the engine computes these blocks (S6): there is no match, there are
+    no device blocks, or a pin was voided since, by a reset or by a failed or lost load.
     """
     targets = checked_device_blocks(core, "prepare_load", device_blocks)
     entry = core.ledger.requests.get(request)
@@ -115,9 +116,9 @@ def prepare_load(
 
 
 def planned_job(core: EventEmitter, direction: Direction, device_blocks: Ids, hosts: Ids) -> TransferJob:
-    """The job of the transfer that was planned last. hosts: its host blocks.
+    """Return the job of the transfer that the last event planned. hosts: its host blocks.
 
-    If the host pool outlives this process, the job names what its host blocks hold, for their checksums.
+    If the host pool outlives this process, the job has keys and generations, for the checksums of the pool.
     """
     ledger, chunk = core.ledger, core.config.blocks_per_chunk
     if ledger.kept is None:
@@ -128,14 +129,14 @@ def planned_job(core: EventEmitter, direction: Direction, device_blocks: Ids, ho
 
 
 def host_blocks(core: EventEmitter, slots: IdArray, parts: Sequence[int] = ()) -> Ids:
-    """The host blocks of whole slots, or of the named parts of them."""
+    """Return the host blocks of whole slots, or of the named parts of the slots."""
     chunk, numbers = core.config.blocks_per_chunk, listed(slots)
     places = parts if len(parts) else range(len(numbers) * chunk)
     return pack([numbers[place // chunk] * chunk + place % chunk for place in places])
 
 
 def submit(core: EventEmitter, transfers: Sequence[int]) -> None:
-    """These jobs leave for the workers; call it just before they do. Flushes the log first."""
+    """Record that these jobs leave for the workers, and flush the log; call it just before they leave."""
     transfers = integers("submit", "transfers", transfers)
     if transfers:
         core.emit(ev.TransfersSubmitted, transfers)
@@ -151,9 +152,9 @@ def report(
     queued_us: int | None = None,
     copied_us: int | None = None,
 ) -> ReportResult:
-    """Take a worker's report. Its result says whether it counted, and whether the transfer is over.
+    """Process a worker's report. The result says whether it counted, and whether the transfer is over.
 
-    error: why the copy failed, for people. Of a good report it is ignored.
+    error: why the copy failed, for people. Ignored if the report is good.
     queued_us, copied_us: for the log; see `WorkerReported`.
 
     A report that names no live transfer, or comes twice, changes nothing and is recorded (S5).
@@ -162,7 +163,7 @@ def report(
 
 
 def _duration(call: str, argument: str, value: object) -> int | None:
-    """A duration as a log can hold it. Raises `WrongArgument`."""
+    """Return a duration that a log can hold, or raise `WrongArgument`."""
     if value is None:
         return None
     duration = integer(call, argument, value)
@@ -172,22 +173,22 @@ def _duration(call: str, argument: str, value: object) -> int | None:
 
 
 def complete_load(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
-    """Worker `worker` has loaded its shard: `report`, of a load."""
+    """Report that worker `worker` has loaded its shard. A store is rejected."""
     return _report(core, "complete_load", transfer, worker, True, LOAD)
 
 
 def fail_load(core: EventEmitter, transfer: int, worker: int = 0, error: str = "") -> ReportResult:
-    """Worker `worker` failed. When all have reported, the keys are gone before the request hears of it."""
+    """Report that worker `worker` failed to load. The last report of the load also removes its keys."""
     return _report(core, "fail_load", transfer, worker, False, LOAD, error)
 
 
 def complete_store(core: EventEmitter, transfer: int, worker: int = 0) -> ReportResult:
-    """Worker `worker` has stored its shard: `report`, of a store."""
+    """Report that worker `worker` has stored its shard. A load is rejected."""
     return _report(core, "complete_store", transfer, worker, True, STORE)
 
 
 def fail_store(core: EventEmitter, transfer: int, worker: int = 0, error: str = "") -> ReportResult:
-    """Worker `worker` failed. When all have reported, the slots are free and nothing was stored."""
+    """Report that worker `worker` failed to store. The last report of the store also frees its slots."""
     return _report(core, "fail_store", transfer, worker, False, STORE, error)
 
 
@@ -212,7 +213,7 @@ def _report(
         copied_us = _duration(call, "copied_us", copied_us)
     reason = _why_reject(core, transfer, worker, direction)
     if reason is not None:
-        # A transfer or a worker that does not exist may have any number, even one that no log can hold.
+        # The number of an unknown transfer or worker may be too large for a log.
         transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         core.emit(ev.ReportRejected, transfer, worker, good, reason)
         return _REJECTED[reason]
@@ -223,7 +224,7 @@ def _report(
 def _why_reject(
     core: EventEmitter, transfer: int, worker: int, direction: Direction | None
 ) -> RejectReason | None:
-    """Why this report changes nothing; None if it counts."""
+    """Return why this report changes nothing; None if it counts."""
     entry = core.ledger.transfers.get(transfer)
     if entry is None:
         return RejectReason.STALE if 0 < transfer <= core.ledger.seq else RejectReason.UNKNOWN
@@ -238,7 +239,7 @@ def _why_reject(
 
 
 def cancel(core: EventEmitter, transfer: int) -> Ended | None:
-    """Take back a plan that was not submitted; None if there is nothing to take back."""
+    """Cancel a plan that was not submitted. None if there is no such plan."""
     if type(transfer) is not int:
         transfer = integer("cancel", "transfer", transfer)
     entry = core.ledger.transfers.get(transfer)
@@ -249,7 +250,8 @@ def cancel(core: EventEmitter, transfer: int) -> Ended | None:
 
 
 def lose(core: EventEmitter, transfer: int) -> Ended | None:
-    """A worker will never report: the transfer is over, and the memory that it may write is retired."""
+    """End a transfer that a worker will never report, and retire the memory that it may write. None if it is
+    not in flight."""
     if type(transfer) is not int:
         transfer = integer("lose", "transfer", transfer)
     entry = core.ledger.transfers.get(transfer)
@@ -260,19 +262,19 @@ def lose(core: EventEmitter, transfer: int) -> Ended | None:
 
 
 def lose_overdue(core: EventEmitter) -> list[Ended]:
-    """Lose every transfer that has been in flight for `transfer_ticks`. `tick` counts the time.
+    """`lose` every transfer that has been in flight for `transfer_ticks`, as `tick` counts them.
 
-    A plan that has not left is not in flight, and `lose` leaves it alone.
+    A plan that was not submitted is not in flight, and `lose` ignores it.
     """
     ticks, ledger = core.config.transfer_ticks, core.ledger
     if not ticks:
         return []
-    overdue = [one.id for one in ledger.transfers.values() if ledger.tick - one.since >= ticks]
-    return [ended for one in overdue if (ended := lose(core, one)) is not None]
+    overdue = [entry.id for entry in ledger.transfers.values() if ledger.tick - entry.since >= ticks]
+    return [ended for transfer in overdue if (ended := lose(core, transfer)) is not None]
 
 
 def _ended(core: EventEmitter, transfer: TransferRecord) -> Ended:
-    """Tell the publisher and the caller that this transfer is over."""
+    """Notify the publisher that a transfer is over, and return the caller's result."""
     if core.publisher is not None:
         core.publisher.ended(transfer.id)
     state = transfer.word & STATE_MASK
@@ -282,8 +284,8 @@ def _ended(core: EventEmitter, transfer: TransferRecord) -> Ended:
 
 
 def warn_of_unsubmitted(core: EventEmitter) -> None:
-    """Warn once of each plan that was there at the last look, and is not submitted yet: its request may wait
-    for it, and hear nothing."""
+    """Warn once of each plan that was live at the last call and is still not submitted: a request may wait
+    for it forever."""
     ledger, seen = core.ledger, core.looked_at
     core.until_look, core.looked_at = LOOK_EVERY, ledger.seq
     for one in ledger.transfers.values():
@@ -303,20 +305,21 @@ def warn_of_unsubmitted(core: EventEmitter) -> None:
 
 
 def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[int, ...]:
-    """Ask that these transfers end before the engine goes on. Returns those that the workers wait for.
+    """Request that the workers wait for these transfers. Returns the ones that are in flight.
 
-    transfers: all submitted ones if None.
+    transfers: None: all that are in flight.
     """
     live = core.ledger.transfers
     wanted = live if transfers is None else integers("flush", "transfers", transfers)
-    named = tuple([one for one in wanted if one in live and live[one].state is not PLANNED])
-    fresh = tuple([one for one in named if not live[one].flush])
+    named = tuple([id for id in wanted if id in live and live[id].state is not PLANNED])
+    fresh = tuple([id for id in named if not live[id].flush])
     if fresh:
         core.emit(ev.FlushRequested, fresh)
     return named
 
 
 def leased(core: EventEmitter, device_blocks: Sequence[int]) -> bool:
-    """Whether a copy in flight touches one of these; an engine without references must not reuse it."""
+    """Whether a live transfer leases one of these blocks. An engine that holds no references must not reuse
+    it."""
     blocks = np.asarray(checked_device_blocks(core, "leased", device_blocks), dtype=np.int64)
     return bool(np.any(core.ledger.leases.view[blocks]))
