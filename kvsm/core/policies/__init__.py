@@ -1,4 +1,4 @@
-"""Eviction policies. `make_policy` turns a name, or an import path, into one.
+"""Eviction policies. `make_policy` makes one from a name or an import path.
 
 docs/policies.md helps to choose one; docs/extending.md says how to add one.
 """
@@ -19,15 +19,15 @@ POLICIES = {
     "slru": "kvsm.core.policies.slru:SLRUPolicy",
     "sieve": "kvsm.core.policies.sieve:SIEVEPolicy",
 }
-"""The built-in policies: name -> import path. Everything that offers or tries policies reads this."""
+"""The built-in policies: name -> import path."""
 
 
 def make_policy(name: str, capacity: int) -> EvictionPolicy:
-    """A new policy over `capacity` slots.
+    """Make a new policy over `capacity` slots.
 
     name: a key of `POLICIES`, or the import path of any other policy, `package.module:Class`.
 
-    Raises `ConfigError` if there is no such policy, or if the path names something else.
+    Raises `ConfigError` if there is no such policy, or if the path does not name a policy.
     """
     module_name, _, class_name = POLICIES.get(name, name).partition(":")
     if not class_name:
@@ -47,7 +47,7 @@ def make_policy(name: str, capacity: int) -> EvictionPolicy:
 
 
 def _check_takes_parent(name: str, policy: object, method: str, others: int) -> None:
-    """Raises `ConfigError` if this method takes no `parent` besides its other arguments."""
+    """Raise `ConfigError` if this method takes no `parent` after its `others` positional arguments."""
     try:
         signature(getattr(policy, method)).bind(*[None] * others, parent=None)
     except TypeError as error:
@@ -56,9 +56,9 @@ def _check_takes_parent(name: str, policy: object, method: str, others: int) -> 
 
 
 def refuse_foreign(name: str, allowed: Collection[str]) -> None:
-    """For a policy that a file names: raises `ConfigError` unless it is built in, or in `allowed`.
+    """Raise `ConfigError` unless a policy that a file names is built in, or in `allowed`.
 
-    To make a policy of another package is to run its code, and the file may be anybody's.
+    Making a policy of another package runs its code, and the file may come from anyone.
     """
     if name in POLICIES or name in allowed:
         return

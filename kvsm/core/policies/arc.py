@@ -1,8 +1,8 @@
 """Adaptive replacement cache (Megiddo and Modha, FAST 2003), for batches and for blocks in use.
 
 `T1` orders the blocks that were not used since they were stored, `T2` those that were; both are LRU. `B1` and
-`B2` remember the keys of blocks evicted from them, the ghosts. A ghost that is stored again tells which queue
-was too short, and moves the target size of T1, `p`.
+`B2` remember the keys of blocks evicted from T1 and T2, the ghosts. When a ghost is stored again, the queue
+that evicted it was too short, and the target size of T1, `p`, changes.
 
 The same as in the paper, with c the capacity:
 
@@ -13,7 +13,7 @@ The same as in the paper, with c the capacity:
 
 What differs:
 
-- A block in use stands in no queue and returns to T2. It may not be evicted, and |T1| does not count it.
+- A block in use is in no queue and returns to T2. It may not be evicted, and |T1| does not count it.
 - All victims of a batch are chosen before any of its blocks is stored. The choice is made as if each victim
   were followed at once by a new block in T1, so that p is held within a batch too.
 - p adapts when the store is planned (`recalled`), not when it is done. Until then the key is *returning*: a
@@ -38,7 +38,7 @@ from kvsm.ids import NO_IDS, IdArray
 
 
 class ARCState(msgspec.Struct, array_like=True):
-    """What `snapshot` saves."""
+    """The state that `snapshot` saves."""
 
     target: int
     t1: bytes
@@ -90,7 +90,7 @@ class ARCPolicy(EvictionPolicy):
 
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
         from_t1 = self._t1.which(choice.victims)
-        from_t2 = [not one for one in from_t1]
+        from_t2 = [not is_from_t1 for is_from_t1 in from_t1]
         self.busy(choice.victims)
         self._b1.add(compress(keys, from_t1), self._capacity - len(self._t1))
         self._b2.add(compress(keys, from_t2), self._capacity - len(self._b1))

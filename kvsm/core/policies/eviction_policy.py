@@ -1,18 +1,18 @@
-"""What an eviction policy is to the ledger.
+"""The interface of eviction policies.
 
 A policy orders the *idle* blocks (stored, no pin, no copy) by how soon they may be evicted. The ledger calls
-it while it folds an event. It asks one question, `choose`; the answer becomes an event (`BlocksEvicted`), and
-only the fold of that event (`evicted`) changes the policy. So the state of a policy follows from the log, and
-a policy of another package replays as exactly as a built-in one.
+it while it folds an event. `choose` selects victims and changes nothing; the core makes an event of the
+result (`BlocksEvicted`), and only the fold of that event (`evicted`) changes the policy. So the state of a
+policy follows from the log, and a policy of another package replays as exactly as a built-in one.
 
 A block's way through a policy:
 
 - `admitted`: its store is published;
-- `busy`: a match pins it; `idle`: its last pin or copy has gone. The two together are one use of it;
-- `evicted`, `removed` or `clear`: it is gone.
+- `busy`: a match pins it; `idle`: its last pin or copy has ended. Together they are one use of the block;
+- `evicted`, `removed` or `clear`: it is no longer stored.
 
-A copy to another tier is no use of a block. The policy hears nothing of it, and `choose` is told to protect
-the block meanwhile.
+A copy to another tier does not count as a use. The policy is not called for it; the block is among the
+`protected` ones of `choose` meanwhile.
 
 Slots arrive as the ledger's `IdArray`: a tuple up to sixteen, a numpy array above. They are in prefix order:
 slots[0] holds the block nearest to the start of a prompt. A policy should evict the *last* one first, because
@@ -35,13 +35,13 @@ from kvsm.ids import IdArray
 
 
 class Choice(NamedTuple):
-    """What `choose` answers, and `evicted` carries out.
+    """The result of `choose`, which `evicted` applies.
 
-    victims: the slots to evict, in the order in which the search met them.
+    victims: the slots to evict, in the order in which the search found them.
     moved: other slots that the search passed over and whose place in the order changes; may be in use.
 
-    An event records both, and nothing else. All that a choice changes must follow from them and the state.
-    A policy with a hand says with `moved` how far its hand went (`kvsm.core.policies.sieve`).
+    The event has only these two. All changes of a choice must follow from them and from the policy's state. A
+    policy with a hand records in `moved` how far the hand moved (`kvsm.core.policies.sieve`).
     """
 
     victims: IdArray
@@ -51,13 +51,14 @@ class Choice(NamedTuple):
 class EvictionPolicy(Protocol):
     """Eviction order over `capacity` slots.
 
-    `choose`, `recall`, `snapshot` and `freeze` must not change what the policy decides. All others are part
-    of the fold: they must be deterministic, and read nothing but their arguments and the policy's own state.
-    A policy may subclass this class, or just have its methods. `kvsm.testing.OffloadMachine` checks one.
+    `choose`, `recall`, `snapshot` and `freeze` must not change later decisions. All other methods are part of
+    the fold: they must be deterministic, and read nothing but their arguments and the policy's own state. A
+    policy may subclass this class, or only have its methods. `kvsm.testing.OffloadMachine` tests a policy.
     """
 
     def __init_subclass__(cls, **more: object) -> None:
-        """A policy with a `snapshot` of its own, and the `freeze` of another one, would be copied in part."""
+        """Give a subclass that defines only `snapshot` the default `freeze`: an inherited one would copy only
+        the state of its base."""
         super().__init_subclass__(**more)
         if "snapshot" in vars(cls) and "freeze" not in vars(cls):
             cls.freeze = EvictionPolicy.freeze  # type: ignore[method-assign]
@@ -67,7 +68,7 @@ class EvictionPolicy(Protocol):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many idle blocks it orders."""
+        """Return the number of idle blocks in the order."""
 
     @abstractmethod
     def __contains__(self, slot: int) -> bool:
@@ -75,63 +76,66 @@ class EvictionPolicy(Protocol):
 
     @abstractmethod
     def admitted(self, slots: IdArray, keys: Sequence[bytes], parent: int | None = None) -> None:
-        """Newly stored blocks enter the order; keys[i] is in slots[i].
+        """Add newly stored blocks to the order; keys[i] is in slots[i].
 
-        parent: the slot of the block before slots[0] in its prompt. It may be in use, or hold no block any
-            more. If that block is not on the host, the new blocks cannot be hit: then `parent` is the slot
-            that would be evicted next. None: slots[0] begins a prompt, or its parent is unknown.
+        parent: the slot of the block before slots[0] in its prompt. It may be in use, or no longer stored. If
+            that block is not on the host, the new blocks cannot be hit: then `parent` is the slot that would
+            be evicted next. None: slots[0] begins a prompt, or its parent is unknown.
         """
 
     @abstractmethod
     def busy(self, slots: IdArray) -> None:
-        """Idle blocks leave the order; they are in use."""
+        """Take idle blocks out of the order: they are in use."""
 
     @abstractmethod
     def idle(self, slots: IdArray) -> None:
-        """Used blocks come back to the order."""
+        """Return used blocks to the order."""
 
     @abstractmethod
     def touched(self, slots: IdArray, parent: int | None = None) -> None:
-        """Idle blocks were used in passing, without leaving the order. parent: as in `admitted`."""
+        """Count a use of idle blocks that do not leave the order. parent: as in `admitted`."""
 
     @abstractmethod
     def removed(self, slots: IdArray) -> None:
-        """Blocks, idle or in use, were invalidated."""
+        """Forget blocks, idle or in use, that were invalidated."""
 
     @abstractmethod
     def evicted(self, choice: Choice, keys: Sequence[bytes]) -> None:
-        """Carry out a choice; keys[i] was in choice.victims[i]."""
+        """Apply a choice; keys[i] was in choice.victims[i]."""
 
     @abstractmethod
     def clear(self) -> None:
-        """All blocks were invalidated. Be as at the start. Here too, nobody may wait for large memory."""
+        """Return to the initial state: all blocks were invalidated. Must not allocate or clear large memory,
+        since the engine waits."""
 
     @abstractmethod
     def choose(self, count: int, protected: Collection[int]) -> Choice | None:
-        """`count` idle blocks to evict, none of them `protected`; None if there are fewer.
+        """Choose `count` idle blocks to evict, none of them `protected`; None if there are fewer.
 
-        All or nothing, and pure: asked again, it answers the same.
+        Pure: a second call returns the same.
         """
 
     def recall(self, keys: Sequence[bytes]) -> tuple[bytes, ...]:  # noqa: ARG002
-        """Which of `keys` it remembers evicting (ghosts). A policy without ghosts inherits this."""
+        """Return the keys that the policy remembers evicting (ghosts). A policy without ghosts inherits
+        this."""
         return ()
 
     def recalled(self, keys: Sequence[bytes]) -> None:
-        """These ghosts are about to be stored again. `recall` found them; an event says so."""
+        """Record that ghosts, found by `recall`, are about to be stored again. Called by the fold of an
+        event."""
 
     @abstractmethod
     def snapshot(self) -> bytes:
-        """The whole state; equal bytes for equal states. Whatever is not in it is lost in a restart."""
+        """Return the whole state as bytes, equal for equal states. A restart loses all other state."""
 
     def freeze(self) -> PolicyCopy:
-        """What `snapshot` returns now, as a copy that is made in pieces while events go on being folded.
+        """Begin a copy of what `snapshot` returns now, made in pieces while later events are folded.
 
-        A policy that inherits this one is written here and now: some 3 ms for each million slots of a queue,
-        in which the engine waits. The copy before it is dropped.
+        This default makes the whole snapshot at once: about 3 ms per million slots of a queue, in which the
+        engine waits. An earlier copy is dropped.
         """
         return PlainCopy(self.snapshot())
 
     @abstractmethod
     def restore(self, state: bytes) -> None:
-        """Become what `snapshot` saved. Called once, on a new policy of the same capacity."""
+        """Restore the state that `snapshot` saved. Called once, on a new policy of the same capacity."""

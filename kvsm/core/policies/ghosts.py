@@ -1,4 +1,4 @@
-"""Keys that a policy remembers although their blocks are gone."""
+"""`KeyQueue`: keys that a policy remembers after their blocks are evicted."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from kvsm.ids import NO_IDS, IdArray, listed
 class KeyQueue:
     """Distinct keys, oldest first, `capacity` at most.
 
-    A key has a number, as a block has a slot. So what serves slots serves keys: an index and a queue that
-    never grow, for which no call waits, and copies in pieces.
+    Each key has a number, as a block has a slot. So keys use the same structures as slots: an index and a
+    queue that never grow, so that no call waits for a resize, and copies in pieces.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self._key_of: list[bytes] = []
-        """The key of each number, or one that it had."""
+        """Number -> its key, or the key that it had last."""
         self._index = make_index(self._key_of, native.runs(), capacity)
         self._order, self._unused = SlotQueue(capacity), SlotQueue(capacity)
         self._never_used = 0
-        """The first number that is in neither of them."""
+        """The first number that is in neither queue."""
         self._kept = KeptKeys()
         self._copy: KeysCopy | None = None
 
@@ -41,7 +41,7 @@ class KeyQueue:
         return iter(self._index.keys_of(self._order.first(len(self._order))))
 
     def add(self, keys: Iterable[bytes], limit: int) -> None:
-        """Put those keys at the tail that are not here, and forget the oldest beyond `limit`."""
+        """Append the keys that are not in the queue, and forget the oldest beyond `limit`."""
         fresh = list(dict.fromkeys(keys))
         if self.holds_any(fresh):
             fresh = [key for key, is_here in zip(fresh, self.holding(fresh)) if not is_here]
@@ -52,7 +52,7 @@ class KeyQueue:
             self._take_out(forgotten)
             fresh = fresh[over - len(forgotten) :]
         if len(forgotten) == len(fresh):
-            numbers = forgotten  # as mostly, once the queue is full
+            numbers = forgotten  # the usual case once the queue is full
         else:
             self._unused.append(forgotten)
             numbers = self._free_numbers(len(fresh))
@@ -71,27 +71,27 @@ class KeyQueue:
             self._forget(self._order.first(len(self) - limit))
 
     def remove(self, key: bytes) -> None:
-        """Forget a key that is here."""
+        """Forget a key that is in the queue."""
         self._forget((self._index[key],))
 
     def clear(self) -> None:
-        """Forget all keys. Their memory is used again, so this takes no time."""
+        """Forget all keys, in constant time: their memory is reused."""
         self._index.clear()
         self._order.refill(NO_IDS)
         self._unused.refill(NO_IDS)
         self._never_used = 0
 
     def holding(self, keys: Sequence[bytes]) -> list[bool]:
-        """For each of `keys`, whether it is here."""
+        """Return for each key whether it is in the queue."""
         return [number is not None for number in self._index.find(keys)] if len(self) else [False] * len(keys)
 
     def holds_any(self, keys: Sequence[bytes]) -> bool:
-        """Whether at least one of `keys` is here."""
+        """Whether at least one of `keys` is in the queue."""
         return bool(len(self)) and self._index.find(keys).count(None) < len(keys)
 
     def part(self, slots: IdArray, keys: Sequence[bytes]) -> tuple[IdArray, IdArray]:
-        """Split slots: first those whose key is in the queue, then the others. The keys that were found
-        leave.
+        """Split slots into those whose key is in the queue and the others, and remove the keys that were
+        found.
 
         keys: keys[i] is in slots[i].
         """
@@ -103,7 +103,7 @@ class KeyQueue:
         return split(slots, found)
 
     def freeze(self) -> KeysCopy:
-        """A copy of the keys in order. The copy before it is dropped."""
+        """Begin a copy of the keys in order. An earlier copy is dropped."""
         if self._copy is not None:
             self._copy.drop()
         self._kept = KeptKeys()
@@ -111,7 +111,7 @@ class KeyQueue:
         return self._copy
 
     def _free_numbers(self, count: int) -> IdArray:
-        """Numbers that no key has. Those that were used come first, so few are ever used."""
+        """Return `count` numbers without a key. Used numbers are reused first."""
         again, new = self._unused.first(count), self._never_used
         self._unused.remove(again)
         self._never_used += count - len(again)
@@ -123,7 +123,7 @@ class KeyQueue:
         self._unused.append(numbers)
 
     def _take_out(self, numbers: IdArray) -> None:
-        """The keys of these numbers leave. The caller says what becomes of the numbers."""
+        """Remove the keys of these numbers. The caller reuses or releases the numbers."""
         index = self._index
         for key in index.keys_of(numbers):
             del index[key]

@@ -13,7 +13,7 @@ from kvsm.ids import NO_IDS, IdArray
 
 
 class LRUPolicy(EvictionPolicy):
-    """Evicts the block whose last use is longest ago; of one prefix, its last block first."""
+    """Evicts the least recently used block; within one prefix, the last block first."""
 
     def __init__(self, capacity: int) -> None:
         self._queue = SlotQueue(capacity)

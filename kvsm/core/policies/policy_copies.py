@@ -1,7 +1,7 @@
-"""`EvictionPolicy.snapshot` of one moment, made in pieces while events go on being folded.
+"""Copies of `EvictionPolicy.snapshot` after one event, made in pieces while later events are folded.
 
-A policy says what its snapshot is made of: queues of slots, counts of uses, queues of keys, numbers. Each of
-them is frozen by itself, and written later. Costs are counted in the time that a slot takes: some 30 ns.
+The snapshot of a policy has parts: queues of slots, counts of uses, queues of keys, numbers. Each part is
+frozen by itself, and written later. The unit of costs is the time to copy a slot: about 30 ns.
 """
 
 from __future__ import annotations
@@ -18,44 +18,45 @@ if TYPE_CHECKING:
     from kvsm.core.native._body import FrozenPart
 
 PIECE = 1 << 16
-"""Bytes of a piece that is cut here. The native body cuts the same."""
+"""Bytes of a piece. The native body makes pieces of the same size."""
 _OF_A_CUT = 512
-"""What such a piece costs."""
+"""Cost of a piece (units)."""
 _KEYS_AT_ONCE, _OF_A_KEY = 256, 8
-"""Keys that are written at once, and what each of them costs: its memory is far away."""
+"""Keys that are written at once, and the cost of each (units): its memory is not in the CPU cache."""
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 class PolicyPart(Protocol):
-    """A part of a snapshot: of one moment, and written later.
+    """A part of a snapshot after one event, which is written later.
 
-    A policy that changes keeps what a part has not written yet. So a part is written to its end, or dropped.
+    When the policy changes, it saves old values that a part has not written yet. So each part must be written
+    to its end, or dropped.
     """
 
     @abstractmethod
     def go_on(self, left: int) -> int:
-        """Write what costs `left`. Returns what is left of it if the part is whole, else 0.
+        """Write for `left` units. Returns the units that are left if the part is complete, else 0.
 
-        Raises `RuntimeError` if the part was dropped, unless it does not need the policy any more.
+        Raises `RuntimeError` if the part was dropped before it had all values of the policy.
         """
 
     @abstractmethod
     def pieces(self) -> Sequence[bytes]:
-        """What was written, as msgpack. The part must be whole."""
+        """Return the part as msgpack, in pieces. The part must be complete."""
 
     @abstractmethod
     def drop(self) -> None:
-        """Nobody needs it any more. A part that is whole stays whole. Idempotent."""
+        """Release a part that is no longer needed. A complete part stays complete. Idempotent."""
 
 
 class Written(PolicyPart):
-    """A part that is written already."""
+    """A part that is complete from the start."""
 
     def __init__(self, value: object) -> None:
         self._pieces = [_ENCODER.encode(value)]
 
     def go_on(self, left: int) -> int:
-        """It is whole."""
+        """As `PolicyPart.go_on`: it is complete."""
         return left
 
     def pieces(self) -> Sequence[bytes]:
@@ -63,19 +64,19 @@ class Written(PolicyPart):
         return self._pieces
 
     def drop(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class QueueCopy(PolicyPart):
     """The slots of a queue in order, four bytes each (`SlotQueue.snapshot`).
 
-    frozen: what the native queue made; or the bytes, if all was copied at once.
+    frozen: the frozen part of the native queue; or the bytes, if all was copied at once.
     """
 
     def __init__(self, frozen: FrozenPart | bytes) -> None:
         self._frozen = frozen
         self.order: list[bytes] | None = None
-        """Once it is whole."""
+        """The slots, in pieces; None until the part is complete."""
         if isinstance(frozen, bytes):
             self.order = [frozen[start : start + PIECE] for start in range(0, len(frozen), PIECE)]
 
@@ -99,22 +100,22 @@ class QueueCopy(PolicyPart):
 
 
 class _FollowingPart(PolicyPart):
-    """A part that follows from the order of queues. A subclass says how."""
+    """A part that depends on the order of queues. Subclasses define `_write`."""
 
     def __init__(self, queues: Sequence[QueueCopy]) -> None:
         self._queues = queues
         self._pieces: list[bytes] = []
         self._steps = self._write()
         self.is_open = True
-        """Whether it still needs what it has not written."""
+        """Whether it is not complete, so that old values must be saved for it."""
         self._dropped = False
 
     @abstractmethod
     def _write(self) -> Generator[int, None, None]:
-        """Write pieces, and yield what each of them cost. It begins when the queues are whole."""
+        """Write pieces, and yield the cost of each (units). It starts when the queues are complete."""
 
     def go_on(self, left: int) -> int:
-        """As `PolicyPart.go_on`. It goes on with its queues first."""
+        """As `PolicyPart.go_on`. It completes its queues first."""
         if self._dropped:
             raise RuntimeError("this copy of the state was dropped")
         for queue in self._queues:
@@ -138,7 +139,7 @@ class _FollowingPart(PolicyPart):
             queue.drop()
 
     def _orders(self) -> Iterator[NDArray[np.int64]]:
-        """The slots of all queues, in pieces."""
+        """Yield the slots of all queues, in pieces."""
         for queue in self._queues:
             for piece in queue.order or ():
                 yield np.frombuffer(piece, "<u4").astype(np.int64)
@@ -164,7 +165,7 @@ class CountsCopy(_FollowingPart):
 
 
 class KeptKeys:
-    """Keys by number, in pages: a dict that grows large makes a call wait."""
+    """Number -> saved key, in pages: one large dict would delay a call when it grows."""
 
     _BITS = 10
 
@@ -172,14 +173,14 @@ class KeptKeys:
         self._pages: dict[int, dict[int, bytes]] = {}
 
     def keep(self, numbers: Sequence[int], key_of: Sequence[bytes]) -> None:
-        """Keep the keys of these numbers, unless they are kept."""
+        """Save the keys of these numbers, unless they are saved already."""
         for number in numbers:
             page = self._pages.setdefault(number >> self._BITS, {})
             if number not in page:
                 page[number] = key_of[number]
 
     def key_of(self, number: int, key_of: Sequence[bytes]) -> bytes:
-        """The key that is kept, or the one that the number has."""
+        """Return the saved key, or the current key of the number if none was saved."""
         page = self._pages.get(number >> self._BITS)
         return key_of[number] if page is None else page.get(number, key_of[number])
 
@@ -188,7 +189,7 @@ class KeysCopy(_FollowingPart):
     """The keys of a `KeyQueue` in order.
 
     key_of: the key of each number, live.
-    kept: what the key of a number was, if it has got another one since then.
+    kept: the old keys of numbers that have got another key since then.
     """
 
     def __init__(self, order: QueueCopy, key_of: Sequence[bytes], kept: KeptKeys) -> None:
@@ -207,16 +208,16 @@ class KeysCopy(_FollowingPart):
 
 
 class PolicyCopy:
-    """What `EvictionPolicy.freeze` returns: a snapshot of the policy, made in pieces.
+    """The result of `EvictionPolicy.freeze`: a snapshot of the policy, made in pieces.
 
-    parts: what the snapshot consists of, in order.
+    parts: the parts of the snapshot, in order.
     """
 
     def __init__(self, parts: Sequence[PolicyPart]) -> None:
         self._parts = parts
 
     def go_on(self, left: int) -> int:
-        """Write what costs `left`. Returns what is left of it if the copy is whole, else 0."""
+        """Write for `left` units. Returns the units that are left if the copy is complete, else 0."""
         for part in self._parts:
             left = part.go_on(left)
             if not left:
@@ -224,12 +225,12 @@ class PolicyCopy:
         return left
 
     def pieces(self) -> Sequence[bytes]:
-        """The snapshot in pieces. The copy must be whole."""
+        """Return the snapshot in pieces. The copy must be complete."""
         written = [piece for part in self._parts for piece in part.pieces()]
         return [array_head(len(self._parts)), *written]
 
     def drop(self) -> None:
-        """Nobody needs the copy any more. Idempotent."""
+        """Release a copy that is no longer needed. Idempotent."""
         for part in self._parts:
             part.drop()
 
@@ -242,19 +243,19 @@ class PlainCopy(PolicyCopy):
         super().__init__((self._queue,))
 
     def pieces(self) -> Sequence[bytes]:
-        """As `PolicyCopy.pieces`, without anything around it."""
+        """As `PolicyCopy.pieces`, without msgpack headers."""
         return self._queue.order or ()
 
 
 def bytes_head(size: int) -> bytes:
-    """What msgpack writes before bytes of this size."""
+    """Return the msgpack header of bytes of this size."""
     if size < 1 << 8:
         return bytes((0xC4, size))
     return b"\xc5" + size.to_bytes(2, "big") if size < 1 << 16 else b"\xc6" + size.to_bytes(4, "big")
 
 
 def array_head(count: int) -> bytes:
-    """What msgpack writes before an array of this length."""
+    """Return the msgpack header of an array of this length."""
     if count < 16:
         return bytes((0x90 | count,))
     return b"\xdc" + count.to_bytes(2, "big") if count < 1 << 16 else b"\xdd" + count.to_bytes(4, "big")

@@ -13,17 +13,18 @@ ghosts as `main` is meant to hold blocks; the oldest are forgotten.
 
 What differs from the paper:
 
-- A block in use keeps its place and its queue, because in a FIFO a use moves nothing. The search may not take
-  it and must not meet it again and again: it moves on like one whose count asks for it, and so does a
+- A block in use keeps its place and its queue, because in a FIFO a use moves nothing. The search may not
+  evict it and must not meet it again and again: so it moves like a block with a high count, and so does a
   protected block.
 - All victims of a batch are chosen before any of its blocks is stored. How many come from `small` is settled
   once for a choice, as if each victim were followed at once by a new block in `small`.
-- What one choice moves from `small` to `main` it does not weigh again. Only if everything else is used up do
-  victims come from the whole of `small`, those used more than once last, and nothing moves there.
-- The search passes over `most_passed` blocks of each queue at most. Then it takes the next ones that it may,
-  however often they were used. If all were used, the paper goes through all of `small`, and around `main`.
-- A block enters before its parent only if the parent was not used. A use does not move the parent: what
-  enters before a used one would be weighed at once, and the parent stays.
+- A choice does not consider blocks again that it moves from `small` to `main`. If there are no other victims,
+  they come from the whole of `small`, the blocks used more than once last, and nothing moves.
+- The search passes over `most_passed` blocks of each queue at most. Then it takes the next blocks that it
+  may, however often they were used. If all were used, the paper goes through all of `small`, and around
+  `main`.
+- A block enters before its parent only if the parent was not used. A use does not move the parent: a block
+  that enters before a used parent near the head would be evicted soon, while the parent stays.
 - A ghost leaves when its store is planned (`recalled`). Until the store is done the key is *returning*: a
   store that fails costs nothing, and a key that is offered again still enters `main`.
 
@@ -34,9 +35,9 @@ on Mooncake's conversation trace that costs 6.3 points at 50,000 slots and 2.5 a
 
 `main` may be passed several times in one choice. Pass number n (from 0) takes blocks whose count is n and has
 first lowered the counts of all by n. So the highest count among its victims says how often `main` was passed
-in full, and `evicted` needs to be told only what the last pass moved. If `main` is longer than `most_passed`,
-there is one pass, and no count of a victim says anything. If it does not find enough, the choice takes what
-it may from the head of `main`, used or not, and nothing moves there.
+in full, and `Choice.moved` has only the blocks of the last pass. If `main` is longer than `most_passed`,
+there is one pass, whatever the counts of the victims are. If it does not find enough, the choice takes blocks
+from the head of `main`, used or not, and nothing moves there.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ from kvsm.core.policies.use_counts import UseCountingPolicy, UseCounts
 from kvsm.ids import NO_IDS, IdArray
 
 SMALL_PERCENT = 10
-"""Share of the pool that the small queue is meant to hold."""
+"""Target share of the pool for the small queue."""
 
 MOST_USES = 3
 MOST_USES_TO_LEAVE_SMALL = 1
@@ -64,7 +65,7 @@ _OFTEN = range(MOST_USES_TO_LEAVE_SMALL + 1, MOST_USES + 1)
 
 
 class S3FIFOState(msgspec.Struct, array_like=True):
-    """What `snapshot` saves; `uses` of the slots in small, then of those in main."""
+    """The state that `snapshot` saves. uses: counts of the slots in small, then of the slots in main."""
 
     small: bytes
     main: bytes
@@ -74,7 +75,7 @@ class S3FIFOState(msgspec.Struct, array_like=True):
 
 
 class S3FIFOPolicy(UseCountingPolicy):
-    """Evicts quickly what is not used twice, and the rest in turn."""
+    """Evicts blocks soon that are not used twice, and the others in FIFO order with second chances."""
 
     def __init__(self, capacity: int) -> None:
         self._capacity = capacity
@@ -169,7 +170,8 @@ class S3FIFOPolicy(UseCountingPolicy):
         self._returning.add(saved.returning, self._capacity)
 
     def _search_main(self, count: int, protected: Collection[int]) -> tuple[IdArray, IdArray]:
-        """Up to `count` victims from main, in as many passes as it takes, and what the last pass moves."""
+        """Return up to `count` victims from main, in as many passes as needed, and the blocks that the last
+        pass moves."""
         victims: IdArray = NO_IDS
         moved: IdArray = NO_IDS
         full_passes = self._full_passes()
@@ -185,5 +187,5 @@ class S3FIFOPolicy(UseCountingPolicy):
         return victims, moved
 
     def _full_passes(self) -> int:
-        """How often a choice may pass all of main."""
+        """Return the number of full passes over main that a choice may make."""
         return MOST_USES if len(self._main) <= self.most_passed else 0

@@ -3,7 +3,7 @@
 One FIFO queue, a bit for each block that says whether it was used, and a hand. A stored block enters at the
 newest end, unused. A use sets the bit; nothing moves. The search for a victim starts at the hand and goes
 towards the newest block: a used block loses its bit and stays where it is; the first unused one is evicted,
-and the hand rests behind it. Beyond the newest block the hand goes on at the oldest.
+and the hand stops behind it. After the newest block the hand continues at the oldest.
 
 Here the queue is cut at the hand: `behind` it are the blocks that it has passed, `ahead` of it the others,
 each part oldest first. To pass a block is to move it from the head of `ahead` to the tail of `behind`. When
@@ -14,16 +14,16 @@ What differs from the paper:
 
 - A block in use keeps its place. The hand passes over it, and over protected blocks.
 - A batch is chosen by the same hand, one victim after the other, before any of its blocks is stored.
-- In one lap of a choice the hand passes over `most_passed` blocks at most. Then it rests, and the choice
+- In one lap of a choice the hand passes over `most_passed` blocks at most. Then it stops, and the choice
   takes the next blocks that it may, used or not. If all were used, the paper goes once around the pool.
 
-One choice may take up to two further laps. Full laps need no names: lap 0 takes unused blocks ahead, lap 1
-unused ones behind and used ones ahead, lap 2 used ones behind. So the last victim tells the lap, and `moved`
-only says what the last lap passed over.
+One choice may make up to two further laps. Full laps are not listed in the event: lap 0 takes unused blocks
+ahead, lap 1 unused blocks behind and used blocks ahead, lap 2 used blocks behind. So the last victim
+determines the number of laps, and `moved` has only the blocks that the last lap passed over.
 
-A lap with more blocks to go than `most_passed` is the last one: lap 0 if there are more ahead, lap 1 if there
-are more in all. If it does not find enough, the choice takes what it may from the hand on, used or not, and
-`moved` is empty. So the lengths of the queues limit the laps that the last victim tells.
+A lap over more blocks than `most_passed` is the last one: lap 0 if there are more blocks ahead, lap 1 if
+there are more in all. If it does not find enough, the choice takes blocks from the hand on, used or not, and
+`moved` is empty. So the lengths of the queues limit the number of laps that the last victim can stand for.
 """
 
 # ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
@@ -43,11 +43,11 @@ from kvsm.ids import NO_IDS, IdArray
 _UNUSED, _USED = range(1), range(1, 2)
 
 _Lap = Sequence[tuple[SlotQueue, range]]
-"""The queues that a lap goes over, and the counts of its victims."""
+"""The queues of a lap, each with the use counts of its victims."""
 
 
 class SIEVEPolicy(UseCountingPolicy):
-    """Evicts the first block from the hand on that was not used since the hand passed it."""
+    """Evicts the first block, from the hand on, that was not used since the hand last passed it."""
 
     def __init__(self, capacity: int) -> None:
         self._behind = SlotQueue(capacity)
@@ -114,7 +114,7 @@ class SIEVEPolicy(UseCountingPolicy):
     def _search(
         self, lap: _Lap, count: int, protected: Collection[int], most_passed: int
     ) -> tuple[IdArray, IdArray]:
-        """Up to `count` victims of one lap, and what it passes over."""
+        """Return up to `count` victims of one lap, and the blocks that it passes over."""
         victims: IdArray = NO_IDS
         moved: IdArray = NO_IDS
         for queue, uses in lap:
@@ -124,22 +124,23 @@ class SIEVEPolicy(UseCountingPolicy):
         return victims, moved
 
     def _full_laps(self) -> int:
-        """How many laps a choice may go to their end."""
+        """Return the number of full laps that a choice may make."""
         if len(self._ahead) > self.most_passed:
             return 0
         return 1 if len(self._ahead) + len(self._behind) > self.most_passed else 2
 
     def _lap_of(self, victim: int) -> int:
-        """How often the hand had passed the newest block when it took this one."""
+        """Return the number of times that the hand had passed the newest block when it took this victim."""
         return (victim in self._behind) + self._uses.highest((victim,))
 
     def _pass_over(self, slots: IdArray) -> None:
-        """The hand passes these blocks, which are the first ones ahead."""
+        """Let the hand pass these blocks, which are the first ones ahead."""
         self._uses.mark_unused(slots)
         self._ahead.remove(slots)
         self._behind.append(slots)
 
     def _end_lap(self) -> None:
-        """Beyond the newest block the hand goes on at the oldest, before a newer one is stored."""
+        """If the hand has passed the newest block, let it continue at the oldest, before a newer one is
+        stored."""
         if not len(self._ahead):
             self._ahead, self._behind = self._behind, self._ahead

@@ -1,15 +1,15 @@
-"""A first-in-first-out queue of slots, for batches. Removal and re-entry anywhere have constant cost.
+"""A first-in-first-out queue of slots, for batches. Removing or moving a slot has constant cost.
 
-The queue is a log of entries, and `place[slot]` is the position of the one entry that counts. To move a slot
-to the tail is to write a new entry; to remove it is to forget its place. Dead entries are skipped at the head
-and swept out when the log is full, so each costs a constant share. The log grows with the slots that are in
-the queue: the capacity may be what the head of a foreign log says.
+The queue is an array of entries, and `place[slot]` is the position of the slot's valid entry. Moving a slot
+to the tail writes a new entry; removing it clears its place. Dead entries are skipped at the head and removed
+when the array is full, at constant amortized cost. The array grows with the slots in the queue and not with
+the capacity, because the capacity may be claimed by a log of unknown origin.
 
 A linked list is as good for single slots, but not for eight thousand at once: here every batch operation is a
-few numpy calls. A policy may keep several queues; a slot stands in at most one of them.
+few numpy calls. A policy may keep several queues; a slot is in at most one of them.
 
-With the native body a queue is made of bits and a linked list, in C (`kvsm/core/native/slot_queue.c`), and
-answers the same.
+With the native body a queue is a set of bits and a linked list, in C (`kvsm/core/native/slot_queue.c`), with
+the same results.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from kvsm.ids import NO_IDS, SMALL, IdArray, array_of
 _ABSENT = -1
 _LEAST_ENTRIES = 64
 _GAP = 64
-"""Dead entries that an insertion adds, as room for the next insertions."""
+"""Dead entries that an insertion adds as space for later insertions."""
 
 
 def join(first: IdArray, second: IdArray) -> IdArray:
-    """Two batches as one, in the form for its length (`kvsm.ids`)."""
+    """Concatenate two batches, in the form for their length (`kvsm.ids`)."""
     if type(first) is tuple and type(second) is tuple and len(first) + len(second) <= SMALL:
         return first + second
     both = np.concatenate((np.asarray(first, dtype=np.int64), np.asarray(second, dtype=np.int64)))
@@ -40,9 +40,9 @@ def join(first: IdArray, second: IdArray) -> IdArray:
 
 
 def split(slots: IdArray, inside: Sequence[bool]) -> tuple[IdArray, IdArray]:
-    """Split slots: those for which `inside` holds, and the others; both keep their order."""
+    """Split slots into those whose entry in `inside` is true, and the others; both keep their order."""
     if type(slots) is tuple:
-        outside = [not one for one in inside]
+        outside = [not is_inside for is_inside in inside]
         return tuple(compress(slots, inside)), tuple(compress(slots, outside))
     mask = np.array(inside, dtype=np.bool_)
     return slots[mask], slots[~mask]  # type: ignore[return-value]
@@ -52,7 +52,7 @@ class SlotQueue:
     """Distinct slots from 0 to `capacity` - 1, oldest first."""
 
     def __new__(cls, capacity: int) -> SlotQueue:
-        """A queue of the body that runs."""
+        """Make a queue with the native or the Python body."""
         if cls is SlotQueue and native.runs():
             return NativeSlotQueue(capacity)
         return super().__new__(cls)
@@ -66,7 +66,7 @@ class SlotQueue:
 
     @property
     def capacity(self) -> int:
-        """How many slots it knows."""
+        """The number of slots that the queue can hold, from 0 to `capacity` - 1."""
         return len(self._place)
 
     def __len__(self) -> int:
@@ -84,7 +84,7 @@ class SlotQueue:
                 yield slot
 
     def which(self, slots: IdArray) -> list[bool]:
-        """For each of `slots`, whether it is in the queue."""
+        """Return for each slot whether it is in the queue."""
         if type(slots) is tuple:
             place = self._place
             return [place[slot] != _ABSENT for slot in slots]
@@ -92,7 +92,7 @@ class SlotQueue:
         return inside
 
     def append(self, slots: IdArray) -> None:
-        """Put distinct slots at the tail, in the order given. A slot that is in the queue moves there."""
+        """Put distinct slots at the tail, in the given order. A slot that is in the queue moves there."""
         tail = self._tail
         if tail + len(slots) > len(self._ring):
             self._make_room(len(slots))
@@ -113,9 +113,10 @@ class SlotQueue:
             self._place_view[slots] = np.arange(tail, self._tail)
 
     def insert(self, slots: IdArray, before: int | None) -> None:
-        """Put distinct slots right before another one, in the order given. A slot in the queue moves there.
+        """Put distinct slots right before the slot `before`, in the given order. A slot in the queue moves
+        there.
 
-        before: that slot. If it is not in the queue, or one of `slots`, or None, they are appended.
+        before: if it is None, not in the queue, or one of `slots`, the slots are appended.
         """
         if before is None or self._place[before] == _ABSENT or before in slots:
             self.append(slots)
@@ -132,7 +133,7 @@ class SlotQueue:
         self._place_view[np.asarray(slots, dtype=np.int64)] = np.arange(start, end)
 
     def remove(self, slots: IdArray) -> None:
-        """Take out all of `slots` that are in the queue."""
+        """Remove those of `slots` that are in the queue."""
         before = self._size
         if type(slots) is tuple:
             place = self._place
@@ -147,13 +148,13 @@ class SlotQueue:
             self._skip_dead(len(slots))
 
     def refill(self, slots: IdArray) -> None:
-        """Hold these slots alone, which are in the order of their numbers."""
+        """Replace the content by these slots, which ascend."""
         self._place_view[:] = _ABSENT
         self._head = self._tail = self._size = 0
         self.append(slots)
 
     def first(self, count: int, protected: Collection[int] = ()) -> IdArray:
-        """Up to `count` slots from the head that are not `protected`; changes nothing."""
+        """Return up to `count` slots from the head that are not `protected`. Changes nothing."""
         if count > SMALL:
             return self._first_array(count, protected)
         found: list[int] = []
@@ -166,13 +167,13 @@ class SlotQueue:
         return tuple(found)
 
     def order(self) -> NDArray[np.int64]:
-        """All slots, oldest first."""
+        """Return all slots, oldest first."""
         return self._live(self._head, self._tail)
 
     def windows(self, size: int) -> Iterator[NDArray[np.int64]]:
-        """Slots, oldest first, in arrays. The queue must not change meanwhile.
+        """Yield the slots, oldest first, in arrays. The queue must not change meanwhile.
 
-        size: entries that the first array is read from; each further one reads twice as many.
+        size: number of entries that the first array is read from; each further array reads twice as many.
         """
         start = self._head
         while start < self._tail:
@@ -181,11 +182,11 @@ class SlotQueue:
             start, size = stop, 2 * size
 
     def snapshot(self) -> bytes:
-        """The slots in order, four bytes each: equal for equal queues."""
+        """Return the slots in order, four bytes each: equal for equal queues."""
         return self.order().astype("<u4").tobytes()
 
     def freeze(self) -> QueueCopy:
-        """A copy of what `snapshot` returns now. The copy before it is dropped."""
+        """Begin a copy of what `snapshot` returns now. An earlier copy is dropped."""
         return QueueCopy(self.snapshot())
 
     def restore(self, state: bytes) -> None:
@@ -214,7 +215,7 @@ class SlotQueue:
         return np.concatenate(parts) if parts else NO_IDS
 
     def _skip_dead(self, removed: int) -> None:
-        """Move the head past dead entries, so that no later `first` meets them again."""
+        """Move the head past dead entries, so that `first` does not read them again."""
         if self._size == 0:
             self._head = self._tail = 0
             return
@@ -234,7 +235,7 @@ class SlotQueue:
         self._head = head
 
     def _open_gap(self, slot: int, count: int) -> None:
-        """Move this slot and all entries behind it up, gaps included, by `count` dead entries."""
+        """Insert `count` dead entries before this slot: move its entry and all later ones."""
         if self._tail + count > len(self._ring):
             self._make_room(count)
         start, stop = self._place[slot], self._tail
@@ -246,7 +247,8 @@ class SlotQueue:
         self._tail += count
 
     def _make_room(self, count: int) -> None:
-        """Sweep out dead entries. If that frees less than half of the log, make one four times the size."""
+        """Remove dead entries. If more than half of the array would be used, allocate one of four times its
+        need."""
         live = self.order()
         if 2 * (len(live) + count) > len(self._ring):
             self._ring = array("q", (0,)) * (4 * (len(live) + count) + _LEAST_ENTRIES)
@@ -257,13 +259,13 @@ class SlotQueue:
 
 
 class NativeSlotQueue(native.QueueBody, SlotQueue):
-    """The queue of the native body. What is written here is made of `following`."""
+    """The queue of the native body. The methods here are built on its `following`."""
 
     def __new__(cls, capacity: int) -> NativeSlotQueue:
         return native.QueueBody.__new__(cls, capacity)
 
     def __init__(self, capacity: int) -> None:
-        """All is done."""
+        """Do nothing: `__new__` has made the queue."""
 
     def __iter__(self) -> Iterator[int]:
         for window in self.windows(SMALL):

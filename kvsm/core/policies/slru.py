@@ -3,12 +3,12 @@
 Two LRU queues. A stored block enters `probation`; a use moves it to the tail of `protected`. Idle blocks in
 `protected` beyond 80 % of the pool are demoted to the tail of `probation`, oldest first. Victims come from
 `probation`, and from `protected` only when `probation` is used up. So blocks that are stored once and never
-read push out only each other.
+read evict only each other.
 
 libCacheSim's SLRU has four segments of a quarter each; a model with these agrees with it to the last hit
 (benchmarks/policy_oracle.py).
 
-As published, except that a block in use stands in neither segment: it returns to `protected`.
+As published, except that a block in use is in neither segment: it returns to `protected`.
 """
 
 # ruff: noqa: ARG002 (the protocol names arguments that this policy does not need)
@@ -29,7 +29,7 @@ PROTECTED_PERCENT = 80
 
 
 class SLRUPolicy(EvictionPolicy):
-    """Evicts blocks that were not used since they were stored or demoted before those that were."""
+    """Evicts blocks that were not used since they were stored or demoted first, then the protected ones."""
 
     def __init__(self, capacity: int) -> None:
         self._probation = SlotQueue(capacity)

@@ -1,4 +1,4 @@
-"""How often blocks were used, and the search for victims by it.
+"""Counts the uses of blocks, and searches for victims by these counts.
 
 For policies in which a use moves nothing and only counts (S3-FIFO, SIEVE). A block in use keeps its place in
 its queue; a search passes over it.
@@ -22,11 +22,11 @@ from kvsm.ids import SMALL, IdArray
 _IN_USE = 128
 _ABSENT = 255
 _FEW = 4 * SMALL
-"""Blocks that a loop looks at before arrays are faster."""
+"""Number of blocks from which on arrays are faster than a loop."""
 
 
 class _Step(NamedTuple):
-    """The byte that follows each byte, as a table for a loop and for numpy."""
+    """A map from each byte to its next byte, as a table for a loop and as an array for numpy."""
 
     table: bytes
     array: NDArray[np.uint8]
@@ -56,7 +56,7 @@ def _steps(most: int) -> _Steps:
 
 
 def _step(changes: dict[int, int]) -> _Step:
-    """Bytes that `changes` does not name stay."""
+    """Make a step. Bytes that are not in `changes` stay the same."""
     table = bytes([changes.get(byte, byte) for byte in range(256)])
     return _Step(table, np.frombuffer(table, dtype=np.uint8))
 
@@ -72,7 +72,7 @@ class UseCounts:
         self._most, self._steps, self._idle = most, _steps(most), 0
 
     def __len__(self) -> int:
-        """How many blocks are idle."""
+        """Return the number of idle blocks."""
         return self._idle
 
     def __contains__(self, slot: int) -> bool:
@@ -80,19 +80,19 @@ class UseCounts:
         return self._bytes[slot] <= self._most
 
     def admit(self, slots: IdArray) -> None:
-        """New blocks, not used yet."""
+        """Add new blocks with a count of 0."""
         self._apply(self._steps.admit, slots)
 
     def begin_use(self, slots: IdArray) -> None:
-        """These blocks are in use."""
+        """Mark blocks as in use."""
         self._apply(self._steps.begin_use, slots)
 
     def end_use(self, slots: IdArray) -> None:
-        """These blocks are idle, and were used once more."""
+        """Mark blocks as idle, and count one more use of each."""
         self._apply(self._steps.end_use, slots)
 
     def lower(self, slots: IdArray) -> None:
-        """Take one off each count that is not 0."""
+        """Lower each count by one, but not below 0."""
         self._apply(self._steps.lower, slots)
 
     def mark_unused(self, slots: IdArray) -> None:
@@ -100,11 +100,11 @@ class UseCounts:
         self._apply(self._steps.mark_unused, slots)
 
     def forget(self, slots: IdArray) -> None:
-        """These blocks are gone."""
+        """Forget these blocks."""
         self._apply(self._steps.forget, slots)
 
     def clear(self) -> None:
-        """All blocks are gone."""
+        """Forget all blocks."""
         self._view[:], self._idle = _ABSENT, 0
 
     def is_unused(self, slot: int) -> bool:
@@ -112,13 +112,13 @@ class UseCounts:
         return self._bytes[slot] == 0
 
     def highest(self, slots: IdArray) -> int:
-        """The highest count of these idle blocks; 0 for none."""
+        """Return the highest count of these idle blocks; 0 if there are none."""
         if type(slots) is tuple:
             return max([self._bytes[slot] for slot in slots], default=0)
         return int(self._view[slots].max(initial=0))
 
     def has(self, count: int, protected: Collection[int]) -> bool:
-        """Whether `count` idle blocks are not protected."""
+        """Whether there are `count` idle blocks that are not protected."""
         if self._idle - len(protected) >= count:
             return True
         return self._idle - len({slot for slot in protected if slot in self}) >= count
@@ -126,13 +126,13 @@ class UseCounts:
     def search(
         self, queue: SlotQueue, count: int, uses: range, protected: Collection[int], most_passed: int
     ) -> tuple[IdArray, IdArray]:
-        """Up to `count` victims of a queue, oldest first, and the blocks that were passed over before the
-        last.
+        """Return up to `count` victims of a queue, oldest first, and the blocks that were passed over before
+        the last victim.
 
-        uses: the counts of a victim. A block with a lower count is in neither answer: an earlier search of
+        uses: the counts of a victim. A block with a lower count is in neither result: an earlier search of
         the same choice took it. Blocks with a higher count, in use or protected are passed over.
-        most_passed: how many blocks are passed over. Behind them a block with a higher count is a victim too,
-        and one that is in use or protected is in neither answer.
+        most_passed: the most blocks to pass over. After these, a block with a higher count is a victim too,
+        and a block that is in use or protected is in neither result.
         """
         if count > SMALL:
             return self._search_arrays(queue, count, uses, protected, most_passed)
@@ -178,15 +178,15 @@ class UseCounts:
         return np.concatenate(victims), np.concatenate(passed)
 
     def snapshot(self, *queues: SlotQueue) -> bytes:
-        """The bytes of the slots in these queues, in their order."""
+        """Return the bytes of the slots in these queues, in the order of the queues."""
         return self._view[self._order(queues)].tobytes()
 
     def freeze(self, *queues: QueueCopy) -> CountsCopy:
-        """A copy of what `snapshot` returns now, for copies of the queues."""
+        """Begin a copy of what `snapshot` returns now. queues: copies of the queues."""
         return CountsCopy(bytes(self._bytes), queues)
 
     def restore(self, state: bytes, *queues: SlotQueue) -> None:
-        """Set what `snapshot` saved, for the same queues."""
+        """Restore the counts that `snapshot` saved, for the same queues."""
         self._view[self._order(queues)] = np.frombuffer(state, dtype=np.uint8)
         self._idle = int(np.count_nonzero(self._view <= self._most))
 
@@ -195,7 +195,7 @@ class UseCounts:
         return np.concatenate([queue.order() for queue in queues])
 
     def _apply(self, step: _Step, slots: IdArray) -> None:
-        """Step the bytes of `slots`, and keep count of the idle blocks."""
+        """Apply a step to the bytes of `slots`, and update the number of idle blocks."""
         most = self._most
         if type(slots) is tuple:
             counts, table = self._bytes, step.table
@@ -214,11 +214,11 @@ class UseCountingPolicy(EvictionPolicy):
     """Base of the policies in which a use moves nothing and only counts. A subclass makes `_uses`."""
 
     most_passed: ClassVar[int] = 5_000
-    """How many blocks a choice passes over in a queue, at most. Then it takes the next ones that it may, used
-    or not. So it never goes once around a longer queue: the lengths of the queues tell how many laps are
-    complete, and a victim that was used is not taken for one of a later lap.
+    """The most blocks that a choice passes over in a queue. Then it takes the next blocks that it may, used
+    or not. So it never goes once around a longer queue: `evicted` derives the number of complete laps from
+    the lengths of the queues, and does not count a used victim as one of a later lap.
 
-    A log must be folded with the value that wrote it.
+    A log must be folded with the value with which it was written.
     """
 
     _uses: UseCounts
