@@ -2,8 +2,8 @@
 
 A key is the engine's hash of all tokens up to the end of a chunk, and four bytes of group index. Equal keys
 mean equal content. The engine's hash covers whatever else decides the content: LoRA adapter, cache salt,
-images. What decides the shape (decode context parallelism, chunks) decides how many tokens a chunk has, and
-so which hash is taken.
+images. Decode context parallelism and the chunk size decide how many tokens a chunk has, and so which hash
+its key has.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from kvsm.system.field_types import check_types
 
 
 class GroupKind(Enum):
-    """How far back the layers of a group look."""
+    """Which earlier tokens the layers of a group read."""
 
     FULL = "full"
-    """At every earlier token: a hit needs all its blocks."""
+    """All earlier tokens: a hit needs all its blocks."""
     SLIDING_WINDOW = "sliding"
-    """At the last `window` tokens: a hit needs the blocks that hold these."""
+    """The last `window` tokens: a hit needs the blocks of these tokens."""
     CHUNKED_LOCAL = "chunked"
-    """At the tokens since the last multiple of `window`: a hit needs the blocks that hold these."""
+    """The tokens since the last multiple of `window`: a hit needs the blocks of these tokens."""
     MAMBA = "mamba"
-    """At one state, after the last block. The engine hands states over at block boundaries."""
+    """One state, after the last block. The engine passes states at block boundaries."""
 
 
 WINDOWED = (GroupKind.SLIDING_WINDOW, GroupKind.CHUNKED_LOCAL)
-"""The kinds of attention that no longer need the blocks before their window."""
+"""The kinds of attention that do not need the blocks before their window."""
 
 
 class KVCacheGroup(msgspec.Struct, frozen=True):
@@ -45,19 +45,19 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
     context parallel size."""
     kind: GroupKind = GroupKind.FULL
     window: int = 0
-    """How many tokens a sliding window looks back; tokens of one chunk of chunked local attention."""
+    """Tokens of the sliding window, or of a chunk of chunked local attention."""
     drafter: bool = False
-    """Its layers draft tokens: while a request decodes, its last block may still be rewritten."""
+    """Whether its layers draft tokens: while a request decodes, its last block may still be rewritten."""
     event_kind: str = ""
-    """What KV events call the kind of its layers, in vLLM's words; empty: what `kind` is there."""
+    """The kind of its layers in KV events, in vLLM's words; empty: derived from `kind`."""
     event_window: int = 0
-    """The window of its layers in KV events, without tokens that are kept for drafts; 0: `window`."""
+    """The window of its layers in KV events, without tokens kept for drafts; 0: `window`."""
 
     def __post_init__(self) -> None:
         check_types(self)
 
     def first_needed_token(self, end: int) -> int:
-        """The first token whose KV is needed to compute the token at `end`."""
+        """Return the first token whose KV is needed to compute the token at `end`."""
         if self.kind is GroupKind.FULL:
             return 0
         if self.kind is GroupKind.CHUNKED_LOCAL:
@@ -66,8 +66,8 @@ class KVCacheGroup(msgspec.Struct, frozen=True):
         return max(0, end - reach)
 
     def fresh_start(self, end: int) -> int:
-        """The last place up to `end` at which the layers need no earlier token: where the prompt begins, or a
-        chunk of chunked local attention."""
+        """Return the last place up to `end` at which the layers need no earlier token: the start of the
+        prompt, or of a chunk of chunked local attention."""
         return end - end % self.window if self.kind is GroupKind.CHUNKED_LOCAL else 0
 
 
@@ -84,18 +84,18 @@ class LastStep(Enum):
     FLUSH = "flush"
     """The workers wait for them in that step."""
     KEEP_STEPPING = "keep stepping"
-    """The engine steps on while `has_pending_work()` is true."""
+    """The engine continues to step while `has_pending_work()` is true."""
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """How an engine's blocks are offloaded.
 
     groups: in the order of the engine's block tables.
-    hash_tokens: how many tokens one block hash covers. 0: the block size of the only group.
-    prompt_only: whether output is not stored.
-    lazy_target_blocks: how many device blocks at the head of the free queue are kept free of content that the
-        host lacks.
-    null_block: what a block table holds where there is no block.
+    hash_tokens: tokens of one block hash. 0: the block size of the first group.
+    prompt_only: whether only blocks of prompts are stored.
+    lazy_target_blocks: number of device blocks at the head of the free queue that the lazy store keeps free
+        of content that the host lacks.
+    null_block: the id in a block table where there is no block.
     """
 
     groups: tuple[KVCacheGroup, ...]
@@ -123,7 +123,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def tokens_per_hash(self) -> int:
-        """How many tokens one block hash covers."""
+        """Tokens of one block hash."""
         return self.hash_tokens or self.groups[0].block_tokens
 
     @property
@@ -133,15 +133,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def resumable(self) -> bool:
-        """Whether a request can go on from what the device has if its load fails.
+        """Whether a request whose load fails can continue from the blocks that the device had.
 
-        Only layers that look back at every token have all blocks there. The others have blocks for the end of
-        the load alone.
+        Only with one group of full attention does the device have all earlier blocks. Other groups have only
+        the blocks that the end of the load needs.
         """
         return len(self.groups) == 1 and self.groups[0].kind is GroupKind.FULL
 
     def check(self, core: OffloadConfig) -> None:
-        """Raises `ConfigError` if these two configurations cannot go together."""
+        """Raise `ConfigError` if these two configurations do not fit together."""
         if core.block_tokens not in (0, self.alignment):
             raise ConfigError(
                 f"OffloadConfig.block_tokens is {core.block_tokens}, and a block of every group ends each "
@@ -157,15 +157,15 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def group_suffix(index: int) -> bytes:
-    """The end of a key: its group."""
+    """Return the end of a key: its group index."""
     return index.to_bytes(GROUP_INDEX_BYTES, "big")
 
 
 class KeyLayout(NamedTuple):
-    """How keys are made of an engine's hashes, for each group. It is the same for all requests.
+    """How keys are made from an engine's hashes, by group. It is the same for all requests.
 
-    suffixes: the ends of the keys.
-    hashes_per_chunk: how many hashes a chunk has. Its key is made of the last one.
+    suffixes: the end of each key.
+    hashes_per_chunk: number of hashes of a chunk. The last one is in its key.
     """
 
     suffixes: tuple[bytes, ...]
@@ -173,7 +173,7 @@ class KeyLayout(NamedTuple):
 
     @classmethod
     def of(cls, config: SchedulerConfig, blocks_per_chunk: int) -> KeyLayout:
-        """The layout under this configuration."""
+        """Return the layout for this configuration."""
         tokens = [group.block_tokens * blocks_per_chunk for group in config.groups]
         return cls(
             tuple([group_suffix(index) for index in range(len(tokens))]),

@@ -1,4 +1,4 @@
-"""What the scheduler side needs of an engine. vLLM's `Request` is an `EngineRequest` as it is."""
+"""The interface that the scheduler side needs from an engine. vLLM's `Request` is an `EngineRequest`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvsm.core.offloader import PendingHit
 
 
 class EngineRequest(Protocol):
-    """A request as the engine knows it. It is read here, and never written."""
+    """A request of the engine. kvsm only reads it."""
 
     @property
     def request_id(self) -> str:
@@ -25,7 +25,7 @@ class EngineRequest(Protocol):
 
     @property
     def num_tokens(self) -> int:
-        """Prompt and output so far. The last sampled token has no KV yet."""
+        """Tokens of the prompt and of the output so far. The last sampled token has no KV yet."""
         ...
 
     @property
@@ -40,29 +40,29 @@ class EngineRequest(Protocol):
 
     @property
     def num_output_placeholders(self) -> int:
-        """How many of these are not confirmed: output of steps under way, and drafts."""
+        """Number of computed tokens that are not confirmed: output of steps in flight, and drafts."""
         ...
 
     @property
     def block_hashes(self) -> Sequence[bytes]:
-        """One hash for each `hash_tokens` tokens. It covers the whole prefix and all that decides its
+        """One hash for each `hash_tokens` tokens. Each covers the whole prefix and all that decides its
         content."""
         ...
 
     @property
     def kv_transfer_params(self) -> Mapping[str, Any] | None:
-        """The client's wishes.
+        """The parameters of the client; see `kvsm.core.scheduler.request_params`. None: it sent none.
 
         do_remote_decode: True to store everything.
         offload: False to store nothing.
-        max_offload_tokens: how many tokens are stored at most.
-        max_load_tokens: how many tokens are loaded at most.
+        max_offload_tokens: the most tokens that are stored.
+        max_load_tokens: the most tokens that are loaded.
         """
         ...
 
     @property
     def skip_reading_prefix_cache(self) -> bool:
-        """Whether it must be computed even if it is cached. What it computes may be stored."""
+        """Whether it must be computed even if it is cached. Its blocks may be stored."""
         ...
 
 
@@ -76,26 +76,26 @@ class LoRARequest(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name for people."""
+        """Name of the adapter."""
         ...
 
 
 class MultiModalPosition(Protocol):
-    """Where an item stands in the prompt, in tokens."""
+    """The position of an item in the prompt."""
 
     @property
     def offset(self) -> int:
-        """Where the item begins (tokens)."""
+        """Number of tokens before the item."""
         ...
 
     @property
     def length(self) -> int:
-        """How long it is (tokens)."""
+        """Number of tokens of the item."""
         ...
 
 
 class MultiModalFeature(Protocol):
-    """An image, or the like, in a prompt."""
+    """An image or another multimodal item in a prompt."""
 
     @property
     def identifier(self) -> str:
@@ -104,72 +104,74 @@ class MultiModalFeature(Protocol):
 
     @property
     def mm_position(self) -> MultiModalPosition:
-        """Where it stands in the prompt."""
+        """Its position in the prompt."""
         ...
 
 
 class DescribedRequest(EngineRequest, Protocol):
-    """What a `Publisher` reads of a request. Engines without KV events need none of it."""
+    """A request with the facts that KV events describe. Engines without KV events need none of them."""
 
     @property
     def all_token_ids(self) -> Sequence[int]:
-        """Prompt and output so far."""
+        """The tokens of the prompt and of the output so far."""
         ...
 
     @property
     def lora_request(self) -> LoRARequest | None:
-        """The adapter, if the request uses one."""
+        """The adapter of the request; None if it uses none."""
         ...
 
     @property
     def mm_features(self) -> Sequence[MultiModalFeature]:
-        """In the order of their positions."""
+        """The multimodal items, in the order of their positions."""
         ...
 
     @property
     def cache_salt(self) -> str | None:
-        """Separates the prefix caches of tenants."""
+        """The salt that separates the prefix caches of tenants; None if there is none."""
         ...
 
     @property
     def prompt_embeds(self) -> object | None:
-        """The prompt, or a part of it, as embeddings. Then token ids do not say what the blocks hold."""
+        """The prompt, or a part of it, as embeddings; None if it has only tokens. With embeddings, token ids
+        do not describe the content of blocks."""
         ...
 
 
 class DevicePool(Protocol):
     """The engine's device blocks, if it counts references to them.
 
-    A block that is held is not in the free queue, is not given away, and keeps its content.
+    A block with a reference is not in the free queue, is not allocated, and keeps its content.
     """
 
     def touch(self, blocks: Sequence[int]) -> None:
-        """One more holder for each of these."""
+        """Add a reference to each block."""
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """One holder fewer for each of these. A block without a holder goes to the tail of the free queue."""
+        """Drop a reference to each block. A block without references goes to the tail of the free queue."""
 
     def key_of(self, block: int) -> bytes | None:
-        """Key (hash and group) of what the block caches, if anything."""
+        """Return the key (hash and group) of the content that the block caches; None if it caches none."""
 
     def cached_block(self, key: bytes) -> int | None:
-        """A block that caches the content of `key`, if one does."""
+        """Return a block that caches the content of `key`; None if no block does."""
 
     def free_queue(self) -> Iterator[int]:
-        """The free blocks in the order in which they will be taken."""
+        """Iterate over the free blocks in the order in which the engine will allocate them."""
 
 
 class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """What the engine has decided for a step. `num_computed_tokens` of its requests does not count it yet.
+    """The engine's decisions for a step, whose tokens `num_computed_tokens` does not count yet.
 
-    scheduled: requests that compute in it. An engine may leave out those that have confirmed no block since.
+    scheduled: requests that compute in the step. An engine may leave out requests that have confirmed no
+        block since their last step.
     new_block_ids: blocks added to the tables of running requests, by group.
     preempted: requests whose blocks were taken.
     boundary_states: mamba states that the engine has completed and holds during this step, each as (group,
         device block, tokens before the boundary).
-    num_scheduled_tokens: how many tokens each request computes in it, as in vLLM's SchedulerOutput. Only
-        `CheckedScheduler` looks at it. Of a request that is in `scheduled` and not here,
-        the number is unknown; None: of all requests.
+    num_scheduled_tokens: number of tokens that each request computes in the step, as in vLLM's
+        SchedulerOutput. Only `CheckedScheduler` reads it. For a request that is in `scheduled` and not here,
+        the number is unknown. None: unknown for all requests.
     """
 
     scheduled: Collection[str] = ()
@@ -180,20 +182,20 @@ class StepOutput(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TierBelow(Protocol):
-    """A tier below the host, which has what the host has lost: `kvsm.tiers.DiskTier`."""
+    """A tier below the host, which keeps blocks that the host evicts: `kvsm.tiers.DiskTier`."""
 
     def has(self, key: bytes) -> bool:
-        """Whether it serves this key."""
+        """Whether it can serve this key."""
         ...
 
     def fetch(self, hit: PendingHit) -> int | None:
-        """Bring what the host lacks of this hit, now or in its turn. When all of it has come, a request that
-        waits for it is matched.
+        """Copy the blocks of this hit that the host lacks, now or in turn. When all are on the host, the
+        waiting request is matched.
 
-        Returns the transfer of the host's ledger after which to ask again; None: nothing comes.
+        Returns the transfer of the host's ledger after which to call again; None if nothing is copied.
         """
         ...
 
     def stored(self, keys: Collection[bytes]) -> None:
-        """The host has got these keys."""
+        """Note that these keys were stored on the host."""
         ...
