@@ -6,7 +6,7 @@
     for batch in LogReader("log").batches():
         ...
 
-`frames.py` says what the bytes are, and how to judge bytes that are missing or wrong.
+`frames.py` describes the format, and how missing or wrong bytes are judged.
 """
 
 from kvsm.core.ledger.state_copy import StateCopy, WholeState

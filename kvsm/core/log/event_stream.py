@@ -1,10 +1,10 @@
 """Compressed events: one zstd stream through the frames of a segment.
 
-Each frame is flushed out of the stream, so a reader has all of its events. Its bytes may refer to what stands
-in the frames before it, up to `WINDOW_BYTES` of events back: a key that comes back takes a few bytes there.
+The stream is flushed after each frame, so a reader has all events of the frame. Its bytes may refer to
+earlier frames, up to `WINDOW_BYTES` of events back: a repeated key takes a few bytes.
 
-A frame that refers to none begins a stream (`FRESH`). The first frame of a segment does. So does the first
-one behind the place where the next segment begins to open, because it will stand in that segment, too.
+A frame that refers to no earlier frame begins a stream (`FRESH`). The first frame of a segment does, and also
+the first frame after the place where the next segment begins to open, because that segment will have it too.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import IO, Any, cast
 import zstandard
 
 WINDOW_BYTES = 32 << 20
-"""How far back events may refer to others. Each side holds this many bytes of events."""
+"""How far back events may refer to earlier events (bytes). Writer and reader each hold this many bytes."""
 
 _SIZE_BYTES = 4
-"""What stands before the bytes of the stream: how many bytes of events they are. Little endian."""
+"""Size of the number before the bytes of a frame: the bytes of its events uncompressed, little endian."""
 
 
 class EventCompressor:
-    """Compresses the events of one frame after the other."""
+    """Compresses the events of each frame, in order."""
 
     def __init__(self) -> None:
-        # Most bytes are keys, which shrink only where they come back. So what pays is a long memory.
+        # Most bytes are keys, which shrink only when they are repeated. So a long window pays.
         parameters = zstandard.ZstdCompressionParameters.from_level(
             -1, window_log=WINDOW_BYTES.bit_length() - 1, enable_ldm=True, ldm_hash_log=18
         )
@@ -33,14 +33,14 @@ class EventCompressor:
         self._waiting: Any = None
 
     def restart(self) -> None:
-        """The next frame begins a stream."""
+        """Let the next frame begin a stream."""
         self._stream = self._waiting = None
 
     def compress(self, events: bytes) -> tuple[bytes, bool]:
-        """The payload of the next frame, and whether it begins a stream.
+        """Return the payload of the next frame, and whether it begins a stream.
 
-        The frame after it begins one, too, unless `keep` is called before. So an interrupt between the two
-        leaves no frame that refers to one that nobody has.
+        The frame after it also begins a stream, unless `keep` is called in between. So after an interrupt no
+        frame refers to a frame that was not written.
         """
         stream, self._stream = self._stream, None
         is_fresh = stream is None
@@ -51,12 +51,12 @@ class EventCompressor:
         return len(events).to_bytes(_SIZE_BYTES, "little") + content, is_fresh
 
     def keep(self) -> None:
-        """The last frame will be written, and nothing before it."""
+        """Let the next frame refer to the last one, which is sure to be written next."""
         self._stream, self._waiting = self._waiting, None
 
 
 class _Payloads:
-    """A file of the bytes that came last."""
+    """A file object with the bytes of one payload."""
 
     def __init__(self) -> None:
         self.data = b""
@@ -67,16 +67,16 @@ class _Payloads:
 
 
 class EventDecompressor:
-    """Decompresses the frames of a segment, each of them once, in their order."""
+    """Decompresses the frames of a segment, each once and in order."""
 
     def __init__(self) -> None:
         self._source = _Payloads()
         self._stream: zstandard.ZstdDecompressionReader | None = None
 
     def decompress(self, payload: bytes | memoryview, is_fresh: bool, limit: int) -> bytes:
-        """The events of a payload. Allocates no more than `limit` bytes for them.
+        """Return the encoded events of a payload. Allocates at most `limit` bytes for them.
 
-        Raises `ValueError` if these are no such bytes.
+        Raises `ValueError` if the payload is malformed.
         """
         stream, self._stream = self._stream, None
         size = int.from_bytes(payload[:_SIZE_BYTES], "little")

@@ -1,7 +1,7 @@
-"""`LogThread` does for a writer what takes long, while the writer goes on.
+"""`LogThread` runs slow jobs of a writer, such as syncs, while the writer continues.
 
-A disk may take 10 ms or more for a sync, and longer while others write to it. A writer that waits for it
-holds up the engine that made the events.
+A sync may take 10 ms or more, and longer while other processes write to the disk. A writer that waits for it
+delays the engine.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from kvsm.errors import described
 
 
 class Job(Protocol):
-    """What a thread can do for a writer."""
+    """A job that a `LogThread` runs for a writer."""
 
     def run(self) -> None:
-        """Do it, in the thread. What goes wrong is noted, and not raised."""
+        """Run the job, in the thread. Errors are recorded, and not raised."""
 
     def end(self) -> None:
-        """Tell the writer, in its thread."""
+        """Hand the result to the writer. Called in the writer's thread, after `run`."""
 
 
 @dataclass
 class SyncJob:
-    """Makes a segment durable. synced: what is durable if that succeeds.
+    """Syncs a segment. synced: how far it is durable after success.
 
-    `SegmentFile.sync_failure` tells of a failure, also if nobody waits for this job.
+    `SegmentFile.sync_failure` has the error after a failure, even if no call waits for this job.
     """
 
     segment: SegmentFile
@@ -39,7 +39,7 @@ class SyncJob:
         try:
             self.segment.sync()
         except OSError:
-            pass  # The segment has noted it.
+            pass  # It is in `sync_failure`.
         except Exception as error:
             self.segment.sync_failure = OSError(described(error))
 
@@ -57,10 +57,10 @@ class _Task:
 class LogThread:
     """A thread that does one job at a time. It starts with the first job.
 
-    The system reports a failed write to one sync only. So while a file is synced here, it must not be synced
-    elsewhere: call `wait` first.
+    The system reports a failed write to only one sync. So while this thread syncs a file, no other code may
+    sync it: call `wait` first.
 
-    Each call may be interrupted at any line. The next call then goes on.
+    Each call may be interrupted at any line. Then the next call completes it.
     """
 
     def __init__(self, name: str) -> None:
@@ -71,7 +71,7 @@ class LogThread:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a job has begun whose end nobody has taken."""
+        """Whether a job was begun, and its end was not taken yet."""
         return self._running is not None
 
     def begin(self, job: Job) -> None:
@@ -87,12 +87,12 @@ class LogThread:
         self._queue.put(self._running)
 
     def take_end(self) -> None:
-        """If the job has ended, tell the writer."""
+        """Hand the result of the job to the writer, if the job has ended."""
         if self._running is not None and self._running.ended.is_set():
             self._end(self._running)
 
     def wait(self) -> None:
-        """Wait for the job, if one is running, and tell the writer."""
+        """Wait for the job, if one is running, and hand its result to the writer."""
         if self._running is not None:
             self._queue.put(self._running)  # An interrupt may have kept it out of the queue.
             self._running.ended.wait()
@@ -109,7 +109,8 @@ class LogThread:
 
 
 def _serve(queue: SimpleQueue[_Task | None]) -> None:
-    """The thread. It knows nothing of the writer, so that a writer nobody uses can be collected."""
+    """Run jobs in the thread. It has no reference to the writer, so an unused writer can be garbage
+    collected."""
     while (task := queue.get()) is not None:
         if not task.ended.is_set():
             task.job.run()

@@ -1,4 +1,4 @@
-"""A log that is kept in memory: for tests and for worlds that are explored."""
+"""A log in memory, for tests and explorers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from kvsm.events import OffloadingEvent
 
 
 class MemoryLog(list[OffloadingEvent]):
-    """The events of an `Offloader`, as a list. It stands where a `LogWriter` would."""
+    """The events of an `Offloader` as a list, used in place of a `LogWriter`."""
 
     def flush(self) -> None:
-        """Nothing to write."""
+        """Do nothing."""

@@ -1,15 +1,15 @@
-"""Reading the log: streaming one frame at a time, from the start or from a segment. `follower.py` reads live.
+"""Reads a log one frame at a time, from the start or from a segment. `follower.py` reads a live log.
 
-A reader changes nothing on disk and holds one frame in memory. It yields what was written, in order and
-without holes. Where it cannot, it says so:
+A reader changes nothing on disk and holds one frame in memory. It yields the events that were written, in
+order and without gaps, and reports exceptions:
 
 - Bytes are not the bytes that were written: `LogDamaged`, with file, offset and event number.
 - The end is torn, by a crash before a write was synced: it is cut, and `LogReader.torn` says where.
 - The log was not closed, or its first or last segments are missing: `LogReader.end` and
   `LogReader.missing`.
-- The log has several lives, as one process after the other went on with it: it reads as one log, and
-  `LogReader.lives` tells where each began, and how it ended.
-- A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. Behind a gap, only the next
+- The log has several lives, because one process after another continued it: it reads as one log, and
+  `LogReader.lives` says where each life began, and how it ended.
+- A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. After a gap, only the next
   segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches` and `events`
   raise `LogGap` there.
 """
@@ -53,23 +53,23 @@ class LogEnd(str, Enum):
     """How a log ends, as far as it was read."""
 
     NOT_REACHED = "not reached"
-    """The reader has not come to the end."""
+    """The reader has not reached the end."""
 
     OPEN = "open"
     """Not closed: the engine was killed or still runs, or the end of the log is missing."""
 
     BROKEN = "broken"
-    """A write failed, and the log did not go on."""
+    """A write failed, and the log ends there."""
 
     CLOSED = "closed"
-    """The engine closed it. Another engine may go on with it later."""
+    """The engine closed it. Another engine may continue it later."""
 
     STOPPED = "stopped"
-    """The engine closed it with an error. Another engine may go on with it later."""
+    """The engine closed it with an error. Another engine may continue it later."""
 
 
 class LogLife(NamedTuple):
-    """A life of a log: what one process wrote, and how that ended.
+    """A life of a log: the events of one process, and how it ended.
 
     life: its number, from 1 on. A life that wrote no event leaves a gap in the numbers.
     first, last: its events, as far as they are kept and were read.
@@ -104,7 +104,7 @@ class SegmentGone(LogError):
 
 
 class EventsTakenBack(LogError):
-    """The writer could not keep events that were read meanwhile: a sync failed after they were written."""
+    """The writer lost events that were read meanwhile: a sync failed after they were written."""
 
 
 class Segment:
@@ -116,10 +116,10 @@ class Segment:
     torn: its unfinished end, or None; known when `batches` has ended.
     tail: its last record, or None; known when `batches` has ended.
     ended: whether `batches` has ended.
-    check_claim: is called with each configuration that an event brings (`Restarted`), before the event is
-        given out. It may raise. None: nobody folds these events. `Trust.admit` sets it.
-    successor: the first event of the next segment, if there is one. This one ends before it, and all up to
-        there must be there.
+    check_claim: called with the configuration of each `Restarted` event, before the event is returned. It may
+        raise. None: no check, for readers that do not fold the events. `Trust.admit` sets it.
+    successor: the first event of the next segment; None if there is none. This segment ends before it, and
+        must have all events up to there.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Segment:
         self._run_mark, self._next = run_mark(head.run, head.life), head.seq + 1
         self._offset = offset
         self._last_frame = PREAMBLE_BYTES, header
-        """Where the last frame begins that was read, and its header. Its writer may take it back."""
+        """The offset of the last frame that was read, and its header. The writer may cut this frame again."""
         self._lost: int | None = None
         self._decoder = EventDecoder()
 
@@ -152,9 +152,9 @@ class Segment:
         return self._next - 1
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
-        """The events, one list a frame. A second call continues where the first ended.
+        """Yield the events, one list per frame. A second call continues where the first ended.
 
-        Raises `EventsTakenBack` if what earlier calls have read is no longer in the log.
+        Raises `EventsTakenBack` if events that earlier calls have read are no longer in the log.
         """
         path = str(self.path)
         with _opened(self.path) as file:
@@ -170,18 +170,19 @@ class Segment:
                                 self.check_claim(event.config)
                     yield events
             if not self._goes_on():
-                # What stands here is a last record, or the next segment has it too, or nobody promised it.
+                # Here is a tail, or events that the next segment has too, or bytes that were never synced.
                 self._next_frame(FrameReader(file, path, self._run_mark, complete=False))
             self.ended = True
             if self.last < self._seen:
                 raise self._taken_back(self._seen)
 
     def _goes_on(self) -> bool:
-        """Whether the next event belongs to this segment. The same one may stand in the next segment, too."""
+        """Whether the next event is to be read from this segment. Later events may be in both segments."""
         return self.successor is None or self._next < self.successor
 
     def _next_frame(self, frames: FrameReader) -> Frame | None:
-        """Move behind the next frame of events, and return it. None if there is none; see `tail`, `torn`."""
+        """Return the next frame of events, and move past it. None if there is none; then see `tail`,
+        `torn`."""
         frame, self.tail, self.torn = frames.read(self._offset, self._next), None, None
         if isinstance(frame, Torn):
             self.torn = frame
@@ -204,7 +205,7 @@ class Segment:
             yield from batch
 
     def lost_after(self, successor: int | None) -> int | None:
-        """The first event lost after this segment, or None.
+        """Return the first event lost after this segment, or None.
 
         successor: the first event of the next segment; None if there is none.
 
@@ -248,12 +249,12 @@ class Segment:
         return (LogEnd.OPEN, None) if self.tail is None else _end_in(self.tail)
 
     def lost_from(self) -> int | None:
-        """The first event that the mark says was lost after this segment; None if it says no such thing."""
+        """Return the first lost event after this segment, according to its mark; None if none was lost."""
         mark = self._mark()
         return None if mark == CLOSED else mark
 
     def _check_kept(self, file: BinaryIO) -> None:
-        """Raises if the last frame that was read is not there any more. Moves the file's position."""
+        """Raise if the last frame that was read is no longer in the file. Moves the file's position."""
         offset, header = self._last_frame
         file.seek(offset)
         if file.read(HEADER.size) == header:
@@ -276,15 +277,15 @@ class Segment:
 
 
 class LogReader:
-    """A log, to be read. Raises `LogError` if there is none in `directory`.
+    """Reads a log. Raises `LogError` if there is none in `directory`.
 
-    The attributes tell of what the last pass has read.
+    The attributes describe what the last pass has read.
 
     torn: the unfinished end that was cut, or None.
     broken_from: the first event that a failed write lost, or None.
-    gaps: the (first, last) events lost, for each time that the log went on.
+    gaps: the (first, last) lost events of each gap after which the log continues.
     lives: the lives of the log, the oldest that is kept first.
-    end: how the log ends, that is its last life.
+    end: how the last life of the log ends.
     error: the error with which the log was closed, or None.
     missing: the (first, last) events of the oldest segments, if they were deleted but not by retention.
     """
@@ -311,7 +312,7 @@ class LogReader:
         return opened.head
 
     def segments(self, holding: int | None = None) -> Iterator[Segment]:
-        """The segments in order. Read a segment before you ask for the next.
+        """Yield the segments in order. Read each segment before you take the next one.
 
         holding: begin with the segment that has this event; None: with the oldest.
 
@@ -333,14 +334,14 @@ class LogReader:
             gap = self._leave(opened, left[0] if left else None)
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
-        """All events, one list a frame: the fast path. Raises `LogGap` at a gap."""
+        """Yield all events, one list per frame: the fast way. Raises `LogGap` at a gap."""
         for segment in self.segments():
             if segment.gap is not None:
                 raise LogGap(self.directory, *segment.gap)
             yield from segment.batches()
 
     def events(self) -> Iterator[OffloadingEvent]:
-        """All events one by one. Raises `LogGap` at a gap."""
+        """Yield all events one by one. Raises `LogGap` at a gap."""
         for batch in self.batches():
             yield from batch
 
@@ -357,7 +358,7 @@ class LogReader:
         return paths[start:]
 
     def _begin(self, holding: int | None) -> list[Path]:
-        """Forget what an earlier pass found. Returns the segments from `holding` on."""
+        """Reset the attributes for a new pass. Returns the segments from the one with event `holding` on."""
         self.torn, self.broken_from, self.gaps = None, None, []
         self.end, self.error, self.missing = LogEnd.NOT_REACHED, None, None
         self._run, self._left, self.lives = None, None, []
@@ -380,7 +381,7 @@ class LogReader:
         return opened
 
     def _note_life(self, segment: Segment, last: int) -> None:
-        """Note what is known of the life of this segment, up to event `last`."""
+        """Update `lives` with the life of this segment, read up to event `last`."""
         head = segment.head
         if not self.lives or self.lives[-1].life != head.life:
             if self.lives and self.lives[-1].last < self.lives[-1].first:
@@ -417,14 +418,14 @@ class LogReader:
             self.end = LogEnd.OPEN
         elif last.ended:
             self.end, self.error = last.told_end()
-            # A large frame may make retention delete more than the head says. The tail knows it.
+            # For a large frame, retention may delete more than the head says. The tail has the final number.
             oldest = max(last.head.oldest, 1 if last.tail is None else last.tail.oldest)
             if oldest < self._first:
                 self.missing = oldest, self._first - 1
 
 
 def _end_in(tail: SegmentTail) -> tuple[LogEnd, str | None]:
-    """What the last record of a life says."""
+    """Return how a life ended, from its tail."""
     return (LogEnd.CLOSED if tail.error is None else LogEnd.STOPPED), tail.error
 
 
@@ -463,7 +464,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise LogError(f"{path}: not a regular file; move it away")
-        # Not blocking: somebody may have put a pipe here since.
+        # Not blocking: the file may have been replaced by a pipe since.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

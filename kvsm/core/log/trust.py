@@ -1,8 +1,8 @@
-"""How far a reader believes a log: whose code it runs, and how much memory it takes.
+"""Limits on what a log may make its reader do: run code of other packages, and allocate memory.
 
-A log is data, and anybody may have written it. Its head names an eviction policy, which may be code of
-another package, and the sizes of the pools, which become memory before the first event is read. So does the
-first event of each later process (`Restarted`).
+A log may come from anyone. Its head names an eviction policy, which may be code of another package, and the
+sizes of the pools, for which memory is allocated before the first event is read. The first event of each
+later process (`Restarted`) names them too.
 """
 
 from __future__ import annotations
@@ -27,28 +27,30 @@ SMALL_POOL = 1 << 20
 
 
 class Trust(NamedTuple):
-    """What a reader allows a log to claim.
+    """The limits of a reader for a log.
 
-    allow_policies: policies of other packages, `package.module:Class`, whose code may be run.
-    max_slots: the largest pool, in host slots or device blocks. None: `SMALL_POOL`, or as many as the log has
-        bytes on disk. So a reader takes no more memory than a large log has earned.
+    allow_policies: policies of other packages, `package.module:Class`, whose code may run.
+    max_slots: the largest pool, in host slots or device blocks. None: the larger of `SMALL_POOL` and the size
+        of the log on disk in bytes, so that a small log cannot claim much memory.
     """
 
     allow_policies: Collection[str] = ()
     max_slots: int | None = None
 
     def admit(self, segment: Segment) -> None:
-        """Check what the head of a segment claims, and each later process whose events it holds.
+        """Check the configuration in the head of a segment now, and those of its `Restarted` events when
+        read.
 
-        Call it before an event of the segment is read. Raises `LogError`: for the head here, for an event
-        instead of giving it out.
+        Call it before an event of the segment is read. Raises `LogError` for the head; reading raises it in
+        place of such an event.
         """
         check = partial(self.check, log=segment.path.parent)
         check(segment.head.config)
         segment.check_claim = check
 
     def check(self, config: OffloadConfig, log: Path) -> None:
-        """Raises `LogError` if a log claims more. Call it before anything is made from `config`.
+        """Raise `LogError` if a configuration exceeds the limits. Call it before anything is made from
+        `config`.
 
         log: the directory.
         """
@@ -66,9 +68,9 @@ class Trust(NamedTuple):
 
     @contextmanager
     def guarded(self, log: str | os.PathLike[str]) -> Iterator[None]:
-        """Around reading: an allowed policy that fails, or calls `sys.exit`, becomes a `LogError`.
+        """Use `with` around reading: an error, or `sys.exit`, of an allowed policy becomes a `LogError`.
 
-        Without an allowed policy every other error is a bug of kvsm, and stays what it is.
+        Without an allowed policy every other error is a bug of kvsm, and is raised unchanged.
         """
         try:
             yield
@@ -84,6 +86,6 @@ class Trust(NamedTuple):
 
 
 def _bytes_on_disk(log: Path) -> int:
-    """Bytes of a log's segments. Holes in them do not count."""
+    """Return the bytes of a log's segments on disk, without holes."""
     found = [path.stat() for path in segment_paths(log)]
     return sum(min(one.st_size, 512 * one.st_blocks) for one in found)

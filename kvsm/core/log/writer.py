@@ -1,9 +1,9 @@
-"""Writing the log: batched, rotated, synced as chosen. No failure is silent.
+"""Writes a log: in batches, in segments, synced as configured. No failure is silent.
 
 `LogWriter.append` puts an event on a list. A flush encodes the list as one frame and writes it with one
 system call. The embedder chooses what happens if that call fails:
 
-- `stop`: what is written stays whole. `LogWriteFailed` is raised now and by every later call.
+- `stop`: the written events stay intact. `LogWriteFailed` is raised now and by every later call.
 - `continue`: the segment is marked, in place, as broken from the first lost event on. Events are counted and
   dropped until a new segment can be opened. It begins with a snapshot: readers continue there, and report
   the lost events as a gap.
@@ -16,12 +16,12 @@ system that copies on write may refuse even that: then the writer stops.
 
 A call may be interrupted at any line, by Ctrl-C for example. Three rules keep the log whole:
 
-- What a call changes, it changes by one assignment: `WritePlace` is replaced, never edited.
-- Bytes go to a place that `WritePlace` names. So a write that was interrupted is done again.
-- What takes several steps is noted before the first step. `_settle` finishes it in the next call.
+- Each call commits by one assignment: `WritePlace` is replaced, never edited.
+- Bytes are written at the offset in `WritePlace`. So an interrupted write is repeated at the same place.
+- An operation of several steps is recorded before its first step. `_settle` finishes it in the next call.
 
-One thread at a time may call a writer, and only in the process that made it. This process has the directory
-locked until it closes the writer, or dies. `continued.py` says how a writer goes on behind another one.
+One thread at a time may call a writer, and only in the process that made it. This process holds the lock of
+the directory until it closes the writer, or dies. `continued.py` describes how a writer continues a log.
 """
 
 from __future__ import annotations
@@ -54,16 +54,16 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 OnFailure = Literal["stop", "continue"]
 
 ERROR_TEXT = 2000
-"""Most characters of the text of the error with which a log is closed."""
+"""The most characters of the error with which a log is closed."""
 
 FRAME_EVENTS = 512
-"""Most events of one frame. With more, an event does not get cheaper."""
+"""The most events of one frame. Larger frames are not cheaper per event."""
 
 LOOK_INTERVAL_NS = 1_000_000_000
-"""How often a flush looks whether somebody has deleted the file."""
+"""Interval at which a flush checks whether the file was deleted."""
 
 _REFUSED = -(1 << 62)
-"""What a closed or failed writer expects as its next event. No event has such a number."""
+"""The expected next event of a closed or failed writer. No event has such a number."""
 
 
 def _note_fork() -> None:
@@ -72,13 +72,13 @@ def _note_fork() -> None:
 
 
 _forks = 0
-"""How often this process and its parents have forked. A writer in a forked child finds another number."""
+"""Number of forks between the first process and this one. In a forked child a writer finds another number."""
 
 os.register_at_fork(after_in_child=_note_fork)
 
 
 class _NextFrame(NamedTuple):
-    """A frame: its first event, how many events it has, and its bytes."""
+    """A frame: the number of its first event, the number of its events, and its bytes."""
 
     first: int
     num_events: int
@@ -88,7 +88,8 @@ class _NextFrame(NamedTuple):
 class _FrameMaker:
     """Makes the frames of the events, in order.
 
-    most_events: how many events the next frame should have: about `FRAME_BYTES` of them, by the last frame.
+    most_events: the most events of the next frame, so that it has about `FRAME_BYTES`, estimated from the
+        last frame.
     """
 
     def __init__(self, encoder: FrameEncoder) -> None:
@@ -97,10 +98,10 @@ class _FrameMaker:
         self._made = _NextFrame(0, 0, b"")
 
     def make(self, place: WritePlace) -> _NextFrame:
-        """The frame of the first events that wait, the same one until it is written.
+        """Return the frame of the first unwritten events, the same frame until it is written.
 
-        A reader may have seen some bytes of a frame whose write was interrupted. So no other frame may take
-        its place.
+        A reader may have read some bytes of a frame whose write was interrupted. So no other frame may be
+        written at its place.
         """
         if self._made.first != place.first:
             events = place.events[:FRAME_EVENTS]
@@ -115,9 +116,9 @@ class _FrameMaker:
 class LogWriter:
     """Appends events to a new log, or to one that has ended.
 
-    directory: made if absent, for its owner alone; must be empty. Or the end of a log, as `find_end` gives
-        it: the writer goes on behind it, with the next event, and closes its claim in the end.
-    config: recorded in each segment; that of the state after the last event.
+    directory: made if absent, readable only by its owner; must be empty. Or the end of a log, as `find_end`
+        returns it: the writer continues that log, and releases the directory's lock when it is closed.
+    config: recorded in each segment; the configuration of the state after the last event.
     snapshot: returns a copy of the ledger's state after the last appended event. It is called when the next
         segment begins to open. With a large state that takes several flushes (`opening.py`).
     durability: `none` leaves syncing to the kernel. `interval` syncs at the first flush after
@@ -127,19 +128,19 @@ class LogWriter:
         segment behind lost events, wait for the disk.
     segment_bytes: a new segment opens after this many bytes of events, or earlier if `max_bytes` asks for it.
     max_bytes: limit of all files together, at each instant; None keeps all. The oldest segments are deleted.
-        If snapshots are too large for it, that is a failed write.
-    compress: with zstd. A key that comes back in a segment takes a few bytes then (`event_stream.py`).
+        A snapshot that is too large for it counts as a failed write.
+    compress: whether to compress with zstd. Then a repeated key takes a few bytes (`event_stream.py`).
     on_failure: `stop` or `continue`, as above.
     clock: Unix time (ns); recorded only.
     run: id of this run (16 bytes), recorded in each segment; random if None. No other log may have it. A log
         that is continued keeps its own.
     first: number of the first event. A log that does not begin with event 1 begins with a snapshot.
-    binding: to the pools that this log speaks of, if they outlive this process.
+    binding: to the pools of this log, if they outlive this process.
 
     Raises `LogError` if the directory cannot be used, `ConfigError` for an option that cannot work.
 
-    `events` and `bytes_written` count what was written, deleted segments included. `dropped` counts lost
-    events, `broken_from` is the first one or None, and `failure` says what fails now, and where, or is None.
+    `events` and `bytes_written` include deleted segments. `dropped` counts lost events; `broken_from` is the
+    first lost event or None; `failure` describes the current failure, or is None.
     """
 
     def __init__(
@@ -191,12 +192,12 @@ class LogWriter:
 
     @property
     def events(self) -> int:
-        """Events that were written."""
+        """Number of events that were written."""
         return self._place.written
 
     @property
     def dropped(self) -> int:
-        """Events that were lost."""
+        """Number of events that were lost."""
         return self._place.dropped
 
     @property
@@ -228,7 +229,7 @@ class LogWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what was appended as one frame. Sync, and open a new segment, if due.
+        """Write the appended events as one frame. Sync, and open a new segment, if due.
 
         Raises `LogWriteFailed` if that fails and `on_failure` is `stop`, and `LogError` in a process that was
         forked, or while another call has not returned.
@@ -240,7 +241,7 @@ class LogWriter:
     def close(self, error: BaseException | None = None) -> None:
         """Flush, sync, write how the run ended, and close. Idempotent.
 
-        error: what ended the run; None if it ended well.
+        error: the error that ended the run; None if it ended well.
 
         Raises `LogWriteFailed` as `flush` does. In a process that was forked it leaves the log to the process
         that writes it.
@@ -262,7 +263,7 @@ class LogWriter:
         self.close(error)
 
     def _alone(self, call: Callable[[], None]) -> None:
-        """Make this call, unless another one has not returned."""
+        """Make this call, or raise `LogError` if another call has not returned."""
         mark, calls = object(), self._calls
         try:
             calls.append(mark)
@@ -309,7 +310,7 @@ class LogWriter:
         self._settled = True
 
     def _settle(self) -> None:
-        """Finish what an interrupted call has begun."""
+        """Finish the operation of an interrupted call."""
         self._abandon_opening()
         segment = self._place.segment
         if segment.sync_failure is not None and segment.loss is None:
