@@ -55,8 +55,7 @@ class VerifyingStatistics(msgspec.Struct, frozen=True):
 
     checked: blocks of loads whose checksum was compared.
     mismatched: blocks of stores or loads whose bytes were wrong.
-    unverified: blocks of loads without a checksum for that block: loaded anyway, or refused if the pools are
-        kept.
+    unverified: blocks of loads without a checksum: loaded anyway, or refused if the pools are kept.
     """
 
     checked: int = 0

@@ -1,18 +1,18 @@
-"""The native body of the fold, and of a core's hottest calls: which body runs, and why.
+"""The native body of the fold, and of a core's most frequent calls: decides whether it runs.
 
-The fold has two bodies over one state. `kvsm.core.ledger` is the one that is read and proved. The C files
-here do the same for what is common, function by function under the same names, and leave the rest to it
-(`body.h`). The calls that an engine makes of `kvsm.core.offloader` for each request have two bodies, too
-(`calls.h`).
+The fold has two implementations over one state. `kvsm.core.ledger`, in Python, is the reference. The C files
+here do the same for the common cases, function by function under the same names, and leave all other cases to
+Python (`body.h`). The methods of `kvsm.core.offloader` that an engine calls for each request have a native
+body, too (`calls.h`).
 
 The environment variable `KVSM_NATIVE` chooses:
 
 - `auto`, or nothing: the native body if it was built from the sources of this kvsm, else Python;
-- `0`: Python. The native body is not even loaded;
+- `0`: Python. The native body is not loaded at all;
 - `1`: the native body. The import fails if it cannot run.
 
-The C code runs under the GIL, and keeps what it needs of Python in one place: so it is made for one
-interpreter of a process.
+The C code runs under the GIL, and keeps its references to Python objects in static variables: so only one
+interpreter of a process can use it.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ VARIABLE = "KVSM_NATIVE"
 
 
 def _problem() -> str:
-    """Why the native body cannot run; empty if it can. Loads it, and connects nothing."""
+    """Return why the native body cannot run; empty if it can. Loads it without connecting it."""
     try:
         from kvsm.core.native import _body
-    except Exception as error:  # A body of another version may fail in any way.
+    except Exception as error:  # a body of another version may fail in any way
         return f"it was not built, or cannot be loaded: {error}"
     if getattr(_body, "SOURCES", None) != digest_of_sources(Path(__file__).parent):
         return "it was built from other C sources; install kvsm again"
@@ -48,7 +48,11 @@ def _problem() -> str:
 
 
 def _why_not(chosen: str) -> str:
-    """Why the native body does not run; empty if it does. Raises `ConfigError` if it was asked for."""
+    """Return why the native body does not run; empty if it does. Raises `ConfigError` if it cannot run
+    although `chosen` is 1.
+
+    chosen: the value of `KVSM_NATIVE`.
+    """
     if chosen not in ("0", "1", "auto"):
         raise ConfigError(f"{VARIABLE} is {chosen!r}; it must be 0, 1 or auto")
     if chosen == "0":
@@ -62,7 +66,7 @@ def _why_not(chosen: str) -> str:
 WHY_NOT = _why_not(os.environ.get(VARIABLE, "auto"))
 """Why Python folds; empty if the native body does."""
 
-# A body that does not run is not connected: it may ask for what this kvsm no longer has.
+# Only connect a body that runs: another one may need Python objects that this version of kvsm lacks.
 if TYPE_CHECKING or not WHY_NOT:
     from kvsm.core.native._body import (
         CoreBody,
@@ -97,7 +101,8 @@ _without = 0
 
 
 def runs() -> bool:
-    """Whether what is made now has the native body. It has not if somebody has changed a table."""
+    """Whether new ledgers, queues and cores get the native body: not inside of `without`, and not after a
+    machine table was replaced, as tests do."""
     return not (WHY_NOT or _without) and all(
         machine.dense is table for machine, table in zip(MACHINES.values(), _built_for)
     )
@@ -105,7 +110,7 @@ def runs() -> bool:
 
 @contextmanager
 def without() -> Iterator[None]:
-    """Ledgers, queues and cores that are made inside have the Python body."""
+    """Inside of this `with`, new ledgers, queues and cores get the Python body."""
     global _without
     _without += 1
     try:
@@ -115,12 +120,12 @@ def without() -> Iterator[None]:
 
 
 def described() -> str:
-    """For people: which body runs, and why."""
+    """Describe for people which body runs, and why."""
     return f"Python ({WHY_NOT})" if WHY_NOT else "native"
 
 
 def arcs_taken() -> dict[str, list[int]]:
-    """By machine: the arcs that the native body has taken since `forget`, by their places in its table."""
+    """Return machine -> the arcs that the native body has taken since `forget`, as indices of its table."""
     flags = taken()
     size = len(flags) // len(MACHINES)
     return {

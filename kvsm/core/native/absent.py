@@ -1,4 +1,4 @@
-"""Stands for the native body where that does not run. No object of these classes is made."""
+"""Placeholders for the native body if it does not run. These classes are never instantiated."""
 
 from __future__ import annotations
 
@@ -6,23 +6,23 @@ from typing import Any
 
 
 class FoldBody:
-    """Stands for the native part of a ledger."""
+    """Placeholder for the native part of a ledger."""
 
 
 class QueueBody:
-    """Stands for the native part of a queue."""
+    """Placeholder for the native part of a queue."""
 
 
 class IndexBody:
-    """Stands for the native part of an index."""
+    """Placeholder for the native part of an index."""
 
 
 class PackerBody:
-    """Stands for what saves worlds."""
+    """Placeholder for the native part that saves worlds."""
 
 
 class CoreBody:
-    """Stands for the native part of a core."""
+    """Placeholder for the native part of a core."""
 
 
 def connect() -> None:

@@ -1,9 +1,9 @@
-/* The native body of the fold: what its files share.
+/* Common declarations of the native body of the fold.
 
-   The state is the Python one (kvsm/core/ledger/state.py): the same arrays, dicts and records. This body changes
-   them as the Python handlers do, file by file and function by function under the same names. It folds what is
-   common. Everything else, every refusal among it, it leaves to the Python handler, before anything is changed:
-   so there is one text of each rule that is seldom needed, and one text of each error. */
+   The state is the Python state (kvsm/core/ledger/state.py): the same arrays, dicts and records. The C functions
+   change it as the Python handlers do, file by file and function by function under the same names. They fold the
+   common cases. All other cases, and all refusals, they leave to the Python handler before anything is changed:
+   so rare rules and error texts exist only once, in Python. */
 
 #ifndef KVSM_BODY_H
 #define KVSM_BODY_H
@@ -17,7 +17,7 @@
 
 #include "tables.h"
 
-/* What becomes of an event. */
+/* The result of folding an event, or of a part of it. */
 typedef enum {
     FOLDED,
     REFERENCE, /* nothing was changed: the Python handler folds the event, or refuses it */
@@ -32,13 +32,13 @@ int32_t machine_step(const Machine *machine, int trigger, int32_t word); /* -1: 
 
 static inline int state_of(int32_t word) { return word & STATE_MASK; }
 
-/* The words of many equal things: memory of a Python array. */
+/* The state words of all things of one machine, such as blocks: memory of a Python array. */
 typedef struct {
     const Machine *machine;
     PyObject *owner; /* the StateWords whose memory this is */
     Py_buffer buffer, totals_buffer;
     int32_t *words;
-    int64_t *totals; /* the number of things in each state; then, for each counter, of things above 0 */
+    int64_t *totals; /* for each state, the number of things in it; then, for each counter, of things where it is > 0 */
     int32_t size;
 } Words;
 
@@ -55,27 +55,27 @@ typedef struct {
     Py_buffer buffer;
 } Batch;
 
-bool batch_of(Batch *batch, PyObject *ids);   /* packed or not; false: none that this body reads */
+bool batch_of(Batch *batch, PyObject *ids);   /* packed or not; false: of a form that this body does not read */
 void batch_clear(Batch *batch);
 PyObject *array_object(const int64_t *ids, Py_ssize_t count);
 PyObject *ids_object(const int64_t *ids, Py_ssize_t count); /* in the ledger's form */
 PyObject *unpacked(PyObject *packed);      /* as bytes of int64. NULL without an error: `pack` makes no such bytes */
 bool is_aligned(const Py_buffer *buffer);  /* whether each item is aligned, so that it can be read in place */
 bool is_int64(const Py_buffer *buffer);    /* the same for int64; the buffer needs a format */
-bool read_number(PyObject *number, int64_t *value);         /* false: no int of 63 bits, 0 or more */
-PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one is no id */
+bool read_number(PyObject *number, int64_t *value);         /* false: not an int from 0 to 2**63 - 1 */
+PyObject *packed_ids(const int64_t *ids, Py_ssize_t count); /* of many ids. None: one of them is no id */
 PyObject *pack_ids(PyObject *module, PyObject *ids);        /* None: Python packs, or refuses */
 PyObject *unpack_ids(PyObject *module, PyObject *packed);   /* None: `pack` makes no such bytes */
 
 /* ----------------------------------------------------------------------------------------- msgpack.c */
 
-/* Bytes that are written piece by piece. */
+/* A writer of bytes in pieces. */
 typedef struct {
-    PyObject *full;  /* the pieces that are full */
-    PyObject *piece; /* the one behind them, and how much of its memory is written */
-    char *memory;
-    Py_ssize_t used;
-    int64_t items; /* how many were written; the writer counts them */
+    PyObject *full;  /* the full pieces */
+    PyObject *piece; /* the current piece */
+    char *memory;    /* of the current piece */
+    Py_ssize_t used; /* bytes written to the current piece */
+    int64_t items;   /* number of items written; the caller counts them */
 } Stream;
 
 bool stream_write(Stream *stream, const void *data, Py_ssize_t size);
@@ -92,26 +92,26 @@ typedef struct FrozenPart FrozenPart;
 
 typedef struct {
     PyObject_HEAD
-    uint64_t *row, *listed; /* a bit for each slot: who stands in the row, and who in the list behind it */
+    uint64_t *row, *listed; /* a bit for each slot: whether it is in the row, and whether in the list behind it */
     int32_t *next, *before; /* the list, by slot + 1; 0 is the end of both directions. Only for `listed` slots */
     int64_t size;
-    int32_t capacity, groups, row_from; /* the groups before row_from have nobody in the row */
+    int32_t capacity, groups, row_from; /* the groups before row_from have no slot in the row */
     PyObject *links;    /* owns the memory of `next` */
-    FrozenPart *frozen; /* its copy of the order; owned. NULL: nobody copies it */
+    FrozenPart *frozen; /* the copy of the order in progress; owned. NULL: none */
 } SlotQueue;
 
 void queue_append(SlotQueue *queue, int32_t slot);
-int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, the tail: it is not in the queue */
+int32_t queue_place(SlotQueue *queue, int64_t slot); /* for `queue_insert`; 0, the tail: not in the queue */
 void queue_insert(SlotQueue *queue, int32_t slot, int32_t place); /* before `place`, the place of another slot */
 int64_t queue_first(const SlotQueue *queue);                      /* -1: it is empty */
 void queue_remove(SlotQueue *queue, int32_t slot);
 void queue_clear(SlotQueue *queue);
-void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group that has nobody yet */
+void queue_fill_row(SlotQueue *queue, int32_t group, uint64_t members); /* of a group without slots in the row */
 
 /* --------------------------------------------------------------------------------------- key_index.c */
 
 typedef struct {
-    uint32_t slot, part; /* slot + 1, or 0: nobody is here; a part of the key's hash */
+    uint32_t slot, part; /* slot + 1, or 0 if the place is free; a part of the key's hash */
 } Place;
 
 typedef struct {
@@ -142,12 +142,12 @@ typedef struct {
     Py_buffer generation_buffer;
     int64_t *generation; /* of the slots before generation_size */
     Py_ssize_t generation_size;
-    int32_t *mark; /* for doubled ids: when an id was seen last */
+    int32_t *mark; /* for each id, the last batch that it was in: finds duplicates in a batch */
     int32_t mark_size, marked;
     int32_t *scratch; /* new words of a batch */
     Py_ssize_t scratch_size;
     bool folds; /* an event is being folded: its words are in `scratch` */
-    PyObject *frozen; /* the parts of the state that are being copied, a tuple; NULL: nobody copies it */
+    PyObject *frozen; /* the parts of the state that are being copied, a tuple; NULL: no copy is in progress */
 } Fold;
 
 /* Names of attributes, interned. */
@@ -170,15 +170,15 @@ typedef enum {
         NUM_NAMES
 } Name;
 
-#define MOST_FIELDS 16 /* of an event, that are looked for among its values */
+#define MOST_FIELDS 16 /* most fields of an event that are read from its tuple of values */
 
-/* What the module has of Python. Never freed: it lives as long as the process. */
+/* Python objects that the module uses. Never freed: they live as long as the process. */
 typedef struct {
     PyObject *names[NUM_NAMES];
     PyObject *array_of, *lru, *admit_runs, *transfer_record, *request_record, *store, *load, *encode;
     PyObject *no_ids, *empty_text, *zero, *minus_one;
     PyObject *kinds[NUM_KINDS];
-    Name fields[NUM_KINDS][MOST_FIELDS]; /* of the kinds. NUM_NAMES: none, or one that is not read here */
+    Name fields[NUM_KINDS][MOST_FIELDS]; /* the fields of each kind. NUM_NAMES: none, or a field not read in C */
     PyObject *reference; /* Ledger.apply in Python */
     PyTypeObject *fold, *slot_queue, *key_index, *frozen_part;
 } Python;
@@ -187,20 +187,20 @@ extern Python python;
 
 static inline PyObject *name_of(Name name) { return python.names[name]; }
 
-/* Events that are being folded, one after the other. */
+/* The state of folding a sequence of events. */
 typedef struct {
     Fold *fold;
     PyObject *fields;          /* the ledger's attributes */
     PyObject *seen[NUM_NAMES]; /* the attributes read so far; owned, because a policy or a listener may replace them */
     PyObject *event;
-    int kind;         /* -1: none that this body knows */
-    PyObject *values; /* what the event was made of, a tuple; borrowed. NULL: its fields are asked */
+    int kind;         /* -1: unknown */
+    PyObject *values; /* the event's field values, a tuple; borrowed. NULL: read its attributes instead */
     PyObject *seq_object;
     int64_t seq;
-    PyObject *ended; /* the transfer that it ended; owned */
+    PyObject *ended; /* the transfer that the event has ended; owned */
 } Folding;
 
-/* An attribute of the ledger; borrowed of `folding`. NULL without an error: it has none. */
+/* An attribute of the ledger; borrowed from `folding`. NULL without an error: there is none. */
 static inline PyObject *field(Folding *folding, Name name)
 {
     PyObject **seen = &folding->seen[name];

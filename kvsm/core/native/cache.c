@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-/* Leave touches with parents to Python. */
+/* Fold `BlocksTouched`. Touches with parents are left to Python. */
 Verdict blocks_touched(Folding *folding)
 {
     PyObject *ids = value_of(folding, N_slots), *parents = value_of(folding, N_parents);
@@ -21,7 +21,7 @@ Verdict blocks_touched(Folding *folding)
     return verdict;
 }
 
-/* Abandon all transfers, or only see whether that is allowed: it is not while one is only planned. */
+/* Abandon all transfers, or, with `only_look`, only check that it is legal: it is not while one is only planned. */
 static Verdict abandon_all(Folding *folding, bool only_look)
 {
     PyObject *transfers = PyDict_Values(field(folding, N_transfers));
@@ -61,7 +61,7 @@ enum {
 
 static bool in_range(int32_t word, int first, int last) { return first <= state_of(word) && state_of(word) <= last; }
 
-/* Tell the listener which keys could be read. */
+/* Report the keys of all readable blocks to the listener as removed. */
 static Verdict tell_removed(Folding *folding)
 {
     const Words *blocks = &folding->fold->blocks;
@@ -120,7 +120,7 @@ static uint64_t void_each(const Words *blocks, int32_t *words, int32_t count)
     return unused;
 }
 
-/* Void every block, and let the unused slots be free in the order of their numbers. */
+/* Void every block, and make the unused slots free, in the order of their numbers. */
 static void void_all(const Words *blocks, SlotQueue *free_slots)
 {
     int32_t num_idle = 0;
@@ -140,7 +140,7 @@ static void void_all(const Words *blocks, SlotQueue *free_slots)
         machine_step(&BLOCK, BLOCK_INVALIDATE, IDLE); /* so that the arc counts as taken */
 }
 
-/* Void every block that the index names: all of its entries go at once. */
+/* Void every block in the index, and clear the index. */
 static Verdict invalidate_all(Folding *folding)
 {
     KeyIndex *index = index_of(folding);
@@ -155,7 +155,7 @@ static Verdict invalidate_all(Folding *folding)
     return FOLDED;
 }
 
-/* An empty eviction order. */
+/* Empty the eviction order. */
 static Verdict order_again(Folding *folding)
 {
     PyObject *policy = field(folding, N_policy);
@@ -191,7 +191,7 @@ static Verdict reset(Folding *folding, PyObject *epoch, PyObject *weights)
     return tell_cleared(folding);
 }
 
-/* With nothing planned. */
+/* Fold `CacheReset`, if no transfer is only planned. */
 Verdict cache_reset(Folding *folding)
 {
     PyObject *epoch = value_of(folding, N_epoch);

@@ -1,36 +1,36 @@
-/* The calls of a core: what their files share.
+/* Common declarations of the native calls of a core.
 
-   A call looks at everything first. If it finds something that it does not know, nothing was changed, and the
-   Python function of the same name takes the whole call: so each refusal, and each text of an error, is there.
-   Once the clock has been asked, there is no way back: then everything is done here. */
+   A call checks everything first. If a case is not implemented here, nothing has changed yet, and the Python function
+   of the same name runs the whole call: so all refusals, and the texts of all errors, are only in Python. The clock
+   is read once for each event; after it was read, the call can no longer be left to Python. */
 
 #ifndef KVSM_CALLS_H
 #define KVSM_CALLS_H
 
 #include "body.h"
 
-/* What the calls have of Python. Never freed: it lives as long as the process. */
+/* Python objects that the calls use. Never freed: they live as long as the process. */
 typedef struct {
     PyObject *emit, *match, *prepare_load, *report, *complete_load, *complete_store, *finish; /* the functions */
     PyObject *match_made, *job_made, *ended_made, *result_made; /* classes of what calls return */
     PyObject *counted;                                          /* the result of a report that ended nothing */
     PyObject *recorded_ns, *described, *time_ns, *native_ledger, *illegal_transition, *invalid_event;
-    PyObject *nobody, *the_log; /* who may change the ledger, if no thread may */
+    PyObject *nobody, *the_log; /* values of `_may_change` if no thread may change the ledger */
     PyObject *one, *key_bytes_max;
 } OfPython;
 
 extern OfPython of_python;
 
-/* A call, and what it has looked up. */
+/* A call, and the objects that it has looked up. */
 typedef struct {
     PyObject *core, *const *arguments; /* borrowed */
-    Py_ssize_t count;                  /* of the arguments without a name; those with names are behind them */
-    PyObject *names;                   /* of these; NULL: none has a name */
+    Py_ssize_t count;                  /* of the positional arguments; the keyword arguments follow them */
+    PyObject *names;                   /* of the keyword arguments; NULL: none */
     PyObject *fields;                  /* the core's attributes; owned */
     PyObject *ledger;                  /* owned */
-    PyObject *thread;                  /* the one that may change the ledger, which is this one; owned */
+    PyObject *thread;                  /* the thread that may change the ledger: the current one; owned */
     bool folds;                        /* whether this body folds the ledger */
-    Folding look;     /* to read the ledger by `field`. What was read may be old once an event was emitted */
+    Folding look;     /* to read the ledger by `field`. The values may be outdated once an event was emitted */
     PyObject *result; /* owned */
 } Call;
 

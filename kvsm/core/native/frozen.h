@@ -1,8 +1,8 @@
-/* Parts of a state that is frozen: how it was at one moment, while events go on being folded.
+/* Parts of a frozen state: a copy of the state at one moment, written while further events are folded.
 
-   A part walks over its things (slots, device blocks, nodes of a queue) and writes them as they were. Before an
-   event changes a thing, what it was is kept, unless the part has written it already (keeping.c). So there are
-   two truths of each thing: the kept one if there is one, else the live one. */
+   A part walks over its things (slots, device blocks, nodes of a queue) and writes them as they were at that moment.
+   Before an event changes a thing, its old value is kept, unless the part has already written it (keeping.c). So the
+   part writes the kept value of a thing if there is one, else the live value. */
 
 #ifndef KVSM_FROZEN_H
 #define KVSM_FROZEN_H

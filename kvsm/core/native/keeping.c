@@ -1,9 +1,9 @@
-/* What an event is about to change, kept for the parts of a frozen state that have not written it.
+/* Keeps the old values of all things that an event may change, for parts of a frozen state that have not written them.
 
-   An event changes the slots and the device blocks that it names, those of the transfers that it names, and the
-   pins of its request (`changes` in tables.h). So they are kept before either body folds it: no handler knows of a
-   copy. Only a reset and a restart change others: they end all transfers, and of other things they change nothing
-   but the words. Queues see to themselves, because a slot's neighbours change with it. */
+   An event changes the slots and the device blocks that it names, those of the transfers that it names, and the pins
+   of its request (`changes` in tables.h). Their values are kept before the event is folded in C or in Python, so no
+   handler has to deal with a copy in progress. Only a reset and a restart change more: they end all transfers, and
+   change the words of all things. Queues keep their own links, because a slot's neighbours change with it. */
 
 #include "frozen.h"
 

@@ -1,10 +1,10 @@
 /* The index (kvsm/core/ledger/key_index.py): key -> slot, over the keys of the slots.
 
-   A table of open addresses, twice as large as the pool or more. It never grows, so no entry ever waits for a
-   table that is made again. A place has the slot and a part of the key's hash; the key itself is in the list
-   `key_of`. A removed entry leaves no mark: those behind it move up.
+   A hash table with open addressing, at least twice as large as the pool. It never grows, so no insertion ever
+   waits for a rebuild. A place has the slot and a part of the key's hash; the key itself is in the list `key_of`.
+   Removal leaves no tombstone: the entries behind the removed one move up.
 
-   To clear the table is to count: a page of it that was not used since is emptied when it is used next. */
+   Clearing the table only counts up `clears`: each page is emptied at its first use after that. */
 
 #include "body.h"
 

@@ -1,8 +1,8 @@
 /* The parts of a world as bytes, and back (kvsm/check/worlds/saving.py).
 
-   It does what `pickle` does, for the few kinds of objects of which decision state is made, and without a word
-   of Python for most of them. An object that may change is written once, and again by its number: what is one
-   object in the world is one object in the copy. It leaves a world with an object of another kind to Python. */
+   Does what `pickle` does, for the few kinds of objects in a decision state, mostly without running Python code. A
+   mutable object is written once, and later by its number: so one object in the world is one object in the copy. A
+   world with an object of another kind is left to Python. */
 
 #include "body.h"
 

@@ -1,8 +1,8 @@
 /* A first-in-first-out queue of slots (kvsm/core/policies/slot_queue.py): a row, and behind it a linked list.
 
-   In the row the slots stand by number, so a bit for each says all. One pass over the bits fills or empties the
-   queue, however many slots there are. Whoever is appended stands in the list. There each slot has one place, so
-   nothing is ever swept or made larger. */
+   The row is in the order of slot numbers, so it is a bit for each slot, and one pass over the bits fills or empties
+   the queue. Appended slots go to the list. Its links are arrays with an entry for each slot, so the list never has
+   to be compacted or enlarged. */
 
 #include "body.h"
 

@@ -1,6 +1,6 @@
-"""From which sources the native body was built.
+"""A digest of the C sources, which identifies the sources that a native body was built from.
 
-`setup.py` runs this file before anything is installed, so it needs the standard library alone.
+`setup.py` runs this file before anything is installed, so it may only use the standard library.
 """
 
 from __future__ import annotations
