@@ -6,7 +6,7 @@ typedef Verdict (*Body)(Call *);
 
 /* ------------------------------------------------------------------------------- what a call looks at */
 
-/* Whether this is the name of a request that any log can hold. */
+/* Whether this is a valid name of a request, which a log can hold. */
 static bool is_name(PyObject *text)
 {
     if (PyUnicode_CheckExact(text) && PyUnicode_AsUTF8AndSize(text, NULL) != NULL)
@@ -23,7 +23,7 @@ static PyObject *known(Call *call, PyObject *request)
 
 /* ---------------------------------------------------------------------------------- batches of an event */
 
-/* Numbers for an event. Many stand in memory of their own. */
+/* Numbers for an event. Large batches have their own memory. */
 typedef struct {
     Batch batch; /* `object` is NULL */
     int64_t *many;
@@ -59,8 +59,8 @@ static PyObject *packed(const int64_t *ids, Py_ssize_t count)
 
 /* --------------------------------------------------------------------------------------- matching.py */
 
-/* The slots of the first keys that are on the host (`_readable_prefix`), and the key behind them; borrowed.
-   REFERENCE: a key is none. */
+/* The slots of the longest prefix of keys that is readable on the host (`_readable_prefix`). missed: the first key
+   behind this prefix; borrowed. REFERENCE: an object is no key. */
 static Verdict readable_prefix(Call *call, PyObject *keys, Numbers *slots, PyObject **missed)
 {
     const KeyIndex *index = index_of(&call->look);
@@ -167,8 +167,8 @@ static Verdict match(Call *call)
 
 /* --------------------------------------------------------------------------------------- transfers.py */
 
-/* The device blocks that a call names (`checked_device_blocks`), in the form of an event; owned. NULL: Python looks
-   at them. */
+/* The device blocks that a call names (`checked_device_blocks`), in the form of an event; owned. NULL: Python checks
+   them. */
 static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *count)
 {
     Numbers blocks;
@@ -194,8 +194,8 @@ static PyObject *checked_device_blocks(Call *call, PyObject *given, Py_ssize_t *
     return made;
 }
 
-/* The first `wanted` pins of a request's match, in the form of an event; owned. NULL: it has no match of that many,
-   or a pin may hold no more. */
+/* The first `wanted` pins of a request's match, in the form of an event; owned. NULL: the match has fewer pins, or a
+   pin may no longer hold. */
 static PyObject *pins_of(Call *call, PyObject *request, Py_ssize_t wanted)
 {
     PyObject *record = known(call, request), *slots = NULL;
@@ -253,7 +253,7 @@ static Verdict prepare_load(Call *call)
     return verdict;
 }
 
-/* Whether a report counts (`_why_reject`). false: Python looks. */
+/* Whether a report counts (`_why_reject`). false: Python decides. */
 static bool counts(Call *call, PyObject *transfer, PyObject *worker, PyObject *direction)
 {
     int64_t number, workers, word, reported;
@@ -303,7 +303,7 @@ static PyObject *ended_by(PyObject *record)
     return ended;
 }
 
-/* Tell the publisher and the caller that this transfer is over (`_ended`). */
+/* Report the end of this transfer to the publisher and the caller (`_ended`). */
 static PyObject *ended_result(Call *call, PyObject *record)
 {
     PyObject *publisher = of_core(call, N_publisher), *told = owned(Py_None), *result = NULL;
@@ -414,7 +414,7 @@ static Verdict finish(Call *call)
 
 /* ------------------------------------------------------------------------------------------ the type */
 
-/* Python takes the call, with the same arguments. */
+/* Run the call in Python, with the same arguments. */
 static PyObject *left_to_python(const Call *call, PyObject *function)
 {
     const Py_ssize_t named = call->names == NULL ? 0 : PyTuple_Size(call->names);

@@ -1,4 +1,4 @@
-/* How an event comes to be (kvsm/core/offloader/emitter.py). */
+/* Emits events (kvsm/core/offloader/emitter.py). */
 
 #include "calls.h"
 
@@ -31,7 +31,7 @@ PyObject *of_core(Call *call, Name name) { return attribute(call->core, call->fi
 
 PyObject *of_ledger(Call *call, Name name) { return attribute(call->ledger, call->look.fields, name); }
 
-/* Whether this thread has been admitted, and the core and its ledger are as this body knows them. */
+/* Whether this thread may change the ledger, and core and ledger have the classes and attributes that C code needs. */
 bool begin_call(Call *call)
 {
     call->fields = PyObject_GenericGetDict(call->core, NULL);
@@ -93,7 +93,7 @@ static PyObject *next_seq(Call *call)
     return next;
 }
 
-/* What the next event is made of: its number, the step, the time, and these fields; owned. */
+/* The field values of the next event: its number, the step, the time, and these fields; owned. */
 static PyObject *next_values(Call *call, PyObject *const *fields, Py_ssize_t count)
 {
     PyObject *now = recorded_now(call);
@@ -118,7 +118,7 @@ static bool may_change(Call *call, PyObject *who)
     return PyDict_SetItem(call->fields, name_of(N__may_change), who) == 0;
 }
 
-/* Hand the event to the log, which may look at the ledger meanwhile. */
+/* Append the event to the log, which may read the ledger meanwhile. */
 static bool log_event(Call *call, PyObject *event)
 {
     PyObject *log = of_core(call, N_log), *done = NULL;
@@ -133,8 +133,8 @@ static bool log_event(Call *call, PyObject *event)
     return done != NULL;
 }
 
-/* An event failed. One that was refused leaves no trace. Any other failure stops the core, an interrupt too: the
-   log would lack what the ledger has. */
+/* Handle the failure of an event. A refused event has changed nothing. Any other failure, an interrupt included, stops
+   the core: the log would lack an event that the ledger may have folded. */
 static void after_failure(Call *call)
 {
     PyObject *kind, *error, *trace;
@@ -161,7 +161,7 @@ static void after_failure(Call *call)
     Py_XDECREF(trace);
 }
 
-/* `emit`, by the thread that has been admitted. Returns the transfer that the event ended, or None; owned. */
+/* `emit`, in the thread that may change the ledger. Returns the transfer that the event ended, or None; owned. */
 PyObject *emitted(Call *call, PyObject *kind, PyObject *const *fields, Py_ssize_t count)
 {
     PyObject *values = next_values(call, fields, count), *ended = NULL;

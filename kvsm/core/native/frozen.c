@@ -1,9 +1,9 @@
-/* A state that is frozen, and copied while events go on being folded (kvsm/core/ledger/frozen.py). */
+/* Copies a frozen state piece by piece, while further events are folded (kvsm/core/ledger/frozen.py). */
 
 #include "frozen.h"
 
-#define MOST 4096 /* things that may be written at once */
-#define AHEAD 16 /* things that are brought into the cache before they are read */
+#define MOST 4096 /* most things of one piece */
+#define AHEAD 16 /* number of things that are prefetched into the cache before they are read */
 
 /* ------------------------------------------------------------------------------------ the end of a part */
 
@@ -66,7 +66,7 @@ static void part_drop(FrozenPart *part)
 
 /* ------------------------------------------------------------------------------ one piece of each kind */
 
-/* Where a piece ends that may cost so much. It has one thing or more. */
+/* The end of a piece of at most this cost. A piece has at least one thing. */
 static int32_t end_of_piece(const FrozenPart *part, int32_t left)
 {
     const int32_t fits = left / part->cost, count = fits < 1 ? 1 : fits > MOST ? MOST : fits;
@@ -75,7 +75,7 @@ static int32_t end_of_piece(const FrozenPart *part, int32_t left)
 
 static bool is_indexed(int32_t word) { return FIRST_INDEXED <= state_of(word) && state_of(word) <= LAST_INDEXED; }
 
-/* The keys of the slots of a piece, whose words were these. */
+/* Write the keys of the slots of a piece. words: the words that these slots had. */
 static bool write_keys(FrozenPart *part, const int32_t *words, int32_t count)
 {
     Stream *keys = &part->streams[KEYS];
@@ -120,7 +120,7 @@ static bool write_slots(FrozenPart *part, int32_t *left)
     return done;
 }
 
-/* What a frozen dict has of a device block, which is kept if `kept` is not NULL. */
+/* The value of a device block in a frozen dict: the kept value if `kept` is not NULL. */
 static bool write_note(Stream *stream, PyObject *notes, PyObject *block, const Kept *kept, PyObject *note)
 {
     if (kept == NULL)
@@ -223,7 +223,7 @@ static bool (*const write_piece[])(FrozenPart *, int32_t *) = {
     [ORDER] = write_order,
 };
 
-/* Write more of an open part. left: what it may cost; then what is left of that. An error of Python may be set. */
+/* Write the next piece of an open part. left: the cost it may take; then the rest of it. May set a Python error. */
 static void go_on(FrozenPart *part, int32_t *left)
 {
     while (part->status == OPEN && *left > 0 && !part->is_written) {
@@ -334,7 +334,7 @@ static FrozenPart *part_of_offers(Folding *folding)
     return part;
 }
 
-/* A node waits for the one before, and the more nodes there are, the slower is their memory. */
+/* The cost of a node of a linked list: each node is read after the one before, and larger lists miss the cache more. */
 static int32_t cost_of_node(int32_t nodes) { return nodes <= 1 << 18 ? 2 : nodes <= 1 << 21 ? 4 : 8; }
 
 /* The row is copied at once: a bit for each slot. */
@@ -359,7 +359,7 @@ static FrozenPart *part_of_queue(const SlotQueue *queue)
     return part;
 }
 
-/* The queue keeps for this copy what it changes; the copy before it is dropped. */
+/* From now on the queue keeps the old links for this copy; an earlier copy is dropped. */
 static void watch_queue(SlotQueue *queue, FrozenPart *part)
 {
     if (queue->frozen != NULL)
@@ -413,7 +413,7 @@ PyObject *freeze(Folding *folding)
 
 /* --------------------------------------------------------------------------------------- for Python */
 
-/* go_on(left): write what costs so much. Returns what is left of it, if the part is whole; else 0. */
+/* go_on(left): write a piece of at most this cost. Returns the rest of the cost if the part is complete, else 0. */
 static PyObject *py_go_on(PyObject *self, PyObject *may_cost)
 {
     FrozenPart *part = (FrozenPart *)self;

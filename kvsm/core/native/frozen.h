@@ -26,7 +26,7 @@ typedef struct {
     PyObject *first, *second; /* of a slot: its key. Of a device block: what was brought, what is stale. Owned */
 } Kept;
 
-/* A number for each thing, 0 at first. Its pages are made when something is put in: to make it takes no time. */
+/* A number for each thing, 0 at first. Pages are allocated at their first use, so that making a table takes no time. */
 #define TABLE_BITS 10
 #define TABLE_PAGE (1 << TABLE_BITS)
 
@@ -45,7 +45,7 @@ static inline uint32_t table_at(const Table *table, int64_t thing)
     return page == NULL ? 0 : page[thing & (TABLE_PAGE - 1)];
 }
 
-/* What is written of a part. */
+/* The streams of a part. */
 enum {
     WORDS,
     GENERATIONS = 1,
@@ -59,9 +59,9 @@ struct FrozenPart {
     PyObject_HEAD
     PartKind kind;
     Status status;
-    int32_t size, next; /* how many things there are; the first one that is not written */
-    int32_t cost;       /* what one of them takes, in the time of a slot. A slot of a queue's row is one, too */
-    bool is_written;    /* a piece is being written: its memory must stay until then */
+    int32_t size, next; /* number of things; the first thing that is not written */
+    int32_t cost;       /* time to write one thing, in units of a slot. A slot of a queue's row takes one unit, too */
+    bool is_written;    /* whether a piece is being written: its memory must not be freed meanwhile */
     Stream streams[NUM_STREAMS];
 
     /* Slots and device blocks. */
@@ -83,7 +83,7 @@ struct FrozenPart {
     const int32_t *live;    /* the live `next` */
     int32_t node;           /* the next one of the list; 0: none is left */
 
-    /* The place of each thing among `kept`, from 1; or what `next` of each node was, plus 1. 0: it is not kept. */
+    /* For each thing, its index in `kept` plus 1; for each node of a queue, its old `next` plus 1. 0: not kept. */
     Table table;
 };
 
@@ -93,7 +93,7 @@ static inline Kept *kept_at(const FrozenPart *part, int64_t thing)
     return place == 0 ? NULL : &part->kept[(place - 1) >> TABLE_BITS][(place - 1) & (TABLE_PAGE - 1)];
 }
 
-void part_let_go(FrozenPart *part); /* it needs the live state no more */
-void part_finish(FrozenPart *part); /* all of it at once */
+void part_let_go(FrozenPart *part); /* release the live state */
+void part_finish(FrozenPart *part); /* write the rest at once */
 
 #endif

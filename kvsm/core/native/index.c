@@ -1,4 +1,4 @@
-/* How keys enter the index, and how they leave it (kvsm/core/ledger/index.py). */
+/* Adds keys to the index and removes them (kvsm/core/ledger/index.py). */
 
 #include "body.h"
 

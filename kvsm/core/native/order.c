@@ -1,4 +1,5 @@
-/* Who stands in the eviction order (kvsm/core/ledger/order.py). Copies to other tiers are left to Python. */
+/* Decides which blocks are in the eviction order (kvsm/core/ledger/order.py). Copies to other tiers are left to
+   Python. */
 
 #include "body.h"
 
@@ -35,7 +36,7 @@ bool may_reorder(Folding *folding, PyObject *request)
     return none;
 }
 
-/* Tell a policy of the slots whose word is `wanted`: `method`(slots). An empty batch is told if `always`. */
+/* Call `method`(slots) of a policy with the slots whose word is `wanted`; with an empty batch only if `always`. */
 static Verdict tell(PyObject *policy, Name method, const Batch *slots, const int32_t *words, int32_t wanted,
                     bool always)
 {
@@ -173,7 +174,7 @@ static Verdict enter_queue(Folding *folding, SlotQueue *queue, const Batch *slot
     return FOLDED;
 }
 
-/* These blocks are stored now. Leave runs that continue each other to Python. */
+/* Add stored blocks to the eviction order. Runs that continue each other are left to Python. */
 Verdict admit(Folding *folding, const Batch *slots, PyObject *keys, PyObject *parents, int64_t planned_at)
 {
     PyObject *policy = field(folding, N_policy), *done;

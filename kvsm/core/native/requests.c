@@ -73,7 +73,7 @@ Verdict unpin(Folding *folding, PyObject *request, const Batch *slots, int32_t *
     return come_back(folding, slots, new_words, &idle);
 }
 
-/* What the end of a request's match asks before anything changes: the pins, and their words without them. */
+/* Check, before anything changes, that a request's match can end. pins: its pins. Returns their words without these. */
 static int32_t *unpinned(Folding *folding, PyObject *request, Batch *pins)
 {
     if (!may_reorder(folding, request) || !live_pins(folding, request, pins))
@@ -96,7 +96,7 @@ static Verdict leave(Folding *folding, int trigger)
         return REFERENCE;
     Py_INCREF(request);
     verdict = unpin(folding, request, &pins, new_words);
-    /* Nobody looks at a record that is forgotten. */
+    /* A record that is forgotten is not read any more. */
     if (verdict == FOLDED && state_of(word) != REQUEST_RELEASED &&
         (PyObject_SetAttr(request, name_of(N_patience), python.minus_one) < 0 ||
          PyObject_SetAttr(request, name_of(N_settled), python.no_ids) < 0 ||
@@ -244,7 +244,7 @@ Verdict settle(Folding *folding, PyObject *request, int32_t word)
     return verdict;
 }
 
-/* The requests that wait for this transfer wait no more. */
+/* Wake the requests that wait for this transfer. */
 Verdict wake_waiting(Folding *folding, int64_t transfer)
 {
     PyObject *deferred = field(folding, N_deferred);

@@ -1,8 +1,8 @@
-/* Stores: what is offered, what is evicted to make room, and what is planned (kvsm/core/ledger/stores.py). */
+/* Stores: offers, evictions to make room, and plans (kvsm/core/ledger/stores.py). */
 
 #include "body.h"
 
-/* Whether an offer can follow: the request is known and not over, and it settled no more than it offered. */
+/* Whether an offer is legal: the request exists and has not ended, and it has settled no more than it has offered. */
 static bool may_offer(Folding *folding, PyObject *offer)
 {
     if (!PyTuple_CheckExact(offer) || PyTuple_Size(offer) != 3)

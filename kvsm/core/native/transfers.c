@@ -158,7 +158,7 @@ static PyObject *request_of(Folding *folding, const Transfer *transfer)
     return request;
 }
 
-/* Give slots that hold nothing any more back to the free queue. */
+/* Return empty slots to the free queue. */
 static void give_back(Folding *folding, const Batch *slots, const int32_t *words)
 {
     SlotQueue *free_slots = free_queue(folding);
@@ -167,7 +167,7 @@ static void give_back(Folding *folding, const Batch *slots, const int32_t *words
             queue_append(free_slots, (int32_t)slots->ids[one]);
 }
 
-/* A good store is readable: tell the policy, the history of offers and the listener. */
+/* Report a good store, whose blocks are readable now, to the policy, the history of offers and the listener. */
 static Verdict publish(Folding *folding, const Transfer *transfer)
 {
     PyObject *offers = field(folding, N_offers), *listener = field(folding, N_listener), *done;
@@ -197,7 +197,7 @@ static Verdict publish(Folding *folding, const Transfer *transfer)
     return done == NULL ? FAILED : FOLDED;
 }
 
-/* The transfer touches its slots no more; `after` are their new words, `state` is the transfer's. */
+/* End the copies of a transfer. after: the new words of its slots. state: the state of the transfer. */
 static Verdict end_copies(Folding *folding, const Transfer *transfer, int state, const int32_t *after)
 {
     const Batch *slots = &transfer->slots;
@@ -218,7 +218,7 @@ static Verdict end_copies(Folding *folding, const Transfer *transfer, int state,
     return FOLDED;
 }
 
-/* Forget the transfer, and tell the request that it loads for and the requests that wait for it. */
+/* Forget the transfer; update the request that it loads for, and wake the requests that wait for it. */
 static Verdict close_transfer(Folding *folding, const Transfer *transfer, int state)
 {
     PyObject *id = PyLong_FromLongLong(transfer->id), *request = NULL;

@@ -2,7 +2,7 @@
 
 #include "body.h"
 
-/* Which arcs were taken since somebody asked to forget: kvsm.check.explore.coverage reads it. */
+/* Which arcs were taken since the last `forget`: read by kvsm.check.explore.coverage. */
 unsigned char arcs_taken[NUM_MACHINES][MOST_ARCS];
 
 int32_t machine_step(const Machine *machine, int trigger, int32_t word)
@@ -99,7 +99,7 @@ void count_words(const Words *words, int32_t word, int64_t more)
             words->totals[STATE_MASK + 1 + counter] += more;
 }
 
-/* Most things of a batch had the same word, and get the same one. */
+/* Usually all things of a batch have the same word, and get the same new word. */
 void commit(const Words *words, const Batch *ids, const int32_t *new_words)
 {
     int32_t before = 0, after = 0;
