@@ -43,15 +43,15 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a disk, which is removed."""
+    """Yield a directory on a disk, and remove it afterwards."""
     made = tmp_path / "tier"
     yield made
     shutil.rmtree(made, ignore_errors=True)
 
 
 def check_logs(directory: Path, lives: int) -> None:
-    """Each life has a log for each tier. All of them verify, and the two of a life tell the same of each copy
-    between the tiers. The disk has brought blocks back."""
+    """Check the two logs of each life, one for each tier. All of them verify, and the two of a life agree on
+    each copy between the tiers. Blocks were loaded from the disk."""
     logs = sorted((directory / "logs").iterdir())
     assert len([log for log in logs if "-disk-" in log.name]) == lives
     assert len(logs) == 2 * lives
@@ -62,7 +62,7 @@ def check_logs(directory: Path, lives: int) -> None:
 
 
 def check_log(log: Path) -> None:
-    """`kvsm verify` finds nothing in it, in the log of the other tier, and between the two."""
+    """Check that `kvsm verify` finds no problem in this log, in the other tier's log, or between them."""
     result = CliRunner().invoke(main, ["verify", str(log), "--json"])
     assert result.exit_code == 0, result.output
     other = json.loads(result.stdout)["other_tier"]
@@ -83,8 +83,8 @@ def check_hits(lives: Lives, kept: int = 20) -> None:
 
 
 def test_an_engine_that_is_killed_finds_on_disk_what_it_stored(directory: Path) -> None:
-    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy. What a
-    life finds in the slots is what the life before has logged."""
+    """Correct bytes (S15) and no stale data (S14) on two tiers, over five kills, some in mid-copy. The slots
+    that a life finds agree with the log of the life before."""
     lives = run_lives(directory, 30, 4, 6, "--disk", "400")
     assert wrong_answers(lives) == []
     assert not any(lives.differs.values())
@@ -111,8 +111,8 @@ def test_write_back_stores_what_host_memory_evicts(directory: Path) -> None:
 
 
 def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
-    """Both outlive each process. The log of the host's tier is one chain. The disk has no log without
-    `event_log`, and that is said."""
+    """Pool and disk outlive each process. The log of the host's tier is one chain. Without `event_log` the
+    disk has no log, and a message says so."""
     lives = run_lives(directory, 60, 7, 3, "--disk", "400", "--keep-pool")
     assert wrong_answers(lives) == []
     assert ["it kept no log" in line for line in lives.differs[3]] == [True]
@@ -120,9 +120,9 @@ def test_a_pool_that_is_kept_goes_on_with_its_disk(directory: Path) -> None:
 
 
 def test_kv_events_tell_what_each_tier_has(directory: Path, tmp_path: Path) -> None:
-    """Events are state (S10): a router that folds them knows what host memory has, and what the disk has,
-    with evictions on both, and from the first event of a life what earlier ones have left. Each tier's log
-    leads to the other's by its name."""
+    """Events are state (S10): a router that folds KV events has the blocks of host memory and of the disk,
+    with evictions on both, and from the first event of a life also the blocks of earlier lives. The log of
+    each tier leads to the other log by its name."""
     for life in (1, 2):
         notes = tmp_path / f"life{life}"
         notes.mkdir()
@@ -154,7 +154,7 @@ class Place(TierFiles):
 
 
 def test_copies_fail_and_the_worker_goes_on_if_what_was_decided_cannot_be_read(tmp_path: Path) -> None:
-    """A disk that vanishes stops no engine. When it is back, copies are made again."""
+    """An engine continues when its disk vanishes. When the disk is back, copies are made again."""
     place: Any = Place(tmp_path, "engine0", 1)
     rank = RankDisk(place, 0, DISK_IDENTITY, np.ones((4, PAYLOAD), np.uint8), 1, FlushPolicy.NONE, None)
     rank.start([job(1, Direction.STORE, [0], [0], [5])])
@@ -176,8 +176,8 @@ def test_ranks_that_have_told_nothing_are_an_error_with_what_to_do(tmp_path: Pat
 
 
 def test_nothing_of_other_weights_or_of_before_a_reset_comes_back(directory: Path) -> None:
-    """No stale data (S14), for processes that come later. What v1 has stored does not come back
-    when v1 does: v2 has begun an era."""
+    """No stale data (S14) for later processes. Blocks of the weights v1 are not served when v1 returns,
+    because v2 has begun another era."""
     lives = ["v1", "v1", "v2", "v1", "v1+reset", "v1"]
     command = [sys.executable, str(HERE / "disk_weights_engine.py"), str(directory), *lives]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=600)

@@ -84,8 +84,8 @@ def test_an_aborted_load_keeps_its_blocks_until_it_has_ended(
 
 
 def test_a_load_that_has_ended_may_still_be_aborted(played: Played) -> None:
-    """Both requests were waiting when one was aborted, with good loads and with failed ones. Nothing is left
-    (above)."""
+    """Both requests were waiting when one was aborted, with good loads and with failed ones. A test above
+    checks that nothing is left."""
     assert played[2].facts["waiting, with no copy in flight"] == [[2, 0], [2, 0]]
 
 
@@ -131,8 +131,8 @@ def test_an_engine_is_shut_down_with_copies_in_flight(played: Played) -> None:
 
 
 def test_failed_loads_are_computed_without_asking_twice(played: Played) -> None:
-    """Failure is not success (S6), with one group and with two: failed keys are stored again and loop
-    nothing."""
+    """Failure is not success (S6), with one group and with two: failed keys are stored again, and no request
+    loads them in a loop."""
     facts = played[2].facts
     assert facts["steps with failed loads"][0] <= MAX_TOKENS + 6
     assert facts["cached after failed loads"] == [[192] * 6]

@@ -92,7 +92,7 @@ def test_kv_events_fold_to_what_is_resident(engines: Any, case: Any) -> None:
 
 @each_described
 def test_described_kv_events_say_the_tokens(engines: Any, case: Any) -> None:
-    """The tokens of each block are a block of a prompt and its answer."""
+    """The tokens of each event are those of one block of a prompt and its answer."""
     served = engines.served(*case)
     prompts = [prompt for prompts in make_rounds() for prompt in prompts]
     asked = [prompt + answer for prompt, answer in zip(prompts, served.outcome.tokens)]

@@ -120,15 +120,15 @@ def test_a_worker_that_is_killed_ends_the_engine(tmp_path: Path) -> None:
 
 
 def test_a_core_that_sleeps_through_its_signal_is_woken(tmp_path: Path) -> None:
-    """Python overlooks a signal that comes in the moment in which the main thread falls asleep. vLLM would
-    kill its core after a minute, and the log would have no end."""
+    """If a signal comes just before the main thread falls asleep, Python handles it only when something wakes
+    the thread. Otherwise vLLM would kill its core after a minute, and the log would not be closed."""
     deaf = steered(name="DeafConnector", event_log=str(tmp_path))
     run_trial(trial(deaf, in_process=False))
     assert verified(tmp_path)[1].condition.notes() == []
 
 
 def test_a_core_that_is_killed_at_its_end_is_a_failed_trial(tmp_path: Path) -> None:
-    """Its tokens were right, but its log has no end."""
+    """Its tokens were right, but its log is not closed."""
     killed = steered(name="KilledConnector", event_log=str(tmp_path))
     with pytest.raises(TrialFailed, match=r"vLLM's core ended with exit code -9"):
         run_trial(trial(killed, in_process=False))
@@ -137,7 +137,7 @@ def test_a_core_that_is_killed_at_its_end_is_a_failed_trial(tmp_path: Path) -> N
 def test_a_trial_ends_well_where_the_environment_keeps_the_core_in_its_process(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """vLLM's variable counts, and such a core has no process that could be waited for."""
+    """vLLM obeys its variable, and such a core has no process to wait for."""
     monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     run_trial(trial(steered(event_log=str(tmp_path)), in_process=False))
     assert verified(tmp_path)[1].condition.notes() == []
@@ -176,8 +176,8 @@ FULL: Mapping[str, Callable[..., dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_full_disk_degrades_the_log_and_not_the_engine(name: str, tmp_path: Path) -> None:
-    """`continue`: tokens and hits as usual. The log says where it ends, is good up to there, and the metrics
-    say that it is broken."""
+    """`continue`: tokens and hits are as usual. The log is good up to the failure, and says where it ends;
+    the metrics say that it is broken."""
     outcome = run_trial(trial(FULL[name](event_log=str(tmp_path)), THRASHING))
     assert outcome.tokens == expected("llama") * 3
     assert outcome.metric("vllm:external_prefix_cache_hits") > 0
@@ -256,7 +256,7 @@ def test_options_of_others_are_ignored() -> None:
 def test_the_engine_does_not_start(
     options: dict[str, Any], engine: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    """The reason is in the last lines that a user sees."""
+    """The error's last lines, which a user sees, contain the reason."""
     file = tmp_path / "file"
     file.write_text("")
     if "event_log" in options:
@@ -267,7 +267,7 @@ def test_the_engine_does_not_start(
 
 
 def test_ranks_that_each_have_a_scheduler_are_refused(tmp_path: Path) -> None:
-    """None of these schedulers would hear of the other ranks' copies."""
+    """None of these schedulers would get the reports of other ranks' copies."""
     config, kv_cache = make_configs(Shape(shards=2), str(tmp_path))
     parallel = changed(config.parallel_config, distributed_executor_backend="external_launcher")
     with pytest.raises(ConfigError, match="external_launcher"):

@@ -1,5 +1,5 @@
-"""What decides the bytes of a block changes what two starts, and two engines, compare: every field of vLLM's
-configuration and every extra key of a block hash, one at a time."""
+"""Everything that decides the bytes of a block changes the facts that two starts, or two engines, compare.
+Each field of vLLM's configuration and each extra key of a block hash is changed, one at a time."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def full_config() -> Any:
 
 
 def _filled(config: Any) -> Any:
-    """A copy with a sub-configuration of defaults wherever there is none."""
+    """Return a copy in which each missing sub-configuration is made of defaults."""
     config = copy.copy(config)
     hints = typing.get_type_hints(type(config), include_extras=False)
     for field in dataclasses.fields(config):
@@ -85,14 +85,14 @@ def is_config_class(kind: Any) -> bool:
 
 
 def _kinds_in(hint: Any) -> Iterator[Any]:
-    """The types that a hint names."""
+    """Return the types in a type hint."""
     yield hint
     for part in typing.get_args(hint):
         yield from _kinds_in(part)
 
 
 def _made_of_defaults(kind: Any) -> Any:
-    """An object of this class that was not checked: some classes refuse their own defaults."""
+    """Make an object of this class without its checks: some classes refuse their own defaults."""
     made = object.__new__(kind)
     for field in dataclasses.fields(kind):
         default = default_of(field)
@@ -122,7 +122,7 @@ def walk(config: Any, replace: Replace) -> Iterator[tuple[Any, Replace]]:
 
 
 def another(value: Any, row: str) -> Any:
-    """A value that differs from this one."""
+    """Return a value that differs from this one."""
     if row in OTHER_VALUES:
         return OTHER_VALUES[row]
     if isinstance(value, bool):
@@ -153,7 +153,7 @@ def configs() -> list[tuple[Any, Replace]]:
 
 
 def test_each_field_of_vllms_configuration_changes_the_identity_or_is_an_exception() -> None:
-    """A row for a field that changes it anyway would be a promise that nothing keeps."""
+    """A field with a row in `EXCEPTIONS` must not change the identity: else the row would be wrong."""
     whole = full_config()
     identity, layout = engine_facts(whole, KV_CACHE, OPTIONS), block_layout(whole, KV_CACHE, 1)
     wrong = []
@@ -173,8 +173,8 @@ def test_each_field_of_vllms_configuration_changes_the_identity_or_is_an_excepti
 
 
 def test_a_new_vllm_has_no_field_that_is_not_decided() -> None:
-    """A field that is new counts. Decide whether it should: write it into `COUNTED`, or give it its row and
-    its reason in kvsm/vllm/config_exceptions.py."""
+    """A new field counts. Decide whether it should: add it to `COUNTED`, or give it a row with a reason in
+    kvsm/vllm/config_exceptions.py."""
     there = {row_of(config, field) for config, _ in configs() for field in dataclasses.fields(config)}
     counted = {f"{name}.{field}" for name, fields in COUNTED.items() for field in fields.split()}
     assert sorted(there - counted - EXCEPTIONS.keys()) == []
@@ -285,7 +285,7 @@ print(json.dumps(model_facts(config, KV_CACHE)))
 
 
 def test_two_starts_have_equal_facts() -> None:
-    """No fact depends on where an object lies, or on the order of a set."""
+    """No fact depends on the address of an object, or on the order of a set."""
     starts = []
     for seed in ("1", "2"):
         path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
@@ -348,7 +348,7 @@ class Watched:
 
 
 def a_request() -> Any:
-    """A request that has everything."""
+    """Return a request with every input that changes block hashes."""
     position = SimpleNamespace(offset=1, length=3)
     return SimpleNamespace(
         all_token_ids=[7] * 12,

@@ -27,7 +27,7 @@ from kvsm.vllm.tiny_model import BLOCK_TOKENS
 
 
 def models(*, change_answers: bool = True) -> Any:
-    """A test for each model. change_answers: also those whose answers vLLM's own prefix cache may change."""
+    """Return all models as parameters. change_answers: also those whose answers vLLM's hits may change."""
     return pytest.mark.parametrize(
         "name",
         [
@@ -40,7 +40,7 @@ def models(*, change_answers: bool = True) -> Any:
 
 @pytest.fixture(scope="session")
 def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """A function: name of a model -> its outcome. Each model is served once."""
+    """Return a function from a model's name to its outcome. Each model is served once."""
 
     @cache
     def outcome(name: str) -> ModelOutcome:
@@ -53,7 +53,7 @@ def served(stage: Stage, tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @models()
 def test_hits_are_those_of_the_device(served: Any, name: str) -> None:
-    """Every prompt after the first of a conversation is served from what was stored."""
+    """Every prompt after the first of a conversation hits the stored blocks."""
     outcome = served(name)
     cached = [answer.cached for answer in outcome.device_hits]
     assert cached[:2] == [0, 0]
@@ -69,7 +69,7 @@ def test_answers_are_to_the_bit_those_of_vllms_own_prefix_cache(served: Any, nam
 
 @models(change_answers=False)
 def test_tokens_are_those_without_any_hit(served: Any, name: str) -> None:
-    """One by one, and all at once on a device with few blocks."""
+    """Prompts are served one by one, and all at once on a device with few blocks."""
     outcome = served(name)
     expected = [answer.tokens for answer in outcome.without_hits]
     assert [answer.tokens for answer in outcome.host_hits] == expected
@@ -79,7 +79,7 @@ def test_tokens_are_those_without_any_hit(served: Any, name: str) -> None:
 
 @models()
 def test_blocks_have_to_the_bit_what_vllm_computes_without_kvsm(served: Any, name: str) -> None:
-    """Correct bytes (S8): also of blocks that were computed from a loaded state."""
+    """Correct bytes (S15), also of blocks that were computed from a loaded state."""
     outcome = served(name)
     last_turns = conversations()[-2:]
     assert outcome.compared >= sum(len(prompt) // BLOCK_TOKENS for prompt in last_turns)
@@ -88,7 +88,7 @@ def test_blocks_have_to_the_bit_what_vllm_computes_without_kvsm(served: Any, nam
 
 @models()
 def test_blocks_of_every_group_come_back(served: Any, name: str) -> None:
-    """Otherwise a layer whose blocks are never loaded could look correct."""
+    """Each group must load blocks: otherwise a layer whose blocks are never loaded could look correct."""
     outcome = served(name)
     key_of: dict[int, bytes] = {}
     loaded: Counter[int] = Counter()

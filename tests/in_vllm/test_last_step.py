@@ -1,4 +1,4 @@
-"""`last_step`: what becomes of copies in flight when no request is left (flush at last step, S17).
+"""`last_step`: copies in flight when no request is left (flush at last step, S17).
 
 In vLLM's real schedulers (`real_scheduler`), and in a real engine in the caller's own process.
 """
@@ -37,13 +37,13 @@ DISK = Shape(host_blocks=160, disk_blocks=400, extra=FLUSH)
 
 
 def all_answers(engine: Engine) -> None:
-    """Step until every request has ended. Its copies may still be in flight."""
+    """Step until every request has ended. Copies may still be in flight."""
     while engine.scheduler.has_unfinished_requests():
         engine.step()
 
 
 def steps_to_rest(engine: Engine) -> int:
-    """How many more steps the engine takes."""
+    """Return the number of further steps that the engine runs."""
     before = engine.counts["steps"]
     engine.drain()
     return engine.counts["steps"] - before
@@ -66,7 +66,7 @@ def test_one_last_step_reports_every_copy(shape: Shape) -> None:
 
 
 def test_the_steps_after_the_last_request_wait_for_the_copies_to_the_disk() -> None:
-    """Each of them waits for all copies that are in flight. What was stored is on both tiers then."""
+    """Each of these steps waits for all copies in flight. After them, all stored blocks are on both tiers."""
     for shape in (DISK, DISK._replace(is_async=True, shards=2)):
         engine = Engine(shape, seed=5)
         engine.arrive(0, 40, 3, 2)
@@ -80,7 +80,7 @@ def test_the_steps_after_the_last_request_wait_for_the_copies_to_the_disk() -> N
 
 
 def test_flush_waits_for_a_load_whose_request_was_aborted() -> None:
-    """No request is left that would wait for it."""
+    """No request is left that would wait for the load."""
     engine = Engine(Shape(is_async=True, device_blocks=48, host_blocks=160, extra=FLUSH), seed=0)
     engine.arrive(0, 40, 1, 1)
     engine.drain()
@@ -121,7 +121,7 @@ def test_flush_waits_for_a_store_whose_request_was_preempted() -> None:
 
 
 def test_a_copy_that_hangs_holds_the_last_step_no_longer_than_its_time() -> None:
-    """The engine goes on after `transfer_timeout_s`, gives the copy up, and comes to rest."""
+    """The engine continues after `transfer_timeout_s`, gives the copy up, and reaches rest."""
     engine = Engine(Shape(is_async=True, device_blocks=48, hanging=1.0, extra=FLUSH), seed=1)
     engine.arrive(0, 20, 1, 2)
     all_answers(engine)
@@ -183,7 +183,7 @@ def test_an_engine_in_its_callers_process_needs_no_further_step(is_async: bool) 
 @pytest.mark.usefixtures("_own_process")
 @pytest.mark.parametrize("is_async", [False, True])
 def test_an_engine_in_its_callers_process_has_all_on_disk_with_the_last_answer(is_async: bool) -> None:
-    """Although it takes no further step. It may serve again, from the disk too."""
+    """All blocks are on disk, although the engine runs no further step. It can serve again from the disk."""
     engine = OwnProcess(DISK._replace(is_async=is_async, host_blocks=14), seed=5)
     for family in (0, 2, 0):
         engine.arrive(family, 40, 3, 2)

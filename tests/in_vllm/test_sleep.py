@@ -39,7 +39,7 @@ class Rank(NamedTuple):
         self.connector.bind_connector_metadata(StepPlan(16, plan))
 
     def reports(self, number: int) -> dict[int, bool]:
-        """The next reports: transfer -> whether it was good. They may take several steps."""
+        """Return the next reports: transfer -> whether it was good. They may take several steps."""
         found: dict[int, bool] = {}
         while len(found) < number:
             meta = self.connector.build_connector_worker_meta()
@@ -81,7 +81,7 @@ def test_nothing_touches_the_kv_cache_of_an_engine_that_sleeps(rank: Rank) -> No
 
 
 def test_a_kv_cache_that_moved_is_copied_from_its_new_place(rank: Rank) -> None:
-    """Correct bytes (S15): the host pool keeps what it has, and the old memory is touched no more."""
+    """Correct bytes (S15): the host pool keeps its blocks, and the old memory is not touched any more."""
     expected = rank.cache[3].clone()
     rank.copy(1, Direction.STORE, 3, 5)
     rank.connector.unregister_kv_caches()
