@@ -31,7 +31,7 @@ class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     symmetry: count interchangeable things as one if the model can. Without it there are more states, and the
         verdict is the same.
-    heard: is told of each forked process that was lost. Its work is done again.
+    heard: is called for each forked process that was lost. Its work is repeated.
     """
 
     jobs: int = 1
@@ -45,12 +45,12 @@ class ExplorationLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedModel:
-    """A model with its scopes. The simplest kind has one model for each scope, whose numbers are its bounds.
+    """A model with its scopes. By default the bounds of a scope are its numeric fields.
 
     says: one line for people.
     machines: the machines whose tables it exercises.
     takes_depth: whether `ExplorationLimits.max_depth` and `executor` are supported.
-    counts: what it counts as states, for people.
+    counts: the plural noun for its states in messages.
     """
 
     name: str
@@ -58,12 +58,12 @@ class CheckedModel:
     machines: tuple[str, ...] = ()
     scopes: Mapping[str, Any]
     families: Mapping[str, Sequence[str]] = {}
-    """Several scopes under one name."""
+    """A name on the command line -> the scopes that it selects."""
     takes_depth = True
     counts = "states"
 
     def model(self, scope: Any) -> Describable:
-        """The model whose path to a refutation can be retold."""
+        """Return a model of this scope that can describe each state on the path to a refutation."""
         raise NotImplementedError
 
     def bounds(self, scope: Any) -> Bounds:
@@ -83,7 +83,7 @@ class CheckedModel:
         return retell(self.model(scope), refutation)
 
     def events(self, scope: Any, refutation: Refutation) -> Sequence[OffloadingEvent]:
-        """The events of a core on the way; none if the model has none."""
+        """Return the events that a core emits on the path to the refutation; none if the model emits none."""
         model = self.model(scope)
         return model.events(refutation.path) if isinstance(model, RerunModel) else ()
 
@@ -96,7 +96,7 @@ def explorer_limits(limits: ExplorationLimits) -> dict[str, Any]:
 
 
 def numbers_of(options: msgspec.Struct) -> Bounds:
-    """The fields that are numbers or switches."""
+    """Return the int and bool fields by name, as ints."""
     fields = msgspec.structs.asdict(options)
     return {name: int(value) for name, value in fields.items() if type(value) in (int, bool)}
 

@@ -1,7 +1,7 @@
 """A refutation as a story: numbered steps, what each step changed, and why the end is wrong.
 
-The actions are done again on the model, and the state is described before and after each step. Only changes
-are told. The story ends with the broken property, what the check found, and the last step that changed a
+The actions are repeated on the model, and the state is described before and after each step. Only changes
+are shown. The story ends with the broken property, what the check found, and the last step that changed a
 thing named by the check: look there first.
 
 If the model runs the real offload core, its events can be written as a log. `kvsm show`, `kvsm verify` and
@@ -59,7 +59,7 @@ class Counterexample(msgspec.Struct, frozen=True):
     """A refutation step by step.
 
     circle: the number of the step that enters an endless cycle; 0 if none does.
-    because: the step to look at first.
+    because: a sentence that names the step to look at first.
     """
 
     model: str
@@ -75,8 +75,8 @@ def retell(model: Describable, refutation: Refutation) -> Counterexample:
     state = list(model.initial())[refutation.start]
     seen, steps = model.describe(state), []
     for number, action in enumerate(refutation.path, 1):
-        # The last action may raise, for it breaks something. A live state then shows how far the action came,
-        # if the state can still be described.
+        # The last action may raise, because it breaks a check. A live state then shows what the action had
+        # changed so far, if the state can still be described.
         after = None
         try:
             after = model.next(state, action)

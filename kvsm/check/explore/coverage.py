@@ -4,7 +4,7 @@ An edge is a row of a table for one source state. No hook is needed to see edges
 the memo of a trigger from the table when a word is met for the first time. A memo that was emptied before a
 search therefore holds exactly the words that took this trigger.
 
-The native body has no memo, and notes each arc that it takes.
+The native body has no memo, and records each arc that it takes.
 
 Not counted: how often an edge was taken. A step that was looked up for a refused event counts as taken.
 """
@@ -68,7 +68,7 @@ def never_taken(taken: Collection[TableEdge], machines: Iterable[str] = MACHINES
 
 
 def forget() -> None:
-    """Make `taken` start from nothing in this process."""
+    """Clear the edges that this process has taken so far."""
     native.forget()
     for codec in CODECS:
         for memo in codec.next:
@@ -84,7 +84,7 @@ def taken() -> set[TableEdge]:
             for word in memo:
                 state, counts = codec.decode(word)
                 arcs = machine.dense[trigger][state]
-                edges.update(edge_of(machine, state, trigger, one) for one in arcs if one.admits(counts))
+                edges.update(edge_of(machine, state, trigger, arc) for arc in arcs if arc.admits(counts))
     for name, places in native.arcs_taken().items():
         in_order = all_edges(MACHINES[name])
         edges.update(in_order[place] for place in places)

@@ -1,4 +1,4 @@
-"""What one state leads to, and the processes that find this out for many states.
+"""Expand states: take every action and check what follows, in this process or in forked ones.
 
 An expander loads a state, takes each of its actions, and checks each state that follows. It is the only part
 of the explorer that runs the model. It runs in the explorer's own process or in forked ones, with the same
@@ -40,7 +40,7 @@ class Expansion(NamedTuple):
     new: the states among them that were not sent before, by fingerprint.
     wind_down: which of the moves winds down; -1 if none does.
     holds: a bit for each "eventually" that holds in the state.
-    reached: a bit for each "sometimes" that holds after some move.
+    reached: a bit for each "sometimes" that is first seen to hold after some move.
     broken: the last action and what it broke. The action is among the moves if a state follows it.
     """
 
@@ -69,7 +69,7 @@ class Expander:
         model, known = self._model, self._known
         state = model.load(saved)
         actions = list(model.actions(state))
-        holds, winding = self._look_at(state, actions)
+        holds, winding = self._progress_of(state, actions)
         moves: list[tuple[Any, Hashable]] = []
         new: dict[Hashable, Any] = {}
         wind_down, reached = -1, 0
@@ -125,7 +125,7 @@ class Expander:
             self._sometimes = [(bit, one) for bit, one in self._sometimes if not reached >> bit & 1]
         return reached
 
-    def _look_at(self, state: Any, actions: Sequence[Any]) -> tuple[int, Any]:
+    def _progress_of(self, state: Any, actions: Sequence[Any]) -> tuple[int, Any]:
         """The "eventually" that hold in the state, as bits, and the action that winds down."""
         if not self._eventually:
             return 0, None
@@ -175,7 +175,7 @@ class Processes:
             connection.close()
 
     def expand(self, level: Sequence[Any]) -> Iterator[Expansion]:
-        """What these states lead to, in their order. The caller may stop early."""
+        """Yield the expansion of each state, in order. The caller may stop early."""
         size = max(1, min(BATCH_STATES, len(level) // (4 * len(self._workers))))
         batches = deque(enumerate(level[first : first + size] for first in range(0, len(level), size)))
         done: dict[int, list[Expansion]] = {}
@@ -229,12 +229,12 @@ def _serve(model: Model[Any, Any], connection: Connection, not_ours: Sequence[Co
     """The main function of a process: expand batches until None comes, then send the edges taken."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the explorer decides when to stop
     for inherited in not_ours:
-        inherited.close()  # else the end of the explorer would go unnoticed
+        inherited.close()  # otherwise this process would not notice the end of the explorer
     with suppress(EOFError, ConnectionError):
-        _expand_what_comes(model, connection)
+        _expand_batches(model, connection)
 
 
-def _expand_what_comes(model: Model[Any, Any], connection: Connection) -> None:
+def _expand_batches(model: Model[Any, Any], connection: Connection) -> None:
     known: set[Hashable] = set()
     expander = Expander(model, known)
     coverage.forget()

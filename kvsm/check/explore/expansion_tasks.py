@@ -1,8 +1,8 @@
-"""The expansion of levels by an executor, so also by the workers of a cluster.
+"""Expand levels by an executor, for example on the workers of a cluster.
 
-The processes of `kvsm.check.explore.expansion` remember which states they have sent. A task remembers
-nothing: its result depends on its batch alone, not on the worker, and a lost worker is made up for. So some
-states are checked and sent several times, once for each batch that reaches them.
+The processes of `kvsm.check.explore.expansion` remember which states they have sent. A task has no memory:
+its result depends on its batch alone, so that another worker can repeat the batch of a lost one. The cost:
+a state is checked and sent once for each batch that reaches it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Batch = Sequence[Any]
 
 
 class ExpansionTasks:
-    """Expands levels by an executor. A context manager: at its end no worker goes on."""
+    """Expands levels by an executor. A context manager: its exit stops the level that is being expanded."""
 
     def __init__(self, model: Model[Any, Any], executor: Executor) -> None:
         self._model, self._executor = model, executor
@@ -37,7 +37,7 @@ class ExpansionTasks:
             self._level.close()
 
     def expand(self, level: Batch) -> Iterator[Expansion]:
-        """What these states lead to, in their order. The caller may stop early."""
+        """Yield the expansion of each state, in order. The caller may stop early."""
         self._level = self._expanded(level)
         return self._level
 
@@ -51,7 +51,7 @@ class ExpansionTasks:
                 yield from expansions
 
     def edges(self) -> set[TableEdge]:
-        """The edges taken on the way to the states that were asked for."""
+        """Return the edges taken in the expansions that were received."""
         return self._edges
 
 

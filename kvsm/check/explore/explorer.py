@@ -74,7 +74,7 @@ def explore(
     A limit that is reached, or Ctrl-C, leaves the verdict undetermined.
 
     jobs: how many processes. They are forked, so start no threads before.
-    executor: who expands the states, in place of processes of this machine. The result is the same.
+    executor: expands the states instead of processes of this machine. The result is the same.
     progress: called a few times a second.
 
     Raises `ConfigError` for an unusable limit, and whatever the model raises outside of `next` and of its
@@ -102,7 +102,7 @@ Expand = Callable[[list[Any]], Iterable[Expansion]]
 def _expanding(
     model: Model[Any, Any], jobs: int, executor: Executor | None, search: _ExplorerSearch
 ) -> Iterator[tuple[Expand, Callable[[], set[TableEdge]]]]:
-    """A function that expands a level, and one that returns the edges taken in other processes."""
+    """Yield a function that expands a level, and one that returns the edges taken in other processes."""
     if executor is not None:
         with ExpansionTasks(model, executor) as tasks:
             yield tasks.expand, tasks.edges
@@ -116,7 +116,7 @@ def _expanding(
 
 
 class Interruptible(Protocol):
-    """A search that looks at this now and again."""
+    """A search that polls `is_interrupted` and ends when it is true."""
 
     is_interrupted: bool
 
@@ -152,7 +152,7 @@ class _SearchFinding(Exception):
 
 
 class _ExplorerSearch:
-    """All that is known so far. States are numbered in the order in which they were first seen."""
+    """A search and its results so far. States are numbered in the order in which they were first seen."""
 
     def __init__(
         self,
@@ -167,7 +167,8 @@ class _ExplorerSearch:
         self.numbers: dict[Hashable, int] = {}
         """Fingerprint -> number of the state."""
         self._parents, self._via = array("q"), array("q")
-        """For each state the state before it and the action between; for an initial one -1 and its place."""
+        """For each state the numbers of its parent and of the action between; for an initial state -1 and its
+        place among the initial states."""
         self._winding, self._holds = array("q"), bytearray()
         """For each state the next one on the way to rest, and as bits the "eventually" that hold in it."""
         self._actions: dict[Any, int] = {}
@@ -242,7 +243,7 @@ class _ExplorerSearch:
         return level
 
     def _next_level(self, expansions: Iterable[Expansion]) -> list[Any]:
-        """The states of the next level. The states of this one are numbered from `_expanded` on."""
+        """Return the states of the next level. The current level is numbered from `_expanded` on."""
         level: list[Any] = []
         for expansion in expansions:
             self._merge(expansion, level)

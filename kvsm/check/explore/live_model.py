@@ -15,9 +15,11 @@ from kvsm.check.worlds.world import Action
 
 
 class WorldScope(msgspec.Struct, frozen=True):
-    """The options of a world, and what its exploration should meet. required: whether it must.
+    """The options of a world, and the goals that its exploration should reach.
 
-    says: what else to tell of its bounds.
+    meets: the goals.
+    required: whether each goal must be reached.
+    says: text that is added to the bounds in messages.
     """
 
     name: str
@@ -28,7 +30,7 @@ class WorldScope(msgspec.Struct, frozen=True):
 
 
 class LiveWorld(Saved, Protocol):
-    """What a live model needs of a world, as `kvsm.check.worlds.world.World` explains it."""
+    """The methods of a world that a live model calls; `kvsm.check.worlds.world.World` explains them."""
 
     def actions(self) -> list[Action]: ...
 
@@ -37,7 +39,7 @@ class LiveWorld(Saved, Protocol):
     def wind_down(self) -> Action | None: ...
 
     def fingerprint(self, *, renamed: bool = True) -> bytes:
-        """renamed: whether worlds that differ in the numbers of things alone count as one state."""
+        """renamed: whether worlds that differ only in the numbering of their things count as one state."""
 
 
 AnyWorld = TypeVar("AnyWorld", bound=LiveWorld)
@@ -46,11 +48,11 @@ AnyWorld = TypeVar("AnyWorld", bound=LiveWorld)
 class LiveModel(Generic[AnyWorld]):
     """A `Model` whose states are live worlds.
 
-    renamed: as `LiveWorld.fingerprint` has it. The verdict must be the same.
+    renamed: passed to `LiveWorld.fingerprint`. The verdict must be the same with either value.
     """
 
     family: ClassVar[str]
-    """What `kvsm check` calls it."""
+    """The name of the model in `kvsm check`."""
     always: ClassVar[Sequence[Requirement[Any]]]
     """What must hold within any scope."""
 
@@ -60,7 +62,7 @@ class LiveModel(Generic[AnyWorld]):
         self.save = self._saver.save
 
     def __reduce__(self) -> tuple[Callable[..., LiveModel[AnyWorld]], tuple[WorldScope]]:
-        # A worker of a cluster makes its own: the saver's world may have locks, or a native ledger.
+        # A worker of a cluster makes its own world: the saver's may hold locks or a native ledger.
         return partial(type(self), renamed=self.renamed), (self.scope,)
 
     def make_world(self) -> AnyWorld:

@@ -2,8 +2,8 @@
 
 A model has initial states, actions, the state after an action, and what must hold (`Requirement`).
 
-A state may be a live object that `next` changes and returns. The explorer keeps what `save` makes of it, and
-gives each action a fresh object from `load`. An exception in `next` refutes the model, because real code
+A state may be a live object that `next` changes and returns. The explorer keeps the result of `save`, and
+takes each action on a fresh object from `load`. An exception in `next` refutes the model, because real code
 checks itself (`kvsm.check.worlds`).
 """
 
@@ -66,7 +66,7 @@ class Model(Protocol[State, Move]):
         """
 
     def fingerprint(self, state: State) -> Hashable:
-        """Equal for states that no requirement and no later action can tell apart.
+        """Equal for states that no requirement and no later action can distinguish.
 
         It should be small, and must be the same in every process.
         """
@@ -103,8 +103,8 @@ class Exploration(msgspec.Struct, frozen=True, kw_only=True):
     depth: actions from an initial state to the farthest state.
     seconds: wall time.
     limit: what ended an undetermined search.
-    reached: the "sometimes" that held somewhere.
-    unreached: the "sometimes" that held nowhere.
+    reached: the "sometimes" requirements that held in some state.
+    unreached: the "sometimes" requirements that held in no state.
     actions: how often each action was taken, by its name.
     edges: the edges of the machine tables that were taken; `coverage.never_taken` gives the others.
     """

@@ -1,4 +1,4 @@
-"""A model over a world that cannot be copied: each state is made again from the actions that led to it."""
+"""A model over a world that cannot be copied: each state is rebuilt by repeating its actions."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class RerunModel(Generic[AnyWorld]):
 
 
 def _checks(state: ReachedWorld[AnyWorld]) -> bool:
-    """Raises what the world finds broken."""
+    """Run the world's own checks, which raise if a property is broken."""
     state.world.check()
     return True
 

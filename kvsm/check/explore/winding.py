@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 END = -1
-"""In place of the next state: nothing winds down there."""
+"""Stands for the next state if no action winds down."""
 
 UNEXPLORED = -2
-"""In place of the next state: it was not explored."""
+"""Stands for a next state that was not explored."""
 
 _UNKNOWN, _ARRIVES, _FAILS, _LEAVES, _ON_THE_WAY = range(5)
 """The fates of a state."""
