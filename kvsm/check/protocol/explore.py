@@ -7,15 +7,15 @@ Why it stands beside two other ways to check the same declaration:
   and sees about 100,000 states a second: the full scope, 10.3 million states, takes two minutes.
 - Rumur and TLC (specs/protocol) share no code with kvsm and give second opinions, in small scopes. They need
   a C compiler and Java. `kvsm check protocol` needs neither, so the proof can be repeated wherever kvsm is
-  installed, and a counterexample is told in kvsm's words.
+  installed, and a counterexample is printed in kvsm's terms.
 
 Each level is the set of states at one distance from the start. Its chunks are unpacked, checked and
 expanded: every action for all states at once (`arrays.py`). The successors are renamed (`symmetry.py`) and
-packed (`packed.py`), and those that are new make the next level. No state stores where it came from. The
-shortest way to a broken property is found backwards, by looking in each level for a state that leads to the
-next state of the way.
+packed (`packed.py`), and those that are new make the next level. No state stores its parent. The
+shortest path to a broken property is found backwards, by searching each level for a state that leads to the
+next state of the path.
 
-Progress (S9) needs no search for circles. Each draining action must lower the rank, and wherever a state is
+Progress (S9) needs no search for cycles. Each draining action must lower the rank, and wherever a state is
 not at rest a draining action must be possible. Then winding down ends, and ends at rest.
 """
 
@@ -114,7 +114,7 @@ class ReachedStates:
 
 
 class _ProtocolSearch:
-    """The levels found so far, and what was met in them."""
+    """A search level by level, and its results so far."""
 
     def __init__(
         self,
@@ -250,7 +250,7 @@ class _ProtocolSearch:
         return _Expanded(unseen, taken, successors.taken, reached)
 
     def _packed(self, columns: Columns) -> Packed:
-        """The states packed; the columns are renamed in place."""
+        """Pack the states. With symmetry, the columns are renamed in place first."""
         if self._symmetry is not None:
             self._symmetry.rename(columns)
         return self._packing.pack(columns)
@@ -275,7 +275,7 @@ class _ProtocolSearch:
         return None
 
     def _path(self, depth: int, state: Packed) -> tuple[tuple[Move, ...], State]:
-        """The actions from the start to a state of the level `depth`, and that state as they leave it."""
+        """The actions from the start to a state of the level `depth`, and the state that they reach."""
         way = [state]
         for level in reversed(self._levels[:depth]):
             way.append(self._before(level, way[-1]))

@@ -1,4 +1,4 @@
-"""What nothing can read any more. It is reset after each action, so that states do not differ by it."""
+"""Cells that nothing can read any more: reset after each action, so that states do not differ by them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvsm.states import BlockState
 
 
 def forgets(state: ProtocolState, scope: ProtocolScope) -> tuple[Forget, ...]:
-    """All of them, in the order in which they are applied."""
+    """Return all forgets, in the order in which they are applied."""
     return (*_of_transfers(state), *_of_device_blocks(state), *_of_slots(state, scope))
 
 

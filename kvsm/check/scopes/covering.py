@@ -19,7 +19,7 @@ from typing import Any
 from kvsm.errors import ConfigError
 
 Choice = tuple[int, int]
-"""A value of a parameter: the places of both."""
+"""(parameter, value), each by its place in its sequence."""
 
 Choices = tuple[Choice, ...]
 """Values of some parameters, the earlier parameters first."""
@@ -33,9 +33,9 @@ def covering(
 ) -> list[dict[str, Any]]:
     """Rows that choose one value of each parameter.
 
-    strength: of how many parameters any values meet in a row, unless two of them are excluded.
+    strength: any values of this many parameters meet in some row, unless two of the values are excluded.
 
-    Raises `ConfigError` if such values can be in no row.
+    Raises `ConfigError` if values that must meet fit in no row.
     """
     names, sizes = list(parameters), [len(values) for values in parameters.values()]
 
@@ -54,8 +54,8 @@ def covering(
         first = next(iter(left))
         row = _completed(dict(first), sizes, allowed, left, strength, chance)
         if row is None:
-            told = " and ".join(f"{names[choice[0]]} {value(choice)!r}" for choice in first)
-            raise ConfigError(f"no row can have {told}; exclude this pair, or less")
+            described = " and ".join(f"{names[choice[0]]} {value(choice)!r}" for choice in first)
+            raise ConfigError(f"no row can have {described}; exclude this pair, or less")
         for covered in combinations(sorted(row.items()), strength):
             left.pop(covered, None)
         rows.append({name: value((number, row[number])) for number, name in enumerate(names)})
@@ -63,7 +63,7 @@ def covering(
 
 
 def _meetings(sizes: Sequence[int], strength: int) -> list[Choices]:
-    """All values of `strength` parameters, in order."""
+    """Return every choice of values for every `strength` parameters, sorted."""
     numbers = combinations(range(len(sizes)), strength)
     return sorted(one for some in numbers for one in product(*(_choices(n, sizes) for n in some)))
 
@@ -80,7 +80,7 @@ def _completed(
     strength: int,
     chance: Random,
 ) -> dict[int, int] | None:
-    """The row with a value for every parameter; None if there is none. It goes back where it is stuck."""
+    """The row with a value for every parameter; None if there is none. Backtracks at a dead end."""
     number = next((one for one in range(len(sizes)) if one not in row), None)
     if number is None:
         return row

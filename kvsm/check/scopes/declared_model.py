@@ -26,14 +26,14 @@ class DeclaredModel(CheckedModel):
         raise NotImplementedError
 
     def versions(self) -> dict[str, tuple[Declaration, ...]]:
-        """What is proved for any size: a version is a declaration within several bounds, the smallest first.
+        """Return what is proved for any size: version -> a declaration within several bounds, smallest first.
 
         The bounds matter only for examples.
         """
         raise NotImplementedError
 
     def events_of(self, _declared: Declaration, _path: Sequence[Move]) -> Sequence[OffloadingEvent]:
-        """The events of a core that takes a path of a declaration; none if they are not known."""
+        """Return the events that a core emits on a path of a declaration; none if they are not known."""
         return ()
 
     def model(self, scope: Any) -> ProtocolModel:

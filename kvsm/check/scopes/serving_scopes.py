@@ -71,7 +71,7 @@ _DISPLACED = (
     RequestSpec((9, 9, 9, 9, 9), parameters={"offload": False}),
     RequestSpec((*_BLOCK, 5)),
 )
-"""The second request displaces on the device what the third one will want."""
+"""The second request displaces on the device the block that the third one needs."""
 
 _EAGER = ServingOptions(
     requests=_ONE_BLOCK,
@@ -188,7 +188,7 @@ def _losing_scopes() -> Iterator[WorldScope]:
 
 
 def _restart_scopes() -> Iterator[WorldScope]:
-    """The process is killed, and another one goes on. Each takes a second or three."""
+    """The process is killed, and a new one continues. Each is explored in one to three seconds."""
     whole = structs.replace(_CROWDED, chunk_tokens=64)
     for name, options, meets in (
         (

@@ -1,11 +1,11 @@
-"""A second family of small scopes, made by rule: any three values of the parameters of timing meet in one.
+"""A second family of small scopes, generated so that any three values of timing parameters meet.
 
     kvsm check serving --scope triples         all of them
     kvsm check serving --scope triples-017     one of them
 
 Some faults need more than two values at once: a request is preempted, its prompt is computed in chunks, and
-nobody waits for a copy. What these faults have in common is their timing: when a block is stored, when it is
-asked for, and who has room. So this family has the parameters that decide about that, and no others.
+no request waits for a copy. These faults depend on timing: when a block is stored, when it is requested, and
+whether device and host have room. So this family has only the parameters that decide about timing.
 `TRIPLES` is a covering array of strength three (`kvsm.check.scopes.covering`).
 
 Their values are those of `kvsm.check.scopes.serving_pairs`, without what makes a scope large: a third
@@ -60,7 +60,7 @@ OTHERWISE: Mapping[str, Any] = {
 
 
 def excluded(pair: Mapping[str, Any]) -> bool:
-    """Whether two values never meet: these two make a scope large, as in `serving_pairs`."""
+    """Whether to leave out this pair of values: it makes a scope large, as in `serving_pairs`."""
     return pair.get("outputs") == LONG_OUTPUT and pair.get("second") == "next turn"
 
 

@@ -62,7 +62,7 @@ _SMALLEST = TwoTierOptions(
     most=1,
     defer_ticks=1,
 )
-"""Two keys that displace each other on both tiers, and one thing that goes wrong, whichever."""
+"""Two keys that displace each other on both tiers, and any one fault."""
 _MET = (FROM_DISK, NOT_STORED, OVERTAKEN, RESTARTED, RETIRED)
 
 SCOPES: Mapping[str, WorldScope] = {

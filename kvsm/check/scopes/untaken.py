@@ -1,7 +1,7 @@
 """Why the small scopes of `kvsm check serving` leave some edges of the machine tables out.
 
-`kvsm check serving --scope every-small` prints the reason of each. A slow test compares: what these scopes
-take, and what is named here, are all edges, and none is both.
+`kvsm check serving --scope every-small` prints the reason of each. A slow test checks that
+each edge is either taken by these scopes or named here, never both.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ _IN_ONE_STEP = "in the small engine a plan leaves in the step that made it, so n
 _WITHOUT_BLOCKS = "only a running request has blocks that can be taken"
 _NO_LOAD = "the tables allow no load in flight in this state"
 _TOUCHED = "the core plans no store from a device block that a copy touches"
-_THREE_THINGS = "it needs a preemption, a step that admits nobody, and a crash: no scope has three"
+_THREE_THINGS = "it needs a preemption, a step that admits no request, and a crash: no scope has three"
 
 UNTAKEN: Mapping[str, str] = {
     "block QUARANTINED --END_COPY_GOOD--> QUARANTINED": _THREE_LOADS,
