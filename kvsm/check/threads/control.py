@@ -1,18 +1,18 @@
 """One run of real threads under control: one thread runs at a time, and each switch is chosen.
 
-A thread of the code under test is a thread of the system that waits for its turn. It gives its turn away
+A thread of the code under test is an OS thread that waits for its turn. It gives its turn away
 only where it calls `reach`: before each operation on a lock, queue, event or file (`primitives.py`), and, if
 that is asked for, at lines of chosen modules (`shared_lines.py`). So a list of choices decides a run, and the
 same choices give the same run.
 
-A choice is asked for only where there are several ways to go on. Option 0 lets the thread go on that runs; if
-it cannot, the next one in the order of their numbers that can. Any other option is a deviation.
+A choice is counted only where there are several options. Option 0 continues the running thread or, if it is
+blocked, the next runnable thread by number. Any other option is a deviation.
 
 Time is virtual. A wait with a time limit ends when nothing else can run, or at any earlier moment as a
 deviation: other threads may be slow.
 
 A run ends when all its threads have ended. It ends early with a finding if a thread raises, if no thread can
-go on (a deadlock breaks progress, S9), or if it takes too many steps.
+run (a deadlock breaks progress, S9), or if it takes too many steps.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class ThreadStep(NamedTuple):
     thread: its name.
     place: FILE:LINE.
     what: the operation.
-    preempts: whether the thread before it could have gone on, or a wait ended early.
+    preempts: whether the thread before it was still runnable, or a wait ended early.
     """
 
     thread: str
@@ -81,11 +81,11 @@ class ThreadStep(NamedTuple):
 class RunOutcome(NamedTuple):
     """How a run ended.
 
-    points: its choices, from the one behind the last deviation on.
+    points: its choices after the last deviation.
     steps: how many steps it took.
-    preemptions: how often a thread that could go on did not, or a wait ended early.
-    told: the steps, if they were asked for.
-    reached: the words that the scenario noted.
+    preemptions: switches away from a runnable thread, plus waits that ended early.
+    told: the steps if the run kept them, otherwise empty.
+    reached: the words that were passed to `note_reached`.
     """
 
     finding: Finding | None
@@ -117,7 +117,7 @@ class TurnThread:
     def __init__(self, number: int, name: str, starter: TurnThread | None) -> None:
         self.number, self.name = number, name
         self.starter = starter
-        """Who waits until it has come to its first step."""
+        """The thread that waits until this one reaches its first step; None if none does."""
         self.turn, self.over = allocate_lock(), allocate_lock()
         self.turn.acquire()
         self.over.acquire()
@@ -130,7 +130,7 @@ class TurnThread:
     """With `line` the place of the next step."""
 
     def is_ready(self) -> bool:
-        """Whether it can take its next step now, without the end of a time."""
+        """Whether it can take its next step now, without a timeout."""
         return self.ready is None or bool(self.ready())
 
     @property
@@ -143,9 +143,9 @@ class ThreadControl:
     """Runs threads one at a time.
 
     deviations: the choices.
-    trace: follows the calls of each thread, for switches at lines; None: none.
+    trace: the trace function of each thread, for switches at lines; None: no such switches.
     telling: whether to keep the steps.
-    delays: whether each deviation costs a preemption, also where the running thread cannot go on.
+    delays: whether each deviation costs a preemption, also where the running thread is blocked.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class ThreadControl:
         )
 
     def begin(self, name: str, body: Callable[[], object]) -> TurnThread:
-        """A new thread. It has come to its first step, because nothing before that concerns other threads."""
+        """Start a thread and run it up to its first step; nothing before that concerns other threads."""
         me = self.current
         thread = self._new_thread(name, body, me)
         self.current = thread
@@ -209,7 +209,7 @@ class ThreadControl:
     def reach(
         self, what: str, ready: Ready | None = None, timeout_s: float | None = None, depth: int = 2
     ) -> bool:
-        """The running thread is about to do this. Returns when it may: False if its time was up first.
+        """Announce the next operation of this thread, and wait until it may run. False after a timeout.
 
         what: the operation, for people.
         ready: whether it can be done; None: always.
@@ -225,7 +225,7 @@ class ThreadControl:
         return self._give_turn(me)
 
     def choose(self, what: str, options: int) -> int:
-        """One of 0 .. options - 1: something of the scenario that may go either way. The schedule decides."""
+        """Return one of 0 .. options - 1, as the schedule decides: an outcome of the scenario."""
         if self.abandoned:
             raise RunAbandoned
         chosen = self._option(options, options) if options > 1 else 0
@@ -240,7 +240,7 @@ class ThreadControl:
         raise RunAbandoned
 
     def note_reached(self, word: str) -> None:
-        """The run has come to what this word names."""
+        """Record that the run has reached the situation that this word names."""
         self._reached.add(word)
 
     # -------------------------------------------------------------------------------- turns
@@ -272,7 +272,7 @@ class ThreadControl:
                 first = min(timed, key=lambda one: (one.deadline_ns or 0, one.number))
                 return self._time_out(first)
             if live:
-                self._stop(Finding(Property.PROGRESS, f"no thread can go on: {self._told_blocked(live)}"))
+                self._stop(Finding(Property.PROGRESS, f"no thread can go on: {self._blocked_text(live)}"))
         if not live or self._finding:
             self.abandoned = True
             self._stopped.release()
@@ -296,7 +296,7 @@ class ThreadControl:
         return chosen
 
     def _option(self, options: int, free: int) -> int:
-        """What the schedule says about the next choice."""
+        """Return the schedule's option at the next choice; record a choice after the last deviation."""
         number = self._choices
         self._choices += 1
         if number > self._last_deviation:
@@ -330,7 +330,7 @@ class ThreadControl:
         return thread
 
     def _run_thread(self, thread: TurnThread, body: Callable[[], object]) -> None:
-        """A thread of the system."""
+        """The main function of an OS thread."""
         thread.turn.acquire()
         try:
             if not self.abandoned:
@@ -368,7 +368,7 @@ class ThreadControl:
             with thread.over:  # held until its last line has run
                 pass
 
-    def _told_blocked(self, live: list[TurnThread]) -> str:
+    def _blocked_text(self, live: list[TurnThread]) -> str:
         return "; ".join(f"{one.name} is at {one.place}: {one.what}" for one in sorted(live, key=_by_number))
 
 

@@ -11,12 +11,12 @@ from kvsm.check.threads.control import control
 
 
 class FaultyDisk:
-    """What the files of a run hold durably.
+    """The system calls of a disk, and which bytes of each file are durable.
 
     failing: the number of the sync that fails; none if there are fewer.
 
-    Linux reports a failed write to one sync only. The bytes that it has lost stay lost, whatever later syncs
-    say, until the file is cut before them.
+    Linux reports a failed write to one sync only. The lost bytes stay lost even if later syncs
+    succeed, until the file is truncated before them.
     """
 
     def __init__(self, failing: int) -> None:
@@ -25,17 +25,17 @@ class FaultyDisk:
         """The time of the disk: how many syncs have begun or ended, and whatever else was noted."""
         self.good: list[tuple[int, int]] = []
         self.bad: list[tuple[int, int]] = []
-        """Of each sync when it began and ended."""
+        """(begin, end) of each sync that succeeded (`good`) or failed (`bad`), in ticks."""
         self.durable: dict[int, int] = {}
-        """For each file how many of its first bytes are safe."""
+        """inode -> how many of the first bytes are durable."""
         self._lost: set[int] = set()
 
     def calls(self) -> Mapping[str, Callable[..., Any]]:
-        """What stands for calls of `os`."""
+        """Return the replacements of calls of `os`."""
         return {"fdatasync": self.fdatasync, "ftruncate": self.ftruncate}
 
     def tick(self) -> int:
-        """The next instant."""
+        """Advance the time by one, and return it."""
         self.ticks += 1
         return self.ticks
 

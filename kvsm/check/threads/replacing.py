@@ -53,7 +53,7 @@ CONTROLLED: dict[Any, Any] = {
     time.time_ns: primitives.now_ns,
     **{getattr(os, name): primitives.as_step(name, getattr(os, name)) for name in _SYSTEM_CALLS},
 }
-"""What stands for what."""
+"""Original -> controlled replacement."""
 
 
 class _StandIn(SimpleNamespace):
@@ -89,9 +89,9 @@ def under_control(
     calls: Mapping[str, Any] | None = None,
     constants: Mapping[str, Any] | None = None,
 ) -> Iterator[None]:
-    """These modules use the controlled primitives, until the end of a `with` block.
+    """Make these modules use the controlled primitives until the end of a `with` block.
 
-    calls: system calls that the scenario makes itself, by their name in `os`: a disk that fails.
+    calls: the scenario's own replacements of system calls, by their name in `os`: for example a failing disk.
     constants: other values for module constants, as "kvsm.copies.threaded:SHARED_BYTES".
     """
     stand_ins = {one: _stand_in(one, calls or {}) for one in (threading, queue, time, os)}

@@ -12,13 +12,13 @@ from kvsm.check.threads.scenario import ThreadScope, controlled
 
 
 def steps_of(scope: ThreadScope, refutation: Refutation) -> list[ThreadStep]:
-    """What happens in the schedule of a refutation."""
+    """Run the schedule of a refutation again, and return its steps."""
     with controlled(scope) as runs:
         return runs.run(refutation.path, telling=True)[0].told
 
 
 def retell_schedule(scope: ThreadScope, refutation: Refutation) -> Counterexample:
-    """Run the schedule of a refutation again, and tell each step."""
+    """Run the schedule of a refutation again, and describe each step."""
     told = list(_without_lines(steps_of(scope, refutation)))
     steps = tuple(CounterexampleStep(number, _text(one), ()) for number, one in enumerate(told, 1))
     preempting = [number for number, one in enumerate(told, 1) if one.preempts]
@@ -31,13 +31,13 @@ def retell_schedule(scope: ThreadScope, refutation: Refutation) -> Counterexampl
 
 
 def switches_of(steps: Iterable[ThreadStep]) -> tuple[tuple[str, str], ...]:
-    """Where the turn went to another thread: the thread, and its first step."""
+    """Return each switch to another thread: (thread, its first operation)."""
     turns = groupby(steps, lambda step: step.thread)
     return tuple((thread, next(iter(turn)).what) for thread, turn in turns)
 
 
 def _without_lines(steps: Iterable[ThreadStep]) -> Iterator[ThreadStep]:
-    """The steps. Of lines that a thread passes one after the other only the last one is told."""
+    """Yield the steps, with consecutive line steps of a thread merged into the last of them."""
     for _, together in groupby(steps, lambda step: (step.thread, step.what == GOES_ON)):
         some = list(together)
         if some[0].what != GOES_ON:

@@ -17,16 +17,16 @@ from kvsm.check.threads.shared_lines import tracing_of
 class ThreadScenario:
     """A program that is run again for each schedule.
 
-    It must do the same whenever its threads run in the same order. So it draws nothing, and asks no clock but
-    the controlled one.
+    The order of its threads must decide everything: it uses no random numbers, and no clock but the
+    controlled one.
 
     says: one line for people.
     sizes: how large it is, by name; a scope may have others.
     modules: whose threads, locks, queues and calls of the system are controlled.
     line_modules: where a switch may happen within a line, if a scope has `lines`.
     constants: other values for constants of modules; see `under_control`.
-    notable: what some schedule must come to, in the words of `ThreadControl.note_reached`. So a scenario
-        whose threads never meet is not taken for a proof.
+    notable: the words of `ThreadControl.note_reached` that some schedule must reach. Without them, a scenario
+        whose threads never interact would count as proved.
     """
 
     says = ""
@@ -51,13 +51,13 @@ class ThreadScenario:
 class ThreadScope(msgspec.Struct, frozen=True, kw_only=True):
     """A scenario with its bounds.
 
-    preemptions: how often a thread that could go on does not, or a wait with a time limit ends early.
+    preemptions: most switches away from a runnable thread, plus early timeouts.
     delays: count each deviation from the order in which the threads were started, also where the running one
-        cannot go on (delay bounding): for scenarios with many threads.
+        is blocked (delay bounding): for scenarios with many threads.
     lines: also switch within lines of the modules under test, and not only at operations on locks, queues,
         events, threads and files.
-    sizes: of the scenario, where they are not its own.
-    required: whether some schedule must come to what is notable. Not with bounds that may exclude it.
+    sizes: replace the scenario's own.
+    required: whether every notable word must be reached. False with bounds that may exclude one.
     """
 
     scenario: type[ThreadScenario]
@@ -97,9 +97,9 @@ class ScenarioRuns:
         self._trace = tracing_of(scenario.line_modules) if scope.lines else None
 
     def run(self, deviations: Deviations = (), telling: bool = False) -> tuple[RunOutcome, int]:
-        """Run with this schedule.
+        """Run with this schedule. Return the outcome, and the signature of the run up to the last deviation.
 
-        Returns also the signature of what had happened before the last deviation. telling: keep the steps.
+        telling: whether to keep the steps.
         """
         run = ThreadControl(deviations, self._trace, telling, self._delays)
         outcome = run.run(self._scenario.body)
@@ -108,7 +108,7 @@ class ScenarioRuns:
 
 @contextmanager
 def controlled(scope: ThreadScope) -> Iterator[ScenarioRuns]:
-    """The code under test is under control, and logs nothing, until the end of a `with` block."""
+    """Use `with` to control the code under test and to disable logging; both are restored on exit."""
     scenario, disabled = scope.scenario(scope.sizes), logging.root.manager.disable
     logging.disable(logging.CRITICAL)  # a warning for each schedule in which a disk fails
     try:

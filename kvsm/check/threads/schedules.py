@@ -1,13 +1,13 @@
 """Every schedule of a scenario within a bound of preemptions, the fewest first.
 
-A schedule is explored by running it. The run tells where it could have gone on otherwise; each of these ways
-is another schedule. Those that cost no more preemptions are run next, the others when all cheaper ones have
-been run. So each schedule is run once, and the first finding needs the fewest preemptions.
+A schedule is explored by running it. The run records its choices; each option that it did not take
+begins another schedule. Schedules that cost no further preemption are run next, the others after all cheaper
+ones. So each schedule is run once, and the first finding needs the fewest preemptions.
 
 Prior art: CHESS (Musuvathi and Qadeer, PLDI 2007) bounds preemptions and not depth, because most bugs need
-two at most, and the number of schedules is a power of the bound. Where many threads wait, the free choices
-alone are too many: then each deviation from a fixed order counts (delay bounding: Emmi, Qadeer and
-Rakamaric, POPL 2011).
+two at most, and the number of schedules grows as a power whose exponent is the bound. Where many threads
+wait, the free choices alone are too many: then each deviation from a fixed order counts (delay bounding:
+Emmi, Qadeer and Rakamaric, POPL 2011).
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import Executor
 
 _BATCH = 2
-"""How many schedules a worker is given at once. It also runs those that they lead to for nothing, which may
-be hundreds: so few, because a limit or Ctrl-C waits for the first answer."""
+"""How many schedules a worker is given at once. It also runs all that these lead to without a preemption,
+which may be hundreds. Few, because a limit or Ctrl-C waits for the first answer."""
 
 
 class _Schedule(NamedTuple):
-    """deviations: its choices. signature: of what must happen before the last of them."""
+    """deviations: its choices. signature: of the run up to the last of them, to check that it repeats."""
 
     deviations: Deviations
     signature: int
@@ -43,7 +43,7 @@ class _Schedule(NamedTuple):
 class _Explored(NamedTuple):
     """A schedule that was run.
 
-    points: the choices behind its last deviation.
+    points: the choices after its last deviation.
     reached: the words that the scenario noted.
     """
 
@@ -54,8 +54,10 @@ class _Explored(NamedTuple):
     finding: Finding | None
 
     def others(self, free: bool) -> Iterator[_Schedule]:
-        """The schedules that first differ from it in one of these choices, and cost nothing more, or one
-        preemption more."""
+        """Yield the schedules that first differ from this one at one of `points`.
+
+        free: those that cost no further preemption; otherwise those that cost one more.
+        """
         for point in self.points:
             options = range(1, point.free) if free else range(max(1, point.free), point.options)
             for option in options:
@@ -63,7 +65,7 @@ class _Explored(NamedTuple):
 
 
 def _explored(runs: ScenarioRuns, schedules: Iterable[_Schedule]) -> Iterator[_Explored]:
-    """Run each of these schedules, right before all that first differ from it and cost nothing more."""
+    """Run each of these schedules, and right after it all that first differ from it at no further cost."""
     waiting = [iter(schedules)]
     while waiting:
         schedule = next(waiting[-1], None)
@@ -83,7 +85,7 @@ def _explored(runs: ScenarioRuns, schedules: Iterable[_Schedule]) -> Iterator[_E
 
 
 def _batch_explored(runs: ScenarioRuns, is_last: bool, batch: Sequence[_Schedule]) -> list[_Explored]:
-    """The task of a worker: as `_explored`, until something is broken. is_last: nobody asks for choices."""
+    """The task of a worker: as `_explored`, until something is broken. is_last: drop the choices."""
     explored = []
     for one in _explored(runs, batch):
         explored.append(one._replace(points=[]) if is_last else one)
@@ -93,7 +95,7 @@ def _batch_explored(runs: ScenarioRuns, is_last: bool, batch: Sequence[_Schedule
 
 
 class _ScheduleSearch:
-    """What is known so far."""
+    """A search over the schedules of a scope, and its results so far."""
 
     def __init__(
         self,
@@ -126,7 +128,7 @@ class _ScheduleSearch:
                 return
 
     def _level(self, waiting: Iterator[_Schedule], preemptions: int) -> list[_Explored]:
-        """Run these schedules, and what costs nothing more."""
+        """Run these schedules, and all that differ from them at no further cost."""
         level, broken = list[_Explored](), None
         is_last = preemptions == self._scope.preemptions
         with self._exploring(waiting, preemptions, is_last) as explored:
@@ -190,7 +192,7 @@ class _ScheduleSearch:
         notable = self._scope.scenario.notable
         unreached = tuple(word for word in notable if word not in self.reached)
         if self._scope.required and self.refutation is None and not self.limit and unreached:
-            self.refutation = Refutation(Finding(unreached[0], "no schedule comes to it"), ())
+            self.refutation = Refutation(Finding(unreached[0], "no schedule reaches it"), ())
         verdict = (
             Verdict.REFUTED if self.refutation else Verdict.UNDETERMINED if self.limit else Verdict.PROVED
         )

@@ -1,10 +1,9 @@
 """Switches inside code that shares data without a lock.
 
-They come before each line of chosen modules that reads or writes an attribute, an item or a name of a
-closure, and before each write that follows a read in the same line.
-
-So a schedule can come between the read and the write of `self.count += 1`. What happens in one instruction of
-the interpreter is one step: a call into C, such as `list.append` or a copy by numpy, is never cut.
+A switch may happen before each line of chosen modules that reads or writes an attribute, an item or a closure
+variable, and before each write that follows a read in the same line: for example between the read and the
+write of `self.count += 1`. One bytecode instruction is one step: a call into C, such as `list.append` or a
+copy by numpy, is never interrupted.
 """
 
 from __future__ import annotations
