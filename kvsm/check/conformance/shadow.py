@@ -1,11 +1,12 @@
 """The shadow: the state of a declared protocol, changed by the declaration's own terms and by nothing else.
 
-A `Conformance` says how a log is about a declaration. Its tables are total, and tests compare their keys:
+A `Conformance` relates the events of a log to a declaration. Its tables are total, and tests compare their
+keys:
 
-- which variables the ledger keeps, which the log tells at times, and which neither of them knows;
-- for each kind of event the actions that it is an instance of;
+- where the value of each variable is found: in the ledger, at times in the log, or in neither;
+- for each kind of event, the actions that it is an instance of;
 - for each variable of the ledger, how it is read;
-- for each action that no event tells, whose it is.
+- for each action that no event records, which component performs it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 
 
 class Keeper(Enum):
-    """Who knows the value of a variable."""
+    """Which component holds the value of a variable."""
 
     LEDGER = "the ledger's books have it: it is compared"
     TOLD = "the engine's books have it: the log tells what it must be when the ledger relies on it"
@@ -35,7 +36,7 @@ class Keeper(Enum):
 
 
 TRACKED = (Keeper.LEDGER, Keeper.TOLD)
-"""Whose variables the shadow has."""
+"""The shadow tracks the variables of these keepers."""
 
 Step = tuple[str, Sequence[Row]]
 """An action, and the parameters with which it is taken, one after the other."""
@@ -49,10 +50,10 @@ class CannotFollow(KvsmError):
 class EventSteps:
     """What an event of one kind means in a declaration.
 
-    says: how it does it, in one line for people.
+    says: the meaning in one line, for people.
     actions: the actions that it may be an instance of.
-    steps: these actions with parameters, in order. It may look at the shadow, and at the ledger before the
-        event. None: the declaration does not speak of such events, and nothing of it may change.
+    steps: these actions with parameters, in order. It may read the shadow, and the ledger before the
+        event. None: the declaration does not model such events, and none of its variables may change.
     """
 
     says: str
@@ -76,23 +77,23 @@ class LedgerBooks:
         raise NotImplementedError
 
     def seen(self, variable: str, values: list[Any]) -> list[Any]:
-        """As much of these values of the shadow as the ledger can tell."""
+        """Reduce these values of the shadow to what the ledger can distinguish."""
         raise NotImplementedError
 
     def told(self, variable: str, value: Any) -> str | None:
-        """What `seen` gives, for people; None if the value's domain says it."""
+        """Print a result of `seen`; None if the domain of the variable prints it."""
         raise NotImplementedError
 
     def known(self, variable: str, cells: list[CellKey]) -> list[CellKey]:
-        """Those of these cells that the ledger has. It has none for things outside of its pools."""
+        """Return the cells that the ledger has; it has no cells for things outside of its pools."""
         raise NotImplementedError
 
     def named_by(self, event: OffloadingEvent) -> Mapping[str, Sequence[CellKey]]:
-        """The cells that an event without steps names: nothing of them may change."""
+        """Return the cells that an event without steps names: none of them may change."""
         raise NotImplementedError
 
     def heard(self, event: OffloadingEvent) -> None:
-        """Note what an event tells that the ledger does not keep. Called before the ledger applies it."""
+        """Note facts of an event that the ledger does not keep. Called before the ledger applies it."""
         raise NotImplementedError
 
     def noted(self) -> Any:
@@ -104,8 +105,7 @@ class LedgerBooks:
         raise NotImplementedError
 
     def restart(self, shadow: Shadow) -> None:
-        """Make of the shadow what a restart makes of the declaration's state. Called before the ledger
-        applies the event."""
+        """Apply the declaration's restart to the shadow. Called before the ledger applies the event."""
         raise NotImplementedError
 
     def begin(self, shadow: Shadow) -> None:
@@ -118,15 +118,15 @@ class LedgerBooks:
 
 @dataclass(frozen=True)
 class Conformance:
-    """How a log is about a declaration.
+    """How the events of a log relate to a declaration.
 
-    keepers: who knows each variable.
+    keepers: where each variable's value is found.
     steps: what each kind of event means.
-    unseen: each action that no event tells, and whose it is.
+    unseen: each action that no event records -> which component performs it.
     members: the members of the index sets that have a bound, by name.
     named: a member of an index set for people.
     books: reads a ledger.
-    under: the same for another configuration, with which another process goes on.
+    under: makes the same for the configuration of the next process.
     """
 
     declared: Declaration
@@ -149,10 +149,10 @@ class Refusal:
 
 
 class Shadow:
-    """The state of a declaration as far as a log tells it.
+    """The part of a declaration's state that a log determines.
 
     cells: the tracked variables, by name.
-    actions: the actions that some event tells, by name.
+    actions: the actions that some event records, by name.
     taken: how often each action was taken.
     """
 

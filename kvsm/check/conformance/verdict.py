@@ -1,4 +1,4 @@
-"""What comes of comparing a log with its protocol."""
+"""The result of comparing a log with a declared protocol."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ class ProtocolVerdict(str, Enum):
     DIFFERS = "differs"
     """Some event is not."""
     UNDETERMINED = "undetermined"
-    """The log could not be followed to its end. Until there each event is."""
+    """The log could not be followed to its end. Each event before that point conforms."""
 
 
 class ProtocolMismatch(msgspec.Struct, frozen=True, kw_only=True):
-    """The first event at which the ledger and the protocol part.
+    """The first event at which the ledger and the protocol differ.
 
     protocol: the name of the declaration.
     event, step, kind, text: the event.
     action: the action that the event should be an instance of; empty if no action explains the change.
     variable: the field of the protocol's state. Empty if the demand reads none.
-    cell: the field, and of what.
-    expected: what the protocol demands or makes of it.
+    cell: the field with its indices: `block of slot 3`.
+    expected: the value that the protocol demands or assigns.
     found: its value: in the protocol's state before the action for a demand, otherwise in the ledger.
     """
 
@@ -59,7 +59,7 @@ class ProtocolMismatch(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ProtocolVerification(msgspec.Struct, frozen=True, kw_only=True):
-    """What `verify_protocol` found.
+    """What `verify_protocol` found. A state is taken on trust where the log begins or continues after a gap.
 
     protocol: the name of the declaration.
     verdict: "conforms", "differs" or "undetermined".
@@ -67,8 +67,7 @@ class ProtocolVerification(msgspec.Struct, frozen=True, kw_only=True):
     actions: how often each action was taken.
     mismatch: the first event that is no instance of the protocol's actions, or None.
     stopped: why the log was not followed to its end; None if it was.
-    trusted: numbers of the events before which a state was taken on trust: from the head of a segment, where
-        the log begins or goes on after a gap.
+    trusted: numbers of the events before which the state was taken on trust from the head of a segment.
     """
 
     protocol: str

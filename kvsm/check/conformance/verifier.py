@@ -1,9 +1,9 @@
 """Running a ledger and its protocol on the same events, and comparing them.
 
 After each event, the cells that the actions wrote are compared with the ledger, and so are the cells that
-the event names. Now and then, and at the end, the whole state is compared. So a change that the ledger made
-and no action makes is found as well. It may have happened anywhere since the last whole comparison: that
-interval is then followed again in smaller parts, until the first wrong event is found.
+the event names. After every `EVERY` events, and at the end, the whole state is compared. This also
+finds a change of the ledger that no action explains. The change may have happened anywhere since the last
+whole comparison, so that interval is repeated in smaller parts until the first wrong event is found.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ EVERY = 100_000
 MakeConformance = Callable[[OffloadConfig], Conformance]
 
 PROTOCOLS: tuple[MakeConformance, ...] = (offload_conformance, request_conformance)
-"""The declared protocols, each with how a log is about it."""
+"""Makes the conformance of each declared protocol."""
 
 
 class SavedState(NamedTuple):
@@ -54,7 +54,7 @@ class SavedState(NamedTuple):
 class ProtocolFollower:
     """A ledger, and beside it the state of its protocol.
 
-    ledger: at first it is taken on trust.
+    ledger: its initial state is taken on trust.
     """
 
     def __init__(self, ledger: Ledger, conformance: Conformance) -> None:
@@ -64,7 +64,7 @@ class ProtocolFollower:
             self.books.begin(self.shadow)
 
     def _take(self, conformance: Conformance) -> None:
-        """Follow by this one from now on, from its initial state."""
+        """Start to follow by this conformance, with a shadow in its initial state."""
         self.conformance, self._config = conformance, self.ledger.config
         self.shadow = Shadow(conformance)
         self.books = conformance.books(self.ledger, self.shadow)
@@ -110,8 +110,10 @@ class ProtocolFollower:
         return mismatch
 
     def _restart(self, event: Restarted) -> ProtocolMismatch | None:
-        """Take a restart, and compare the whole state before it and after it: it ends nearly all. Another
-        process may have other device blocks."""
+        """Take a restart, and compare the whole state before and after it, because it changes nearly all.
+
+        The next process may have other device blocks.
+        """
         mismatch = self.check(event)
         if mismatch is not None:
             self.ledger.apply(event)
@@ -128,8 +130,10 @@ class ProtocolFollower:
         return mismatch
 
     def _has_other_members(self) -> bool:
-        """Whether the ledger has another configuration, and what is followed has other members by that. To
-        follow them, all actions are compiled again."""
+        """Whether a new configuration of the ledger changes the members of index sets.
+
+        All actions must then be compiled again.
+        """
         config = self.ledger.config
         if config == self._config:
             return False

@@ -1,4 +1,4 @@
-"""Terms and cells in words, for the report of a mismatch."""
+"""Print terms and cells for the report of a mismatch."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def value_name(cells: ProtocolCells, value: object, named: Naming) -> str:
 
 
 def demand_text(term: Term, given: Mapping[Param, str]) -> str:
-    """A demand of a guard, as a formula that a person can read.
+    """Print a demand of a guard as a readable formula.
 
-    given: what stands for the action's parameters.
+    given: the text to print for each parameter of the action.
     """
 
     def said(one: Term) -> str:
