@@ -79,10 +79,10 @@ class MachineWords:
 
 
 class ProtocolCells:
-    """One variable: its cells that differ from the initial value, and on demand where each value is.
+    """One variable: its cells that differ from the initial value, and on demand the cells of each value.
 
     members: all members of the variable's one index set; None if it has several, or no bound.
-    touched: the cells written since somebody emptied it.
+    touched: the cells written since the caller last cleared this list.
     """
 
     __slots__ = ("_where", "initial", "members", "touched", "values", "variable", "words")
@@ -98,11 +98,11 @@ class ProtocolCells:
 
     @property
     def is_indexed(self) -> bool:
-        """Whether the places of each value are kept."""
+        """Whether the cells of each value are indexed."""
         return self._where is not None
 
     def index(self) -> None:
-        """Keep the places of each value from now on."""
+        """Index the cells by value from now on."""
         if self._where is None:
             self._where = {}
             for cell, value in self.values.items():
@@ -161,7 +161,7 @@ class ProtocolCells:
 
 
 def first_value(variable: Variable, words: MachineWords | None) -> Any:
-    """The value of a variable's cells at first."""
+    """Return the initial value of a variable's cells."""
     domain = variable.domain
     if isinstance(domain, Words):
         assert words is not None

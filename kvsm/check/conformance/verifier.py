@@ -162,7 +162,7 @@ class ProtocolFollower:
         return SavedState(self.ledger.seq, snapshot(self.ledger), self.shadow.saved(), self.books.noted())
 
     def load(self, saved: SavedState) -> None:
-        """Go back to a state."""
+        """Return to a saved state."""
         self.ledger = restore(saved.ledger)
         if self._has_other_members():
             self._take(self.conformance.under(self.ledger.config))
@@ -273,9 +273,9 @@ def verify_protocol(
 ) -> ProtocolVerification:
     """Whether each event of a log is an instance of the protocol's actions, up to the first that is not.
 
-    conformance: the protocol, and how a log is about it.
+    conformance: makes the relation of the log to the protocol.
     every: events from one comparison of the whole state to the next.
-    progress: called now and then with the number of events followed so far.
+    progress: called repeatedly with the number of events followed so far.
     allow_policies, max_slots: as in `Trust`.
 
     A torn tail is cut. After a gap the next segment's snapshot is taken on trust. Raises `LogError` if there
@@ -425,7 +425,7 @@ def _between(directory: Path, good_until: int, until: int) -> list[OffloadingEve
 
 
 def _first_mismatch(follower: ProtocolFollower, events: Sequence[OffloadingEvent]) -> ProtocolMismatch | None:
-    """The first mismatch, with a comparison of the whole state in smaller and smaller parts."""
+    """Return the first mismatch: compare the whole state after ever smaller parts."""
     parts = max(1, isqrt(len(events)))
     for start in range(0, len(events), parts):
         part, before = events[start : start + parts], follower.save()

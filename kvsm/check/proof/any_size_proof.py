@@ -1,4 +1,4 @@
-"""A proof for any size: all conditions of a declaration, answered by each solver."""
+"""Prove a declaration for any size: give all of its conditions to each solver."""
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ _Question = tuple[str, str, Condition]
 
 
 class ProofProgress(msgspec.Struct, frozen=True):
-    """How far a proof is: answers so far, of all that are needed; those that are no proof; seconds."""
+    """How far a proof is.
+
+    answered: answers so far.
+    questions: answers that are needed in total.
+    open: answers so far that are no proof.
+    seconds: wall time.
+    """
 
     answered: int
     questions: int
@@ -54,7 +60,7 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
     conditions: the distinct conditions; the same condition of two versions counts once.
     proved: solver -> the number of conditions that it proved.
     cpu_seconds: solver -> the time of its processes.
-    open: what is not proved by some solver.
+    open: the conditions that at least one solver did not prove.
     limit: what ended the proof early.
     """
 
@@ -68,8 +74,10 @@ class Proof(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def verdict(self) -> Verdict:
-        """PROVED if every solver proved every condition. A condition that fails refutes nothing by itself:
-        its state may be out of reach."""
+        """PROVED if every solver proved every condition.
+
+        A failed condition alone refutes nothing, because its state may be unreachable.
+        """
         return Verdict.UNDETERMINED if self.open or self.limit else Verdict.PROVED
 
 
@@ -78,7 +86,7 @@ def conditions_of(
 ) -> Iterator[Condition]:
     """The conditions of claims, invariants, the counting lemma and progress.
 
-    step: the name of a step, to get its conditions alone.
+    step: the name of a step whose conditions are wanted; None for all steps.
     """
     induction = Induction(declared, sizes)
     counting, progress = CountingLemma(induction), ProgressProof(induction)
@@ -99,7 +107,7 @@ def prove(
     jobs: int = 1,
     progress: Callable[[ProofProgress], None] | None = None,
 ) -> Proof:
-    """Ask each solver each condition of each version, in several processes. Ctrl-C leaves the rest open."""
+    """Give each condition of each version to each solver, in `jobs` processes. Ctrl-C ends it early."""
     names = [solver.name for solver in solvers]
     asked: dict[tuple[str, ...], tuple[str, Condition]] = {}
     began, proved, spent = time.monotonic(), dict.fromkeys(names, 0), dict.fromkeys(names, 0.0)
@@ -133,7 +141,7 @@ def prove(
 
 
 def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Question, Answer, float]]:
-    """The answers as they come, with their CPU time. One job is done in this process."""
+    """Yield the answers as they arrive, each with its CPU time (s). With one job no process is started."""
     if jobs == 1:
         for question in questions:
             yield question, *_ask(question[0], question[2])
@@ -150,7 +158,7 @@ def _answers(questions: Sequence[_Question], jobs: int) -> Iterator[tuple[_Quest
 
 @contextmanager
 def _interrupts_held() -> Iterator[None]:
-    """Block Ctrl-C. Processes that start meanwhile keep it blocked: the one that asks ends them.
+    """Block Ctrl-C. Processes that start in this block keep it blocked; this process ends them.
 
     A handler that the new processes set would come too late for a Ctrl-C during their imports. In this
     process another thread may take the signal, and Python would then interrupt the start of a process. So the

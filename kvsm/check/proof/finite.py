@@ -1,9 +1,9 @@
-"""An open condition told by an example: a state of a few members, and the step that breaks the claim.
+"""Explain an open condition by an example: a state of a few members, and the step that breaks the claim.
 
 With few members of each set every quantifier can be written out. Then z3 always answers, and its model is a
 state of the explorer. The explorer says whether this state can be reached. If it can, the protocol is
-wrong. If it cannot, an invariant is missing: one that excludes the state. The facts of the state that no
-reachable state has together are a proposal for it.
+wrong. If it cannot, an invariant is missing: one that excludes the state. The proposal for it: a
+set of facts of the state that no reachable state has together.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Example:
 
     move: the step with the numbers of its members.
     values: the cells that differ from the initial state, with their values, for people.
-    state: the same state for the explorer; None if the tables lead to no such word.
+    state: the same state for the explorer; None if the tables do not lead to all of its words.
     """
 
     declared: Declaration
@@ -55,9 +55,9 @@ class Example:
 
 @dataclass(frozen=True)
 class Reached:
-    """What the explorer says of an example.
+    """The explorer's result for an example.
 
-    refutation: a shortest way from the start to a broken claim or invariant; None if there is none.
+    refutation: a shortest path from the start to a broken claim or invariant; None if none was found.
     complete: whether all reachable states were seen. If so, and nothing is broken, the example's state is not
         among them: its step would break something.
     excluding: facts of the state that no reachable state has together.
@@ -86,7 +86,7 @@ class ExampleSearch:
 
 
 def sizes_of(declared: Declaration) -> dict[IndexSet, int]:
-    """The members of each index set, as the explorer takes them."""
+    """Return the size of each index set, as declared for the explorer."""
     return {members: members.size for members in declared.index_sets}
 
 
@@ -130,7 +130,7 @@ class _Solved:
             yield f"(assert (= cell!{place} ({cell.variable.name} {' '.join(_members(cell))})))"
 
     def _forgotten(self) -> Iterator[str]:
-        """Only states in which nothing is left to forget: the explorer sees no others."""
+        """Assert that nothing is left to forget, because the explorer sees only such states."""
         writer = SmtWriter(self._declared, sizes_of(self._declared))
         for forget in self._declared.forgets:
             domain = forget.cell.variable.domain
@@ -201,7 +201,7 @@ def _state(
 
 
 def _count(declared: Declaration, layout: CellLayout, state: Sequence[int], cell: Cell, counter: str) -> int:
-    """How many members a counter counts in a state; where it counts nothing, what the table says."""
+    """Return how many members a counter counts in a state; where it counts none, its value by the table."""
     words = cell.variable.domain
     assert isinstance(words, Words)
     counting = next(
@@ -235,7 +235,7 @@ def _taken(params: Sequence[Any], values: dict[str, str]) -> bool:
 def reached(example: Example, seconds: float = REACH_SECONDS) -> Reached:
     """Whether the protocol breaks a claim or an invariant with as few members as the example has.
 
-    If it does not, the facts are told that no reachable state has.
+    If it does not, the result names facts that no reachable state has together.
 
     seconds: the limit of each of two explorations.
     """

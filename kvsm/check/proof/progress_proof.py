@@ -17,10 +17,10 @@ from kvsm.properties import Property
 
 NAME = str(Property.PROGRESS)
 WINDING_DOWN = "winding down"
-"""Stands for the step in the conditions that some draining action is possible."""
+"""The name in place of a step, in the conditions that some draining action is possible."""
 
 RankedSet = tuple[tuple[Param, ...], Term]
-"""Parameters, and the condition for their values to be counted."""
+"""(parameters, condition): the set of the values of these parameters that meet the condition."""
 
 
 def ranked_sets(rank: Term) -> Iterator[RankedSet]:
@@ -64,11 +64,11 @@ class ProgressProof:
         earlier = ""
         for part in conjuncts(self._induction.declared.rest):
             yield self._asked(WINDING_DOWN, earlier + self._stuck(part))
-            # Where an earlier part of rest does not hold, some action is possible: that is shown already.
+            # Assume the earlier parts of rest: an earlier condition covers the states in which they fail.
             earlier += f"(assert {self._writer.say(part)})\n"
 
     def _stuck(self, part: Term) -> str:
-        """A part of rest fails for some member, and no draining action is possible for this member."""
+        """Assert that a part of rest fails for some member, which no draining action applies to."""
         lines, given, term = self._induction.some_case(part)
         guards = [action.guard for action in self._draining]
         self._induction.name_words(guards, given, lines)
@@ -82,7 +82,7 @@ class ProgressProof:
         return "\n".join(lines) + "\n"
 
     def _grows(self, taken: Taken, counted: RankedSet) -> Condition:
-        """The set has a member after the step which it did not have before."""
+        """Assert that the set has a member after the step that it did not have before."""
         params, body = counted
 
         def gained(bound: Given) -> str:
@@ -93,7 +93,7 @@ class ProgressProof:
         return self._asked(taken.step.name, f"{taken.text}(assert {text})\n")
 
     def _not_smaller(self, taken: Taken, counted: RankedSet) -> str:
-        """The set has all the members after the step that it had before."""
+        """Assert that the set has after the step every member that it had before."""
         params, body = counted
 
         def kept(bound: Given) -> str:

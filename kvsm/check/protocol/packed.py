@@ -3,7 +3,7 @@
 A state's cells are the digits of a number in mixed radix, spread over as few words as hold them. The first
 word is then stirred: multiplied, and xor-ed with the others, by steps that can be undone. So the first word
 is both a part of the state and a hash of it. Arrays are sorted and searched by the first word alone.
-Different states with the same first word are rare, and their other words tell them apart.
+Different states with the same first word are rare, and their other words distinguish them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Packing:
         return len(self._words)
 
     def pack(self, columns: Columns) -> Packed:
-        """The states of these columns."""
+        """Pack the states of these columns."""
         count = columns.shape[1]
         packed = np.zeros((self.width, count), dtype=np.uint64)
         for word, digits in zip(packed, self._words):
@@ -57,7 +57,7 @@ class Packing:
         return packed
 
     def unpack(self, packed: Packed) -> Columns:
-        """The columns of these states."""
+        """Unpack states to columns."""
         packed = packed.copy()
         self._unstir(packed)
         columns = np.empty((len(self.sizes), packed.shape[1]), dtype=np.uint8)
@@ -116,7 +116,7 @@ def _room(group: Sequence[tuple[int, int]]) -> int:
 
 
 _MERGED_FROM = 4
-"""A run is merged with the one before it unless that one is at least this many times longer."""
+"""A run is merged with the previous run unless the previous one is at least this many times longer."""
 
 
 class Visited:
@@ -138,7 +138,7 @@ class Visited:
             self._runs.append(both[:, np.argsort(both[0], kind="stable")])
 
     def unseen(self, states: Packed) -> Packed:
-        """The states, of these sorted ones, that are not in the set."""
+        """Return those of these sorted states that are not in the set."""
         for run in self._runs:
             states = states[:, ~_contained(states, run)]
         return states

@@ -1,7 +1,7 @@
 """The declaration evaluated for one state at a time, in plain Python: slow, and easy to trust.
 
 It serves two purposes. Tests compare it with the numpy evaluation (`arrays.py`), with which it shares the
-declaration and its cells and nothing else. And it tells a counterexample step by step.
+declaration and its cells and nothing else. And it describes a counterexample step by step.
 """
 
 from __future__ import annotations
@@ -128,7 +128,7 @@ def seen_in(
 
 
 def _once(*places: Iterable[int]) -> list[int]:
-    """All places, each at its first occurrence."""
+    """Return all places without repetitions, in order of first occurrence."""
     return list(dict.fromkeys(place for some in places for place in some))
 
 
@@ -145,7 +145,7 @@ def _read_by(term: Term, layout: CellLayout, binding: Binding) -> Iterator[int]:
 
 
 def _kept(cell: Cell, value: int) -> int:
-    """The value after an action: a word in a state that is not kept becomes ILLEGAL."""
+    """Return the value after an action: a word whose state is not in `Words.kept` becomes ILLEGAL."""
     domain = cell.variable.domain
     return min(value, domain.illegal) if isinstance(domain, Words) else value
 

@@ -1,10 +1,10 @@
-"""A family of small scopes of the serving world, made by rule: any two values of two parameters meet in one.
+"""A family of small scopes of the serving world, generated so that any two parameter values meet.
 
     kvsm check serving --scope pairs        all of them
     kvsm check serving --scope pairs-07     one of them
 
-A proof within a scope says nothing about other prompts and other engines. So these scopes are not chosen.
-They are the rows of a covering array (`kvsm.check.scopes.covering`) over the parameters below. How the
+A proof within a scope says nothing about other prompts and other engines. So these scopes are not chosen by
+hand: they are the rows of a covering array (`kvsm.check.scopes.covering`) over the parameters below. How the
 values were found:
 
 - **Prompts** end one token before the end of a chunk, at it, and one token beyond it.
@@ -12,8 +12,8 @@ values were found:
   session: prompt, answer, and more. **A third one** displaces the others, or comes again after they have.
 - **Every option** of `ServingOptions` that decides about blocks has two values or three: the least, the next
   one, and enough. So does what a client may ask for.
-- **Disturbances**: either of two may happen, once. Transfers that are lost are none of them: these may be
-  given up any number of times.
+- **Disturbances**: either of two may happen, once. Lost transfers have no such limit: they may be given
+  up any number of times.
 
 What is excluded is what an engine refuses, what would leave nothing to load, and what would make a scope
 large: `EXCLUDED` has the pairs. The other pairs of values all meet.
@@ -108,7 +108,7 @@ The others are fields of `ServingOptions`, or explained at their names above.
 
 
 class ExcludedPair(msgspec.Struct, frozen=True):
-    """Values of two parameters that never meet. one, other: each a parameter with some of its values."""
+    """Values of two parameters that never meet. one, other: a parameter, and the values that are meant."""
 
     one: tuple[str, tuple[Any, ...]]
     other: tuple[str, tuple[Any, ...]]
@@ -161,7 +161,7 @@ EXCLUDED = (
 def excluded(pair: Mapping[str, Any]) -> bool:
     """Whether two values, each under the name of its parameter, never meet."""
     if {"disturbance", "another"} <= pair.keys():
-        # The order of the two says nothing.
+        # The order of the two is irrelevant, so keep one order.
         return DISTURBANCES.index(pair["another"]) < DISTURBANCES.index(pair["disturbance"])
     return any(one.has(pair) for one in EXCLUDED)
 

@@ -1,8 +1,8 @@
-"""What stands for `threading`, `queue` and parts of `time` and `os` in code under control.
+"""Replacements of `threading`, `queue` and parts of `time` and `os` for code under control.
 
 Each operation that may wait, or whose result depends on other threads, is a step: `ThreadControl.reach` is
-called before it. To let go of a lock and to notify are not: no thread can do before them what it cannot do
-before the next step. They have the promises of the originals, for the calls that kvsm makes.
+called before it. Releasing a lock and notifying are no steps: a switch before them would allow nothing that a
+switch before the next step does not. For the calls that kvsm makes, they behave like the originals.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class TurnLock:
         self.holder: TurnThread | None = None
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Take it. False if that cannot be, or not in time."""
+        """Acquire the lock. False if it is held, or after a timeout."""
         return self._acquire(blocking, timeout)
 
     def _acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
@@ -43,7 +43,7 @@ class TurnLock:
         return True
 
     def release(self) -> None:
-        """Let go of it."""
+        """Release the lock."""
         self.holder = None
 
     def locked(self) -> bool:
@@ -62,7 +62,7 @@ class TurnLock:
 
 
 class TurnRLock:
-    """A `threading.RLock`. A thread that holds it takes it again without a step."""
+    """A `threading.RLock`. Its holder acquires it again without a step."""
 
     def __init__(self, name: str = "") -> None:
         self.name = name or _name_of_new()
@@ -102,14 +102,14 @@ class TurnRLock:
 
 
 class TurnCondition:
-    """A `threading.Condition` whose lock its holder may take again. It wakes nobody without a reason."""
+    """A `threading.Condition` with a reentrant lock and without spurious wakeups."""
 
     def __init__(self, lock: None = None) -> None:
         assert lock is None, "only conditions with a lock of their own are controlled"
         self.name = _name_of_new()
         self._lock = TurnRLock(self.name)
         self._waiting: deque[list[bool]] = deque()
-        """Of each waiting thread whether it was notified, oldest first."""
+        """For each waiting thread whether it was notified, oldest first."""
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         return self._lock.take(blocking, timeout)
@@ -124,18 +124,18 @@ class TurnCondition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is notified. False if its time is up first."""
+        """Wait until notified. False after a timeout."""
         return self._wait(timeout, 3)
 
     def wait_for(self, predicate: Callable[[], T], timeout: float | None = None) -> T:
-        """Wait until this is true."""
+        """Wait until `predicate` returns a true value, and return it; after a timeout, its last value."""
         while not (result := predicate()):
             if not self._wait(timeout, 3):
                 return predicate()
         return result
 
     def notify(self, n: int = 1) -> None:
-        """Wake this number of threads, those first that wait longest."""
+        """Wake `n` threads, the longest waiting first."""
         if self._lock.holder is not control().current and not control().abandoned:
             raise RuntimeError("cannot notify on un-acquired lock")
         for waiting in list(self._waiting)[:n]:
@@ -143,7 +143,7 @@ class TurnCondition:
             self._waiting.remove(waiting)
 
     def notify_all(self) -> None:
-        """Wake all that wait."""
+        """Wake all waiting threads."""
         self.notify(len(self._waiting))
 
     def _wait(self, timeout: float | None, depth: int) -> bool:
@@ -175,12 +175,12 @@ class TurnEvent:
         return self._is_set
 
     def set(self) -> None:
-        """Wake all that wait, now and later."""
+        """Set the event: threads that wait for it continue."""
         control().reach(f"sets {self.name}")
         self._is_set = True
 
     def clear(self) -> None:
-        """Make them wait again."""
+        """Clear the event: later waits block."""
         control().reach(f"clears {self.name}")
         self._is_set = False
 
@@ -230,7 +230,7 @@ class TurnQueue(Generic[T]):
         self._items.append(item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> T:
-        """Take the oldest. Raises `Empty`."""
+        """Remove and return the oldest item. Raises `Empty`."""
         ready = (lambda: self._items) if block else None
         control().reach(f"takes from {self.name}", ready, timeout if block else None)
         if not self._items:
@@ -238,7 +238,7 @@ class TurnQueue(Generic[T]):
         return self._items.popleft()
 
     def empty(self) -> bool:
-        """Whether nothing is in it."""
+        """Whether the queue is empty."""
         control().reach(f"asks whether {self.name} is empty")
         return not self._items
 
@@ -295,7 +295,7 @@ def sleep(seconds: float) -> None:
 
 
 def now_ns() -> int:
-    """`time.monotonic_ns` and the like. Each look at the clock takes a microsecond."""
+    """`time.monotonic_ns` and the like. Each call advances the clock by a microsecond."""
     run = control()
     run.now_ns += 1000
     return run.now_ns
@@ -307,7 +307,7 @@ def now_s() -> float:
 
 
 def as_step(name: str, call: Callable[..., T]) -> Callable[..., T]:
-    """A call of the system that other threads can see: it is a step."""
+    """Make a step of a system call, because other threads can see its effect."""
 
     def stepping(*arguments: Any, **named: Any) -> T:
         control().reach(f"calls {name}")
@@ -322,7 +322,7 @@ _ASSIGNED = re.compile(r"(\w+)\s*(?::[^=]+)?=(?!=)")
 
 
 def _name_of_new() -> str:
-    """What the code calls the object that it makes now: the name on the left of its line."""
+    """Name the new object after the variable that its source line assigns."""
     frame = sys._getframe(2)
     return _assigned_at(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)
 
