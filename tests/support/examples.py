@@ -12,7 +12,7 @@ _T = TypeVar("_T")
 
 
 def examples(number: int, least: int = 8) -> int:
-    """Return `number` in CI, which draws new examples each day; elsewhere a fifth of it, but at least `least`."""
+    """Return `number` in CI, which draws new examples each day; elsewhere a fifth, but at least `least`."""
     return max(number // SHARE, min(number, least))
 
 
