@@ -248,7 +248,7 @@ def digest(ledger: Ledger) -> str:
 
 def saved_record(record: TransferRecord | RequestRecord) -> Any:
     """Return the fields of a record in order, with packed ids."""
-    return tuple([pack(value) if isinstance(value, np.ndarray) else value for value in astuple(record)])
+    return tuple([pack(one) if isinstance(one, np.ndarray) else one for one in astuple(record)])
 
 
 def _restored(kind: type[_Record], saved: tuple[Any, ...]) -> _Record:
