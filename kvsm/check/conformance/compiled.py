@@ -6,8 +6,8 @@ key[d]` leaves the places of one key, and "a copy of t is at s" the slots of t's
 much as it changes, whatever the sizes of the index sets.
 
 Of a guard, only the demands on tracked variables are checked. Of the effects, only those on tracked variables
-are taken. Their values must be known: a value or a condition of an effect that reads another variable is
-refused here, once, and not when an event comes.
+are taken. Their values must be known: an effect that reads another variable is refused when the
+action is compiled, and not when an event arrives.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CompiledAction:
     """An action that can be taken.
 
     demands: what its guard demands of tracked variables.
-    untold: its other demands, which are not checked.
+    untold: its demands on untracked variables, which are not checked.
     writes: the variables that it may write, by name.
     take: takes the action for each row in turn. Returns the first row that the guard refuses, or None.
     source: the text of `take`.
@@ -107,7 +107,7 @@ def index_cells(
     cells: Mapping[str, ProtocolCells],
     members: Mapping[str, Sequence[Member]],
 ) -> None:
-    """Index the variables whose places these actions ask for. A write is shorter where nothing asks."""
+    """Index the variables that these actions search by value. Writes to the others stay cheap."""
     for action in actions:
         _ActionWriter(declared, action, cells, members).written()
 

@@ -1,4 +1,4 @@
-"""What can be asked of terms: what they read, what they demand together, where their parameters come from."""
+"""Analyse and rewrite terms: the cells that they read, the demands of a guard, known values filled in."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def cells_bound(term: Term) -> Iterator[Read]:
 
 
 def demands(term: Term) -> tuple[Term, ...]:
-    """Terms that hold together exactly where the term holds."""
+    """Split a term into terms whose conjunction is equivalent to it."""
     match term:
         case And(parts):
             return tuple(one for part in parts for one in demands(part))
@@ -83,7 +83,7 @@ def substituted(term: Term, given: Mapping[Param, Param]) -> Term:
 
 
 def simplified(term: Term, known: Mapping[Term, Term]) -> Term:
-    """The term with known values in place of reads. What is then decided is decided."""
+    """Return the term with known values in place of reads, and constant parts evaluated."""
     if isinstance(term, Read):
         return known.get(term, term)
     match term:

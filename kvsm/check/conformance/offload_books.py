@@ -1,4 +1,4 @@
-"""The offload protocol's variables in a real ledger, and who knows them."""
+"""Where the offload protocol's variables are found, and how to read them from a real ledger."""
 
 from __future__ import annotations
 
@@ -72,14 +72,14 @@ UNSEEN: dict[str, str] = {
     "write_log": _CRASHES,
     "crash": _CRASHES,
 }
-"""Every action that no event tells, and whose it is."""
+"""Every action that no event records -> which component performs it."""
 
 _UNUSED = (BlockState.FREE, BlockState.EVICTED)
 _NO_EPOCH = (*_UNUSED, BlockState.RETIRED)
 
 
 def offload_conformance(config: OffloadConfig, machines: Mapping[str, Machine] = MACHINES) -> Conformance:
-    """How a log with this configuration is about the offload protocol."""
+    """Return how a log with this configuration relates to the offload protocol."""
     declared = offload_protocol(ProtocolScope(workers=config.workers, crashes=True), machines=machines)
     members: dict[str, Sequence[Member]] = {
         "worker": range(config.workers),
@@ -110,7 +110,7 @@ def readable_slots(shadow: Shadow) -> list[CellKey]:
 
 
 def only_stored(shadow: Shadow, slots: Sequence[CellKey]) -> None:
-    """Let these slots be STORED, and everything else as it is at first."""
+    """Make these slots STORED, and everything else initial."""
     words = shadow.cells["block"].words
     assert words is not None
     shadow.forget_all()

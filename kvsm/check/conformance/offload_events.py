@@ -1,8 +1,8 @@
-"""A way through the offload protocol as the events of a core: the same story, for `kvsm show` to read.
+"""Translate a path through the offload protocol to the events of a core, for `kvsm show` to read.
 
-It is the other direction of `offload_steps.py`. A plan of several blocks is one event. So it is told with its
-last block. A load of several blocks belongs to one request. So its matches are told together, with the last
-of them. In the protocol a bad load may void a block of a plan before the plan gets its last one. A core plans
+It is the other direction of `offload_steps.py`. A plan of several blocks is one event, emitted with its last
+block. A load of several blocks belongs to one request, so its matches are one event, emitted with the last
+match. In the protocol a bad load may void a block of a plan before the plan gets its last block. A core plans
 in one step and refuses the events of such a path.
 """
 
@@ -19,7 +19,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent
 def events_of_path(model: ProtocolModel, path: Sequence[Move]) -> list[OffloadingEvent]:
     """The events of a core that takes this path. A crash ends its log.
 
-    Whether the core would refuse one of them is not asked: the path may break the protocol.
+    The core may refuse some of these events, because the path may break the protocol.
     """
     told = _PathTelling(model, _matches_by_load(path), _plan_sizes(path))
     (state,) = model.initial()
@@ -73,7 +73,7 @@ class _ToldPlan:
     """A transfer that is planned.
 
     size: how many blocks it will have.
-    id: the number of its event, once it is told.
+    id: the number of its event; 0 before that event is added.
     """
 
     size: int
@@ -101,7 +101,7 @@ class _PathTelling:
         self._slots: list[int] = []
         """The slot of each match."""
         self._requests: dict[int, str] = {}
-        """The request of each match that is told."""
+        """The request of each match whose event was added."""
         self._open: dict[int, int] = {}
         self._plans: dict[int, _ToldPlan] = {}
         self._epoch = 0
@@ -113,7 +113,7 @@ class _PathTelling:
         return number
 
     def match(self, _: State, slot: int, match: int) -> None:
-        """A hit, if it is the last match of its load, or of no load."""
+        """Add the hit at the last match of a load, or at a match without a load."""
         place = self._open[match] = len(self._slots)
         self._slots.append(slot)
         together = self._together[place]
@@ -131,7 +131,7 @@ class _PathTelling:
         self.tell(ev.BlocksEvicted, (slot,), (), len(self.events) + 2)
 
     def store(self, state: State, transfer: int, _copy: int, device_block: int, slot: int) -> None:
-        """One more block of a store. The plan is told with the last one."""
+        """Note one more block of a store; add the plan at its last block."""
         plan = self._plan_with(transfer, device_block, slot)
         key = state[self._layout.place(self._key, (device_block,))]
         plan.keys.append(f"key {key}".encode())
@@ -141,7 +141,7 @@ class _PathTelling:
             )
 
     def load(self, _: State, transfer: int, _copy: int, device_block: int, slot: int, match: int) -> None:
-        """One more block of a load. The plan is told with the last one."""
+        """Note one more block of a load; add the plan at its last block."""
         plan = self._plan_with(transfer, device_block, slot)
         if len(plan.slots) == plan.size:
             request = self._requests[self._open[match]]
@@ -171,7 +171,7 @@ class _PathTelling:
         self.tell(ev.CacheReset, self._epoch)
 
     def _plan_with(self, transfer: int, device_block: int, slot: int) -> _ToldPlan:
-        """The plan, which now has this block too."""
+        """Add this block to the plan of a transfer, and return the plan."""
         if transfer not in self._plans:
             self._plans[transfer] = _ToldPlan(next(self._sizes))
         plan = self._plans[transfer]
@@ -181,7 +181,7 @@ class _PathTelling:
 
 
 def _untold(_: _PathTelling, __: State, *_members: int) -> None:
-    """No event: the core does not hear of it."""
+    """Add no event: the core does not observe the action."""
 
 
 TOLD: dict[str, Callable[..., None]] = {
@@ -204,4 +204,4 @@ TOLD: dict[str, Callable[..., None]] = {
     "end_bad": lambda told, _, transfer, worker: told.report(transfer, worker, good=False, ends=True),
     "reset": _PathTelling.reset,
 }
-"""Every action of the protocol that changes something, but the crash: it ends the log."""
+"""Every action of the protocol that changes something, except the crash, which ends the log."""

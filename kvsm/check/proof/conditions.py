@@ -1,6 +1,7 @@
-"""The conditions of a proof by induction: each claim holds at first, and each step keeps each claim.
+"""The conditions of a proof by induction: each claim holds initially, and each step keeps each claim.
 
-A step is an action, or a forget. Each condition is asked alone, so that an open one names a step and a claim.
+A step is an action, or a forget. Each condition is a separate question, so an open one names a step and a
+claim.
 """
 
 from __future__ import annotations
@@ -88,10 +89,10 @@ NO_STEP = Step("at first", (), TRUE, ())
 
 @dataclass(frozen=True)
 class Taken:
-    """A step as text.
+    """A step as SMT text.
 
-    given: what stands for its parameters.
-    names: the functions with the values of the variables after it.
+    given: the text of each parameter.
+    names: for each variable the function with its values after the step.
     """
 
     step: Step
@@ -112,7 +113,7 @@ def _assigned(effects: tuple[Effect, ...], bound: tuple[Param, ...]) -> Iterator
 
 
 def _words_after(term: Term, params: frozenset[Term]) -> Iterator[After]:
-    """The steps of words of single cells, which these parameters name."""
+    """Yield the machine steps on single cells whose indices are all among these parameters."""
     if isinstance(term, After) and isinstance(term.word, Read) and set(term.word.indices) <= params:
         yield term
     if isinstance(term, ForAll | Exists):
@@ -144,7 +145,7 @@ def steps_of(declared: Declaration) -> list[Step]:
 
 
 def parts_of(declared: Declaration, claim: Claim) -> tuple[Term, ...]:
-    """The parts of a claim that must all hold. What it says of counters is left to the counting lemma."""
+    """The parts of a claim that must all hold. Its parts about counters are left to the counting lemma."""
     counted = [one.claim for one in declared.countings]
     return tuple(one for one in conjuncts(claim.term) if one not in counted)
 
@@ -158,7 +159,7 @@ def variables_read(term: Term) -> set[str]:
 def asks_for_witness(term: Term, holds: bool = True, given: bool = False) -> bool:
     """Whether a term says that for every member of a set there is a member of another one.
 
-    holds: whether the term is said to hold, or not to. given: whether it stands below a "for every".
+    holds: whether the term is asserted or negated. given: whether it is below a "for every".
     """
     match term:
         case ForAll(_, body) | Exists(_, body):
@@ -194,7 +195,7 @@ class Induction:
 
     @cached_property
     def prelude(self) -> str:
-        """Sorts, variables, and the one thing that is assumed: each index set has a member."""
+        """Sorts, variables, and the only assumption: each index set has a member."""
         return self.writer.prelude()
 
     @cached_property
@@ -213,8 +214,9 @@ class Induction:
     def condition(self, step: str, claim: str, question: str, part: Term = TRUE) -> Condition:
         """A question under the hypotheses. part: the part of the claim that it asks about.
 
-        Solvers like few hypotheses, and hardly any that ask for a witness. So there are several texts:
-        without such hypotheses, with one of them, with all. A part that asks for a witness rests on itself.
+        Solvers are faster with few hypotheses, and above all with few that ask for a witness. So there are
+        several texts: without such hypotheses, with one of them, with all. For a part that asks for a
+        witness, that one hypothesis is the part itself.
         """
         plain, asking = self._hypotheses
         chosen = (asking[part],) if part in asking else ("", *asking.values())
@@ -239,9 +241,9 @@ class Induction:
                     yield self.condition(step.name, name, taken.text + self.fails(part, taken), part)
 
     def fails(self, term: Term, taken: Taken) -> str:
-        """That a term fails after a step, for some values of its leading parameters.
+        """Assert that a term fails after a step, for some values of its leading parameters.
 
-        Each cell at these values gets a name. So how the step changes it is written once.
+        Each cell at these values gets a name, so the change by the step is encoded once.
         """
         lines, given, term = self.some_case(term)
         cells: dict[Term, str] = {}
@@ -258,7 +260,7 @@ class Induction:
         return "\n".join(lines) + "\n"
 
     def some_case(self, term: Term) -> tuple[list[str], dict[Term, str], Term]:
-        """Some values of a term's leading parameters: their lines, their names, and the rest of the term."""
+        """Declare values of a term's leading parameters. Return the lines, the names, and the inner term."""
         lines: list[str] = []
         given: dict[Term, str] = {}
         while isinstance(term, ForAll):
@@ -268,7 +270,7 @@ class Induction:
         return lines, given, term
 
     def name_words(self, terms: Iterable[Term], given: dict[Term, str], lines: list[str]) -> None:
-        """Name the steps of words at given parameters. What their rows count is then asked once."""
+        """Introduce a solver variable for each word step, so each guard is encoded once."""
         found = dict.fromkeys(one for term in terms for one in _words_after(term, frozenset(given)))
         for number, word in enumerate(found):
             name, sort = f"word!{number}", sort_of(words_of(word))
@@ -277,7 +279,7 @@ class Induction:
             given[word] = name
 
     def taken(self, step: Step) -> Taken:
-        """A step: its parameters, its guard, and the variables after it."""
+        """Encode a step: its parameters, its guard, and the variables after it."""
         given: dict[Term, str] = {param: f"{param.name}{TAKEN}" for param in step.params}
         lines = [line for param in step.params for line in member(given[param], param.members)]
         assigned = (assign.value for changes in step.assigned.values() for assign in changes)
@@ -298,7 +300,7 @@ class Induction:
         return text
 
     def at(self, taken: Taken, assign: Assign, indices: list[str]) -> tuple[dict[Term, str], list[str]]:
-        """An assignment at one cell: what stands for its parameters, and when it is about this cell."""
+        """Return the text of an assignment's parameters at one cell, and when it writes this cell."""
         given, conditions = dict(taken.given), []
         for name, index in zip(indices, assign.cell.indices):
             if index in taken.given:
@@ -322,7 +324,7 @@ class Induction:
 def _refuse_loose_variables(declared: Declaration) -> None:
     """Raise `ConfigError` if no action assigns a variable, or an action assigns one that is not declared.
 
-    A step leaves what it does not assign as it is. A variable that no action assigns was forgotten in them.
+    A step does not change a variable that it does not assign. If no action assigns it, it was forgotten.
     """
     assigned = {
         name for one in declared.actions for name in Step(one.name, one.params, TRUE, one.effects).assigned
@@ -337,7 +339,7 @@ def _refuse_loose_variables(declared: Declaration) -> None:
 
 
 def member(name: str, members: IndexSet) -> list[str]:
-    """A constant that is a member of an index set."""
+    """Declare a constant that is a member of an index set."""
     return [
         f"(declare-const {name} {sort_name(members)})",
         f"(assert (not (= {name} {none_name(members)})))",

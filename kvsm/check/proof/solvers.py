@@ -1,4 +1,4 @@
-"""The solvers: z3 and cvc5, each asked the same texts.
+"""The solvers: z3 and cvc5 get the same texts.
 
 A solver may find that a text cannot be satisfied (the condition holds), that it can (it fails), or nothing
 within its limits. Each condition has several attempts: fewer or all hypotheses, and other ways to choose what
@@ -17,7 +17,7 @@ from kvsm.errors import ConfigError
 
 
 class Answer(Enum):
-    """What a solver says of a condition."""
+    """A solver's answer for a condition."""
 
     HOLDS = "holds"
     FAILS = "fails"
@@ -28,11 +28,11 @@ class Answer(Enum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One way to ask.
+    """One attempt to prove a condition.
 
     text: the place of the text among the condition's texts; the last one has all hypotheses.
     options: options of the solver.
-    effort: the limit, in the solver's own count of what it does. A busy machine changes no answer.
+    effort: the limit in the solver's own units of work, so that a busy machine changes no answer.
     """
 
     text: int
@@ -53,7 +53,7 @@ class Solver:
     attempts: tuple[Attempt, ...]
 
     def answer(self, condition: Condition) -> Answer:
-        """The first attempt's proof, if one has a proof. Only all hypotheses together can fail."""
+        """Try the attempts in order until one decides. Only a text with all hypotheses can fail."""
         for attempt in self.attempts:
             found = self.ask(condition.texts[attempt.text], attempt)
             if found is Answer.HOLDS:
@@ -66,7 +66,7 @@ class Solver:
 def _ask_z3(text: str, attempt: Attempt) -> Answer:
     import z3
 
-    # A context for each question: the answer must not depend on what was asked before.
+    # A new context for each question: the answer must not depend on earlier ones.
     solver = z3.Solver(ctx=z3.Context())
     solver.set("rlimit", attempt.effort)
     for name, value in attempt.options.items():
@@ -94,7 +94,8 @@ def _ask_cvc5(text: str, attempt: Attempt) -> Answer:
     return Answer.HOLDS if found.isUnsat() else Answer.FAILS if found.isSat() else Answer.OPEN
 
 
-# z3 makes up witnesses of witnesses without end, unless it is told to stop early. Then it may stop too early.
+# By default z3 may instantiate witnesses of witnesses endlessly. With these options it stops early, at times
+# too early.
 _STOPS_EARLY = {"auto_config": False, "smt.mbqi": False, "smt.qi.eager_threshold": 3.0}
 SOLVERS = {
     "z3": Solver(

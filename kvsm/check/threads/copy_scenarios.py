@@ -24,7 +24,7 @@ BLOCK_BYTES = 8
 _THREADED = "kvsm.copies.threaded"
 _HOST = "kvsm.copies.host"
 SMALL_PIECES = {f"{_THREADED}:SHARED_BYTES": 1}
-"""So that a transfer of few bytes is cut into a piece for each thread."""
+"""Cuts even a transfer of few bytes into a piece for each thread."""
 
 
 def job(transfer: int, direction: Direction, blocks: Sequence[int]) -> TransferJob:
@@ -45,7 +45,7 @@ def content(number: int) -> Any:
 
 
 class WatchedCopies(HostCopyEngine):
-    """The host engine. It notes what it copies when, and some pieces fail.
+    """The host engine. It tracks the pieces that are being copied, and some pieces fail.
 
     bad: for a transfer the numbers of the first pair of pieces that fail.
     deadly: for a transfer the first pair of a piece after which its thread dies.
@@ -59,7 +59,7 @@ class WatchedCopies(HostCopyEngine):
         self.copying: Counter[int] = Counter()
         self.failed: set[int] = set()
         self.over: set[int] = set()
-        """Transfers whose result was given away."""
+        """Transfers whose result was returned to the caller."""
         super().__init__([self.device], self.host, threads)
 
     def copy_part(self, job: TransferJob, first: int, device_blocks: IdArray, host_blocks: IdArray) -> None:
@@ -97,7 +97,7 @@ def fail_for_reuse(transfer: int, what: str) -> NoReturn:
 
 
 class Ends:
-    """How the transfers of an engine ended, as its caller hears it."""
+    """How the transfers of an engine ended, by the results that its caller received."""
 
     def __init__(self, engine: CopyEngine, watched: WatchedCopies) -> None:
         self.engine, self.watched = engine, watched

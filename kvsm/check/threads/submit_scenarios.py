@@ -29,7 +29,7 @@ from kvsm.properties import Property
 
 
 class StreamThreadEvent:
-    """A `StreamEvent`. error: of the copy right before it."""
+    """A `StreamEvent`. error: the error of the copy right before it; None if that succeeded."""
 
     def __init__(self) -> None:
         self.reached = TurnEvent()
@@ -57,7 +57,7 @@ class StreamThread:
         self._work: TurnQueue[Callable[[], Any] | None] = TurnQueue()
         self._error: Exception | None = None
         self._refusals = refusals
-        """How many more events can be recorded before one cannot; empty: all can."""
+        """[how many more events can be recorded before one fails]; empty: none fails."""
         self.thread = ControlledThread(target=self._serve, name=name)
         self.thread.start()
 
@@ -108,7 +108,7 @@ class StreamThreads:
         self.host = np.zeros((blocks, BLOCK_BYTES), np.uint8)
         self.bad: set[int] = set()
         self.copying: set[int] = set()
-        """Transfers that are queued for a stream, or under way."""
+        """Transfers that are queued for a stream, or in progress."""
         self.refusals: list[int] = []
         self.submitters: list[ThreadSubmitter] = []
         self._pools = NumpyPools([self.device], self.host)
