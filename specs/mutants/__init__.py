@@ -1,4 +1,4 @@
-"""Mutants: wrong versions of kvsm's code that the checkers must find, chosen independently of the checkers."""
+"""Mutants: wrong versions of kvsm that the checkers must find, chosen independently of the checkers."""
 
 from __future__ import annotations
 
