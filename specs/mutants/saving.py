@@ -22,8 +22,8 @@ SAVING = (
         edits=(
             Edit(
                 "kvsm.core.ledger.snapshot:saved_record",
-                "return tuple([pack(value) if isinstance(value, np.ndarray) else value"
-                " for value in astuple(record)])",
+                "return tuple([pack(one) if isinstance(one, np.ndarray) else one"
+                " for one in astuple(record)])",
                 """
                 values = [pack(one) if isinstance(one, np.ndarray) else one for one in astuple(record)]
                 if isinstance(record, TransferRecord):
