@@ -12,10 +12,9 @@ from typing import Any
 import msgspec
 
 from kvsm.copies.copy_engine import CopyEngine, CopyResult, WrappedCopyEngine
-from kvsm.copies.pairs import checked_pairs
+from kvsm.copies.pairs import checked_pairs, part_of
 from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
-from kvsm.ids import listed, pack
 
 
 class FailingCopyEngine(WrappedCopyEngine):
@@ -47,16 +46,10 @@ class FailingCopyEngine(WrappedCopyEngine):
     def _part(self, job: TransferJob, random: Random) -> TransferJob:
         """Cut the job after a random number of blocks."""
         try:
-            devices, hosts = map(listed, checked_pairs(job, self.num_device_blocks, self.num_host_blocks))
+            devices, hosts = checked_pairs(job, self.num_device_blocks, self.num_host_blocks)
         except TransferFailed:
             return job
-        copied = random.randint(0, len(hosts))
-        return msgspec.structs.replace(
-            job,
-            device_blocks=pack(devices[:copied]),
-            host_blocks=pack(hosts[:copied]),
-            keys=job.keys[:copied],
-        )
+        return part_of(job, devices, hosts, slice(random.randint(0, len(hosts))))
 
     def _outcome(self, result: CopyResult) -> CopyResult:
         if not result.good or self._draws(result.transfer).random() >= self._rate:

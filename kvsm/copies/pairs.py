@@ -1,16 +1,17 @@
-"""Checks the block pairs of a job before the copy, and merges consecutive pairs into runs."""
+"""Checks the block pairs of a job before the copy, cuts jobs, and merges consecutive pairs into runs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
-from kvsm.ids import IdArray
+from kvsm.ids import IdArray, pack
 
 
 class BlockRuns(NamedTuple):
@@ -51,6 +52,20 @@ def checked_pairs(job: TransferJob, num_device_blocks: int, num_host_blocks: int
     _check_ids(f"{what}: device block", device_blocks, num_device_blocks, distinct=not to_host)
     _check_ids(f"{what}: host block", host_blocks, num_host_blocks, distinct=to_host)
     return device_blocks, host_blocks
+
+
+def part_of(job: TransferJob, device_blocks: IdArray, host_blocks: IdArray, places: slice) -> TransferJob:
+    """Return the job of the pairs at these places.
+
+    device_blocks, host_blocks: all pairs of the job, as `checked_pairs` returns them.
+    """
+    return msgspec.structs.replace(
+        job,
+        device_blocks=pack(device_blocks[places]),
+        host_blocks=pack(host_blocks[places]),
+        keys=job.keys[places],
+        generations=job.generations[places],
+    )
 
 
 def _check_ids(what: str, ids: IdArray, limit: int, distinct: bool) -> None:

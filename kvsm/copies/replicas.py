@@ -18,14 +18,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from kvsm.copies.copy_engine import CopyEngine, WrappedCopyEngine
-from kvsm.copies.pairs import checked_pairs
+from kvsm.copies.pairs import checked_pairs, part_of
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, TransferFailed
 from kvsm.events import Direction
-from kvsm.ids import pack
 
 
 class ReplicaCopyEngine(WrappedCopyEngine):
@@ -55,10 +52,4 @@ class ReplicaCopyEngine(WrappedCopyEngine):
         except TransferFailed:
             return job
         ours = slice(*(len(hosts) * number // self._replicas for number in (self._number, self._number + 1)))
-        return msgspec.structs.replace(
-            job,
-            device_blocks=pack(devices[ours]),
-            host_blocks=pack(hosts[ours]),
-            keys=job.keys[ours],
-            generations=job.generations[ours],
-        )
+        return part_of(job, devices, hosts, ours)

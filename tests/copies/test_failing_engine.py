@@ -12,13 +12,14 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 from plain_engine import PlainCopyEngine
 
 from kvsm.copies import CopyEngine, FailingCopyEngine, HostCopyEngine, SimulatedCopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.errors import TransferFailed
 from kvsm.events import Direction
-from kvsm.ids import pack
+from kvsm.ids import listed, pack, unpack
 
 real_engines = pytest.mark.parametrize(
     "real",
@@ -58,6 +59,19 @@ def test_a_failing_copy_copies_a_part(real: Callable[[Any, Any], CopyEngine]) ->
     assert outcomes[0] == outcomes[1]
     assert {good for good, _ in copied} == {True, False}
     assert len({count for good, count in copied if not good} - {0, 8}) > 0
+
+
+@given(seed=st.integers(0, 1 << 40))
+def test_a_part_has_the_names_of_its_blocks(seed: int) -> None:
+    """A kept pool needs a key and a generation for each block, and refuses a job with too many."""
+    inner, submitted = PlainCopyEngine(*[np.zeros((8, 1), np.uint8) for _ in range(2)]), list[TransferJob]()
+    inner.submit = lambda job, _after=None: submitted.append(job)  # type: ignore[method-assign]
+    engine = FailingCopyEngine(inner, seed, 1.0)
+    keys, generations = tuple(b"%d" % block for block in range(8)), tuple(range(100, 108))
+    engine.submit(structs.replace(store_all(1), keys=keys, generations=generations))
+    (part,) = submitted
+    count = len(listed(unpack(part.host_blocks)))
+    assert (part.keys, part.generations) == (keys[:count], generations[:count])
 
 
 def test_workers_fail_on_their_own() -> None:
