@@ -22,7 +22,7 @@ MOST_EVIDENCE = 40
 """Most lines of evidence in one answer."""
 
 MOST_RANKS = 4
-"""Most failures and missing reports of ranks that one answer names."""
+"""Most failures of ranks that one answer names."""
 
 _LATE = 2
 """A late rank took at least this many times as long as the second slowest rank."""
@@ -159,12 +159,12 @@ class Inquiry:
             for copy in copies
             if copy.good is False
         ]
+        if len(faults) > MOST_RANKS:
+            faults = [*faults[:MOST_RANKS], f"{len(faults) - MOST_RANKS} more failed"]
         silent = [copy.worker for copy in copies if copy.reported is None]
         if silent and not (row is not None and row.outcome == CUT_OFF):
             over = row is not None and row.ended is not None
             faults.append(f"{ranks(silent)} {'never' if over else f'{have(silent)} not'} reported")
-        if len(faults) > MOST_RANKS:
-            faults = [*faults[:MOST_RANKS], f"{len(faults) - MOST_RANKS} more failed"]
         return "; ".join(faults) or self._late(copies)
 
     def _late(self, copies: Sequence[CopyRow]) -> str:

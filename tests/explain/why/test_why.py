@@ -176,6 +176,20 @@ def test_failed_store_is_told_with_the_error_of_its_rank(story: Story) -> None:
     )
 
 
+def test_ranks_that_never_reported_are_named_beside_many_failures(tmp_path: Path) -> None:
+    """They are no failures, so they are not counted as such."""
+    story = Story(tmp_path / "log", workers=7)
+    transfer = story.plan("r1", keys(1))
+    story.core.submit([transfer])
+    for rank in range(6):
+        story.core.report(transfer, rank, False, "bad bytes")
+    with story.close() as log:
+        about = explain_transfer(log, transfer)
+    text = " ".join(about.answer)
+    assert "rank 3 failed (bad bytes); 2 more failed; rank 6 has not reported" in text
+    assert "rank 4" not in text
+
+
 def test_failed_load_of_another_request(story: Story) -> None:
     story.store("r1", keys(1))
     story.core.match("r2", keys(1))
