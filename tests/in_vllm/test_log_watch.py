@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -285,6 +286,15 @@ def test_an_engine_starts_where_no_log_can_be_written(tmp_path: Path, given: dic
     assert reader.head.seq == dropped
 
 
+@pytest.fixture
+def _hears_no_signals() -> Iterator[None]:
+    """The process writes signals to no file yet: an engine of another test may not have shut down."""
+    before = signal.set_wakeup_fd(-1)
+    yield
+    signal.set_wakeup_fd(before)
+
+
+@pytest.mark.usefixtures("_hears_no_signals")
 def test_a_log_that_begins_late_has_the_mark_of_stops_from_then_on(tmp_path: Path) -> None:
     """So has another log of the process, which shares the mark."""
     first, second = tmp_path / "first", tmp_path / "second"
