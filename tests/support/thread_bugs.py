@@ -291,8 +291,7 @@ BUGS = (
                 """
                 with self._lock:
                     self._closed = True
-                # A second caller waits as the first does, and finishes the close if that one was interrupted
-                # (Ctrl-C).
+                # A second call also waits, and finishes the close if the first call was interrupted (Ctrl-C).
                 self.drain()
                 """,
                 """

@@ -249,11 +249,11 @@ def say_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, requests.ticked, "one.patience <= event.tick", "one.patience < event.tick - 9")
+    plant(monkeypatch, requests.ticked, "request.patience <= event.tick", "request.patience < event.tick - 9")
 
 
 def lose_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    plant(monkeypatch, Offloader.lose_overdue, "one.since >= ticks", "one.since >= ticks - 1")
+    plant(monkeypatch, Offloader.lose_overdue, "entry.since >= ticks", "entry.since >= ticks - 1")
 
 
 def keep_a_cursor(monkeypatch: pytest.MonkeyPatch) -> None:
