@@ -14,10 +14,9 @@ from kvsm.check.worlds.audited import AuditedCore, AuditedWorld
 from kvsm.check.worlds.core_options import draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.log_ahead import LogAheadWorld
-from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions, ServingWorld
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.two_tiers import TwoTierWorld
-from kvsm.check.worlds.world import Action
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from museum.wrong_books import WrongBooksWorld
 
@@ -79,18 +78,6 @@ def wrong_books_of_tiers(random: Random) -> WrongBooksWorld:
 
 
 # Serving worlds, in which no store may be lost.
-
-
-class EndingServing(ServingWorld):
-    """A serving world whose run ends when its engine has no work left, with frequent checks."""
-
-    check_every = 20
-
-    def draw(self, random: Random) -> Action:
-        action = super().draw(random)
-        if action == ("step",) and not self.may_step():
-            raise IndexError("nothing is left to do")
-        return action
 
 
 def _window(tokens: int) -> KVCacheGroup:

@@ -16,11 +16,10 @@ from kvsm.check.worlds.core_options import CoreOptions, draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.hand_over_options import HandOverWorldOptions, draw_hand_over_options
 from kvsm.check.worlds.hand_over_world import HandOverWorld
-from kvsm.check.worlds.serving_world import Budgets, RequestSpec, ServingOptions, ServingWorld
+from kvsm.check.worlds.serving_world import Budgets, EndingServing, RequestSpec, ServingOptions
 from kvsm.check.worlds.small_request import HASH_TOKENS
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
-from kvsm.check.worlds.world import Action, World
-from kvsm.core.ledger.canonical import declared
+from kvsm.check.worlds.world import World
 from kvsm.core.policies import POLICIES
 from kvsm.core.scheduler import GroupKind, KVCacheGroup, LastStep, StoreMode
 from kvsm.errors import ConfigError
@@ -88,23 +87,6 @@ def case_of(target: str, options: Mapping[str, Any]) -> WalkCase:
 
 
 # The serving world.
-
-
-@declared
-class _WalkedServing(ServingWorld):
-    """A serving world whose run ends when its engine has nothing more to do.
-
-    `check` is called more often than in the core's world, because the checks after each action cover less of
-    the ledger.
-    """
-
-    check_every = 20
-
-    def draw(self, random: Random) -> Action:
-        action = super().draw(random)
-        if action == ("step",) and not self.may_step():
-            raise IndexError("nothing is left to do")
-        return action
 
 
 _GROUPS = (
@@ -204,7 +186,7 @@ TARGETS: dict[str, WalkTarget] = {
         "the offload core alone, every call in every order", CoreOptions, CoreWorld, draw_options, 8
     ),
     "serving": WalkTarget(
-        "the core and the scheduler with a small engine", ServingOptions, _WalkedServing, draw_serving, 3
+        "the core and the scheduler with a small engine", ServingOptions, EndingServing, draw_serving, 3
     ),
     "copies": WalkTarget(
         "the engine of streams and events on a simulated device",

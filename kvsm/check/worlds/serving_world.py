@@ -596,3 +596,21 @@ class ServingWorld:
 
     def fingerprint(self, *, renamed: bool = True) -> bytes:
         return fingerprint(self, renamed=renamed)
+
+
+@declared
+class EndingServing(ServingWorld):
+    """A serving world whose run ends when its engine has nothing more to do: a target of random walks.
+
+    `check` is called more often than in the core's world, because the checks after each action cover less of
+    the ledger.
+    """
+
+    check_every = 20
+
+    def draw(self, random: Random) -> Action:
+        """Draw as `ServingWorld` does. Raises `IndexError`, which ends a run, when nothing is left to do."""
+        action = super().draw(random)
+        if action == ("step",) and not self.may_step():
+            raise IndexError("nothing is left to do")
+        return action

@@ -7,10 +7,9 @@ request can arrive only while no unfinished request has its name.
 
 from __future__ import annotations
 
-from random import Random
 from typing import Annotated
 
-from kvsm.check.worlds.serving_world import ServingOptions, ServingWorld
+from kvsm.check.worlds.serving_world import EndingServing, ServingOptions
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.check.worlds.wider_engine import WiderEngine
 from kvsm.check.worlds.world import Action
@@ -27,10 +26,9 @@ class WiderOptions(ServingOptions, frozen=True, kw_only=True):
 
 
 @declared
-class WiderServing(ServingWorld):
-    """A `World`. `check` is called often, because the checks after each action cover less of the ledger."""
+class WiderServing(EndingServing):
+    """A `World` of a `WiderEngine`."""
 
-    check_every = 20
     engine_class = WiderEngine
 
     engine: Annotated[WiderEngine, PART]
@@ -64,13 +62,6 @@ class WiderServing(ServingWorld):
             return False
         earlier = self.engine.requests.get(f"r{self.arrived % self.names}")
         return earlier is None or earlier.finished
-
-    def draw(self, random: Random) -> Action:
-        """Draw as `ServingWorld` does. Raises `IndexError`, which ends a run, when nothing is left to do."""
-        action = super().draw(random)
-        if action == ("step",) and not self.may_step():
-            raise IndexError("nothing is left to do")
-        return action
 
     def wind_down(self) -> Action | None:
         if self.engine.paused and not (self.engine.copies or self.engine.reports):
