@@ -1,14 +1,14 @@
-"""Going on with a log whose writer has ended: what is found at its end, and what is done with it.
+"""Continue a log whose writer has ended: how its end is judged, and what the new writer does with it.
 
     claimed = LogDirectory("log")          # No other process writes here from now on.
-    end = find_end(claimed)                # Raises `LogError`: why no writer can go on.
+    end = find_end(claimed)                # Raises `LogError` if no writer can continue it.
     ledger = rebuild("log").ledger         # The state after event `end.seq`; only if that is not 0.
     writer = LogWriter(end, config=ledger.config, snapshot=..., ...)
 
 The new life begins with a segment of its own. Its head has the snapshot after the last whole event, and the
-number of the life. That head is what ends the life before: nothing is written to older segments. A segment
-without events has the name that the new one needs. So the new one replaces it, in one step, by renaming. If
-the old one told how its life ended, the new head repeats that.
+number of the life. That head ends the life before; nothing is written to older segments. If the last
+segment has no events, it has the name that the new segment needs. Then the new one replaces it by an atomic
+rename, and repeats in its head how the previous life ended, if the replaced segment said so.
 
 ==========================================  ======================  ==========================================
 the log ends with                           the new life            because
@@ -22,25 +22,25 @@ events, no last record; perhaps torn: a     cuts what is torn, and  nobody acted
 frame, a last record, pages of zeros        goes on                 written whole
 a segment without events; the head, which   replaces it, and goes   nobody acted on it; the state is in the
 may be torn, has nothing that its           on behind the last      new snapshot
-predecessor does not tell                   event
-a segment without events behind lost        replaces it, and goes   the gap is told, and the state behind it
+predecessor does not have                   event
+a segment without events behind lost        replaces it, and goes   the gap is known, and the state behind it
 events, its head whole                      on behind the gap       is in the snapshot
-- its head torn                             is refused              nobody knows the state behind the gap
+- its head torn                             is refused              the state behind the gap is unknown
 lost events, and nothing behind them        is refused              somebody may have acted on lost events
-the head of the only segment, torn, and it  is refused              nobody knows the state before it
+the head of the only segment, torn, and it  is refused              the state before it is unknown
 is not the first one
 damage, another schema, foreign bytes       is refused              a reader could not cross it
 ==========================================  ======================  ==========================================
 
-In the first two rows `EndedLog.seq` is 0. Damage in older segments shows when they are folded, before.
+In the first two rows `EndedLog.seq` is 0. Damage in older segments is found earlier, when they are folded.
 
-A process that continues may be killed at any step, too. Each step leaves a log of one of these rows:
+A process that continues a log may be killed at any step. After each step the log is in a row of this table:
 
 1. Unpublished segments are deleted. No reader sees them.
-2. What is torn is cut. A reader would cut it, too.
-3. The last segment's bytes are written once more, older segments are synced, and the new one is written and
-   synced under another name.
-4. It is renamed. Now the log ends with a segment without events.
+2. A torn end is cut, as a reader would cut it.
+3. The last segment's bytes are written once more, older segments are synced, and the new segment is written
+   and synced under a temporary name.
+4. The new segment is renamed. Now the log ends with a segment without events.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ from kvsm.errors import LogError, LogWriteFailed
 
 
 class EndedLog(NamedTuple):
-    """The end of a log that nobody writes, so that a `LogWriter` can go on behind it.
+    """The end of a log that no process writes. A `LogWriter` continues the log from it.
 
-    claimed: its directory.
+    claimed: the locked directory.
     seq: the last whole event; 0 if there is none, and the writer begins a new log.
-    life: the number of the life that comes.
+    life: the number of the next life.
     run: the id of the run; None if there is no event.
-    replaces: the last segment has no event. The next one takes its name.
+    replaces: whether the last segment has no event, so that the next one takes its name.
     torn: the unfinished end behind event `seq`, or None.
-    ended: how the last life ended, if the segment that is replaced says so.
+    ended: how the last life ended, if the replaced segment says so; or None.
     life_id: the id of the last life; empty if it has none.
     """
 
@@ -85,7 +85,7 @@ class EndedLog(NamedTuple):
 
 
 def new_log(directory: str | os.PathLike[str], durable: bool) -> EndedLog:
-    """Where a new log begins: in a directory that is made, if it is absent, and must be empty.
+    """Claim a directory for a new log. It is made if absent, and must be empty.
 
     Raises `LogError`.
     """
@@ -99,9 +99,9 @@ def new_log(directory: str | os.PathLike[str], durable: bool) -> EndedLog:
 
 
 def find_end(claimed: LogDirectory) -> EndedLog:
-    """Where a log ends, by the table above. It changes nothing. It reads the last segment, or the last two.
+    """Find the end of a log, by the table above. Reads the last one or two segments and changes nothing.
 
-    Raises `LogError` if no writer can go on: the text says why, for a person. Begin a log elsewhere then.
+    Raises `LogError` if no writer can continue the log: the text says why. Then begin a log elsewhere.
     """
     paths = segment_paths(claimed.path)
     if not paths:
@@ -123,7 +123,7 @@ def find_end(claimed: LogDirectory) -> EndedLog:
         assert last is not None
         return _behind(claimed, last.head, last.head.seq, replaces=True)
     reader, before = _read_from(claimed.path, paths[-2])
-    assert before is not None  # A head that is torn, with a segment behind it, is damage.
+    assert before is not None  # A torn head with a segment behind it raises `LogDamaged`.
     if last is None and reader.gaps:
         lost = (
             f"events {reader.gaps[0][0]} to {reader.gaps[0][1]} were lost, and the head behind them is torn"
@@ -138,7 +138,7 @@ def find_end(claimed: LogDirectory) -> EndedLog:
 
 
 def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> EndedLog:
-    """The end of a log behind event `seq`. head: of a segment of its last life."""
+    """Return the end of a log behind event `seq`. head: of a segment of its last life."""
     return EndedLog(claimed, seq, head.life + 1, head.run, life_id=head.life_id, **more)
 
 
@@ -168,7 +168,7 @@ def begin_life(
     snapshot: Callable[[], StateCopy],
     syncs: bool,
 ) -> None:
-    """Make the first segment of a life, behind what `end` says. syncs: whether all is durable then.
+    """Make the first segment of a life behind `end`. syncs: whether older segments and it are synced.
 
     Raises `LogError`.
     """
@@ -198,7 +198,7 @@ def begin_life(
 
 
 def _inherit(end: EndedLog, retention: Retention, syncs: bool) -> None:
-    """Note the older segments. Cut the torn end, and sync what perhaps nobody has synced."""
+    """Add the older segments to `retention`. Cut the torn end, and sync bytes that may not be synced yet."""
     paths = segment_paths(end.claimed.path)
     for path in paths:
         older = SegmentFile(end.claimed.path, first_event(path))
@@ -208,7 +208,7 @@ def _inherit(end: EndedLog, retention: Retention, syncs: bool) -> None:
                 older.cut(end.torn.offset)
             if syncs:
                 if path == paths[-1]:
-                    # An older one was synced before the next one began.
+                    # Older segments were synced before the next one began.
                     older.write_again()
                 older.sync()
         finally:

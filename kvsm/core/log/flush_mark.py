@@ -1,4 +1,4 @@
-"""Marks that record how far a log is written. A pool with a mark is never newer than its log."""
+"""Marks in pools that record how far the log is written, so that a pool is never newer than its log."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class FlushMark(Protocol):
 
 
 class LogBinding(NamedTuple):
-    """The binding of a life of a log to pools that outlive it.
+    """The binding of a life of a log to persistent pools.
 
-    life_id: random id of the life, `RUN_BYTES` bytes; empty: it is bound to none.
-    marks: of the pools. Each is set before `LogWriter.flush` returns.
+    life_id: random id of the life, `RUN_BYTES` bytes; empty: bound to no pool.
+    marks: the marks of the pools. Each is set before `LogWriter.flush` returns.
     """
 
     life_id: bytes = b""

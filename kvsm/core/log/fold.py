@@ -1,8 +1,8 @@
 """Rebuilding a ledger from a log: all of it, or up to an event or a step.
 
-A whole replay folds every event that is kept. For the state at one point the fold starts from the nearest
-snapshot before it. Both stream: one frame of events is in memory at a time. An entry is one slot named in one
-event.
+A whole replay folds every event that is kept. To get the state at one point, the fold starts from the nearest
+snapshot before that point. Both stream: one frame of events is in memory at a time. An "entry" is one slot
+named in one event.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvsm.states import machines_digest
 
 
 class Rebuilt(NamedTuple):
-    """A ledger, and the number of events and entries that were folded, from event `first` on."""
+    """A rebuilt ledger, and how many events and entries were folded, from event `first` on."""
 
     ledger: Ledger
     first: int
@@ -39,16 +39,17 @@ class Rebuilt(NamedTuple):
 
 
 class LogCondition(msgspec.Struct, frozen=True):
-    """What a reader found out about a log besides its events.
+    """The state of a log besides its events, as a reader found it.
 
-    torn: its unfinished end, which was cut. A crash leaves one, so it is legal.
-    broken_from: the first event that a failed write lost.
-    gaps: (first, last) of the events that are missing before the log goes on.
-    other_machines: other machine tables wrote it, so a fold may give another state than there was.
-    end: how it ends.
-    error: the error with which it was closed, or None.
-    missing: (first, last) of the events in the oldest segments, if these were deleted but not by retention.
-    stopped_by: the signal that asked the process to end, if it did not close the log; empty if none is known.
+    torn: the unfinished end that was cut, or None. A crash leaves one, so it is legal.
+    broken_from: the first event that a failed write lost, or None.
+    gaps: (first, last) lost events of each gap after which the log continues.
+    other_machines: a kvsm with other state machine tables wrote the log, so a fold may give another state
+        than the live one.
+    end: how the log ends.
+    error: the error with which the log was closed, or None.
+    missing: (first, last) events of the oldest segments, if these were deleted but not by retention; or None.
+    stopped_by: the signal that asked the process to end before it closed the log; empty if none is recorded.
     """
 
     torn: Torn | None
@@ -62,11 +63,11 @@ class LogCondition(msgspec.Struct, frozen=True):
 
     @property
     def complete(self) -> bool:
-        """Whether no event was lost before the end."""
+        """Whether no event before the end of the log is missing."""
         return self.broken_from is None and not self.gaps and self.missing is None
 
     def notes(self) -> list[str]:
-        """What a person must know, a line each."""
+        """Return messages for the user, one line each."""
         notes = []
         if self.torn is not None:
             torn = self.torn
@@ -86,7 +87,7 @@ class LogCondition(msgspec.Struct, frozen=True):
         return notes
 
     def _end_notes(self) -> list[str]:
-        """What the end of the log tells, unless a torn end or a broken mark has told it."""
+        """Return the messages about the end of the log that `notes` has not given yet."""
         if self.end is LogEnd.STOPPED:
             return [f"the log was closed after an error: {self.error}"]
         if self.end is LogEnd.BROKEN and self.gaps:
@@ -102,7 +103,7 @@ class LogCondition(msgspec.Struct, frozen=True):
 
 
 def condition_of(reader: LogReader) -> LogCondition:
-    """The condition of the part of a log that was read."""
+    """Return the condition of the part of a log that was read."""
     condition = LogCondition(
         reader.torn,
         reader.broken_from,
@@ -116,13 +117,13 @@ def condition_of(reader: LogReader) -> LogCondition:
 
 
 def with_stop(condition: LogCondition, directory: Path) -> LogCondition:
-    """The same, with the signal that asked the process to end: it may come after the last event was read."""
+    """Read `stopped_by` again: the signal may come after the last event was read."""
     name = stopped_by(directory) if condition.end is LogEnd.OPEN else ""
     return msgspec.structs.replace(condition, stopped_by=name)
 
 
 def entries(events: Iterable[OffloadingEvent]) -> int:
-    """Number of entries in these events: one for each slot that an event names."""
+    """The number of entries in these events: one for each slot that an event names."""
     named = 0
     for event in events:
         if type(event) in _SLOT_FIELDS:
@@ -140,10 +141,10 @@ _SLOT_FIELDS = {
 
 
 def opening(segment: Segment) -> Ledger:
-    """The ledger with which a segment begins.
+    """Return the ledger at the beginning of a segment.
 
     Admit the segment first (`Trust.admit`). Raises `LogDamaged` if its snapshot is not the state before its
-    first event. The state may still break a property: `go_on` refuses that.
+    first event. The state may still violate a property: `go_on` refuses that.
     """
     head = segment.head
     if not head.snapshot and not head.seq:
@@ -158,13 +159,13 @@ def opening(segment: Segment) -> Ledger:
 
 
 def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
-    """The ledger to which a segment's events are applied.
+    """Return the ledger to which a segment's events are applied.
 
-    ledger: after the segment before it; None for the first one. If that was read while it was written, it may
-        be beyond the first events of this one.
+    ledger: the state after the previous segment; None for the first segment. When following a live log, it
+        may already include the first events of this segment.
 
-    Raises `LogDamaged` if the snapshot in the head is not what the fold gives or, at the start and after a
-    gap, if it breaks a property.
+    Raises `LogDamaged` if the snapshot in the head differs from the folded state or, at the start and after a
+    gap, if it violates a property.
     """
     trust.admit(segment)
     if ledger is not None and segment.gap is None:
@@ -178,8 +179,10 @@ def go_on(ledger: Ledger | None, segment: Segment, trust: Trust) -> Ledger:
 
 
 def gathered(segment: Segment) -> Iterator[list[OffloadingEvent]]:
-    """The events of a segment as `Segment.batches` has them, small frames together. Where reading ends in an
-    error, the events before it come first."""
+    """Yield the events of a segment in batches of 256 or more: `Segment.batches` with small frames joined.
+
+    If reading fails, the events before the error are yielded first.
+    """
     events: list[OffloadingEvent] = []
     try:
         for batch in segment.batches():
@@ -211,15 +214,15 @@ def rebuild(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
 ) -> Rebuilt:
-    """The ledger after the last event; after event `seq`; or at the end of engine step `step`.
+    """Rebuild the ledger after the last event, after event `seq`, or at the end of engine step `step`.
 
-    since: fold only from the segment on that has this event, to the last event. If it is not kept, from the
-        oldest segment on.
+    since: start the fold at the segment that has this event, and fold to the last event. If the event is no
+        longer kept, start at the oldest segment.
     allow_policies, max_slots: as in `Trust`.
 
     Raises `LogError` if there is no such point in the log, or if the log claims more than is allowed;
     `LogDamaged` for damage before that point; and `IllegalTransition` or `InvalidEvent` for an event that
-    cannot follow (`verify_log` tells more).
+    cannot follow (`verify_log` gives details).
     """
     if seq is not None and step is not None:
         raise ConfigError("give an event number or a step, not both")
@@ -244,7 +247,7 @@ def _rebuild(
     for segment in reader.segments(holding):
         ledger = go_on(ledger, segment, trust)
         first = first or ledger.seq + 1
-        # What lies behind the point is not read.
+        # Frames behind the requested point are not read.
         for batch in gathered(segment) if seq is None and step is None else segment.batches():
             wanted = batch if seq is None and step is None else _up_to(batch, seq, step)
             ledger.apply_all(wanted)
@@ -268,7 +271,7 @@ def _up_to(batch: list[OffloadingEvent], seq: int | None, step: int | None) -> l
 
 
 def _segment_of_step(reader: LogReader, step: int) -> int | None:
-    """An event of the last segment that begins in step `step` or before. None: start with the oldest."""
+    """Return the first event of the last segment that begins in step `step` or earlier, or None."""
     holding = None
     for segment in reader.segments():
         if _first_step(segment) > step:
@@ -278,7 +281,7 @@ def _segment_of_step(reader: LogReader, step: int) -> int | None:
 
 
 def _first_step(segment: Segment) -> int:
-    """The engine step in which a segment begins."""
+    """Return the engine step in which a segment begins."""
     try:
         return saved_step(segment.head.snapshot) if segment.head.snapshot else 0
     except msgspec.MsgspecError as error:
@@ -286,7 +289,7 @@ def _first_step(segment: Segment) -> int:
 
 
 def _reached(reader: LogReader, ledger: Ledger, stopped: bool, seq: int | None, step: int | None) -> None:
-    """Raise unless the point asked for is in the log."""
+    """Raise `LogError` unless the requested event or step is in the log."""
     if seq is not None and ledger.seq != seq:
         for first, last in reader.gaps:
             if first <= seq <= last:
@@ -307,7 +310,7 @@ class Moment(NamedTuple):
 
 
 def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
-    """All events of a log in order. Apply each event to its ledger before you ask for the next.
+    """Yield all events of a log in order. Apply each event to its ledger before you take the next one.
 
     After a gap the ledger is a new one, restored from the next segment's snapshot. Raises as `rebuild` does.
     """
@@ -323,7 +326,7 @@ def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
                 yield segment, event
 
     for (segment, event), following in _with_next(stream()):
-        while current is not segment:  # A segment may be without events.
+        while current is not segment:  # Segments without events are passed here.
             current = opened.popleft()
             ledger = go_on(ledger, current, trust)
         assert ledger is not None
@@ -334,7 +337,7 @@ def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
 
 
 def refuse_malformed(event: OffloadingEvent) -> None:
-    """Raises `InvalidEvent` if a batch of ids in the event is not what `kvsm.ids.pack` makes."""
+    """Raise `InvalidEvent` if a batch of ids in the event is not in the form that `kvsm.ids.pack` writes."""
     for field in _ID_FIELDS[type(event)]:
         ids = getattr(event, field)
         if type(ids) is not tuple:
@@ -354,7 +357,7 @@ _ID_FIELDS = {
 def _with_next(
     stream: Iterator[tuple[Segment, OffloadingEvent]],
 ) -> Iterator[tuple[tuple[Segment, OffloadingEvent], tuple[Segment, OffloadingEvent] | None]]:
-    """Each item with its successor. If the stream ends in an error, the last item comes before the error."""
+    """Yield each item with its successor or None. If the stream raises, the last item is yielded first."""
     previous = None
     while True:
         try:

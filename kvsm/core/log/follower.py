@@ -2,14 +2,14 @@
 
     follower = LogFollower("log")
     while not follower.closed:
-        for news in follower.poll():  # What was written since the last poll, at once; then it ends.
+        for news in follower.poll():  # Events written since the last poll. It does not wait for more.
             ...
         time.sleep(0.2)
 
-A log that is written changes under its reader: the last frame is unfinished, a segment is completed and the
-next one begins, retention (`max_bytes`) deletes the oldest segment, perhaps before it was read, and the
-writer dies. A follower takes an unfinished end for "not yet". A dead writer and an idle one look the same to
-it: nothing comes. If another writer goes on with the log, then its events come, also after a closed end.
+A live log changes under its reader: the last frame is unfinished, a segment is completed and the next one
+begins, retention (`max_bytes`) deletes the oldest segment, perhaps before it was read, and the writer dies. A
+follower treats an unfinished end as not written yet. It cannot tell a dead writer from an idle one. If
+another writer continues the log, the follower yields its events, even after a closed end.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from kvsm.events import OffloadingEvent
 
 
 class News(NamedTuple):
-    """Events that were written since the last poll, of one segment, in order.
+    """Events of one segment, in order, written since the last poll.
 
-    The first news of a segment have no events: they bring its head. If `segment.gap` is not None, the events
-    of the gap cannot be read. Then only the snapshot in the head has the state before the events that come.
+    The first `News` of a segment has no events: it announces the segment and its head. If `segment.gap` is
+    not None, the events of the gap cannot be read; only the snapshot in the head has the state behind it.
     """
 
     segment: Segment
@@ -37,9 +37,9 @@ class News(NamedTuple):
 
 
 class LogFollower(LogReader):
-    """A log that may still be written, read as it grows. The attributes of `LogReader` tell how it ends now.
+    """Reads a log while it grows. The attributes of `LogReader` describe its current end.
 
-    overtaken: (first, last) of the events that retention deleted before they were read, each time.
+    overtaken: (first, last) events of each range that retention deleted before it was read.
     """
 
     def __init__(self, directory: str | os.PathLike[str], holding: int | None = None) -> None:
@@ -54,17 +54,17 @@ class LogFollower(LogReader):
 
     @property
     def closed(self) -> bool:
-        """Whether the engine has closed the log. Nothing follows, unless another engine goes on with it."""
+        """Whether the engine has closed the log. No events follow, unless another engine continues it."""
         return self.end in (LogEnd.CLOSED, LogEnd.STOPPED)
 
     def poll(self) -> Iterator[News]:
-        """What was written since the last call. It ends when all of this was read; call again later.
+        """Yield what was written since the last call, without waiting for more. Call it again later.
 
-        Raises `LogDamaged` for wrong bytes, and `LogError` if the log was deleted or replaced. It raises
-        `EventsTakenBack` if its writer has lost events that were read: a sync failed after they were written.
+        Raises `LogDamaged` for wrong bytes, and `LogError` if the log was deleted or replaced. Raises
+        `EventsTakenBack` if the writer has lost events that were read: a sync failed after they were written.
         """
         while True:
-            # Ask before reading the segment: a segment that has a successor is complete.
+            # Look for it before reading: a segment that has a successor is complete.
             successor = next((later for later in self._paths() if later > self._path), None)
             try:
                 yield from self._news(successor)
@@ -94,9 +94,10 @@ class LogFollower(LogReader):
             yield News(self._segment, batch)
 
     def _overtake(self) -> tuple[Path, tuple[int, int] | None]:
-        """Where to go on, and the gap before that, if the segment is not the one that was opened.
+        """Return where to continue if the current segment was deleted or replaced, and the gap before.
 
-        It is the oldest segment that is left; or the same one, if another writer replaced it without events.
+        This is the oldest segment that is left; or the same path, if the segment had no events when another
+        writer replaced it.
         """
         oldest, *_ = paths = self._paths()
         if self._path in paths and self._last_read == first_event(self._path) - 1:
@@ -110,7 +111,7 @@ class LogFollower(LogReader):
         return oldest, self.overtaken[-1]
 
     def _note_end_so_far(self) -> None:
-        """Note how the log ends now. What looks torn may be a record that is being written."""
+        """Set the attributes for the current end. A torn end may be a record that is being written."""
         if self._segment is None:
             self.end, self.error = LogEnd.OPEN, None
             return

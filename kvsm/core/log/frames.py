@@ -1,7 +1,7 @@
-"""The bytes of a log: what a segment is made of, and how to judge bytes that are missing or wrong.
+"""The byte format of a log: the parts of a segment, and how missing or wrong bytes are judged.
 
-A segment is a preamble, a head frame, frames of events and, where a life ends well, a tail frame. All
-integers are little endian.
+A segment is a preamble, a head frame, event frames and, if the writer closed the log here, a tail frame.
+All integers are little endian.
 
 =============  =======================================================================================
 preamble       magic (8 bytes), schema version (4), CRC of both (4), mark (12)
@@ -14,30 +14,30 @@ payload        one msgpack value, perhaps compressed, and the byte `END`. Events
                stream (`event_stream.py`)
 =============  =======================================================================================
 
-A frame holds the events of one flush: to encode a list costs a third of encoding its events one by one. The
+A frame holds the events of one flush: encoding a list costs a third of encoding its events one by one. The
 header has its own CRC, so a damaged length is never followed. This CRC covers the payload's CRC, so header
 and payload belong together. `END` is not zero, so an intact frame never ends in zeros.
 
-The run mark is the CRC of the run id and the life in the segment's head. So a frame of another run, or of
-another life, is refused, and a search for frames behind damage knows what to look for. `synced` says up to
-which byte the segment had been synced when the frame was written; 0 if nothing had been.
+The run mark is the CRC of the run id and the life in the segment's head. So a frame of another run or
+life is refused, and a search for frames behind damage has a pattern to look for. `synced` is the number of
+bytes at the start of the segment that had been synced when the frame was written.
 
-The tail frame says with which error the life ended. It has the number of the next event.
+The tail frame holds the error that ended the life, or none. Its header has the number of the next event.
 
-A segment ends where the next one begins: its name is the number of its first event. A large snapshot takes
-the next segment some time to open, and meanwhile events go to the segment before it. They are written to the
-new one, too, before it gets its name. So the same events may stand in both, and readers take them from the
-later one.
+A segment is named after its first event, and ends where the next segment begins. Opening a segment with a
+large snapshot takes time, and meanwhile events go to the segment before it. They are also written to the new
+segment before it gets its name. So both segments may hold the same events; readers take them from the later
+one.
 
-A segment is complete if another segment follows, or if it has a mark. Then each of its bytes is there, up to
-the first event of the next one. The last segment of a log that was not closed may end anywhere. Its bytes are
-whole up to the last sync, and a power loss may leave anything behind that.
+A segment is complete if another segment follows, or if it has a mark. Then every byte must be there, up to
+the first event of the next segment. The last segment of a log that was not closed may end anywhere. Its bytes
+are intact up to the last sync; after a power loss, the bytes behind that may be anything.
 
-A log may have several lives: a process goes on with the log of one that has ended. A segment whose head names
-a later life begins it, and ends the life before, however that was left. Event numbers have no gap there, so
-nothing can be missing between two lives. `continued.py` says how a log is continued.
+A log may have several lives: each process that continues the log begins a new life. A segment whose head
+names a later life begins that life and ends the life before, with or without a tail frame. Event numbers
+have no gap there, so no event can be missing between two lives. `continued.py` says how a log is continued.
 
-The first row that fits says what is at the place where a frame begins:
+The first row that matches gives the verdict on the bytes where a frame should begin:
 
 ==================================================  ==================================================
 bytes                                               verdict
@@ -50,16 +50,16 @@ anything else, in the head of a segment             torn if the file ends in it,
                                                     otherwise damaged: it was synced before it had a name
 anything else, and a later frame was written when   damaged
 this place had been synced
-anything else                                       torn: nobody promised these bytes
+anything else                                       torn: no sync covered these bytes
 ==================================================  ==================================================
 
 A torn end is cut. So after a power loss all events up to the last sync are read. With durability `none`
 nothing is promised then: the log may be torn anywhere, because no frame proves anything, or read as damaged.
 
-What a file claims is believed only as far as the file can hold it. A payload fits into the file. What it
-decompresses to has at most 1 MiB and 32 times its bytes (`content_limit`). The writer stores as it is what
-would shrink more. A reader holds one frame, and its Python objects take at most 30 times that size; and the
-last `WINDOW_BYTES` of a compressed segment.
+Sizes that a file claims are limited by the size of the file. A payload must fit into the file. Decompressed,
+it has at most 1 MiB plus 32 times its compressed size (`content_limit`); the writer stores content that would
+shrink more uncompressed. A reader holds one frame, whose Python objects take at most 30 times its size, and
+the last `WINDOW_BYTES` of a compressed segment.
 """
 
 from __future__ import annotations
@@ -102,14 +102,14 @@ PREAMBLE_BYTES = MARK_OFFSET + MARK.size
 HEADER = Struct("<IIHHQQII")
 _HEADER_COVERED = HEADER.size - 4
 _CLAIMS, _CLAIMS_OFFSET = Struct("<QQ"), 12
-"""The first event and the synced place in a frame header."""
+"""The fields first event and `synced` of a frame header."""
 
 _NO_BYTES, _BYTES = b"\xc4\x00", Struct(">BI")
-"""How msgpack writes a field of no bytes, and how a field of up to 4 GiB begins."""
+"""An empty bytes field in msgpack, and the header of a bytes field of up to 4 GiB."""
 
 _CHUNK_BYTES = 1 << 18
 _HOLES_BYTES = 256 << 20
-"""So much may a payload have that the file system stores as holes: pages of zeros."""
+"""The most bytes of a payload that may lie in holes of the file (pages of zeros that take no disk space)."""
 
 _T = TypeVar("_T")
 _ENCODER = msgspec.msgpack.Encoder()
@@ -118,8 +118,8 @@ _ENCODER = msgspec.msgpack.Encoder()
 class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
     """Last record of a life.
 
-    error: the error that ended it; None if it was closed without one.
-    oldest: the first event that the log keeps in the end.
+    error: the error that ended the life; None if the log was closed without one.
+    oldest: the oldest event that retention still kept when the life ended.
     """
 
     error: str | None = None
@@ -127,21 +127,22 @@ class SegmentTail(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
-    """First record of a segment: what it takes to read it without the segments before it.
+    """First record of a segment. With it, the segment can be read without the segments before it.
 
     schema: version of the records.
-    machines: digest of the tables that wrote them.
+    machines: digest of the state machine tables of the kvsm that wrote the records.
     seq: the last event before this segment; 0 if there is none.
     created_ns: Unix time (ns).
     run: id of the run that wrote the log (16 bytes): the same in all its segments.
-    oldest: the first event that the log keeps while this segment is written. Retention deletes what is older.
+    oldest: the oldest event that the log keeps while this segment is written. Retention deletes older ones.
     life: number of the process that writes the log, from 1 on. A process that continues the log has a
-        larger one.
-    ended: how the life before ended, if it said so in a segment without events, which this one has replaced.
-    snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`. It
-        is written in pieces.
-    life_id: random id of the life (16 bytes), which tells it from another life of its number; empty if the
-        log speaks of no pools that are kept.
+        larger number.
+    ended: the tail of the previous life, if it was in a segment without events that this segment has
+        replaced; otherwise None.
+    snapshot: the ledger after event `seq`; empty in the first segment, whose first event is `LogOpened`.
+        `FrameEncoder.head` takes it in pieces.
+    life_id: random id of the life (16 bytes), which distinguishes lives with the same number. Empty if the
+        log is bound to no persistent pool.
     """
 
     schema: int
@@ -163,7 +164,7 @@ _TAIL = msgspec.msgpack.Decoder(SegmentTail)
 
 
 class Frame(NamedTuple):
-    """A frame that was read. `end` is the offset of the byte after it, `header` has its checksums."""
+    """A frame that was read. `end` is the offset of the byte after it, `header` the bytes of its header."""
 
     run_mark: int
     flags: int
@@ -177,7 +178,7 @@ class Frame(NamedTuple):
 class Torn(msgspec.Struct, frozen=True):
     """The unfinished end of a log: from byte `offset` of `path`, `bytes_cut` bytes are not read.
 
-    seq: the first event that is missing, if it was ever written.
+    seq: number of the first event that may have been lost there.
     """
 
     path: str
@@ -187,12 +188,12 @@ class Torn(msgspec.Struct, frozen=True):
 
 
 def segment_path(directory: Path, first: int) -> Path:
-    """The file of the segment whose first event is `first`. Names sort by event number."""
+    """Return the path of the segment whose first event is `first`. Names sort by event number."""
     return directory / f"{first:020d}.kvsm"
 
 
 def segment_paths(directory: Path) -> list[Path]:
-    """The segments of a directory, in order; other files are ignored. Raises `LogError`."""
+    """Return the segments of a directory, in order. Other files are ignored. Raises `LogError`."""
     try:
         paths = sorted(path for path in directory.iterdir() if path.suffix == ".kvsm")
     except FileNotFoundError as error:
@@ -208,28 +209,28 @@ def segment_paths(directory: Path) -> list[Path]:
 
 
 def first_event(path: Path) -> int:
-    """The event number in a segment's name."""
+    """Return the number of a segment's first event, from its name."""
     return int(path.stem)
 
 
 def encode_preamble() -> bytes:
-    """The first bytes of a segment, not marked as broken."""
+    """Return the preamble of a segment, with no mark."""
     covered = PREAMBLE.pack(MAGIC, SCHEMA_VERSION, 0)[:-4]
     return covered + crc32(covered).to_bytes(4, "little") + bytes(MARK.size)
 
 
 def encode_mark(number: int) -> bytes:
-    """The mark of a segment: its first lost event, or `CLOSED`."""
+    """Encode the mark of a segment. number: the first lost event, or `CLOSED`."""
     return MARK.pack(number, crc32(number.to_bytes(8, "little")))
 
 
 def run_mark(run: bytes, life: int = 1) -> int:
-    """What the header of each frame of a life begins with. No two lives of a run have the same."""
+    """Return the run mark: each frame header of a life begins with it. It differs between lives of a run."""
     return crc32(run, life - 1)
 
 
 def content_limit(length: int) -> int:
-    """The most bytes that a compressed payload of `length` bytes may stand for."""
+    """Return the most bytes that a compressed payload of `length` bytes may decompress to."""
     return (1 << 20) + 32 * length
 
 
@@ -237,10 +238,10 @@ class FrameEncoder:
     """Turns events, heads and tails into frames.
 
     run: id of the run (16 bytes).
-    compress: with zstd.
+    compress: whether to compress with zstd.
     life: the number of the life.
 
-    Each method takes `synced`: up to which byte the segment has been synced.
+    synced (a parameter of `events` and `tail`): the number of bytes of the segment that have been synced.
     """
 
     def __init__(self, run: bytes, compress: bool, life: int = 1) -> None:
@@ -249,12 +250,12 @@ class FrameEncoder:
         self._stream = EventCompressor() if compress else None
 
     def begin_stream(self) -> None:
-        """The next frame of events refers to none before it."""
+        """Make the next event frame decompressible without the frames before it."""
         if self._stream is not None:
             self._stream.restart()
 
     def events(self, events: Sequence[OffloadingEvent], synced: int) -> bytes:
-        """One frame of consecutive events. The next frame may refer to it only if `keep` is called."""
+        """Encode consecutive events as one frame. The next frame may refer to it only if `keep` is called."""
         content, flags = _ENCODER.encode(events), 0
         if self._stream is not None:
             packed, is_fresh = self._stream.compress(content)
@@ -265,15 +266,15 @@ class FrameEncoder:
         return b"".join(self._framed([content], flags, len(events), events[0].seq, synced))
 
     def keep(self) -> None:
-        """The last frame of `events` is sure to be written. Call it once."""
+        """Note that the last frame returned by `events` will be written. Call this once for a frame."""
         if self._stream is not None:
             self._stream.keep()
 
     def head(self, head: SegmentHead, snapshot: Sequence[bytes] = ()) -> list[bytes]:
-        """The first frame of a segment, in pieces.
+        """Encode the first frame of a segment, in pieces.
 
-        head: without its snapshot.
-        snapshot: in pieces. They are written as they are.
+        head: with an empty `snapshot`.
+        snapshot: its encoded bytes, in pieces.
         """
         size = sum(map(len, snapshot))
         _check_length(size, head.seq + 1)
@@ -282,16 +283,16 @@ class FrameEncoder:
         return self._frame([fields, *snapshot, life_id], HEAD, 0, head.seq + 1, 0)
 
     def most_head_bytes(self, head: SegmentHead) -> int:
-        """The most bytes that `head` returns, beside the snapshot's own. The head may not shrink: how well it
-        is compressed depends on the snapshot behind it."""
+        """Return the most bytes that `head` returns, without the snapshot. Compression is ignored: its effect
+        depends on the snapshot."""
         return HEADER.size + len(_ENCODER.encode(head)) - len(_NO_BYTES) + _BYTES.size + len(END)
 
     def tail(self, tail: SegmentTail, following: int, synced: int) -> bytes:
-        """The last frame of a life. following: the number of the next event."""
+        """Encode the last frame of a life. following: the number of the next event."""
         return b"".join(self._frame([_ENCODER.encode(tail)], TAIL, 0, following, synced))
 
     def _frame(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
-        """A frame in pieces, compressed if it shrinks."""
+        """Return a frame in pieces, compressed if that makes it smaller."""
         if self._compressor is not None:
             compressed = _compressed(self._compressor, payload)
             if _size_of(compressed) < _size_of(payload) <= content_limit(_size_of(compressed)):
@@ -299,7 +300,7 @@ class FrameEncoder:
         return self._framed(payload, flags, count, first, synced)
 
     def _framed(self, payload: list[bytes], flags: int, count: int, first: int, synced: int) -> list[bytes]:
-        """A frame in pieces. Only pieces of the payload may be large."""
+        """Return a frame in pieces: header, payload as given, and `END`."""
         length = _size_of(payload) + len(END)
         _check_length(length, first)
         payload_crc = crc32(END, reduce(lambda crc, piece: crc32(piece, crc), payload, 0))
@@ -327,9 +328,9 @@ def _with_crc(header: bytes) -> bytes:
 
 
 def copied(frames: bytes) -> bytes:
-    """The whole frames at the beginning of these bytes, for another segment of this life.
+    """Copy the whole frames at the beginning of these bytes, for another segment of the same life.
 
-    Nothing of that segment has been synced yet, and so they say.
+    The copies have `synced` 0, because no byte of that segment has been synced yet.
     """
     copy, begin = bytearray(frames), 0
     while begin + HEADER.size <= len(copy):
@@ -344,7 +345,10 @@ def copied(frames: bytes) -> bytes:
 
 
 def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
-    """Check a segment's first bytes. Raises `LogDamaged`, or `LogError` if the schema is unknown."""
+    """Check a segment's preamble. Returns `Torn` if it was never written completely.
+
+    Raises `LogDamaged`, or `LogError` if the schema is unknown.
+    """
     fixed = file.read(MARK_OFFSET)
     if len(fixed) < MARK_OFFSET or (crc32(fixed[:-4]) != int.from_bytes(fixed[-4:], "little")):
         return _never_written(
@@ -362,13 +366,16 @@ def read_preamble(file: BinaryIO, path: str, seq: int) -> Torn | None:
 
 
 def has_mark(file: BinaryIO) -> bool:
-    """Whether a segment has a mark, so that each of its bytes must be there. Moves the file's position."""
+    """Whether a segment has a mark; then every byte of it must be there. Moves the file's position."""
     file.seek(MARK_OFFSET)
     return any(file.read(MARK.size))
 
 
 def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
-    """The first event lost after this segment, or `CLOSED`; None if it has no mark. Raises `LogDamaged`."""
+    """Return the first event lost after this segment, or `CLOSED`; None if there is no mark.
+
+    Raises `LogDamaged`.
+    """
     file.seek(MARK_OFFSET)
     data = file.read(MARK.size)
     if not any(data):
@@ -380,10 +387,11 @@ def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
 
 
 class FrameReader:
-    """Reads the frames of a segment, and judges what is no frame by the table at the top of the file.
+    """Reads the frames of a segment. Judges other bytes by the table at the top of the file.
 
-    run_mark: what each frame's header must begin with; None for the head frame, which tells the run and life.
-    complete: whether each byte of the segment must be there.
+    run_mark: the mark with which each frame header must begin; None to read the head frame, which names the
+        run and life.
+    complete: whether every byte of the segment must be there.
     """
 
     def __init__(self, file: BinaryIO, path: str, run_mark: int | None, complete: bool) -> None:
@@ -391,9 +399,11 @@ class FrameReader:
         self._size = _size(file)
 
     def read(self, offset: int, seq: int) -> Frame | Torn | None:
-        """Read the frame at `offset`, the file's position; None at its end, but the head must be there.
+        """Read the frame at `offset`, which must be the file's position.
 
-        seq: the first event that this frame must have.
+        Returns None at the end of the file, and `Torn` for an unfinished end or a missing head.
+
+        seq: number of the frame's first event.
 
         Raises `LogDamaged`.
         """
@@ -411,7 +421,7 @@ class FrameReader:
             return self._unreadable(offset, seq, header, HEADER.size, reason)
         end = offset + HEADER.size + length
         if end > self._size or length > _HOLES_BYTES:
-            status = os.fstat(file.fileno())  # A writer may have added bytes meanwhile.
+            status = os.fstat(file.fileno())  # A writer may have appended since `_size` was read.
             self._size = status.st_size
             if end > self._size:
                 return self._unreadable(offset, seq, b"", length, "the segment ends inside a frame")
@@ -427,12 +437,15 @@ class FrameReader:
         return Frame(mark, flags, count, first, payload, end, header)
 
     def end(self, offset: int, seq: int) -> Torn | None:
-        """None if the file ends at `offset`, its position, as it must behind a tail. Raises `LogDamaged`."""
+        """Return None if the file ends at `offset`, its position, as after a tail. Raises `LogDamaged`."""
         more = self._file.read(1)
         return self._unreadable(offset, seq, more, 1, "more bytes follow the last record") if more else None
 
     def _unreadable(self, offset: int, seq: int, part: bytes, size: int, reason: str) -> Torn:
-        """Judge the place `offset`, where a `part` of `size` bytes is no part of a frame."""
+        """Return `Torn` or raise `LogDamaged` for unreadable bytes at `offset`.
+
+        part: the bytes that were read, of `size` bytes that should be there.
+        """
         if self._complete:
             raise LogDamaged(self._path, offset, seq, reason)
         if self._run_mark is None:
@@ -442,16 +455,16 @@ class FrameReader:
         return _torn(self._file, self._path, offset, seq)
 
     def _was_synced(self, offset: int, seq: int, mark: int) -> bool:
-        """Whether a later frame of this segment was written when the byte at `offset` had been synced.
+        """Whether the header of a later frame of this segment says that the byte at `offset` had been synced.
 
-        A header with the right CRC tells it, whatever became of its payload.
+        A header with the right CRC is enough; its payload may be damaged.
         """
         pattern = mark.to_bytes(4, "little")
         for start, data in _written(self._file, offset):
             at = data.find(pattern)
             while 0 <= at <= len(data) - HEADER.size:
                 first, synced = _CLAIMS.unpack_from(data, at + _CLAIMS_OFFSET)
-                # The disk may show a block of an older segment here. Its events are older too.
+                # The disk may show a block of an older segment here. Its events are older than `seq`.
                 if first >= seq and offset < synced <= start + at:
                     header = data[at : at + HEADER.size]
                     if crc32(header[:_HEADER_COVERED]) == int.from_bytes(header[_HEADER_COVERED:], "little"):
@@ -461,7 +474,7 @@ class FrameReader:
 
 
 def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
-    """The head in a segment's first frame. Raises `LogDamaged`."""
+    """Decode the head in a segment's first frame. Raises `LogDamaged`."""
     if not frame.flags & HEAD:
         raise LogDamaged(path, offset, frame.first, "the segment does not open with its head")
     head = _decode(_HEAD, frame, path, offset)
@@ -479,18 +492,18 @@ def decode_head(frame: Frame, path: str, offset: int) -> SegmentHead:
 
 
 def decode_tail(frame: Frame, path: str, offset: int) -> SegmentTail:
-    """The tail in a segment's last frame. Raises `LogDamaged`."""
+    """Decode the tail in a segment's last frame. Raises `LogDamaged`."""
     return _decode(_TAIL, frame, path, offset)
 
 
 class EventDecoder:
-    """Turns the frames of a segment back into events: each frame once, in their order."""
+    """Decodes the event frames of a segment. Give it each frame once, in order."""
 
     def __init__(self) -> None:
         self._stream = EventDecompressor()
 
     def decode(self, frame: Frame, path: str, offset: int) -> list[OffloadingEvent]:
-        """The events of the next frame. Raises `LogDamaged`."""
+        """Decode the events of the next frame. Raises `LogDamaged`."""
         if frame.flags & HEAD:
             raise LogDamaged(path, offset, frame.first, "a second head inside the segment")
         events = _decoded(_EVENTS, self._content(frame, path, offset), frame, path, offset)
@@ -512,7 +525,7 @@ class EventDecoder:
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[_T], frame: Frame, path: str, offset: int) -> _T:
-    """The record of a head or a tail."""
+    """Decode the record of a head or tail frame."""
     content: bytes | memoryview = memoryview(frame.payload)[: -len(END)]
     if frame.flags & COMPRESSED:
         content = _decompressed(content, frame, path, offset)
@@ -530,7 +543,7 @@ def _decoded(
 
 
 def _decompressed(payload: bytes | memoryview, frame: Frame, path: str, offset: int) -> bytes:
-    """What a compressed payload stands for. Allocates no more than `content_limit`."""
+    """Decompress a payload. Allocates no more than `content_limit`."""
     try:
         size = zstandard.frame_content_size(payload)
         if 0 <= size <= content_limit(len(payload)):
@@ -549,10 +562,11 @@ def _torn(file: BinaryIO, path: str, offset: int, seq: int) -> Torn:
 def _never_written(
     file: BinaryIO, path: str, offset: int, seq: int, part: bytes, size: int, reason: str
 ) -> Torn:
-    """Judge a `part` of `size` bytes of a segment's opening. The file's position is the byte after it.
+    """Return `Torn` if a segment's preamble or head was never written completely; else raise `LogDamaged`.
 
-    Raises `LogDamaged` unless the file ends in it, or only zeros follow from inside it on: then these bytes
-    were never written.
+    part: the bytes that were read, of `size` bytes that should be there. The file's position is behind it.
+
+    That is so if the file ends inside it, or if `part` ends in a zero and only zeros follow.
     """
     if len(part) < size or (part[-1] == 0 and _only_zeros_left(file)):
         return _torn(file, path, offset, seq)
@@ -568,9 +582,9 @@ def _size(file: BinaryIO) -> int:
 
 
 def _written(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
-    """The bytes from `offset` on, each with its place. What the file system never wrote (holes) is left out.
+    """Yield the bytes from `offset` on in pieces, each with its offset. Holes of the file are skipped.
 
-    Two pieces overlap by the size of a header, so each header is whole in one of them.
+    Consecutive pieces overlap by the size of a header, so each header is whole in one piece.
     """
     descriptor = file.fileno()
     while True:
@@ -580,7 +594,7 @@ def _written(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
         except OSError as error:
             if error.errno == errno.ENXIO:  # No data from here on.
                 return
-            end = _size(file)  # This file system does not know its holes.
+            end = _size(file)  # This file system does not report holes.
         if offset >= end:
             return
         while offset < end:

@@ -1,9 +1,9 @@
-"""`LateLog`: stands where the log of a running engine belongs while the system refuses to begin it.
+"""`LateLog`: replaces the log of a running engine while the system refuses to create it.
 
 An engine that may continue without a log (`on_failure="continue"`) also starts without one: on a full disk, a
-read-only file system, a directory that belongs to another user. Its events are dropped and counted. Once in a
-while a flush tries to begin the log: the log then begins with a snapshot, so readers know the state, and a
-later process can continue from it.
+read-only file system, a directory that belongs to another user. Its events are dropped and counted. Every
+10 s a flush tries to begin the log. It then begins with a snapshot, so readers have the state, and a later
+process can continue it.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from kvsm.errors import LogError
 from kvsm.events import OffloadingEvent
 
 AGAIN_S = 10.0
-"""Between two attempts to begin the log (s)."""
+"""Time between two attempts to begin the log (s)."""
 
 
 def is_refused_by_system(error: LogError) -> bool:
-    """Whether the system refused what a log needs. False if another process has the log, and for a log or an
-    option that kvsm refuses."""
+    """Whether a system call for the log failed. False if another process has the log, or if kvsm refuses the
+    log or an option."""
     return isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, BlockingIOError)
 
 
 class LateLog:
     """Drops events until the log can begin; from then on it passes them to its writer.
 
-    directory: of the log that is wanted.
+    directory: where the log belongs.
     failure: why the log cannot be written now; None while it is written.
     begin: begins the log with the event of this number. Raises `LogError` while that is impossible.
     clock: monotonic time (s); public, so that a test can choose it.
@@ -49,11 +49,11 @@ class LateLog:
 
     @property
     def dropped(self) -> int:
-        """Events that were lost."""
+        """The number of events that were lost."""
         return self._dropped + (0 if self._writer is None else self._writer.dropped)
 
     def append(self, event: OffloadingEvent) -> None:
-        """Add the next event, or drop it."""
+        """Append the next event, or drop it if the log has not begun."""
         if self._writer is not None:
             self._writer.append(event)
             return

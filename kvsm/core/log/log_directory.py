@@ -1,4 +1,4 @@
-"""The directory of a log: made for its owner alone, durable by name, and locked by the one who writes."""
+"""The directory of a log: accessible to its owner only, with a durable name, and locked by the writer."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from kvsm.system.file_locks import DirectoryLock
 from kvsm.system.private_files import make_directory, sync_directory
 
 _NO_LOCKS = {errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP}
-"""How a file system says that it cannot lock a directory."""
+"""Error numbers by which a file system says that it cannot lock a directory."""
 
 
 WHAT_TO_DO = "make room there or make it writable, or name another directory"
-"""If the system refuses what a log needs."""
+"""Advice for error messages when a system call for the log fails."""
 
 
 class LogDirectory:
-    """A directory that belongs to one writer, from here to `close`: every other one is refused.
+    """A directory locked for one writer until `close`. Other writers are refused.
 
-    directory: made if absent, for its owner alone.
-    durable: sync the directories that hold its name.
+    directory: made if absent, accessible to its owner only.
+    durable: whether to sync the parent directories, which hold its name.
 
-    The kernel drops the lock when the process dies, however it dies. Some network file systems have no locks
-    for directories. There a new log can be written, and none can be continued: `why_unlocked` says so.
-    `spent` tells that a writer has begun here, or that it was closed: no other writer may begin then.
+    The kernel releases the lock whenever the process dies. Some network file systems cannot lock directories.
+    There a new log can be written, but no log can be continued; `why_unlocked` gives the reason.
+    `spent`: whether a writer has begun here, or `close` was called; then no other writer may begin.
 
     Raises `LogError` if the directory cannot be used. If another writer has it, the text names its process.
     """
@@ -66,13 +66,13 @@ class LogDirectory:
             )
 
     def require_empty(self, leftovers: bool = False) -> None:
-        """Raises `LogError` if anything is in the directory: a new log shares it with nothing.
+        """Raise `LogError` if anything is in the directory: a new log needs one of its own.
 
-        leftovers: what a dead writer has left may be there.
+        leftovers: whether files that a dead writer left (`leftovers`) are allowed.
         """
         try:
             expected = self.leftovers() if leftovers else []
-            found = next((one for one in sorted(self.path.iterdir()) if one not in expected), None)
+            found = next((path for path in sorted(self.path.iterdir()) if path not in expected), None)
         except OSError as error:
             raise LogError(f"{self.path}: no log can be started: {error}; {WHAT_TO_DO}") from error
         if found is not None:
@@ -81,26 +81,26 @@ class LogDirectory:
             raise LogError(f"{self.path}: {what}; each run writes to a new directory of its own")
 
     def leftovers(self) -> list[Path]:
-        """What a writer that died leaves beside its segments, and the next one deletes: segments that it was
-        making, and its mark of signals. Raises `OSError`."""
+        """Return the files that a dead writer left beside its segments: unpublished segments, and its mark of
+        signals. The next writer deletes them. Raises `OSError`."""
         pattern = f"[0-9]{{20}}[.]new|{NAME}"
         return [path for path in sorted(self.path.iterdir()) if re.fullmatch(pattern, path.name)]
 
     def hold(self) -> None:
-        """Make and lock the directory again if somebody has deleted or moved it. Raises `OSError`."""
+        """Make and lock the directory again if it was deleted or moved. Raises `OSError`."""
         make_private(self.path)
         if not self._locks or not self._locks[-1].holds(self.path):
             self._lock()
 
     def close(self) -> None:
-        """Let another writer have it. Idempotent."""
+        """Release the lock, so that another writer can take it. Idempotent."""
         self.spent = True
         for lock in self._locks:
             lock.close()
 
     def _lock(self) -> None:
         try:
-            # An older lock stays: the directory that was moved away still has our newest segment.
+            # Keep an older lock: the directory that was moved away still has our newest segment.
             self._locks.append(DirectoryLock(self.path))
         except OSError as error:
             if error.errno not in _NO_LOCKS:
@@ -109,19 +109,19 @@ class LogDirectory:
 
 
 def make_private(directory: Path) -> list[Path]:
-    """Make the directory and the parents that it lacks, for their owner alone. Returns what was made."""
+    """Make the directory and its missing parents, accessible to their owner only. Returns those made."""
     path = directory.absolute()
-    missing = list(takewhile(lambda one: not one.exists(), (path, *path.parents)))
-    for one in reversed(missing):
+    missing = list(takewhile(lambda parent: not parent.exists(), (path, *path.parents)))
+    for parent in reversed(missing):
         with suppress(FileExistsError):
-            make_directory(one)
+            make_directory(parent)
     return missing
 
 
 def _sync_names(directory: Path, made: list[Path]) -> None:
-    for one in made:
-        sync_directory(one.parent)
+    for path in made:
+        sync_directory(path.parent)
     if not made:
-        # Somebody may have made it a moment ago. But its parent may be closed to us, and then that is theirs.
+        # Another process may have just made it. We may lack access to the parent; then that process syncs it.
         with suppress(OSError):
             sync_directory(directory.absolute().parent)

@@ -2,16 +2,17 @@
 
 It takes several flushes, and the writer waits in none of them:
 
-1. The state after the last event is copied, some of it in each flush (`StateCopy`).
-2. A thread writes the head with this snapshot, and behind it the events that came meanwhile. It syncs them.
-3. More events have come since. The thread copies them too, until few are left.
-4. The writer copies these few, and gives the file its name. From then on events go to the new segment.
+1. Each flush copies a part of the state after the last event (`StateCopy`).
+2. A thread writes the head with this snapshot, then the events that were logged meanwhile. It syncs the file.
+3. The thread copies the events that were logged since, until few are left.
+4. The writer copies these few and gives the file its name. From then on events go to the new segment.
 
-Compressed events refer to none before the first of these (`event_stream.py`).
+The compression stream restarts at the new segment's first event, so no copied frame needs an older one
+(`event_stream.py`).
 
-Until the last step no reader knows of the file, and a process that dies loses nothing with it. Behind the
-last step the new segment has each event that the old one has from its first one on. What was durable in the
-old one is durable in the new one, too: a power loss may leave the new name, and then readers look there.
+Before step 4 no reader sees the file, and if the process dies, no event is lost with it. After step 4 the new
+segment has all events of the old segment from its own first event on. Events that were durable in the old
+segment are durable in the new one, because after a power loss readers may find the new name and read there.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ AT_ONCE_BYTES = 64 << 10
 """A snapshot of this size is written in less time than it takes to wake a thread."""
 
 _COPY_NS = 200_000
-"""How long a flush copies the state, and a piece more."""
+"""How long a flush copies the state (ns). It may exceed this by one piece."""
 
 _FEW_BYTES = 16 << 10
 """Events of this size are copied in a fraction of a millisecond."""
@@ -40,13 +41,13 @@ _PIECE_BYTES = 1 << 20
 
 
 class Opening:
-    """A segment that is made behind `place`. One thread makes all calls but `run`.
+    """A new segment that is made behind `place`. The writer's thread makes all calls but `run`.
 
-    segment: the new one.
-    thread: what takes long is done there.
+    segment: the new segment.
+    thread: runs `run`: writing the head, copying events, and syncing.
     waits: whether the writer waits for the disk. Then a small snapshot is written at once.
 
-    Each call may raise what keeps the segment from being made, an `OSError` most often.
+    Each call may raise the error that prevents the segment, mostly an `OSError`.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class Opening:
         self._maker, self._thread, self._waits = maker, thread, waits
         self._state: StateCopy | None = None
         self._begin = self._reached = place.offset
-        """Where it begins in the old segment, and up to where that has been copied (bytes)."""
+        """Offsets in the old segment (bytes): where the new one begins, and the end of what is copied."""
         self._goal = place
         self._head, self._event_bytes = maker.new_head(segment.first), 0
         self._snapshot: list[bytes] | None = None
@@ -69,20 +70,20 @@ class Opening:
         self._failure: Exception | None = None
 
     def begin(self, snapshot: Callable[[], StateCopy]) -> None:
-        """Make the file. snapshot: returns a copy of the state before its first event."""
+        """Make the file. snapshot: called for a copy of the state before the segment's first event."""
         self._maker.create(self.segment)
         self._state = snapshot()
 
     def overlap(self, place: WritePlace) -> int:
-        """How many bytes of events both segments will have."""
+        """The number of bytes of events that both segments will have."""
         return place.offset - self._begin
 
     def needs_sync(self) -> bool:
-        """Whether it waits until the old segment is durable up to where this one begins."""
+        """Whether it waits until the old segment is durable up to the beginning of the new one."""
         return self._maker.syncs and self._has_head and self._old.synced.offset < self._begin
 
     def forbids_sync(self) -> bool:
-        """Whether the old segment must not become more durable: this one is about to take its place."""
+        """Whether the old segment must not be synced: the new one, about to replace it, would be behind."""
         return self._has_head and not self.needs_sync()
 
     def go_on(self, place: WritePlace) -> bool:
@@ -104,7 +105,7 @@ class Opening:
         return False
 
     def complete(self, place: WritePlace) -> None:
-        """Take all steps but the last, and wait for them."""
+        """Do everything but `finish`, and wait for the thread."""
         while not self.go_on(place):
             self._thread.wait()
 
@@ -120,7 +121,7 @@ class Opening:
             self._maker.publish(self.segment)
 
     def give_up(self) -> None:
-        """Make no segment. Its file is gone then, unless this raises."""
+        """Abandon the segment and delete its file."""
         self._thread.wait()
         if self._state is not None:
             self._state.drop()
@@ -139,11 +140,11 @@ class Opening:
             self._failure = error
 
     def end(self) -> None:
-        """Behind `run`."""
+        """Note, in the writer's thread, that `run` has returned."""
         self._has_head = True
 
     def _take_snapshot(self) -> bool:
-        """Copy more of the state. Returns whether all of it is there, and there is room for it."""
+        """Copy more of the state. Once it is complete, make room for the head. Returns whether it is."""
         assert self._state is not None
         began = time.monotonic_ns()
         while not self._state.go_on():
@@ -156,11 +157,11 @@ class Opening:
         return True
 
     def _keeps_up(self) -> bool:
-        """Whether all that is durable in the old segment is durable in this one, or will be by `finish`."""
+        """Whether events durable in the old segment are durable in the new one, or will be by `finish`."""
         return self._waits or not self._maker.syncs or self._old.synced.seq <= self.segment.synced.seq
 
     def _copy_events(self) -> None:
-        """Copy the frames up to the goal."""
+        """Copy the frames up to `_goal` from the old segment."""
         size = _PIECE_BYTES
         while (left := self._goal.offset - self._reached) > 0:
             frames = copied(self._old.read(min(size, left), self._reached))

@@ -3,12 +3,12 @@
 A reader changes nothing on disk and holds one frame in memory. It yields the events that were written, in
 order and without gaps, and reports exceptions:
 
-- Bytes are not the bytes that were written: `LogDamaged`, with file, offset and event number.
+- Damage (bytes differ from what was written): `LogDamaged`, with file, offset and event number.
 - The end is torn, by a crash before a write was synced: it is cut, and `LogReader.torn` says where.
 - The log was not closed, or its first or last segments are missing: `LogReader.end` and
   `LogReader.missing`.
-- The log has several lives, because one process after another continued it: it reads as one log, and
-  `LogReader.lives` says where each life began, and how it ended.
+- The log has several lives, because another process continued it: it reads as one log, and
+  `LogReader.lives` says where each life began and how it ended.
 - A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. After a gap, only the next
   segment's snapshot has the state. So `segments()` yields that segment with its `gap`; `batches` and `events`
   raise `LogGap` there.
@@ -50,7 +50,7 @@ from kvsm.events import OffloadConfig, OffloadingEvent, Restarted
 
 
 class LogEnd(str, Enum):
-    """How a log ends, as far as it was read."""
+    """How the part of a log that was read ends."""
 
     NOT_REACHED = "not reached"
     """The reader has not reached the end."""
@@ -72,9 +72,9 @@ class LogLife(NamedTuple):
     """A life of a log: the events of one process, and how it ended.
 
     life: its number, from 1 on. A life that wrote no event leaves a gap in the numbers.
-    first, last: its events, as far as they are kept and were read.
-    end: as for a log. `OPEN` before the last life: the process was killed. `NOT_REACHED` if the end of this
-        life was not read.
+    first, last: the range of its events that are kept and were read.
+    end: how the life ended. `OPEN` for any life but the last means that its process was killed. `NOT_REACHED`
+        if the end of this life was not read.
     error: the error with which it was closed, or None.
     """
 
@@ -86,7 +86,7 @@ class LogLife(NamedTuple):
 
 
 class LogGap(LogError):
-    """A failed write lost the events `first` to `last`; the log goes on after them."""
+    """A failed write lost the events `first` to `last`; the log continues after them."""
 
     def __init__(self, directory: Path, first: int, last: int) -> None:
         self.first, self.last = first, last
@@ -100,11 +100,11 @@ _NO_TAIL = "the segment ends its life, but its last record is missing"
 
 
 class SegmentGone(LogError):
-    """A segment was deleted, or replaced, while the log was read."""
+    """A segment was deleted or replaced while the log was read."""
 
 
 class EventsTakenBack(LogError):
-    """The writer lost events that were read meanwhile: a sync failed after they were written."""
+    """The writer lost events that had already been read: a sync failed after they were written."""
 
 
 class Segment:
@@ -113,8 +113,8 @@ class Segment:
     path: its file.
     head: its first record.
     gap: the (first, last) events lost before it, or None.
-    torn: its unfinished end, or None; known when `batches` has ended.
-    tail: its last record, or None; known when `batches` has ended.
+    torn: its unfinished end, or None; valid once `batches` has ended.
+    tail: its tail record, or None; valid once `batches` has ended.
     ended: whether `batches` has ended.
     check_claim: called with the configuration of each `Restarted` event, before the event is returned. It may
         raise. None: no check, for readers that do not fold the events. `Trust.admit` sets it.
@@ -132,8 +132,8 @@ class Segment:
         successor: int | None,
         seen: int = 0,
     ) -> None:
-        """offset: of the first events (bytes). header: of the head frame, with its checksums. seen: the last
-        event that was read in the segment before."""
+        """offset: of the first event frame (bytes). header: header of the head frame (bytes). seen: the last
+        event that was read from the previous segment."""
         self.path, self.head, self.gap, self.successor, self._seen = path, head, gap, successor, seen
         self.torn: Torn | None = None
         self.tail: SegmentTail | None = None
@@ -148,7 +148,7 @@ class Segment:
 
     @property
     def last(self) -> int:
-        """The last event that was read, or the last one before the segment."""
+        """The last event that was read; at first, the last event before the segment."""
         return self._next - 1
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
@@ -170,24 +170,23 @@ class Segment:
                                 self.check_claim(event.config)
                     yield events
             if not self._goes_on():
-                # Here is a tail, or events that the next segment has too, or bytes that were never synced.
+                # A tail, events that the next segment has too, or bytes that were never synced may follow.
                 self._next_frame(FrameReader(file, path, self._run_mark, complete=False))
             self.ended = True
             if self.last < self._seen:
                 raise self._taken_back(self._seen)
 
     def _goes_on(self) -> bool:
-        """Whether the next event is to be read from this segment. Later events may be in both segments."""
+        """Whether to read the next event here. Events from `successor` on are read from the next segment."""
         return self.successor is None or self._next < self.successor
 
     def _next_frame(self, frames: FrameReader) -> Frame | None:
-        """Return the next frame of events, and move past it. None if there is none; then see `tail`,
-        `torn`."""
+        """Return the next event frame and move past it. None if there is none; see `tail` and `torn` then."""
         frame, self.tail, self.torn = frames.read(self._offset, self._next), None, None
         if isinstance(frame, Torn):
             self.torn = frame
         elif frame is not None and frame.flags & TAIL:
-            # The cursor stays before the tail: a writer that fails to mark the end cuts it.
+            # The cursor stays before the tail: a writer that fails to mark the end cuts the tail again.
             self.tail = decode_tail(frame, str(self.path), self._offset)
             self.torn = frames.end(frame.end, self._next)
         elif frame is not None and self._goes_on():
@@ -209,7 +208,7 @@ class Segment:
 
         successor: the first event of the next segment; None if there is none.
 
-        Raises `LogDamaged` if this segment was read to its end, and ends with the wrong event, or if it is
+        Raises `LogDamaged` if this segment was read to its end and ends with the wrong event, or if it is
         marked as closed and has no tail.
         """
         mark = self._mark()
@@ -227,11 +226,11 @@ class Segment:
         return lost
 
     def check_successor(self, life: int) -> None:
-        """Raises `LogDamaged` unless a segment of this life may follow. `lost_after` was called before."""
+        """Raise `LogDamaged` unless a segment of this life may follow. Call `lost_after` first."""
         if life > self.head.life and self.torn is not None:
-            raise _ends_early(self.torn)  # Its writer has cut what was torn.
+            raise _ends_early(self.torn)  # The writer of the new life cuts a torn end before it begins.
         if life > self.head.life:
-            return  # Its head ends this life.
+            return  # The head of the next segment ends this life.
         if life < self.head.life:
             reason = f"this is life {self.head.life} of the log, and life {life} follows"
         elif not self.ended or self.tail is None:
@@ -241,7 +240,7 @@ class Segment:
         raise LogDamaged(str(self.path), self._offset, self._next, reason)
 
     def told_end(self) -> tuple[LogEnd, str | None]:
-        """How the log ends with this segment, and with which error; `NOT_REACHED` if it was not read."""
+        """Return how the log ends after this segment, and the error, if any."""
         if self._lost is not None:
             return LogEnd.BROKEN, None
         if not self.ended:
@@ -254,7 +253,7 @@ class Segment:
         return None if mark == CLOSED else mark
 
     def _check_kept(self, file: BinaryIO) -> None:
-        """Raise if the last frame that was read is no longer in the file. Moves the file's position."""
+        """Raise unless the last frame that was read is still in the file. Moves the file's position."""
         offset, header = self._last_frame
         file.seek(offset)
         if file.read(HEADER.size) == header:
@@ -279,7 +278,7 @@ class Segment:
 class LogReader:
     """Reads a log. Raises `LogError` if there is none in `directory`.
 
-    The attributes describe what the last pass has read.
+    The attributes describe the part of the log that the last pass has read.
 
     torn: the unfinished end that was cut, or None.
     broken_from: the first event that a failed write lost, or None.
@@ -305,7 +304,7 @@ class LogReader:
 
     @property
     def head(self) -> SegmentHead:
-        """Head of the oldest segment. Raises `LogError` if its first record is torn."""
+        """The head of the oldest segment. Raises `LogError` if that record is torn."""
         opened = _open_segment(self._paths()[0])
         if isinstance(opened, Torn):
             raise LogError(f"{opened.path}: cut in its first record; there is nothing to read in this log")
@@ -334,7 +333,7 @@ class LogReader:
             gap = self._leave(opened, left[0] if left else None)
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:
-        """Yield all events, one list per frame: the fast way. Raises `LogGap` at a gap."""
+        """Yield all events, one list per frame. Faster than `events`. Raises `LogGap` at a gap."""
         for segment in self.segments():
             if segment.gap is not None:
                 raise LogGap(self.directory, *segment.gap)
@@ -366,7 +365,7 @@ class LogReader:
         return self._paths(holding)
 
     def _open(self, path: Path, gap: tuple[int, int] | None, successor: Path | None) -> Segment | Torn:
-        """Open the next segment. It must be of the run of the one before, and of its life or a later one."""
+        """Open the next segment. Its run must be that of the previous segment, its life the same or later."""
         seen = 0 if self._left is None else self._left.last
         opened = _open_segment(path, gap, successor, seen)
         if isinstance(opened, Segment):
@@ -385,7 +384,7 @@ class LogReader:
         head = segment.head
         if not self.lives or self.lives[-1].life != head.life:
             if self.lives and self.lives[-1].last < self.lives[-1].first:
-                self.lives.pop()  # It wrote no event, and its segment was replaced.
+                self.lives.pop()  # That life wrote no event, and its segment was replaced.
             if self.lives and head.ended is not None:
                 end, error = _end_in(head.ended)
                 self.lives[-1] = self.lives[-1]._replace(end=end, error=error)
@@ -418,14 +417,14 @@ class LogReader:
             self.end = LogEnd.OPEN
         elif last.ended:
             self.end, self.error = last.told_end()
-            # For a large frame, retention may delete more than the head says. The tail has the final number.
+            # For a large frame, retention may delete more than the head says. The tail is final.
             oldest = max(last.head.oldest, 1 if last.tail is None else last.tail.oldest)
             if oldest < self._first:
                 self.missing = oldest, self._first - 1
 
 
 def _end_in(tail: SegmentTail) -> tuple[LogEnd, str | None]:
-    """Return how a life ended, from its tail."""
+    """Return how a life with this tail ended, and the error."""
     return (LogEnd.CLOSED if tail.error is None else LogEnd.STOPPED), tail.error
 
 
@@ -434,8 +433,8 @@ def _open_segment(
 ) -> Segment | Torn:
     """Open a segment and read its head; `Torn` if the file ends before the head does.
 
-    successor: the segment that follows, if one does. Then this one must be complete.
-    seen: the last event that was read in the segment before.
+    successor: the next segment, or None. If there is one, this segment must be complete.
+    seen: the last event that was read from the previous segment.
     """
     name, first = str(path), first_event(path)
     with _opened(path) as file:
@@ -448,7 +447,7 @@ def _open_segment(
             head = decode_head(opening, name, PREAMBLE_BYTES)
             following = None if successor is None else first_event(successor)
             return Segment(path, head, opening.end, opening.header, gap, following, seen)
-        assert opening is not None  # The head is no end.
+        assert opening is not None  # `read` never returns None for the head.
         if successor is not None:
             raise _ends_early(opening)
         return opening
@@ -464,7 +463,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             raise LogError(f"{path}: not a regular file; move it away")
-        # Not blocking: the file may have been replaced by a pipe since.
+        # O_NONBLOCK: the file may have been replaced by a pipe since the check.
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
         with open(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):

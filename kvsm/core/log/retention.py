@@ -1,4 +1,4 @@
-"""The limit on the bytes of a log, and the oldest segments that are deleted to keep it."""
+"""Retention: delete the oldest segments to keep a log within its limit of bytes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from kvsm.core.log.segment_file import SegmentFile
 from kvsm.errors import ConfigError
 
 FRAME_BYTES = 1 << 20
-"""About the largest frame. The size of the last frame tells how many events that is."""
+"""About the most bytes of a frame. From the last frame's size follows how many events that is."""
 
 
 class Retention:
-    """The segments of a log that are on disk, the newest last, and how many bytes they may have.
+    """The segments of a log on disk, oldest first, and the limit on their bytes.
 
-    A segment states in its head which older ones are kept beside it. So what it needs is planned when it
-    opens: room to become full, a last frame that goes beyond, the head of the next segment, which may be
-    twice as large as its own, and events that both have, because they came while it was made. `make_room`
-    holds the limit even if that was too little.
+    The head of a segment says which older segments are kept beside it. So the space it needs is planned when
+    it opens: the full segment, a last frame that exceeds it, the head of the next segment, which may be twice
+    as large as its own, and the events that both segments hold because they were logged while the next one
+    was made. `make_room` keeps the limit even if that estimate was too small.
 
-    max_bytes: of all files together; None has no limit.
-    segment_bytes: of the events of a segment.
+    max_bytes: limit of all files together; None: no limit.
+    segment_bytes: size of the events at which a segment is full.
 
-    opening_bytes: of a segment that is being made, and is not among the segments yet. Its writer sets it.
-    both_bytes: how many bytes of events may stand in two segments, before their writer waits for the new one.
+    opening_bytes: size of a segment that is being made and is not in `segments` yet. Its maker sets it.
+    both_bytes: how many bytes of events may be in two segments before the writer waits for the new segment.
     """
 
     def __init__(self, max_bytes: int | None, segment_bytes: int) -> None:
@@ -46,41 +46,42 @@ class Retention:
         return self._deleted_bytes + self._segments_bytes() - self._inherited_bytes
 
     def oldest(self) -> int:
-        """The first event of the oldest segment that nobody has deleted."""
-        return next((one.first for one in self.segments if not one.deleted), self.segments[-1].first)
+        """Return the first event of the oldest segment that is still there."""
+        newest = self.segments[-1].first
+        return next((segment.first for segment in self.segments if not segment.deleted), newest)
 
     def add(self, segment: SegmentFile) -> None:
-        """Note a new segment; the ones before it are complete. Idempotent."""
+        """Add the newest segment; all segments before it are complete. Idempotent."""
         if not self.segments or self.segments[-1] is not segment:
             self._complete_bytes = None
             self.segments.append(segment)
 
     def inherit(self, segment: SegmentFile) -> None:
-        """Note a segment that an earlier life has written. It counts, and is deleted in its turn."""
+        """Add a segment of an earlier life. It counts towards the limit and may be deleted like any other."""
         self.add(segment)
         self._inherited_bytes += segment.size
 
     def replace_newest(self, segment: SegmentFile) -> None:
-        """Note that this segment has taken the place of the newest one."""
+        """Replace the newest segment by this one."""
         self._complete_bytes = None
         self._deleted_bytes += self.segments.pop().size
         self.segments.append(segment)
 
     def check(self, head_bytes: int) -> None:
-        """Raises `ConfigError` if the limit has no room for segments whose heads have this size (bytes)."""
+        """Raise `ConfigError` if the limit has no room for segments whose heads have this size (bytes)."""
         problem = self._too_small(head_bytes)
         if problem is not None:
             raise ConfigError(problem)
 
     def plan(self, segment: SegmentFile, head_bytes: int) -> int:
-        """Set `oldest` of a segment whose head has this size. Returns how many bytes of events it takes.
+        """Set `oldest` of a new segment whose head has this size. Returns how many bytes of events fill it.
 
         Raises `OSError` if the limit has no room for it.
         """
         problem = self._too_small(head_bytes)
         if problem is not None:
             raise OSError(errno.ENOSPC, problem)
-        self.make_room(head_bytes)  # Before the head says which segments are kept.
+        self.make_room(head_bytes)  # First, because the head says which segments are kept.
         kept = [older for older in self.segments if not older.deleted]
         segment.oldest = kept[0].first if kept else segment.first
         if self._max_bytes is None:
@@ -98,7 +99,7 @@ class Retention:
     def make_room(self, more_bytes: int) -> None:
         """Delete the oldest segments until the log may grow by this many bytes.
 
-        Raises `OSError` if only the newest one is left, and there is still no room.
+        Raises `OSError` if only the newest segment is left and there is still no room.
         """
         if self._max_bytes is None:
             return
@@ -114,13 +115,13 @@ class Retention:
             self._delete_oldest()
 
     def note_deleted(self) -> None:
-        """Note which segments somebody else has deleted: no new segment claims that they are kept."""
+        """Find segments that someone else has deleted, so that no new head lists them as kept."""
         for segment in self.segments:
             segment.deleted = not os.path.exists(segment.path)
 
     def _delete_oldest(self) -> None:
         oldest = self.segments[0]
-        self.segments[-1].sync_name()  # Or a power loss could take both.
+        self.segments[-1].sync_name()  # Otherwise a power loss could lose the new name and the deleted file.
         oldest.delete()
         self._complete_bytes = None
         self.segments.popleft()
@@ -128,14 +129,17 @@ class Retention:
 
     def _segments_bytes(self) -> int:
         if self._complete_bytes is None:
-            self._complete_bytes = sum(one.size for one in self.segments) - self._newest_bytes()
+            self._complete_bytes = sum(segment.size for segment in self.segments) - self._newest_bytes()
         return self._complete_bytes + self._newest_bytes()
 
     def _newest_bytes(self) -> int:
         return self.segments[-1].size if self.segments else 0
 
     def _full_at_most(self, head_bytes: int) -> int:
-        """Two full segments fit, with twice the head for what grows, their last frames and what both have."""
+        """Return the largest size of a full segment such that two fit.
+
+        Two more heads are reserved for growing snapshots, and five frames for last frames and shared events.
+        """
         assert self._max_bytes is not None
         return (self._max_bytes - 2 * head_bytes - 5 * self._frame_bytes) // 2
 

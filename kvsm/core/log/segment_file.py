@@ -1,7 +1,7 @@
-"""One segment that is being written: its file, what is known of its bytes, and where the writer stands.
+"""One segment that is being written: its file, how much of it is durable, and the writer's place in it.
 
-Each method may be interrupted at any line, by Ctrl-C for example. A second call then does the whole again:
-all writes go to places that the caller names, so doing them twice changes nothing.
+Each method may be interrupted at any line, by Ctrl-C for example. A second call then repeats all of it: the
+caller gives the offset of each write, so a repeated write changes nothing.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kvsm.events import OffloadingEvent
 from kvsm.system.private_files import give_own_to_group, give_to_group, sync_directory
 
 _AGAIN_BYTES = 1 << 20
-"""How much is written again at a time."""
+"""How many bytes `write_again` writes at a time."""
 
 
 def _open_private(path: str, flags: int) -> int:
@@ -40,7 +40,7 @@ def _open_existing(path: str, flags: int) -> int:
 
 
 class Synced(NamedTuple):
-    """What a sync has made durable: the first `offset` bytes, up to event `seq`, at `at_ns` (monotonic)."""
+    """What a sync at `at_ns` (monotonic) has made durable: the first `offset` bytes, up to event `seq`."""
 
     offset: int
     seq: int
@@ -48,7 +48,7 @@ class Synced(NamedTuple):
 
 
 class Loss(NamedTuple):
-    """Why a segment takes no more events: those from `first` on are lost, from byte `offset` on.
+    """Why a segment takes no more events: events from `first` on, at byte `offset`, are lost.
 
     written, dropped: the writer's counts of the events before `first`.
     """
@@ -63,21 +63,21 @@ class Loss(NamedTuple):
 class SegmentFile:
     """The file of the segment whose first event is `first`. The constructor makes no file yet: `create` does.
 
-    It is made under another name, which also keeps a second writer out. `publish` gives it its own name: so
-    readers never see a segment without a head.
+    It is made under a temporary name, which also keeps a second writer out. `publish` renames it, so readers
+    never see a segment without a head.
 
-    replaces: it takes the place of a segment without events, if there is one. That one is gone then, so
-        `discard` leaves what has taken its place.
+    replaces: whether it may replace a segment without events. After `publish` that segment is gone, so
+        `discard` does not delete the new one.
 
-    size: bytes of the file; more if a write has failed or was interrupted.
+    size: bytes of the file; an upper bound if a write has failed or was interrupted.
     full_at: size at which the next segment is opened (bytes).
     oldest: the first event of the oldest segment that is kept beside this one.
     synced: what the last good sync made durable.
-    sync_failure: the error of a failed sync, after which nobody knows what is durable.
+    sync_failure: the error of a failed sync, after which it is unknown which bytes are durable; or None.
     loss: why nothing more is written here, or None.
-    marked: the loss can be seen in the file.
-    deleted: somebody has deleted the file.
-    name_is_durable: a power loss does not take the file's name. So nobody needs the segments before it.
+    marked: whether the file has the mark of the loss.
+    deleted: whether someone else has deleted the file.
+    name_is_durable: whether the name survives a power loss. Then older segments may be deleted.
     """
 
     def __init__(self, directory: Path, first: int, replaces: bool = False) -> None:
@@ -94,31 +94,31 @@ class SegmentFile:
         self._descriptor = -1
 
     def create(self) -> None:
-        """Make the file, which only its owner can read. Raises `FileExistsError` if another writer has."""
+        """Make the file, which only its owner can read. Raises `FileExistsError` if there is one."""
         # A file object closes its descriptor even if an interrupt keeps it from being stored here.
         self._file = FileIO(self._new, "x+", opener=_open_private)
         self._descriptor = self._file.fileno()
 
     def reopen(self) -> None:
-        """Open the file that another writer has left."""
+        """Open the existing file of a writer that has ended."""
         self._file = FileIO(self.path, "r+", opener=_open_existing)
         self._descriptor = self._file.fileno()
         give_own_to_group(self._descriptor)
         self.size = os.fstat(self._descriptor).st_size
 
     def remove_leftover(self) -> None:
-        """Delete what an interrupted attempt to make the same segment has left."""
+        """Delete the file of an interrupted attempt to make this segment."""
         self._new.unlink(missing_ok=True)
 
     def publish(self) -> None:
-        """Give the file the name by which readers find it."""
+        """Rename the file to the name by which readers find it."""
         if not self._replaces and os.path.lexists(self.path):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self.path))
-        self._named = True  # Before it is true: `discard` must find the file under either name.
+        self._named = True  # Set before the rename, so that `discard` finds the file under either name.
         os.rename(self._new, self.path)
 
     def discard(self) -> None:
-        """Delete the file, whatever its name is by now."""
+        """Close and delete the file, under its temporary or final name."""
         with suppress(OSError):
             self.close()
         if self._file is not None:
@@ -127,7 +127,7 @@ class SegmentFile:
             self.path.unlink(missing_ok=True)
 
     def write(self, data: bytes, offset: int) -> None:
-        """Write all of `data` at `offset`, where the file ends then."""
+        """Write all of `data` at `offset`. The file is cut there first, if it is longer."""
         if self.size > offset:
             self.cut(offset)
         self.size = offset + len(data)
@@ -136,7 +136,7 @@ class SegmentFile:
             self._write_rest(data, offset, done)
 
     def read(self, size: int, offset: int) -> bytes:
-        """The bytes that were written there. Any thread may call it, until the file is closed."""
+        """Read `size` bytes that were written at `offset`. Any thread may call this until `close`."""
         data = os.pread(self._descriptor, size, offset)
         if len(data) < size:
             raise OSError(
@@ -145,20 +145,20 @@ class SegmentFile:
         return data
 
     def write_again(self) -> None:
-        """Write all behind the preamble once more, as it is, so that the next sync proves it.
+        """Write all bytes behind the preamble again, so that the next sync really covers them.
 
-        A sync may have failed in a process that is gone. Then the system shows bytes that are not on the
-        disk, and would not write them.
+        A sync may have failed in an earlier process. Then the page cache may hold bytes that are not on the
+        disk and count as clean, so that a sync alone would not write them.
         """
         for offset in range(PREAMBLE_BYTES, self.size, _AGAIN_BYTES):
             self._write_rest(self.read(min(_AGAIN_BYTES, self.size - offset), offset), offset, 0)
 
     def mark(self, number: int) -> None:
-        """Mark the segment: events from `number` on were lost, or the log is closed."""
+        """Write the mark. number: the first lost event, or `CLOSED`."""
         try:
             self._write_rest(encode_mark(number), MARK_OFFSET, 0)
         except OSError:
-            with suppress(OSError):  # A part of a mark would be damage.
+            with suppress(OSError):  # Readers take a partial mark for damage.
                 self._write_rest(bytes(MARK.size), MARK_OFFSET, 0)
             raise
 
@@ -168,34 +168,34 @@ class SegmentFile:
         self.size = size
 
     def sync(self) -> None:
-        """Wait until the bytes are on the disk, and the name too if there is one."""
+        """Wait until the bytes are on the disk, and the name, if it was published."""
         try:
             os.fdatasync(self._descriptor)
             self.sync_name()
         except OSError as error:
-            # First of all, because a second sync may succeed and prove nothing.
+            # Noted at once, because a second sync may succeed and prove nothing.
             self.sync_failure = error
             raise
 
     def sync_to(self, seq: int) -> None:
-        """The same, and note it. seq: the last event that was written."""
+        """Sync, and note it in `synced`. seq: the last event that was written."""
         synced = Synced(self.size, seq, time.monotonic_ns())
         self.sync()
         self.synced = synced
 
     def sync_name(self) -> None:
-        """Wait until the name is on the disk, if there is one."""
+        """Wait until the name is on the disk, if it was published."""
         if self._named and not self.name_is_durable:
             sync_directory(self.path.parent)
             self.name_is_durable = True
 
     def is_deleted(self) -> bool:
-        """Whether the file has lost its name: what is written to it is lost."""
+        """Whether the file was deleted, so that what is written to it is lost."""
         return os.fstat(self._descriptor).st_nlink == 0
 
     def delete(self) -> None:
-        """Delete a file that is closed. Its space is given back in a thread: that takes 12 ms for 64 MiB."""
-        with suppress(OSError):  # It may be gone.
+        """Delete a closed file. A thread frees its space, because that takes 12 ms for 64 MiB."""
+        with suppress(OSError):  # The file may be gone.
             self._file = FileIO(self.path, "r", opener=_open_existing)
         self.path.unlink(missing_ok=True)
         try:
@@ -204,7 +204,7 @@ class SegmentFile:
             self.close()
 
     def close(self) -> None:
-        """Close the file. Idempotent: the descriptor is free even if this raises."""
+        """Close the file. Idempotent. The descriptor is freed even if this raises."""
         self._descriptor = -1
         if self._file is not None:
             self._file.close()
@@ -218,12 +218,12 @@ class SegmentFile:
 
 
 class WritePlace(msgspec.Struct, frozen=True):
-    """The end of the log: what is written, and what comes next.
+    """The writer's position at the end of the log.
 
-    segment: the file.
+    segment: the segment that is written.
     offset: bytes of the file that hold whole frames; the next frame goes here.
-    first: the first event that is not written.
-    events: the events from `first` on.
+    first: number of the first event that is not written.
+    events: the events from `first` on, which are not written yet.
     written, dropped: counts of the events before `first`.
     """
 

@@ -1,4 +1,4 @@
-"""Making the file of a new segment, up to the moment when readers find it."""
+"""Make the file of a new segment, until readers can find it."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from kvsm.states import machines_digest
 
 
 class SegmentMaker:
-    """Makes segments, each with its head. Raises `ConfigError` if `max_bytes` has no room for any.
+    """Makes segments with their heads. Raises `ConfigError` if `max_bytes` has no room for segments.
 
     config, clock, run, life, life_id: recorded in each head.
-    compress: with zstd.
+    compress: whether to compress with zstd.
     retention: decides how large a segment may become.
-    syncs: whether a segment is durable before it is used.
+    syncs: whether a segment is synced before events go to it.
     """
 
     def __init__(
@@ -36,19 +36,19 @@ class SegmentMaker:
     ) -> None:
         self._clock, self._run, self._life, self._life_id = clock, run, life, life_id
         self._machines = machines_digest()
-        # Not the writer's, because another thread may use it.
+        # Separate from the writer's encoder, because another thread may use it.
         self._encoder = FrameEncoder(run, compress, life)
         self._retention, self.syncs = retention, syncs
         self.use_config(config)
 
     def use_config(self, config: OffloadConfig) -> None:
-        """Record another config from the next segment on. Raises `ConfigError` as the constructor does."""
+        """Record this config from the next segment on. Raises `ConfigError` like the constructor."""
         self._config = config
         self._head_bytes = PREAMBLE_BYTES + self._encoder.most_head_bytes(self.new_head(1 << 62))
         self._retention.check(self._head_bytes)
 
     def make(self, segment: SegmentFile, state: StateCopy, ended: SegmentTail | None = None) -> None:
-        """Make the file, with its head, and give it its name. ended: as in the head."""
+        """Make the file, write its head, and publish it. ended: for the head's field `ended`."""
         head = self.new_head(segment.first, ended)
         self.create(segment)
         while not state.go_on():
@@ -62,14 +62,14 @@ class SegmentMaker:
         self.publish(segment)
 
     def create(self, segment: SegmentFile) -> None:
-        """Make the file. An attempt costs little on a full disk: there is no snapshot yet."""
+        """Make the file, with its preamble only. So an attempt on a full disk costs no snapshot."""
         self._retention.make_room(PREAMBLE_BYTES)
         segment.create()
         segment.write(encode_preamble(), 0)
         self._retention.opening_bytes = PREAMBLE_BYTES
 
     def new_head(self, first: int, ended: SegmentTail | None = None) -> SegmentHead:
-        """The head of the segment whose first event is `first`. It lacks its snapshot, and what is kept."""
+        """Return the head of the segment whose first event is `first`; snapshot and `oldest` come later."""
         return SegmentHead(
             schema=SCHEMA_VERSION,
             machines=self._machines,
@@ -84,8 +84,8 @@ class SegmentMaker:
         )
 
     def plan(self, segment: SegmentFile, head: SegmentHead, snapshot: Sequence[bytes]) -> int:
-        """Make room for this head, and decide which segments are kept. Returns how many bytes of events it
-        takes."""
+        """Make room for the segment, and decide which older ones are kept. Returns how many bytes of events
+        fill it."""
         retention = self._retention
         more = 0 if head.ended is None else len(self._encoder.tail(head.ended, segment.first, 0))
         size = self._head_bytes + sum(map(len, snapshot)) + more
@@ -97,17 +97,17 @@ class SegmentMaker:
     def write_head(
         self, segment: SegmentFile, head: SegmentHead, snapshot: list[bytes], event_bytes: int
     ) -> None:
-        """Write the head as it was planned. Any thread may call it. It empties the list of the snapshot."""
+        """Write the head after `plan`. Any thread may call it. It empties the list `snapshot`."""
         pieces = self._encoder.head(replace(head, oldest=segment.oldest), snapshot)[::-1]
         snapshot.clear()
-        while pieces:  # To free them all at once would hold up other threads.
+        while pieces:  # Free them one by one: freeing all at once would delay other threads.
             segment.write(pieces.pop(), segment.size)
         segment.full_at = segment.size + event_bytes
 
     def publish(self, segment: SegmentFile) -> None:
-        """Give the file its name, by which readers find it."""
+        """Give the file the name by which readers find it."""
         segment.publish()
         if self.syncs:
             segment.sync_name()
         else:
-            segment.name_is_durable = True  # as durable as all else
+            segment.name_is_durable = True  # As durable as everything else without syncs.

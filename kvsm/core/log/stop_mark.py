@@ -1,7 +1,7 @@
-"""The mark of a signal that asked a process to end, beside the segments of its log.
+"""A file beside the segments of a log that records which signal asked the writing process to end.
 
 An engine may be killed a moment after it was asked to end: vLLM does so unless `--shutdown-timeout` is set.
-Its log is then not closed, as after an out-of-memory kill. The mark tells the two apart.
+Its log is then not closed, as after an out-of-memory kill. This mark distinguishes the two.
 
 Python's C signal handler writes the number of each handled signal to a file descriptor at once
 (`signal.set_wakeup_fd`). `StopMark` sets it to a file whose bytes are already allocated. So the mark runs no
@@ -19,17 +19,17 @@ from pathlib import Path
 from kvsm.system.private_files import give_to_group
 
 NAME = "signals"
-"""Of the file in the directory of a log. Each life of the log begins without one."""
+"""Name of the file in the directory of a log. Each life of the log begins without it."""
 
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _ROOM = 16
-"""How many signals are kept. The first one that asks for the end is what counts."""
+"""How many signals are recorded. Readers use the first one that asks for the end."""
 
 _STOPPED = "the process was stopped by "
 
 
 class StopMark:
-    """Notes the signals of this process in the directory of its log, until `close`. Its children note none.
+    """Records the signals of this process in the directory of its log, until `close`. Its children do not.
 
     A process has one such file. `share` links it into the directory of another log of this process.
 
@@ -42,7 +42,7 @@ class StopMark:
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with suppress(OSError):
             descriptor = os.open(self._paths[0], flags, 0o600)
-            if _hears_signals(descriptor):
+            if _record_signals(descriptor):
                 self._descriptor = descriptor
                 os.register_at_fork(after_in_child=self.close)
             else:
@@ -50,14 +50,14 @@ class StopMark:
                 self._paths[0].unlink()
 
     def share(self, directory: Path) -> None:
-        """Mark the log in this directory, too. It does nothing if the two are on different file systems."""
+        """Record signals in this directory too. Does nothing if it is on another file system."""
         if self._descriptor >= 0:
             with suppress(OSError):
                 os.link(self._paths[0], directory / NAME, follow_symlinks=False)
                 self._paths.append(directory / NAME)
 
     def close(self) -> None:
-        """Note no more signals. Idempotent. Only the main thread can end it."""
+        """Stop recording signals, and delete the mark. Idempotent. Does nothing outside the main thread."""
         if self._descriptor < 0:
             return
         try:
@@ -73,8 +73,8 @@ class StopMark:
                 path.unlink()
 
 
-def _hears_signals(descriptor: int) -> bool:
-    """Let the interpreter write signals to this new file. Returns whether it does."""
+def _record_signals(descriptor: int) -> bool:
+    """Let the interpreter write signal numbers to this new file. Returns whether that worked."""
     try:
         give_to_group(descriptor)
         os.pwrite(descriptor, bytes(_ROOM), 0)
@@ -87,8 +87,7 @@ def _hears_signals(descriptor: int) -> bool:
 
 
 def stopped_by(directory: Path) -> str:
-    """The name of the signal that asked the last process of this log to end; empty if none did, as far as is
-    known."""
+    """Return the name of the signal that asked this log's last process to end; empty if none is recorded."""
     with suppress(OSError):
         descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
@@ -105,10 +104,10 @@ def told_stop(name: str) -> str:
 
 
 def stop_notice(name: str) -> str:
-    """Return what a reader that follows a log knows of a process that got this signal. It may still run."""
+    """Return the message of a live reader about a process that got this signal. It may still run."""
     return f"the engine got {name}, and may have been killed"
 
 
 def is_stop(ended: str) -> bool:
-    """Whether this text of `Restarted.ended` is one of `told_stop`."""
+    """Whether this text of `Restarted.ended` was made by `told_stop`."""
     return ended.startswith(_STOPPED)

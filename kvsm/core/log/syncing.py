@@ -1,4 +1,4 @@
-"""When a log is synced, and by whom: what `durability` means."""
+"""When a log is synced, and in which thread, for each value of `durability`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Durability = Literal["none", "interval", "every"]
 
 
 class Syncing:
-    """Syncs the segment that is written, as `LogWriter` says.
+    """Syncs the current segment, by the options of `LogWriter`.
 
-    syncs: whether it syncs at all.
-    interval_ns: how long a sync may be put off.
-    waits: whether the writer waits for a sync. Otherwise `thread` does it.
+    syncs: whether the log is synced at all.
+    interval_ns: how long a sync may be delayed (ns).
+    waits: whether the writer syncs itself and waits. Otherwise `thread` syncs.
     """
 
     def __init__(self, durability: Durability, sync_interval_ms: int, sync_thread: bool) -> None:
@@ -27,9 +27,9 @@ class Syncing:
         self.thread = LogThread("kvsm-log-sync")
 
     def sync_in_time(self, place: WritePlace, now: int, opening: Opening | None) -> None:
-        """Sync if that is due at `now` (monotonic ns), or begin to. Raises `OSError` if a sync has failed.
+        """If a sync is due at `now` (monotonic ns), sync or begin to. Raises `OSError` if a sync has failed.
 
-        opening: of the next segment, which may want a sync, or none.
+        opening: the next segment that is being made, which may need a sync; or None.
         """
         segment = place.segment
         self.thread.take_end()
@@ -44,7 +44,7 @@ class Syncing:
             self.thread.begin(SyncJob(segment, Synced(place.offset, place.first - 1, now)))
 
     def sync(self, place: WritePlace) -> None:
-        """Wait until all up to `place` is durable. Raises `OSError` if a sync fails, or has failed."""
+        """Wait until all bytes up to `place` are durable. Raises `OSError` if a sync fails or has failed."""
         segment = place.segment
         self.thread.wait()
         if not self.syncs or segment.synced.offset == place.offset:

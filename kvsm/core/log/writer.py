@@ -342,7 +342,7 @@ class LogWriter:
         self._shut()
 
     def _end_well(self, error: str | None) -> None:
-        """Write the record of the log's end, and then the mark: it says that all is there."""
+        """Write the tail, then the mark, which says that the log is complete."""
         try:
             self._write_end(error)
         except OSError as failure:
@@ -356,9 +356,9 @@ class LogWriter:
             self._stop("all events are written, but the mark of a closed log perhaps in part", failure)
 
     def _write_end(self, error: str | None) -> None:
-        """Write and sync the record of the log's end. From then on nothing but the mark may be written.
+        """Write and sync the tail. After it only the mark may be written.
 
-        If that fails, try to take it back.
+        If that fails, try to cut the tail again.
         """
         if self._ended:
             return
@@ -376,7 +376,7 @@ class LogWriter:
         except OSError:
             with suppress(OSError):
                 segment.cut(place.offset)
-            segment.sync_failure = None  # All but the tail had been synced.
+            segment.sync_failure = None  # Everything before the tail had been synced.
             raise
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         self._ended = True
@@ -387,31 +387,31 @@ class LogWriter:
             self._place.segment.sync()
 
     def _shut(self) -> None:
-        """Close the files, and take no more events."""
+        """Close the files, and refuse further events."""
         self._closed = True
         failed = isinstance(self._refusal, LogWriteFailed)
         self._refuse(self._refusal or LogError(f"{self.directory}: this writer is closed"))
         if self._forks == _forks:
             self._syncing.thread.end()
-            with suppress(OSError):  # No reader looks at it.
+            with suppress(OSError):  # No reader sees an unpublished segment.
                 self._drop_opening()
             self._opening_thread.end()
         try:
             for segment in self._retention.segments:
                 segment.close()
         except OSError as error:
-            # What was synced is on the disk, whatever this says.
+            # Synced bytes are on the disk even if closing fails.
             if not self._syncs and not failed and self._forks == _forks:
                 self._stop("its last events may be missing, because it could not be closed", error)
         finally:
             self._claimed.close()
 
     def _write_events(self) -> None:
-        """Write the events as frames: as one, unless an interrupted write has left a frame to finish."""
+        """Write the pending events as one frame. First finish the frame of an interrupted write, if any."""
         while (place := self._place).events:
             try:
                 first, count, data = self._frames.make(place)
-            except Exception as error:  # Not the disk's fault: the next events would be lost too.
+            except Exception as error:  # Not a disk error, so later events would fail too.
                 self._stop(f"events from {place.first} on cannot be encoded", error)
             try:
                 if self._limited:
@@ -438,7 +438,7 @@ class LogWriter:
             self._retention.opening_bytes += size
 
     def _drop_events(self) -> None:
-        """Count as lost what came after the loss."""
+        """Drop the pending events after a loss, and count them as lost."""
         place = self._place
         loss = place.segment.loss
         assert loss is not None
@@ -447,11 +447,12 @@ class LogWriter:
         self._place = WritePlace(place.segment, loss.offset, following, [], loss.written, dropped)
 
     def _sync(self, due_at: int | None = None) -> bool:
-        """Make the segment durable, if `durability` asks for it. False if events were lost.
+        """Sync the segment, if `durability` asks for it. Returns False if events were lost.
 
-        due_at: only if it is due at this time (monotonic, ns), and perhaps in a thread; None: now, and wait.
+        due_at: sync only if a sync is due at this time (monotonic, ns), perhaps in a thread; None: sync now
+            and wait.
 
-        After a failed sync nobody knows which pages reached the disk. So all events since the last good sync
+        After a failed sync it is unknown which pages reached the disk. So all events since the last good sync
         count as lost.
         """
         try:
@@ -469,7 +470,7 @@ class LogWriter:
         self._lose(synced.seq + 1, synced.offset, cause)
 
     def _look(self, now: int) -> None:
-        """Notice that somebody has deleted the segment: then all of its events are lost."""
+        """Check whether the segment was deleted; then all of its events are lost."""
         self._look_at_ns = now + LOOK_INTERVAL_NS
         place = self._place
         if place.segment.loss is not None:
@@ -485,7 +486,7 @@ class LogWriter:
             self._lose(place.segment.first, 0, cause)
 
     def _lose(self, first: int, offset: int, cause: OSError) -> None:
-        """Events from `first` on are lost, and the segment's bytes from `offset` on are useless."""
+        """Record that events from `first` on, at byte `offset` of the segment, are lost, and handle it."""
         self._abandon_opening()
         place = self._place
         self._syncing.thread.wait()
@@ -498,7 +499,7 @@ class LogWriter:
         self._handle_loss()
 
     def _handle_loss(self) -> None:
-        """Cut the segment, then mark it or stop."""
+        """Drop the lost events and cut the segment; then mark it or stop, by `on_failure`."""
         segment = self._place.segment
         loss = segment.loss
         assert loss is not None
@@ -525,7 +526,7 @@ class LogWriter:
         segment.marked = True
 
     def _begin(self, directory: str | os.PathLike[str] | EndedLog, first: int) -> None:
-        """Lock the directory, if that was not done, and open the first segment."""
+        """Lock the directory, unless `directory` is locked already, and open the first segment."""
         end = directory if isinstance(directory, EndedLog) else new_log(directory, self._syncs)
         self._claimed = end.claimed
         segment = SegmentFile(self.directory, first, end.replaces)
@@ -539,7 +540,7 @@ class LogWriter:
         self._place = WritePlace(segment, segment.size, first, [], 0, 0)
 
     def _open(self, step: Callable[[], None]) -> None:
-        """Take a step towards the next segment. A segment that cannot be opened costs no event."""
+        """Do a step of opening the next segment. If it fails, no event is lost."""
         try:
             step()
         except LogWriteFailed:
@@ -548,7 +549,7 @@ class LogWriter:
             self._stay(error)
 
     def _change_segment(self) -> None:
-        """Begin to open the next segment if this one is full, or go on with that."""
+        """If this segment is full, begin or continue opening the next one."""
         place = self._place
         if self._retention.oldest() < place.segment.oldest:
             self._leave_complete_segments()
@@ -564,7 +565,7 @@ class LogWriter:
         self._hand_over()
 
     def _resume(self) -> None:
-        """Open a segment behind lost events, at once."""
+        """Open a segment behind lost events, without delay."""
         self._begin_opening(waits=True).complete(self._place)
         self._hand_over()
 
@@ -572,7 +573,7 @@ class LogWriter:
         place = self._place
         segment = SegmentFile(self.directory, place.first)
         if self._continues:
-            self._claimed.hold()  # Somebody may have deleted it.
+            self._claimed.hold()  # The directory may have been deleted.
         segment.remove_leftover()
         self._encoder.begin_stream()
         self._opening = Opening(segment, place, self._maker, self._opening_thread, waits)
@@ -580,7 +581,7 @@ class LogWriter:
         return self._opening
 
     def _hand_over(self) -> None:
-        """Events go to the new segment from now on."""
+        """Finish the opening: from now on events go to the new segment."""
         place, opening = self._place, self._opening
         assert opening is not None
         if place.segment.loss is None and self._syncing.waits and not self._sync():
@@ -592,7 +593,7 @@ class LogWriter:
         self._leave_complete_segments()
 
     def _stay(self, cause: Exception) -> None:
-        """No segment can be opened now: a good one grows, and a broken one waits for the next attempt."""
+        """Handle a failed opening: an intact segment grows on, a broken one waits for the next attempt."""
         self._abandon_opening()
         place = self._place
         failure = f"no segment can follow event {place.first - 1}"
@@ -603,21 +604,21 @@ class LogWriter:
         self._resume_at = place.dropped + FRAME_EVENTS
 
     def _abandon_opening(self) -> None:
-        """Remove a segment that was not opened to the end."""
+        """Abandon the opening, and delete its file."""
         try:
             self._drop_opening()
         except OSError as error:
             self._stop("no event can follow while a segment that was not opened cannot be deleted", error)
 
     def _drop_opening(self) -> None:
-        """The opening is over. Events go to its segment, or it is given up."""
+        """Forget the opening. Delete its file unless events go to its segment already."""
         opening = self._opening
         if opening is not None and opening.segment is not self._place.segment:
             opening.give_up()
         self._retention.opening_bytes, self._opening = 0, None
 
     def _leave_complete_segments(self) -> None:
-        """Close the segment before the newest one, and delete what retention drops now."""
+        """Close the segment before the newest one, and delete the segments that retention drops."""
         newest, segments = self._place.segment, self._retention.segments
         self._retention.add(newest)
         try:
@@ -644,7 +645,7 @@ class LogWriter:
         raise error from cause
 
     def _refuse(self, refusal: LogError) -> None:
-        """Answer every later call with `refusal`. `append` finds out by the number that it expects."""
+        """Raise `refusal` in every later call. `append` notices by the event number that it expects."""
         self._refusal, self._nothing_until_ns = refusal, 0
         place = self._place
         self._place = WritePlace(place.segment, place.offset, _REFUSED, [], place.written, place.dropped)
@@ -659,7 +660,7 @@ def _check_options(
     run: bytes | None,
     first: int,
 ) -> None:
-    """Raises `ConfigError` for an option of `LogWriter` that cannot work."""
+    """Raise `ConfigError` for an invalid option of `LogWriter`."""
     if run is not None and len(run) != RUN_BYTES:
         raise ConfigError(f"run has {len(run)} bytes; it must have {RUN_BYTES}")
     if first < 1:
