@@ -1,22 +1,22 @@
-"""The scheduler's side of an offload connector: what is matched, loaded and stored in each engine step.
+"""The scheduler side of an offload connector: it decides what each engine step matches, loads and stores.
 
     core = Offloader.open(config, "kv-log")
     scheduler = OffloadScheduler(core, SchedulerConfig(groups=(KVCacheGroup(16),)))
     scheduler.bind_gpu_block_pool(pool)
 
-and then vLLM's connector calls, by their names. No engine is imported here: `protocols` states what one must
-have. The other files:
+Then call it by the names of vLLM's connector calls. No engine is imported here: `protocols` states what an
+engine must provide. The other files:
 
 - `groups`: block sizes, keys, configuration;
-- `request_params`: what a client may say of a request;
-- `tracked`: a request as it is known here;
+- `request_params`: a client's parameters of a request;
+- `tracked`: a request, with the scheduler side's own state of it;
 - `hits`: the longest hit that all groups serve, and `load_targets`: the device blocks that it fills;
 - `offers`: which chunks are offered for a store, and when again (`retry`); `offer_batch`: one such offer;
 - `free_queue`: the lazy store;
-- `device_blocks`: who holds device blocks while copies touch them;
-- `computed_tokens`: a check that an engine counts no token too early;
-- `payloads`: what KV events say of a stored block;
-- `scheduler_state`: what is remembered between two calls;
+- `device_blocks`: references to device blocks while copies touch them;
+- `computed_tokens`: a check that an engine counts no token as computed too early;
+- `payloads`: the contents of KV events about stored blocks;
+- `scheduler_state`: the state that is kept between two calls;
 - `scheduler`: the calls.
 """
 

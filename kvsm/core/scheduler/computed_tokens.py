@@ -1,12 +1,12 @@
-"""A check of the engine: it counts no token as computed before the step of that token was decided.
+"""Check an engine: it must not count tokens of a step as computed before `build_connector_meta`.
 
 `build_connector_meta` stores the blocks whose tokens the engine counts as computed. If the engine counts the
-tokens of this very step too, blocks are stored that no step has computed. No error follows: a later request
-loads whatever the copy found there.
+tokens of this very step too, blocks are stored that no step has computed. No error shows this: a later
+request loads whatever bytes the copy has read.
 
-At each call a request may count the tokens that it had when it got its blocks (device hits and its load), and
-the tokens of the steps since then. `StepOutput.num_scheduled_tokens` says how many these are. Without it only
-two calls are checked: the first after a request got its blocks, and the first after its load.
+At each call a request may count the tokens that it had when it got its blocks (device hits and its load),
+plus the tokens of the steps since then, which `StepOutput.num_scheduled_tokens` gives. Without it only two
+calls are checked: the first after a request got its blocks, and the first after its load.
 """
 
 from __future__ import annotations
@@ -31,14 +31,13 @@ class CheckedScheduler(OffloadScheduler):
     `build_connector_meta` raises `PropertyBroken` if a request counts too many tokens as computed. Then
     nothing has changed.
 
-    It costs one look at each request in each step. Not for an engine in which another connector loads tokens
-    too.
+    It checks each request in each step. Not for an engine in which another connector also loads tokens.
     """
 
     def __init__(self, offloader: Offloader, config: SchedulerConfig, below: TierBelow | None = None) -> None:
         super().__init__(offloader, config, below)
         self._countable: dict[str, int | None] = {}
-        """Request with blocks -> the tokens that it may count as computed at the next call. None: unknown."""
+        """Request with blocks -> the most tokens it may count as computed at the next call; None: unknown."""
 
     def update_state_after_alloc(
         self, request: EngineRequest, block_ids: Sequence[Sequence[int]], num_external_tokens: int
@@ -63,7 +62,7 @@ class CheckedScheduler(OffloadScheduler):
         self._countable.pop(tracked.name, None)
 
     def _check(self, output: StepOutput) -> None:
-        """Check all requests, and note what they may count at the next call."""
+        """Check all requests, and update how many tokens they may count at the next call."""
         tokens = scheduled_tokens(output)
         known = [(name, most) for name, most in self._countable.items() if name in self.state.tracked]
         for name, most in known:
@@ -86,7 +85,7 @@ class CheckedScheduler(OffloadScheduler):
 def _countable_next(
     tracked: TrackedRequest, most: int, scheduled: Container[str], tokens: Mapping[str, int] | None
 ) -> int | None:
-    """What the request may count at the next call. None if the engine does not say enough."""
+    """Return how many tokens the request may count at the next call; None if that is unknown."""
     if tokens is None:
         return None
     if tracked.name in tokens:

@@ -1,8 +1,8 @@
-"""Device blocks under copies: who holds them, and what the engine must wait for.
+"""Protect device blocks while copies touch them.
 
-If the engine counts references to its blocks, each copy holds one to every block that it touches, and the
-engine waits for nothing. If it does not, it is told which copies to wait for before it writes a block, and
-when the blocks of a finished request may go.
+If the engine counts references to its blocks, each copy holds a reference to every block that it touches, and
+the engine never waits. Otherwise kvsm returns the transfers that the engine must wait for before it writes a
+block, and the finished requests whose blocks may be freed.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from kvsm.states.transfer import TransferState
 
 @declared
 class DeviceBlocksState(msgspec.Struct):
-    """What is remembered of device blocks if the engine counts no references; else it stays empty."""
+    """The state of device blocks if the engine counts no references; otherwise it stays empty."""
 
     changed_hands: Annotated[
         list[int],
         filled(lambda one, names: sorted({names.blocks.get(block, NOBODY) for block in one.changed_hands})),
     ]
-    """Blocks that lost or found an owner since the last step. The order is not looked at."""
+    """Blocks that lost or got an owner since the last step. Their order has no meaning."""
     kept: Annotated[
         dict[str, list[int]],
         Dropped("the engine keeps the same blocks, in the same order, until it is told"),
     ]
-    """Finished request -> its blocks, until no copy touches one. After a lost copy that is never."""
+    """Finished request -> its blocks, until no copy touches any of them. After a lost copy: forever."""
 
 
 class DeviceBlocks:
-    """The engine's device blocks, as far as copies touch them.
+    """The engine's device blocks that copies touch.
 
     pool: counts references; None if the engine counts none.
     """
@@ -49,38 +49,38 @@ class DeviceBlocks:
         self._offloader, self._null_block = offloader, null_block
 
     def hold(self, job: TransferJob) -> None:
-        """The copy holds a reference to each block that it touches."""
+        """Take a reference to each block that this copy touches."""
         if self.pool is not None:
             self.pool.touch(listed(self._offloader.ledger.transfers[job.transfer].device_blocks))
 
     def release(self, ended: Ended) -> None:
-        """The copy is over: its references go. A lost load may still write, and keeps its references."""
+        """Release the references of a copy that ended. A lost load may still write, so it keeps them."""
         load = ended.direction is Direction.LOAD
         if self.pool is not None and not (load and ended.lost):
-            # The last block first: the end of a prefix is to be evicted before its beginning.
+            # Last block first, so that the end of a prefix is evicted before its beginning.
             self.pool.free_blocks(listed(ended.device_blocks)[::-1])
 
     def rewrite(self, blocks: Sequence[int]) -> None:
-        """The engine will write these blocks."""
+        """Note that the engine will write these blocks."""
         self._offloader.rewrite(blocks)
         if self.pool is None:
             self.state.changed_hands += blocks
 
     def take_back(self, tables: Iterable[Sequence[int]]) -> None:
-        """A request lost these blocks. The engine may give them to others in this very step."""
+        """Note that a request lost these blocks. The engine may reassign them in the same step."""
         if self.pool is None:
             self.state.changed_hands += [block for table in tables for block in table]
 
     def take_awaited(self) -> list[int]:
-        """Transfers that the engine must wait for, because they touch blocks that changed hands."""
+        """Return the transfers to wait for: they touch blocks that changed owners since the last call."""
         blocks, self.state.changed_hands = self.state.changed_hands, []
         return self._touching(blocks) if blocks else []
 
     def _touching(self, blocks: Sequence[int]) -> list[int]:
-        """The transfers that touch one of these blocks.
+        """Return the transfers that touch any of these blocks.
 
-        A store that leaves with this step's plan is not among them: it reads blocks that a finished request
-        keeps. A load is: a request may be preempted in the step that admitted it.
+        Stores of this step's plan are left out: they read blocks that a finished request keeps. Its loads are
+        included: a request may be preempted in the step that admitted it.
         """
         wanted = {block for block in blocks if block != self._null_block}
         return [
@@ -97,12 +97,12 @@ class DeviceBlocks:
         blocks = [block for table in tables for block in table if block != self._null_block]
         if not blocks or not self._offloader.leased(blocks):
             return False
-        # An engine may use a name again before it hears that the earlier request's blocks may go.
+        # An engine may reuse a name before `take_sent` has returned the earlier request.
         self.state.kept.setdefault(request, []).extend(blocks)
         return True
 
     def take_sent(self) -> tuple[str, ...]:
-        """Finished requests whose blocks may go now, each named once."""
+        """Return the finished requests whose blocks may be freed now, each once."""
         kept = self.state.kept
         if not kept:
             return ()
@@ -112,5 +112,5 @@ class DeviceBlocks:
         return sent
 
     def has_sent(self) -> bool:
-        """Whether `take_sent` would name a request. Blocks of a lost copy are never named: no one waits."""
+        """Whether `take_sent` would return a request. It never does for blocks that a lost copy touches."""
         return any(not self._offloader.leased(blocks) for blocks in self.state.kept.values())

@@ -1,6 +1,6 @@
-"""What an engine hands to the scheduler side: of the right type, converted, or refused by name.
+"""Check the arguments of the engine's calls: convert them, or raise `WrongArgument` that names the argument.
 
-As in `kvsm.core.offloader.arguments`, a call checks what it takes before it changes anything.
+As in `kvsm.core.offloader.arguments`, a call checks its arguments before it changes anything.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BlockTables = Sequence[Sequence[int]]
 
 
 def token_count(call: str, argument: str, value: object) -> int:
-    """A number of tokens."""
+    """Check a number of tokens, which must be 0 or more."""
     number = integer(call, argument, value)
     if number < 0:
         raise WrongArgument(call, argument, f"is {number}; it must be 0 or more")
@@ -28,7 +28,7 @@ def token_count(call: str, argument: str, value: object) -> int:
 def block_tables(
     call: str, argument: str, tables: Any, groups: int, *, may_be_none: bool = False
 ) -> BlockTables:
-    """A table for each group; or no tables, if that may be."""
+    """Check the block tables of a request, one per group. may_be_none: whether there may be none."""
     if type(tables) is not list and type(tables) is not tuple:
         tables = items(call, argument, tables)
     if not tables and may_be_none:
@@ -41,7 +41,7 @@ def block_tables(
 
 
 def _are_tables(tables: Any, groups: int) -> bool:
-    """Whether these are plain tables, one for each group."""
+    """Whether these are lists or tuples of ints, one for each group."""
     if (type(tables) is not tuple and type(tables) is not list) or len(tables) != groups:
         return False
     for table in tables:
@@ -51,14 +51,14 @@ def _are_tables(tables: Any, groups: int) -> bool:
 
 
 def are_known(tables: Any, known: Sequence[list[int]]) -> bool:
-    """Whether these are plain tables, equal to `known` ones. Of the same ints, that takes 1 ns a block."""
+    """Whether these are plain lists equal to `known`. If the int objects are the same: 1 ns per block."""
     if (type(tables) is not list and type(tables) is not tuple) or len(tables) != len(known):
         return False
-    return all(type(table) is list and table == one for table, one in zip(tables, known))
+    return all(type(table) is list and table == blocks for table, blocks in zip(tables, known))
 
 
 def _sum(table: Sequence[Any]) -> object:
-    """An int if all values are ints, which the core looks at again. It takes 6 ns a block."""
+    """Return an int if all values are ints: a fast check (6 ns a block). The core checks them again."""
     try:
         return sum(table)
     except TypeError:
@@ -66,7 +66,7 @@ def _sum(table: Sequence[Any]) -> object:
 
 
 def worker_reports(reports: Iterable[WorkerReport]) -> Sequence[WorkerReport]:
-    """All reports, before the first of them is taken."""
+    """Check all reports before the first one is applied."""
     call = "update_connector_output"
     if type(reports) is not list and not isinstance(reports, Iterable):
         raise WrongArgument(call, "reports", f"is {a(reports)}; it must be an iterable of WorkerReports")
@@ -78,7 +78,7 @@ def worker_reports(reports: Iterable[WorkerReport]) -> Sequence[WorkerReport]:
 
 
 def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
-    """The blocks that a step adds to tables."""
+    """Check and return the blocks that a step adds to each request's tables."""
     call = "build_connector_meta"
     given = output.new_block_ids
     if not given:
@@ -94,7 +94,7 @@ def new_blocks(output: StepOutput, groups: int) -> Mapping[str, BlockTables]:
 
 
 def scheduled_tokens(output: StepOutput) -> Mapping[str, int] | None:
-    """How many tokens each request computes in a step, if the engine says it."""
+    """Return how many tokens each request computes in a step; None if the engine does not say."""
     call, argument, given = "build_connector_meta", "output.num_scheduled_tokens", output.num_scheduled_tokens
     if given is None:
         return None
@@ -104,5 +104,5 @@ def scheduled_tokens(output: StepOutput) -> Mapping[str, int] | None:
 
 
 def engine_name(call: str, request: Any) -> str:
-    """The name of an engine's request."""
+    """Check and return the name of an engine's request."""
     return request_name(call, request.request_id, "request.request_id")

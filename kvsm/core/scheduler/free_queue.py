@@ -1,25 +1,25 @@
 """The lazy store: a block is stored only when it nears eviction from the device.
 
-The engine takes device blocks from the head of its free queue. So the blocks there must hold nothing, or
-content that the host has; the walk keeps the first `target` blocks so. Each walk starts at the head: between
-two walks the engine may have taken any block out of the queue, or put it back at the tail, and a cursor into
-the queue would not notice. To make that cheap, a walk goes on until it has met twice as many safe blocks as
-it needs. The next walk is due when the surplus has left the queue, or when the host has lost a key. Every
-block that a request is given counts as one that left, so a walk never comes too late.
+The engine takes device blocks from the head of its free queue. A block there is safe if it is empty, or if
+the host has its content. A walk keeps the first `target` blocks safe. Each walk starts at the head: between
+two walks the engine may take any block out of the queue or put it back at the tail, which a cursor into the
+queue would miss. To make walks rare, a walk continues until it has passed twice as many safe blocks as it
+needs. The next walk is due when the surplus has left the queue, or when the host has lost a key. Every block
+given to a request counts as having left the queue, so a walk is never too late.
 
-What a walk remembers is no place in the queue, but the blocks whose content the host has, wherever they
-stand: it passes over them without a look at their keys. Such a block is forgotten when a request is given it,
-for the request may write to it, and all are forgotten when the host has lost a key. A block without content
-is not remembered: nobody says when it gets a key.
+A walk does not remember positions in the queue, but the blocks whose content the host has, wherever they are:
+it skips them without reading their keys. Such a block is forgotten when a request gets it, because the
+request may write to it, and all are forgotten when the host has lost a key. An empty block is not remembered,
+because the walk is not notified when the block gets a key.
 
-A block that is stored is held: it leaves the queue, and goes to the tail when its copy ends. So it outlives
-on the device the blocks that were freed after it and before its copy ended. Stored blocks keep their order
-among themselves. Every block comes by the head again before it is taken, and is stored again there if the
-host has lost it.
+A stored block is held: it leaves the queue, and goes to the tail when its copy ends. So on the device it
+outlives the blocks that were freed between its own release and the end of its copy. Stored blocks keep their
+order among themselves. Every block passes the head again before it is taken, and is stored again there if the
+host has lost its content.
 
-A store may fail, or evict from a small host what the device has too. Such a store would be made again and
-again. An idle engine would never rest, and a waiting request would find every block held by a store; both
-break progress (S9). So stores have a budget: at first the blocks of the pool, and then one block more for
+A store may fail, or evict keys from a small host that the device has too. Such stores would repeat forever:
+an idle engine would never rest, and a waiting request would find every block held by a store; both violate
+progress (S9). So stores have a budget: at first the number of blocks of the pool, then one block more for
 each block that is taken.
 """
 
@@ -38,24 +38,24 @@ from kvsm.core.scheduler.protocols import DevicePool
 from kvsm.core.scheduler.retry import RetryStamp
 
 PIECE = 64
-"""How many blocks of the queue are looked at together."""
+"""How many blocks of the queue are looked up together."""
 
 
 def _walk_due_in(state: WalkState, names: Names) -> int:
-    """A walk is due at once if the host has lost a key since the last one."""
+    """Return `walk_due_in`; 0, due at once, if the host has lost a key since the last walk."""
     return 0 if names.ledger.forgotten_at > state.walked_at else state.walk_due_in
 
 
 @declared
 class WalkState(msgspec.Struct):
-    """What the lazy store remembers between two walks."""
+    """The state that the lazy store keeps between two walks."""
 
     store_budget: Annotated[int, KEPT]
-    """Blocks that may be stored."""
+    """How many blocks may still be stored."""
     walk_due_in: Annotated[int, Seen(_walk_due_in)] = 0
-    """Blocks that may leave the queue before it must be walked again, if the host loses no key."""
+    """How many blocks may leave the queue before the next walk is due, if the host loses no key."""
     walked_at: Annotated[int, Dropped("an event number: `walk_due_in` is compared by what follows")] = 0
-    """Number of the last event when `walk_due_in` was found."""
+    """Number of the last event when `walk_due_in` was set."""
     known_safe: Annotated[set[int], Dropped("without it a walk looks, and finds the same")] = msgspec.field(
         default_factory=set
     )
@@ -64,11 +64,11 @@ class WalkState(msgspec.Struct):
         RetryStamp | None,
         Seen(lambda state, names: state.full_at and state.full_at.seen(names.ledger)),
     ] = None
-    """The stamp of the last walk, if that found too little room."""
+    """The stamp of the last walk, if the host had too little room for it; otherwise None."""
 
 
 class FreeQueueWalk:
-    """Walks the free queue of a pool, and stores what nears eviction.
+    """Walks the free queue of a device pool, and stores blocks that near eviction.
 
     target: how many blocks at the head of the queue are kept safe.
     """
@@ -78,7 +78,7 @@ class FreeQueueWalk:
         self.state = WalkState(offloader.config.device_blocks)
 
     def taken(self, blocks: Sequence[int]) -> None:
-        """A request was given these blocks. Some of them may have left the queue."""
+        """Note that a request was given these blocks, which may have left the queue."""
         if blocks:
             state, most = self.state, self._offloader.config.device_blocks
             state.walk_due_in = max(0, state.walk_due_in - len(blocks))
@@ -87,18 +87,18 @@ class FreeQueueWalk:
             state.full_at = None
 
     def restart(self) -> None:
-        """The host has lost all that it had."""
+        """Reset the state: the host has lost all its content."""
         self.state = WalkState(self._offloader.config.device_blocks)
 
     def is_due(self) -> bool:
-        """Whether the queue must be walked now, and something may be stored."""
+        """Whether a walk is due and a store is allowed."""
         ledger, state = self._offloader.ledger, self.state
         if state.walk_due_in and ledger.forgotten_at <= state.walked_at:
             return False
         return bool(state.store_budget) and state.full_at != RetryStamp.of(ledger)
 
     def store(self) -> TransferJob | None:
-        """Store what must be stored now. The caller takes the copy's references."""
+        """Walk if due, and plan a store; None if there is none. The caller takes the copy's references."""
         ledger, state = self._offloader.ledger, self.state
         if not self.is_due():
             return None
@@ -106,7 +106,7 @@ class FreeQueueWalk:
             state.known_safe.clear()
         keys, blocks, safe = self._walk()
         if len(keys) > len(ledger.free):
-            # Offered too: what the host has and is near eviction. It is touched, and not evicted for others.
+            # Also offer near blocks that the host has: that touches their keys, which protects them.
             saved = self._saved()
             keys += saved.keys()
             blocks += saved.values()
@@ -120,16 +120,16 @@ class FreeQueueWalk:
         return prepared.job
 
     def _still_safe(self, safe: Sequence[int], prepared: PreparedStore) -> int:
-        """How many of these blocks, from the first one on, are safe after the store."""
+        """Return how many of these blocks, from the first one on, are safe after the store."""
         if not prepared.evicted:
             return len(safe)
-        # What this very store has evicted is safe no more.
+        # Blocks whose keys this store has evicted are no longer safe.
         self.state.known_safe.clear()
         evicted, key_of = set(prepared.evicted), self._pool.key_of
         return next((place for place, block in enumerate(safe) if key_of(block) in evicted), len(safe))
 
     def _walk(self) -> tuple[list[bytes], list[int], list[int]]:
-        """Keys to store, their blocks, and the safe blocks that were met."""
+        """Walk the queue. Returns the keys to store, their blocks, and the safe blocks that were passed."""
         ledger, known, enough = self._offloader.ledger, self.state.known_safe, 2 * self._target
         find, stale, key_of = ledger.index.find, ledger.provenance.stale, self._pool.key_of
         most = min(self.state.store_budget, enough)
@@ -137,7 +137,7 @@ class FreeQueueWalk:
         blocks: list[int] = []
         safe: list[int] = []
         queue = self._pool.free_queue()
-        # In pieces, because the index finds many keys in less time than one after the other.
+        # In pieces, because the index looks up many keys faster together.
         while len(safe) < enough and (piece := list(islice(queue, PIECE))):
             if known.issuperset(piece):
                 safe += piece[: enough - len(safe)]
@@ -159,9 +159,9 @@ class FreeQueueWalk:
         return keys, blocks, safe
 
     def _saved(self) -> dict[bytes, int]:
-        """key -> block of what stands near the head of the queue and can be read on the host.
+        """Return key -> block for the blocks near the head of the queue whose keys are readable on the host.
 
-        Blocks further behind are left out: to keep them too would leave no room for what is taken next.
+        Blocks further behind are left out: keeping their keys too would leave no room for the next stores.
         """
         index, readable = self._offloader.ledger.index, self._offloader.ledger.readable
         first = islice(self._pool.free_queue(), 2 * self._target)

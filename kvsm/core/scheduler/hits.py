@@ -1,16 +1,16 @@
 """The longest hit that all groups serve together.
 
-Each group lowers the end of the hit to an end that it can serve. Another group may not serve that end. So the
-groups are asked in turn until none lowers it. Each answer is the largest end that the group serves, so the
-result is the longest hit of all. vLLM's coordinator does the same. What a group needs for a hit:
+Each group lowers the end of the hit to the largest end that it can serve. Another group may not serve that
+end, so the groups are searched in turn until none lowers it. The result is the longest hit that all groups
+serve. vLLM's coordinator does the same. What a group needs for a hit:
 
     full attention    every chunk behind what the device has
     sliding window    the chunks that hold the last `window - 1` tokens before the end
     mamba             the last block before the end: the state
 
-A group with a drafter is searched as its kind says. vLLM leaves out the last block of its hit there, because
-the drafter's KV of a block's last token depends on the token behind the block. A hit with this block can only
-cost an accepted draft: the model checks each draft.
+A group with a drafter is searched like any group of its kind. vLLM drops the last block of the hit in such a
+group, because the drafter's KV of a block's last token depends on the token behind the block. Keeping the
+block is safe: at worst a draft is rejected, because the model checks each draft.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from kvsm.ids import SMALL, IdArray
 
 Has = Callable[[bytes], bool]
 FindPrefix = Callable[[int, int, int], IdArray | None]
-"""(group, first chunk, last chunk) -> the slots of these chunks, up to the first whose key is not there.
-None: each key must be asked for."""
+"""(group, first chunk, end chunk) -> the slots of these chunks, up to the first chunk whose key is missing.
+None: look up each key instead."""
 
 PIECE = 16
-"""How many keys of a prompt are made together, once the first one was there."""
+"""How many keys of a prompt are built together, once its first key was found."""
 
 
 class Span(NamedTuple):
@@ -42,17 +42,20 @@ class Span(NamedTuple):
 
 
 def hit_limit(num_tokens: int, local: int, max_load_tokens: int) -> int:
-    """Where a hit may end at most: one token is left to compute (S18). local: tokens that the device has."""
+    """Return the largest end of a hit (tokens): one token is left to compute (S18).
+
+    local: tokens that are cached on the device.
+    """
     return min(num_tokens - 1, local + max_load_tokens)
 
 
 class HitSearch:
-    """Looks for the hits of one request.
+    """Searches the hits of one request.
 
-    keys: its keys, by group.
-    local: tokens that the device has.
-    lacking: after a search, the key that ended the hit: with it the hit would be longer, unless other keys
-        lack too. None if the hit reaches the limit, or if the engine has no hash of what follows.
+    keys: its chunk keys, by group.
+    local: tokens that are cached on the device.
+    lacking: after a search, the missing key that ended the hit: with it the hit would be longer, unless other
+        keys are missing too. None if the hit reaches the limit, or the last token that the engine has hashed.
     """
 
     def __init__(
@@ -63,13 +66,13 @@ class HitSearch:
         self._keys, self._local = keys, local
         self.lacking: bytes | None = None
         self._found: IdArray | None = None
-        """After a search of one group: the slots of the hit, if it has met them."""
+        """After a search with one group: the slots of the hit, if the search found them."""
 
     def longest_hit(self, limit: int, has: Has, find_prefix: FindPrefix | None = None) -> int:
-        """Where the longest hit ends, at most at `limit`; `local` if there is none.
+        """Return the end of the longest hit (tokens), at most `limit`; `local` if there is no hit.
 
-        has: whether a key can be counted on.
-        find_prefix: the same of many chunks of a group with full attention, in one question.
+        has: whether a key may be part of the hit.
+        find_prefix: the same for many chunks of a full-attention group in one call.
         """
         limit = min([limit, *self._hashed(limit)])
         end, self.lacking = self._align(limit), None
@@ -85,25 +88,25 @@ class HitSearch:
         return max(end, self._local)
 
     def slots(self, end: int, index: KeyIndex) -> IdArray:
-        """The slots of the hit up to `end` that was just found. The index has all keys that it needs."""
+        """Return the slots of the hit up to `end` that was just found. The index must have all its keys."""
         if self._found is not None:
             return self._found
         slots = index.find(self.needed_keys(end))
         return cast(IdArray, np.array(slots, dtype=np.int64) if len(slots) > SMALL else tuple(slots))
 
     def needed(self, end: int) -> list[Span]:
-        """The chunks of each group that a hit up to `end` loads."""
+        """Return the chunks of each group that a hit up to `end` loads."""
         return [self._span(index, end) for index in range(len(self._groups))]
 
     def _span(self, index: int, end: int) -> Span:
-        """The same of one group. `end` may lie within a chunk."""
+        """Return the chunks of this group that a hit up to `end` loads. `end` may lie within a chunk."""
         tokens = self._chunk_tokens[index]
         first, last = max(self._local, self._groups[index].first_needed_token(end)), -(-end // tokens)
         # A window of one token needs nothing.
         return Span(first // tokens if first < end else last, last)
 
     def needed_keys(self, end: int) -> list[bytes]:
-        """The keys that a hit up to `end` loads, group by group."""
+        """Return the keys that a hit up to `end` loads, group by group."""
         needed: list[bytes] = []
         if end <= self._local:
             return needed
@@ -112,8 +115,10 @@ class HitSearch:
         return needed
 
     def parents(self, end: int) -> dict[int, bytes]:
-        """Map the place in `needed_keys(end)` of each group's first key to the key before it: b"" at the
-        start of a prompt, and for groups without full attention, which do not need that key."""
+        """Map the index in `needed_keys(end)` of each group's first key to the key of the preceding chunk.
+
+        That is b"" at the start of a prompt, and for groups without full attention, which do not need it.
+        """
         parents, place = dict[int, bytes](), 0
         for group, keys, span in zip(self._groups, self._keys, self.needed(end)):
             continues = group.kind is GroupKind.FULL and span.first > 0
@@ -122,7 +127,7 @@ class HitSearch:
         return parents
 
     def _hashed(self, limit: int) -> list[int]:
-        """The ends of the last full chunks, of each group that reads a token before `limit`."""
+        """Return the end of the last hashed chunk of each group that reads a token before `limit`."""
         groups = zip(self._groups, self._keys, self._chunk_tokens)
         return [
             max(len(keys) * size, group.fresh_start(limit))
@@ -134,7 +139,7 @@ class HitSearch:
         return tokens - tokens % self._alignment
 
     def _served(self, index: int, end: int, has: Has, find_prefix: FindPrefix | None) -> int:
-        """The largest end up to `end` that this group serves; `local` or less if there is none."""
+        """Return the largest end up to `end` that this group serves; `local` or less if there is none."""
         group, tokens, keys = self._groups[index], self._chunk_tokens[index], self._keys[index]
         while end > self._local:
             first, last = self._span(index, end)
@@ -158,10 +163,9 @@ class HitSearch:
 
 
 def _first_missing(keys: Sequence[bytes], first: int, last: int, has: Has) -> int:
-    """The first of these chunks whose key is not there; `last` if all are.
+    """Return the first of these chunks whose key is missing; `last` if none is.
 
-    It takes the first key alone, and the others in pieces: most prompts that miss do so at once, and a key
-    that is not asked for is not made.
+    Check the first key alone: most misses miss there. Build the other keys lazily, `PIECE` at a time.
     """
     size = 1
     while first < last:

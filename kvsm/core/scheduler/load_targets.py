@@ -1,4 +1,4 @@
-"""Where a load goes: the device blocks of a request that its hit fills."""
+"""Find the device blocks that a load fills."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from kvsm.errors import WrongArgument
 class LoadTargets(NamedTuple):
     """The device blocks that a hit fills.
 
-    blocks: group by group.
-    parts: the place of each of them in the match, slot by slot; empty if the load fills whole chunks.
-    chunks: how many blocks of the match are read.
+    blocks: device blocks, group by group.
+    parts: for each block, the position of its part in the match, counted in device blocks; empty if the load
+        fills whole chunks.
+    chunks: number of slots of the match that are read.
     """
 
     blocks: list[int]
@@ -28,7 +29,7 @@ class LoadTargets(NamedTuple):
 def load_targets(
     config: SchedulerConfig, blocks_per_chunk: int, tracked: TrackedRequest, spans: Sequence[Span], end: int
 ) -> LoadTargets:
-    """What a load up to token `end` fills. spans: the chunks of each group that it reads.
+    """Return what a load up to token `end` fills. spans: the chunks of each group that it reads.
 
     Raises `WrongArgument` if the request has too few blocks.
     """

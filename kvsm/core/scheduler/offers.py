@@ -1,12 +1,12 @@
-"""Which chunks of which requests are offered for a store, in which step, and when again.
+"""Decide which chunks of which requests are offered for a store, in which step, and when again.
 
 A chunk of a request is confirmed, then offered, then settled:
 
-- confirmed (`TrackedRequest.confirmed_tokens`): the engine has computed it for certain;
-- offered: it was in an `OfferBatch`, of one step or of the end of its request;
-- settled: it is stored or in flight, or never will be; otherwise it waits, and is offered again.
+- confirmed (`TrackedRequest.confirmed_tokens`): the engine has certainly computed it;
+- offered: it was in an `OfferBatch`, of a step or of the end of its request;
+- settled: it is stored or in flight, or will never be stored; otherwise it waits and is offered again.
 
-The cursors in the ledger say how far each request is. `OffersState` has what only the next offers need.
+Each request's cursors are in the ledger. `OffersState` has what else the next offers need.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from kvsm.events import Offer, SkipReason
 
 Requests = Mapping[str, TrackedRequest]
 States = Sequence[tuple[int, int, int]]
-"""Mamba states: (group, device block, tokens of the prefix) each."""
+"""Mamba states, each (group, device block, tokens of the prefix)."""
 AddToPlan = Callable[[TransferJob], None]
-"""Takes the job of a store, before the cursors move."""
+"""Adds the job of a store to the step's plan. Called before the cursors move."""
 
 
 @declared
@@ -48,20 +48,20 @@ class OffersState(msgspec.Struct):
         RetryStamp,
         Seen(lambda one, names: one.stamp.seen(names.ledger) if one.awaiting else NOBODY),
     ]
-    """The stamp of the last offer. It is looked at as long as something waits."""
+    """The stamp of the last offer. It is only read while a request waits."""
     crowded: Annotated[
         dict[str, Sequence[int]],
         Seen(lambda one, names: one.names_less(names.ledger) if one.crowded and one.awaiting else None),
     ]
-    """The requests of the last offer, each with its cursors then, if the offer lacked room although there is
-    some: an offer evicts nothing that it names itself. Else empty."""
+    """The requests of the last offer, with their cursors before it, if the offer lacked room although slots
+    were available: an offer cannot evict keys that it names itself. Otherwise empty."""
 
     def names_less(self, ledger: Ledger) -> bool:
-        """Whether another try would name other blocks than the last offer."""
+        """Whether another offer would name other blocks than the last one."""
         return _cursors(ledger, self.awaiting) != self.crowded
 
     def tries_again(self, ledger: Ledger, due: Collection[str]) -> bool:
-        """Whether to offer now what waits. due: the requests with new chunks in this step."""
+        """Whether to offer the waiting requests now. due: the requests with new chunks in this step."""
         if not self.awaiting:
             return False
         if self.stamp != RetryStamp.of(ledger):
@@ -69,8 +69,8 @@ class OffersState(msgspec.Struct):
         return bool(self.crowded) and (bool(due) or self.names_less(ledger))
 
     def note_offer(self, ledger: Ledger, crowded: dict[str, Sequence[int]]) -> None:
-        """Note an offer. crowded: the cursors of its requests before it, if some had to wait because the host
-        was full."""
+        """Note an offer. crowded: its requests with their cursors before it, if chunks had to wait as the
+        host was full; otherwise empty."""
         self.stamp = RetryStamp.of(ledger)
         self.crowded = crowded if self.stamp.available_slots else {}
 
@@ -78,7 +78,7 @@ class OffersState(msgspec.Struct):
 class StoreOffers:
     """Offers the chunks of an engine's requests for stores: in its steps, and at the end of each request.
 
-    Its calls take the engine's unfinished requests by name.
+    `requests` in its calls: the engine's unfinished requests, by name.
     """
 
     def __init__(self, offloader: Offloader, config: SchedulerConfig, device_blocks: DeviceBlocks) -> None:
@@ -93,7 +93,7 @@ class StoreOffers:
         return self._config.store is StoreMode.EAGER or tracked.remote_decode
 
     def due(self, requests: Requests, scheduled: Iterable[str]) -> dict[str, TrackedRequest]:
-        """The scheduled requests that may have a chunk to offer. An idle step costs no more than this."""
+        """Return the scheduled requests that may have a chunk to offer. An idle step costs only this."""
         due = {}
         for name in scheduled:
             tracked = requests.get(name)
@@ -112,8 +112,7 @@ class StoreOffers:
         boundary_states: Mapping[str, States],
         add_to_plan: AddToPlan,
     ) -> None:
-        """Offer what was confirmed since the last step, again what had to wait, and the mamba states that the
-        engine hands over."""
+        """Offer newly confirmed chunks, waiting chunks, and the mamba states that the engine hands over."""
         ledger, state = self._offloader.ledger, self.state
         due = self.due(requests, scheduled)
         if state.tries_again(ledger, due):
@@ -140,7 +139,7 @@ class StoreOffers:
                 state.awaiting.pop(name, None)
 
     def offer_at_end(self, tracked: TrackedRequest, add_to_plan: AddToPlan) -> None:
-        """Offer what this request, which has just finished, has not settled: for the last time."""
+        """Offer the unsettled chunks of a request that has just finished, for the last time."""
         ledger = self._offloader.ledger
         everything = tracked.remote_decode or (
             ledger.forgotten_at > tracked.watched_from and self._lost_something(tracked)
@@ -168,7 +167,7 @@ class StoreOffers:
         return prepared
 
     def _has_more_to_offer(self, tracked: TrackedRequest) -> bool:
-        """Whether a request at its end may have chunks that it has not offered, or that wait."""
+        """Whether a request at its end may have chunks that were never offered, or that wait."""
         entry = self._offloader.ledger.requests.get(tracked.name)
         if entry is None or entry.settled != entry.offered or self._has_drafter:
             return True
@@ -176,7 +175,7 @@ class StoreOffers:
         return request.num_computed_tokens - request.num_output_placeholders >= tracked.next_offer
 
     def _lost_something(self, tracked: TrackedRequest) -> bool:
-        """Whether the host has lost what was stored of this request, or what its load has brought."""
+        """Whether the host has lost chunks that were stored from this request, or that its load brought."""
         ledger = self._offloader.ledger
         entry = ledger.requests.get(tracked.name)
         return tracked.lacks_a_key(ledger.index, () if entry is None else entry.settled, self._config)
@@ -184,8 +183,8 @@ class StoreOffers:
     def move_back(self, requests: Requests, failed: Set[bytes]) -> None:
         """Let requests offer the chunks with these keys again, because their stores have failed.
 
-        These are requests that still have the blocks. A request that was preempted has no cursors. After a
-        reset no request has any until the last copy of the older epoch has ended.
+        This affects requests that still have the blocks. Preempted requests have no cursors. After a reset no
+        request has cursors until the last copy of the older epoch has ended.
         """
         ledger, moved = self._offloader.ledger, list[Offer]()
         for name, tracked in requests.items():
@@ -201,8 +200,8 @@ class StoreOffers:
     def move_behind(self, requests: Requests, loaded: Iterable[str], chunk_tokens: int) -> None:
         """Set the first cursors of requests whose loads have just brought all of their full chunks.
 
-        The host had it just now, so nothing is offered before another chunk is full. Only layers that look
-        back at every token get all their chunks from a load.
+        The host had these chunks just now, so the next offer waits until another chunk is full. Use this only
+        with full attention: other layers do not load all chunks.
         """
         ledger, moved = self._offloader.ledger, list[Offer]()
         for name in loaded:
@@ -215,6 +214,6 @@ class StoreOffers:
 
 
 def _cursors(ledger: Ledger, requests: Iterable[str]) -> dict[str, Sequence[int]]:
-    """From which chunk on each of these requests offers, by group. Empty: from its first."""
-    known = ledger.requests
-    return {name: known[name].settled if name in known else () for name in requests}
+    """Return each request's settled cursors, by group: the chunk from which it offers. Empty: the first."""
+    records = ledger.requests
+    return {name: records[name].settled if name in records else () for name in requests}

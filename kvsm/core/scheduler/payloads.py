@@ -1,4 +1,4 @@
-"""The tokens, extra keys and parents that `BlockStored` events need: read from the request that is stored."""
+"""Build `BlockStored` events, with tokens, extra keys and parents from the stored request."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SPEC_KINDS = {
     GroupKind.CHUNKED_LOCAL: "chunked_local_attention",
     GroupKind.MAMBA: "mamba",
 }
-"""What KV events call them, if the group does not say it."""
+"""The spec kind in KV events, unless the group gives one (`event_kind`)."""
 
 
 def describe(
     config: SchedulerConfig, blocks_per_chunk: int, stored: Sequence[tuple[TrackedRequest, int, int]]
 ) -> list[BlockStored | None]:
-    """The event of each key that was stored; None if the token ids do not say what the blocks hold.
+    """Return the event of each stored key; None if the request has prompt embeddings instead of token ids.
 
-    stored: for each key its request, its group, and the tokens of its prefix.
+    stored: for each key its request, its group, and the length of its prefix (tokens).
     """
     return [
         _describe(config, blocks_per_chunk, cast(DescribedRequest, tracked.request), group, end)
@@ -37,9 +37,9 @@ def describe(
 def _describe(
     config: SchedulerConfig, blocks_per_chunk: int, request: DescribedRequest, index: int, end: int
 ) -> BlockStored | None:
-    """The event of the chunk that ends at token `end`.
+    """Return the event of the chunk that ends at token `end`.
 
-    A mamba state may be handed over within a block. Its event covers the tokens from the block's first one.
+    A mamba state may end within a block. Its event covers the tokens from the block's first one on.
     """
     if request.prompt_embeds is not None:
         return None
@@ -69,8 +69,8 @@ def _event_window(group: KVCacheGroup) -> int | None:
 
 
 def _extra_keys(request: DescribedRequest, first: int, last: int) -> ExtraKeys:
-    """What decides a block's content beside its tokens, in the wire's form: the adapter, each image with its
-    place relative to the block, and in the first block the salt."""
+    """Return what determines a block's content beside its tokens, in the format of KV events: the adapter,
+    each multimodal item with its offset from the block's start, and in the first block the cache salt."""
     keys: list[Any] = [request.lora_request.name] if request.lora_request else []
     for feature in request.mm_features:
         position = feature.mm_position

@@ -1,7 +1,8 @@
-"""What a client may say of one request: `kv_transfer_params`, read in one place for every part of kvsm.
+"""A client's parameters of one request (`kv_transfer_params`), parsed here for every part of kvsm.
 
-A client sends them, so nothing in them may stop the engine. A value that is no such thing is ignored, with
-one line in the log. A flag is true where vLLM's own connectors take it as true.
+Clients send them, so no value in them may stop the engine. A value of the wrong type or range is ignored,
+with a warning. `do_remote_decode` and `do_remote_prefill` count as true if Python does, as in vLLM's
+connectors.
 
 =========================  ============================================================================
 key                        meaning
@@ -10,15 +11,15 @@ key                        meaning
 `max_offload_tokens`       most tokens of the request that are stored
 `max_load_tokens`          most tokens of the request that are loaded
 `do_remote_decode`         true stores all blocks: another engine will decode the request
-`do_remote_prefill`        true: another engine has computed the prompt, and the other keys say where it is
+`do_remote_prefill`        true: another engine has computed the prompt; the other keys say where its KV is
 `remote_engine_id`         that engine's id
-`remote_request_id`        that engine's name for the request, for people
-`remote_hand_over`         the hand-over, by a name that nobody can guess
+`remote_request_id`        that engine's name for the request, for messages
+`remote_hand_over`         unguessable name of the hand-over
 `remote_num_tokens`        how many tokens of the prompt it covers at most
 =========================  ============================================================================
 
-The last four are what the prefill engine answers (`HandOverParams.as_answer`). All names but
-`remote_hand_over` are vLLM's, so a proxy that passes them on needs to know nothing of kvsm.
+The prefill engine returns the last four (`HandOverParams.as_answer`). All names but `remote_hand_over` are
+vLLM's, so a proxy that passes them on needs no support for kvsm.
 """
 
 from __future__ import annotations
@@ -31,16 +32,22 @@ from typing import Any, NamedTuple
 from kvsm.system.printable import printable
 
 MOST_NAME = 256
-"""Characters of a name that crosses from one engine to another."""
+"""Most characters of a name that one engine sends to another."""
 
 TOKENS_END = 1 << 48
-"""More tokens than any prompt has."""
+"""`remote_num_tokens` must be smaller. No prompt has so many tokens."""
 
 _LOGGER = logging.getLogger("kvsm")
 
 
 class HandOverParams(NamedTuple):
-    """Where the blocks of a prompt are that another engine has computed."""
+    """Where the blocks of a prompt that another engine has computed can be fetched.
+
+    engine: id of that engine.
+    request: its name for the request, for messages.
+    hand_over: unguessable name of the hand-over.
+    num_tokens: most tokens of the prompt that it covers.
+    """
 
     engine: str
     request: str
@@ -48,7 +55,7 @@ class HandOverParams(NamedTuple):
     num_tokens: int
 
     def as_answer(self) -> dict[str, Any]:
-        """What the prefill engine answers to its client, who sends it to the decode engine."""
+        """Return the parameters that the prefill engine returns and the client sends to the decode engine."""
         return {
             "do_remote_prefill": True,
             "do_remote_decode": False,
@@ -60,11 +67,12 @@ class HandOverParams(NamedTuple):
 
 
 class RequestParams(NamedTuple):
-    """What a client said of one request.
+    """The parsed parameters of one request.
 
     offload: whether its blocks are stored.
+    max_offload_tokens, max_load_tokens: most tokens of it that are stored, or loaded.
     remote_decode: whether another engine will decode it.
-    remote_prefill: where another engine keeps its prompt's blocks; None if it said nothing of the kind.
+    remote_prefill: where another engine keeps its prompt's blocks; None: nowhere.
     """
 
     offload: bool = True
@@ -75,9 +83,9 @@ class RequestParams(NamedTuple):
 
 
 def read_request_params(request: str, given: object) -> RequestParams:
-    """The parameters of a request; what it does not say, or says in a wrong way, is the default.
+    """Parse the parameters of a request. Missing and invalid values get their default.
 
-    request: its name, for the log.
+    request: its name, for warnings.
     given: its `kv_transfer_params`.
     """
     if given is None:
@@ -114,7 +122,8 @@ def _tokens(request: str, given: Mapping[str, Any], name: str) -> int:
 
 
 def _hand_over(request: str, given: Mapping[str, Any]) -> HandOverParams | None:
-    """Parameters of another connector, as in a MultiConnector, have no `remote_hand_over`."""
+    """Parse the `remote_*` keys. None if one is invalid. None without
+    `remote_hand_over`, too: then they are for another connector, as in a MultiConnector."""
     if given.get("remote_hand_over") is None:
         return None
     names = ("remote_engine_id", "remote_request_id", "remote_hand_over")
@@ -133,7 +142,7 @@ def _hand_over(request: str, given: Mapping[str, Any]) -> HandOverParams | None:
 
 
 def _is_name(value: object) -> bool:
-    """Whether it can be sent to another engine, and written to the log."""
+    """Whether this is a string that can be sent to another engine and logged."""
     if not isinstance(value, str) or not 0 < len(value) <= MOST_NAME:
         return False
     try:
@@ -144,7 +153,6 @@ def _is_name(value: object) -> bool:
 
 
 def _ignored(request: str, name: str, value: object, wanted: str, then: str = "ignored") -> None:
-    # What a client meant cannot be known, and the engine must not stop for it.
     shown = repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     _LOGGER.warning("request %s: %s is %s, not %s; %s", printable(request), name, shown, wanted, then)

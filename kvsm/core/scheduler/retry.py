@@ -1,4 +1,4 @@
-"""When a store that had to wait is worth another try."""
+"""Decide when a store that had to wait is tried again."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from kvsm.core.ledger.canonical import NOBODY
 
 
 class RetryStamp(NamedTuple):
-    """What decides whether a store that had to wait can go on.
+    """The figures on which it depends whether a waiting store can be planned.
 
-    It is tried again when this has changed, or when the next offer names less than the last one
-    (`OffersState.crowded`).
+    The store is tried again when they have changed, or when the next offer names other blocks than the last
+    one (`OffersState.crowded`).
     """
 
     ended_at: int
     """Number of the last event that ended a transfer."""
     available_slots: int
-    """Slots that are free or can be evicted. Pins that are given back make room, and end no transfer."""
+    """Number of slots that are free or can be evicted. Released pins raise it without ending a transfer."""
 
     @classmethod
     def of(cls, ledger: Ledger) -> RetryStamp:
         return cls(ledger.ended_at, len(ledger.free) + ledger.evictable())
 
     def seen(self, ledger: Ledger) -> int:
-        """What a comparison with later stamps can tell: nothing if a transfer has ended since, for then
-        all later stamps differ from this one."""
+        """Return the part that a comparison with later stamps depends on: none if a transfer has ended since,
+        because then all later stamps differ from this one."""
         return self.available_slots if self.ended_at == ledger.ended_at else NOBODY
