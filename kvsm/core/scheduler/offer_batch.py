@@ -1,14 +1,14 @@
-"""What a step offers for a store: one batch over all requests that have something new, one transfer.
+"""The chunks that a step offers for a store: one batch over all requests, and one transfer.
 
 The ledger keeps two cursors for each group of a request. Every chunk before `settled` is dealt with; every
 chunk before `offered` has been offered once. A chunk that cannot be stored yet holds `settled` where it is:
 its key or its device block is in flight, or there is no room. It is offered again from there, so no hole is
 left (no doubled or lost store, S13).
 
-If a store fails, `settled` goes back to its first chunk, so that the next step offers it again. Each chunk
+If a store fails, `settled` moves back to its first chunk, so that the next step offers it again. Each chunk
 moves the cursor back once while its request has the same device blocks. After a second failure it is offered
-again when the request ends, and not before: a rank that always fails would else be given the same copies in
-every step. Not offered, or not again, before that end:
+again when the request ends, and not before: otherwise a rank that always fails would get the same copies in
+every step. Before the end of the request these are not offered, or not again:
 
 - a chunk that the request's own load has brought: the host had it just now;
 - a chunk whose store was lost: its worker is most likely dead, and each lost store retires its slots;
@@ -46,10 +46,10 @@ class OfferedChunks(msgspec.Struct, frozen=True, gc=False):
 
 
 class ReachedCursors(msgspec.Struct, frozen=True, gc=False):
-    """How far a request is with its blocks, by group.
+    """The cursors that a request reaches with this batch, by group.
 
     known: the ledger's record of the request, with its cursors before the batch.
-    settled, offered: its cursors after the batch, if no chunk has to wait.
+    settled, offered: its cursors after the batch if no chunk has to wait.
     """
 
     known: RequestRecord
@@ -60,7 +60,7 @@ class ReachedCursors(msgspec.Struct, frozen=True, gc=False):
 class OfferBatch:
     """Chunks of several requests, to be offered together.
 
-    keys, blocks: each chunk's key, and its device blocks.
+    keys: each chunk's key. blocks: the device blocks of all chunks.
     """
 
     def __init__(self, offloader: Offloader, config: SchedulerConfig, pool: DevicePool | None) -> None:
@@ -72,17 +72,17 @@ class OfferBatch:
         self._runs: list[OfferedChunks] = []
         self._starts: list[int] = []
         self._parents: dict[int, bytes] = {}
-        """Place of the first key of a run -> the key that it continues."""
+        """Place of the first key of a run -> the key of the preceding chunk."""
         self._offered_before: set[int] = set()
-        """Places that waited in an earlier step: why they wait is not recorded again."""
+        """Places of chunks offered in an earlier step: the reason why they wait is not recorded again."""
         self._reached: dict[str, ReachedCursors] = {}
         self._begun: list[TrackedRequest] = []
         """Requests that had settled and loaded nothing before this batch."""
 
     def collect(self, tracked: TrackedRequest, *, finished: bool = False, everything: bool = False) -> None:
-        """Add the chunks that this request has computed and that are not settled.
+        """Add the confirmed chunks of this request that are not settled.
 
-        finished: the request is over; it offers for the last time.
+        finished: the request has finished: this is its last offer.
         everything: offer its settled chunks too.
         """
         name, offloader = tracked.name, self._offloader
@@ -91,7 +91,7 @@ class OfferBatch:
             offloader.arrive(name)
             entry = offloader.ledger.requests[name]
         if entry.word & STATE_MASK == FINISHED:
-            # An earlier request of this name still loads; until that ends, the cursors are its own.
+            # The load of an earlier request of this name has not ended; the cursors are still that request's.
             return
         full = tracked.full_chunks(self._config, self._blocks_per_chunk, finished)
         nothing = (0,) * len(full)
@@ -102,13 +102,13 @@ class OfferBatch:
             self._begun.append(tracked)
         for group, last in enumerate(full):
             first = 0 if everything else settled[group]
-            # Why a chunk waits is recorded once, and again at its last offer (full offload, S16).
-            told = 0 if finished else offered[group]
+            # The reason why a chunk waits is recorded once, and again at its last offer (full offload, S16).
+            recorded = 0 if finished else offered[group]
             if tracked.loaded == NO_TOKENS or everything:
-                self._add(tracked, group, range(first, last), told, offered[group])
+                self._add(tracked, group, range(first, last), recorded, offered[group])
                 continue
             for chunks in self._not_loaded(tracked, group, first, last):
-                self._add(tracked, group, chunks, told, offered[group])
+                self._add(tracked, group, chunks, recorded, offered[group])
         tracked.loaded = NO_TOKENS
         # The engine's count falls back after a failed load; the cursors do not.
         reached = _later(full, settled)
@@ -117,7 +117,7 @@ class OfferBatch:
         )
 
     def _not_loaded(self, tracked: TrackedRequest, group: int, first: int, last: int) -> list[range]:
-        """These chunks without the ones that the request's load has just brought from the host."""
+        """Return these chunks without those that the request's load has just brought from the host."""
         spec, (begin, end) = self._config.groups[group], tracked.loaded
         if spec.kind is not GroupKind.FULL:
             return [range(first, last)]
@@ -126,10 +126,10 @@ class OfferBatch:
         behind = min(max(before, end // tokens), last)
         return [range(first, before), range(behind, last)]
 
-    def _add(self, tracked: TrackedRequest, group: int, chunks: range, told: int, offered: int) -> None:
+    def _add(self, tracked: TrackedRequest, group: int, chunks: range, recorded: int, offered: int) -> None:
         """Add these chunks of a request.
 
-        told: of the chunks before this one it is recorded why they wait.
+        recorded: the reason for waiting is recorded already for the chunks before this one.
         offered: how many chunks were offered before.
         """
         if not chunks:
@@ -148,8 +148,8 @@ class OfferBatch:
         self._open(tracked, group, kept, start)
         if kept:
             self._parents[start] = self._key_before(tracked, group, kept[0])
-        if first < told:
-            self._offered_before.update(range(start, start + bisect_left(kept, told)))
+        if first < recorded:
+            self._offered_before.update(range(start, start + bisect_left(kept, recorded)))
 
     def _key_before(self, tracked: TrackedRequest, group: int, chunk: int) -> bytes:
         """Return the key of the preceding chunk. Empty for the first chunk, and for groups without full
@@ -164,7 +164,7 @@ class OfferBatch:
     def _often_enough(
         self, tracked: TrackedRequest, chunks: Sequence[int], first: int, keys: Sequence[bytes], offered: int
     ) -> Sequence[int]:
-        """The chunks whose keys were offered `store_threshold` times. One request counts once.
+        """Return the chunks whose keys were offered `store_threshold` times. A request counts once per key.
 
         keys: of the chunks from `first` on.
         """
@@ -184,13 +184,13 @@ class OfferBatch:
         self._runs.append(OfferedChunks(tracked, group, chunks, start))
 
     def _blocks_of(self, tracked: TrackedRequest, group: int, chunk: int, key: bytes) -> Sequence[int]:
-        """The device blocks of the chunk with this key; none if it left its window and the engine freed it.
+        """Return the device blocks of the chunk with this key; none if it left its window and may be freed.
 
-        The engine does not say when it frees such blocks. The pool knows where the content is now, if it is
-        anywhere. Without a pool, chunks that left the window are passed over.
+        The engine does not report when it frees such blocks. The pool has the block that caches the key now,
+        if any. Without a pool, chunks that left the window are skipped.
 
-        A pool without a prefix cache (`key_of` is None for every block) knows of no content. There nothing of
-        a window is stored, although it may be there: the engine may have given the block to another request.
+        A pool without a prefix cache (`key_of` is None for every block) cannot confirm any content. With it,
+        no chunk of a window is stored: the engine may have given the block to another request.
         """
         size, spec = self._blocks_per_chunk, self._config.groups[group]
         blocks = tracked.tables[group][chunk * size : (chunk + 1) * size]
@@ -209,7 +209,7 @@ class OfferBatch:
     def hand_over(self, tracked: TrackedRequest, group: int, block: int, tokens: int) -> None:
         """Add the mamba state that the engine completed after this number of tokens.
 
-        A state whose prefix has no hash cannot be found again, and is left out.
+        A state whose prefix has no hash could not be found again, so it is skipped.
         """
         key = tracked.key_at(group, tokens, self._config.tokens_per_hash)
         if key is not None and block != self._config.null_block and tokens <= tracked.store_limit():
@@ -227,21 +227,21 @@ class OfferBatch:
         )
 
     def advance(self, prepared: PreparedStore) -> None:
-        """Move the cursors of the requests. prepared: what became of the batch."""
+        """Move the cursors of the requests. prepared: the result of `store`."""
         moved = self._advanced(prepared.deferred)
         if moved:
             self._offloader.advance(moved)
         for tracked in self._begun:
-            # What the host lost to make room for this batch was nothing of theirs.
+            # Evictions for this batch cannot have removed their blocks.
             tracked.watched_from = self._offloader.ledger.seq
 
     def skip(self, reason: SkipReason) -> None:
-        """Record why nothing of the batch is stored."""
+        """Record the reason why no chunk of the batch is stored."""
         if self.keys:
             self._offloader.skip(self._owners(), self.keys, reason)
 
     def stored(self, prepared: PreparedStore) -> list[tuple[TrackedRequest, int, int]]:
-        """For each key of the job, in its order: the request, the group, and the tokens of the prefix."""
+        """Return for each key of the job, in order, its request, its group and the length of its prefix."""
         stored = []
         for place in prepared.stored:
             run, end = self._chunk_at(place)
@@ -259,7 +259,7 @@ class OfferBatch:
         return self._config.groups[group].kind is not GroupKind.MAMBA
 
     def _owners(self) -> Owners:
-        """The requests of the batch and their chunks; runs of one request are counted together."""
+        """Return the requests of the batch with their chunk counts. Runs of one request are added up."""
         owners: list[tuple[str, int]] = []
         for run in self._runs:
             name, count = run.tracked.name, len(run.chunks)
@@ -270,7 +270,7 @@ class OfferBatch:
         return tuple(owners)
 
     def _advanced(self, deferred: Sequence[int]) -> list[Offer]:
-        """The cursors that have moved. deferred: places that wait, ascending."""
+        """Return the cursors that have moved. deferred: places of chunks that wait, ascending."""
         waits_from: dict[tuple[str, int], int] = {}
         for place in reversed(deferred):
             run, chunk = self._chunk_at(place)
@@ -287,6 +287,6 @@ class OfferBatch:
         return moved
 
 
-def _later(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """The later one of two cursors, in each group."""
-    return max(one, other) if len(one) == 1 else tuple(map(max, one, other))
+def _later(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the later of two cursors, in each group."""
+    return max(left, right) if len(left) == 1 else tuple(map(max, left, right))

@@ -1,4 +1,4 @@
-"""The calls of an engine's scheduler, under vLLM's names, and what each does to the offload core.
+"""The calls of an engine's scheduler, under vLLM's names, and how each drives the offload core.
 
 One step of the engine, from top to bottom:
 
@@ -8,7 +8,7 @@ One step of the engine, from top to bottom:
 4. `update_state_after_alloc`    plans the load into the engine's blocks;
 5. `build_connector_meta`        plans what this step stores; all plans leave as one `TransferPlan`.
 
-vLLM calls `update_connector_output` last in a step: the same circle, entered at another place.
+vLLM calls `update_connector_output` last in a step: the same cycle with another start.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _NOTHING, _NO_RESULTS = TransferPlan(), StepResults()  # of most steps of a deco
 class OffloadScheduler:
     """Drives an offload core for one engine.
 
-    An engine that counts references to its blocks binds its pool. An engine that counts none is told when the
-    blocks of a finished request may go, and which copies to wait for before it gives blocks away.
+    An engine that counts references to its blocks binds its pool. To any other engine the calls return which
+    finished requests' blocks may be freed, and which copies to wait for before it reuses blocks.
     """
 
     def __init__(self, offloader: Offloader, config: SchedulerConfig, below: TierBelow | None = None) -> None:
-        """below: the tier below the host; None: there is none.
+        """below: the tier below the host, or None.
 
-        Raises `ConfigError` if the two configurations cannot go together.
+        Raises `ConfigError` if the two configurations do not fit together.
         """
         config.check(offloader.config)
         self.offloader, self.config, self.below = offloader, config, below
@@ -68,16 +68,16 @@ class OffloadScheduler:
         self._block_tokens = config.alignment
         self._chunk_tokens = self._block_tokens * self._blocks_per_chunk
 
-    # The engine's side.
+    # Setup, and the arrival of requests.
 
     def bind_gpu_block_pool(self, pool: DevicePool) -> None:
-        """The engine counts references to its blocks: copies hold theirs in this pool."""
+        """Bind the pool of an engine that counts references to its blocks. Copies hold references in it."""
         self.device_blocks.pool = pool
         if self.config.store is StoreMode.LAZY:
             self.walk = FreeQueueWalk(self.offloader, pool, self.config.lazy_target_blocks)
 
     def add_request(self, request: EngineRequest) -> None:
-        """A request has arrived. Until it is finished, the engine has steps to come."""
+        """Note that a request has arrived. The engine runs more steps until it is finished."""
         self._track("add_request", request)
 
     def _track(self, call: str, request: EngineRequest) -> TrackedRequest:
@@ -96,10 +96,10 @@ class OffloadScheduler:
     def get_num_new_matched_tokens(
         self, request: EngineRequest, num_computed_tokens: int
     ) -> tuple[int | None, bool]:
-        """How many tokens can be loaded behind the tokens of the device, and whether that takes steps.
+        """Return how many tokens can be loaded behind the device's, and whether the load is asynchronous.
 
-        None: what the request needs is in flight; ask again in a later step. One token is left to compute
-        (S18). The hits are pinned. A new answer replaces the last one.
+        None: keys that the request needs are in flight; call again in a later step. One token is left to
+        compute (S18). The hits are pinned. A new call replaces the last result and its pins.
         """
         call = "get_num_new_matched_tokens"
         if type(num_computed_tokens) is not int or num_computed_tokens < 0:
@@ -107,7 +107,7 @@ class OffloadScheduler:
         tracked, core = self._track(call, request), self.offloader
         name = tracked.name
         if any(tracked.tables):
-            # It was preempted, for it asks again. The step's output may say so later.
+            # A request with blocks that is matched again was preempted. The step's output may say so later.
             self._preempt(tracked)
         tracked.answered = False
         if core.waits_for(name) is not None:
@@ -142,7 +142,7 @@ class OffloadScheduler:
         return self._pin(tracked, slots, end, lookup.lacking)
 
     def _fetch(self, below: TierBelow, tracked: TrackedRequest, lookup: HitSearch, limit: int) -> int | None:
-        """Let the tier below bring what would make the hit longer. Returns the transfer to wait for."""
+        """Let the tier below fetch keys for a longer hit. Returns the transfer to wait for, or None."""
         index = self.offloader.ledger.index
         end = lookup.longest_hit(limit, lambda key: key in index or below.has(key))
         if end <= tracked.local:
@@ -169,29 +169,29 @@ class OffloadScheduler:
         try:
             self._record_match(tracked, slots, end, missed)
         except LimitReached:
-            # What cannot be pinned is not promised (a match holds what it counts, S7).
+            # Blocks that cannot be pinned are not counted (a match holds what it counts, S7).
             return 0, False
         return end - tracked.local, end > tracked.local
 
     def _record_match(
         self, tracked: TrackedRequest, slots: IdArray | Sequence[int], end: int, missed: bytes | None
     ) -> None:
-        """Pin these slots, which serve the tokens up to `end`."""
+        """Pin the slots of a hit up to token `end`. missed: the key that ended the hit, or None."""
         self.offloader.pin(tracked.name, slots, missed, *self._counts(tracked, end))
 
     def _counts(self, tracked: TrackedRequest, end: int) -> tuple[int, int, int]:
-        """Blocks of a match up to token `end`: asked for, on the device, on the host."""
+        """Return the block counts of a match up to token `end`: of the request, on device, on host."""
         size, local = self._block_tokens, tracked.local
         return tracked.request.num_tokens // size, local // size, (end - local) // size
 
     def update_state_after_alloc(
         self, request: EngineRequest, block_ids: Sequence[Sequence[int]], num_external_tokens: int
     ) -> None:
-        """The request has got blocks. Plan its load.
+        """Note the blocks that a request was given, and plan its load.
 
         block_ids: all its blocks, by group.
-        num_external_tokens: how many tokens of its match are loaded. The engine may accept fewer than it was
-            offered.
+        num_external_tokens: how many tokens of its match are loaded. The engine may accept fewer than were
+            matched.
 
         A load that cannot be planned is reported as a failed load (failure is not success, S6).
         """
@@ -215,14 +215,14 @@ class OffloadScheduler:
         tracked.forget_asked_keys()
         if job is None:
             core.release(tracked.name)
-            # A store may still read these blocks: that can be why there is no load.
+            # A store may still read these blocks, which can be the reason for the missing load.
             self.device_blocks.rewrite(self._blocks_between(tracked, tracked.local, end))
             self._note_load_end(tracked.name, good=False)
             return
         self._add_to_plan(job)
 
     def _blocks_between(self, tracked: TrackedRequest, first: int, last: int) -> list[int]:
-        """The device blocks that begin between these tokens."""
+        """Return the device blocks from token `first` up to token `last`."""
         groups = zip(self.config.groups, tracked.tables)
         return [
             block
@@ -237,10 +237,10 @@ class OffloadScheduler:
     def _take_over_blocks(
         self, tracked: TrackedRequest, block_ids: Sequence[Sequence[int]], end: int
     ) -> None:
-        """Note the request's blocks. Its first `end` tokens are hits, on the device or to be loaded.
+        """Note the request's blocks. Its first `end` tokens are hits: on the device, or to be loaded.
 
-        When its load has ended the request may be given more blocks, and keeps those that it has. So does a
-        session when the next part of its prompt has come.
+        After its load a request may be given more blocks and keeps the old ones. So does a session when the
+        next part of its prompt has arrived.
         """
         continues = any(tracked.tables)
         if continues:
@@ -256,11 +256,11 @@ class OffloadScheduler:
             table[:] = blocks
         self.device_blocks.rewrite(given)
         if self.walk is not None:
-            for of_group in block_ids:
-                self.walk.taken(of_group)
+            for blocks in block_ids:
+                self.walk.taken(blocks)
 
     def _plan_load(self, tracked: TrackedRequest, end: int) -> TransferJob | None:
-        """Load what the match holds up to token `end`. None if that cannot be done, or not any more."""
+        """Plan the load of the match up to token `end`. None if that is impossible, or no longer possible."""
         core, size = self.offloader, self._blocks_per_chunk
         search = HitSearch(self.config, size, tracked.chunk_keys(), tracked.local)
         targets = load_targets(self.config, size, tracked, search.needed(end), end)
@@ -274,10 +274,10 @@ class OffloadScheduler:
             return None
 
     def _holds(self, tracked: TrackedRequest, search: HitSearch, chunks: int, end: int) -> bool:
-        """Whether the match holds what a load up to token `end` reads, from its first block on.
+        """Whether the first pins of the match are the slots that a load up to token `end` reads.
 
-        chunks: how many it reads. If the engine accepted less than was matched, and there are several groups,
-            other blocks serve that. They are pinned instead.
+        chunks: how many slots it reads. If the engine accepted fewer tokens than were matched, and there are
+            several groups, the load may need other slots. These are pinned instead.
         """
         ledger = self.offloader.ledger
         entry = ledger.requests.get(tracked.name)
@@ -295,11 +295,11 @@ class OffloadScheduler:
         return True
 
     def _note_load_end(self, name: str, *, good: bool, lost: bool = False) -> None:
-        """Note the end of a load, to tell the engine once. The request may be over by now."""
+        """Note the end of a load, to report it to the engine once. The request may be finished by now."""
         before, after = self.state.promises.pop(name)
         kept = before if self.config.resumable and not lost else 0
         tracked = self.state.tracked.get(name)
-        # A request that was preempted since then trusts what it computes itself.
+        # A request that was preempted since then counts all tokens that it computes itself.
         if tracked is not None and tracked.trusted is not None:
             tracked.trusted = None if good else kept
             tracked.next_offer = 0
@@ -310,10 +310,10 @@ class OffloadScheduler:
     # Storing.
 
     def build_connector_meta(self, output: StepOutput) -> TransferPlan:
-        """The transfers that leave in this step: all that was planned since the last one, and what is stored
-        of the tokens confirmed now.
+        """Return the transfers of this step: those planned since the last step, and stores of newly confirmed
+        tokens.
 
-        Call it when the step is decided, and before `num_computed_tokens` counts its tokens.
+        Call it when the step is scheduled, but before `num_computed_tokens` counts its tokens.
         """
         core = self.offloader
         if self.config.store is StoreMode.LAZY and self.walk is None:
@@ -327,7 +327,7 @@ class OffloadScheduler:
         for ended in core.lose_overdue():
             self._note_transfer_end(ended)
         if not core.ledger.draining():
-            # While a reset drains, nothing new is begun, so that the reset comes to an end.
+            # While a reset drains, no store is begun, so that the reset can complete.
             self._store(output)
         else:
             self._note_fallen_back(output.scheduled)
@@ -345,9 +345,9 @@ class OffloadScheduler:
         )
 
     def _decides_nothing(self, output: StepOutput) -> bool:
-        """Whether nothing is under way, and the step brings nothing to store. So are most steps of a decode.
+        """Whether no transfer is live and the step has nothing to store. Most steps of a decode are so.
 
-        What such a step runs is worth keeping short: behind a model's compute, code comes from memory.
+        Keep this path short: after a forward pass the instruction cache is cold.
         """
         state, ledger = self.state, self.offloader.ledger
         return not (
@@ -363,14 +363,14 @@ class OffloadScheduler:
         )
 
     def _note_fallen_back(self, scheduled: Iterable[str]) -> None:
-        """Note which requests recompute what their failed loads did not bring. Later it does not show."""
+        """Note which requests now recompute the tokens of their failed loads. Later steps do not show it."""
         for name in scheduled:
             tracked = self.state.tracked.get(name)
             if tracked is not None and tracked.trusted is not None:
                 tracked.confirmed_tokens()
 
     def _note_block_changes(self, output: StepOutput) -> None:
-        """Note which blocks requests lost and got."""
+        """Note which blocks requests lost and which they were given."""
         state, grown = self.state, new_blocks(output, len(self.config.groups))
         for name in output.preempted:
             tracked = state.tracked.get(name)
@@ -390,7 +390,7 @@ class OffloadScheduler:
                 self.walk.taken(given)
 
     def _preempt(self, tracked: TrackedRequest) -> None:
-        """The request lost its blocks. It may get others in this very step."""
+        """Note that a request lost its blocks. It may get others in the same step."""
         self.device_blocks.take_back(tracked.tables)
         tracked.forget_blocks()
         self.offers.state.awaiting.pop(tracked.name, None)
@@ -398,7 +398,7 @@ class OffloadScheduler:
         self.offloader.preempt(tracked.name)
 
     def _store(self, output: StepOutput) -> None:
-        """Offer what this step has to offer, and what the lazy walk finds."""
+        """Offer this step's chunks, and store the blocks that the lazy walk finds."""
         self.offers.offer_in_step(
             self.state.tracked, output.scheduled, output.boundary_states, self._add_to_plan
         )
@@ -412,12 +412,12 @@ class OffloadScheduler:
     def request_finished(
         self, request: EngineRequest, block_ids: Sequence[Sequence[int]], *, aborted: bool = False
     ) -> tuple[bool, Mapping[str, Any] | None]:
-        """The request is over. Stores what is confirmed and not stored yet. Idempotent; legal at any time.
+        """End a request. Stores its confirmed chunks that are not stored yet. Idempotent; legal at any time.
 
-        block_ids: all its blocks, by group; none if it never had any.
+        block_ids: all its blocks, by group; empty if it never had any.
 
         Returns whether the engine must keep the blocks until `finished_sending` names the request; and None,
-        for there is nothing to tell the client.
+        because there are no parameters for the client.
         """
         call, name = "request_finished", request.request_id
         if type(name) is not str:
@@ -439,7 +439,7 @@ class OffloadScheduler:
         return self.device_blocks.keep(name, tracked.tables), None
 
     def update_connector_output(self, reports: Iterable[WorkerReport]) -> StepResults:
-        """Take the workers' reports. They may be of any step, in any order, doubled or late."""
+        """Apply the workers' reports. They may be from any step, in any order, doubled or late."""
         core, state = self.offloader, self.state
         if type(reports) is not list or reports:
             reports = worker_reports(reports)
@@ -466,7 +466,7 @@ class OffloadScheduler:
     def lose(self, transfer: int) -> Ended | None:
         """Give up a transfer that some worker will never report. None if it is not in flight.
 
-        What it may still write is retired. The next `update_connector_output` tells of a lost load.
+        Slots that it may still write are retired. The next `update_connector_output` reports a lost load.
         """
         ended = self.offloader.lose(transfer)
         if ended is not None:
@@ -481,11 +481,11 @@ class OffloadScheduler:
     # The cache as a whole.
 
     def reset_cache(self, weights: str | None = None) -> bool:
-        """Make everything that is stored unmatchable, at once. Legal at any time.
+        """Make all stored blocks unmatchable at once. Legal at any time.
 
-        weights: as `Offloader.reset` takes it.
+        weights: as in `Offloader.reset`.
 
-        Takes back what was planned and has not left. Returns False while older copies are under way: then
+        Cancels planned transfers that were not submitted. Returns False while older copies are live: then
         call it again, or wait for `StepResults.drained`.
         """
         planned, self.state.planned = self.state.planned, []
@@ -502,7 +502,7 @@ class OffloadScheduler:
         return done
 
     def has_pending_work(self) -> bool:
-        """Whether a transfer is planned, in flight or draining, or the engine has to be told of an end.
+        """Whether a transfer is planned, in flight or draining, or the end of one is still to be reported.
 
         An engine that keeps stepping does so as long as this is true (flush at last step, S17).
         """
@@ -510,5 +510,5 @@ class OffloadScheduler:
         return bool(transfers or self.state.ended_loads or self.device_blocks.has_sent())
 
     def take_events(self) -> list[KVCacheEvent]:
-        """KV events of the wire since the last take."""
+        """Return the KV events since the last call."""
         return self.offloader.take_kv_events()

@@ -1,4 +1,4 @@
-"""What the scheduler side remembers between two calls, as a value."""
+"""The state that the scheduler side keeps between two calls."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from kvsm.core.scheduler.tracked import TrackedRequest
 
 
 class LoadEnded(msgspec.Struct, frozen=True):
-    """The load of a request is over. Told once.
+    """The end of a request's load. Returned to the engine once.
 
-    After a failure the engine computes the tokens that are missing. It gives the request other blocks for
-    them in two cases: if the load was lost, and if `SchedulerConfig.resumable` is false.
+    After a failure the engine computes the missing tokens. It gives the request other blocks for them in two
+    cases: if the load was lost, and if `SchedulerConfig.resumable` is false.
     """
 
     request: str
     good: bool
     num_computed_tokens: int
-    """How many tokens the request has now, from its first."""
+    """How many tokens, from the first one on, the request has now."""
     lost: bool = False
-    """A copy may still write to the request's blocks. An engine without references gives them to nobody."""
+    """Whether a copy may still write to the request's blocks. Without references: never reuse them."""
 
 
 class StepResults(msgspec.Struct, frozen=True):
-    """What followed from the workers' reports."""
+    """The results of the workers' reports."""
 
     loads: tuple[LoadEnded, ...] = ()
     finished_sending: tuple[str, ...] = ()
     """Finished requests whose blocks the engine kept, and may free now."""
     drained: bool = True
-    """No copy that a reset abandoned is left."""
+    """Whether no copy from before a reset is left."""
 
 
 def _in_order(names: Names, requests: Iterable[str]) -> list[int]:
@@ -43,7 +43,7 @@ def _in_order(names: Names, requests: Iterable[str]) -> list[int]:
 
 @declared
 class SchedulerState(msgspec.Struct):
-    """What the scheduler side remembers between two calls, beside the ledger. Empty at first."""
+    """The state that the scheduler side keeps between two calls, beside the ledger. Empty at first."""
 
     tracked: Annotated[
         dict[str, TrackedRequest],
@@ -56,7 +56,7 @@ class SchedulerState(msgspec.Struct):
         list[TransferJob],
         filled(lambda one, names: [names.transfers.get(job.transfer, NOBODY) for job in one.planned]),
     ]
-    """What leaves with the next plan. The ledger says what each job copies."""
+    """Jobs of the next plan. The ledger has the blocks that each job copies."""
     promises: Annotated[
         dict[str, tuple[int, int]],
         filled(lambda one, names: [(names.requests[name], it) for name, it in one.promises.items()]),
@@ -71,6 +71,6 @@ class SchedulerState(msgspec.Struct):
             ]
         ),
     ]
-    """What the engine has not been told yet."""
+    """Ends of loads that were not returned to the engine yet."""
     preempted: Annotated[set[str], filled(lambda one, names: sorted(_in_order(names, one.preempted)))]
-    """Requests that lost their blocks since the last step, and are noted as preempted."""
+    """Requests that lost their blocks since the last step and were already noted as preempted."""

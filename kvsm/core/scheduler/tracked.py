@@ -1,7 +1,7 @@
-"""A request as the scheduler side knows it: what the engine said, and what follows from that.
+"""A request on the scheduler side: the engine's data about it, and what follows from that.
 
-What was decided about it is in the ledger: its pins, its cursors, its load. What is here is lost together
-with the engine that said it, and nobody misses it.
+Decisions about it (pins, cursors, its load) are in the ledger. The state here is lost with the engine, and no
+later process needs it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PARAMETER = "a parameter of the request, which never changes"
 
 @declared
 class TrackedRequest:
-    """A request as the scheduler side knows it. Cursors, pins and its load are in the ledger."""
+    """The scheduler side's state of a request. Its cursors, pins and load are in the ledger."""
 
     __slots__ = (
         "_layout",
@@ -56,14 +56,14 @@ class TrackedRequest:
     tables: Annotated[list[list[int]], Seen(lambda one, names: names.tables(one.tables))]
     """Its device blocks, by group."""
     asked_keys: Annotated[list[list[bytes]], Dropped("they follow from its tokens")]
-    """The keys that a match looked at, by group, from the first chunk on: a request that waits asks in each
-    step. They are forgotten when it gets blocks."""
+    """Cached keys of its matches, by group, from the first chunk on: a waiting request is matched in each
+    step. They are dropped when it gets blocks."""
     local: Annotated[int, KEPT]
-    """Tokens that the device had when it was last matched."""
+    """Tokens that were cached on the device at its last match."""
     answered: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
     """Whether it has an answer to its lookup, and reads the cache: that is what it is admitted with."""
     missed: Annotated[bytes | None, Dropped("figures of a run; nothing is decided by it")]
-    """The key at which that answer ended."""
+    """The first missing key of its last lookup; None: no key was missing."""
     admitted: Annotated[bool, Dropped("figures of a run; nothing is decided by it")]
     """Whether it has been admitted before."""
     watched_from: Annotated[
@@ -75,14 +75,14 @@ class TrackedRequest:
     blocks then, and if no load brought some of them, it has made its first offer. Only whether a key was
     forgotten since then is asked."""
     trusted: Annotated[int | None, KEPT]
-    """Tokens that count as computed, whatever the engine says, while a load writes the others or after it
-    failed. None: all."""
+    """The most tokens that count as computed, whatever the engine counts, during a load and after a failed
+    load. None: no limit."""
     loaded: Annotated[tuple[int, int], KEPT]
-    """The tokens that a load has brought since the last offer: the first, and the end."""
+    """The tokens that a load has brought since the last offer: (first, end)."""
     next_offer: Annotated[int, KEPT]
     """How many tokens must be confirmed before it has something to offer."""
     retried: Annotated[set[bytes], filled(lambda one, _: sorted(one.retried))]
-    """Keys whose store has failed since it got its blocks. It offers each of them again once."""
+    """Keys whose stores have failed since it got its blocks. It offers each of them again once."""
     remote_decode: Annotated[bool, Dropped(_PARAMETER)]
     remote_prefill: Annotated[HandOverParams | None, Dropped(_PARAMETER)]
     """Where another engine keeps the blocks of its prompt."""
@@ -110,11 +110,11 @@ class TrackedRequest:
         self.max_store_tokens = given.max_offload_tokens if given.offload else 0
         self.prompt_only = config.prompt_only and not self.remote_decode
         if self.remote_decode:
-            # The decoder needs all of it (full offload, S16).
+            # The decode engine needs all tokens (full offload, S16).
             self.max_store_tokens = maxsize
 
     def make_keys(self, group: int, first: int, last: int) -> list[bytes]:
-        """The keys of these chunks of a group, as far as the engine has their hashes now."""
+        """Return the keys of these chunks of a group, as far as the engine has hashes of them."""
         stride, suffix = self._layout.hashes_per_chunk[group], self._layout.suffixes[group]
         hashes = self.request.block_hashes[(first + 1) * stride - 1 : last * stride : stride]
         if not _BYTES.issuperset(map(type, hashes)):
@@ -123,7 +123,7 @@ class TrackedRequest:
         return [one + suffix for one in hashes]
 
     def _asked_keys(self, group: int, first: int, last: int) -> list[bytes]:
-        """The same for a match."""
+        """Return the same keys as `make_keys`, cached in `asked_keys`."""
         hashes, keys, layout = self.request.block_hashes, self.asked_keys[group], self._layout
         stride, suffix = layout.hashes_per_chunk[group], layout.suffixes[group]
         # A hash covers all tokens before its end: if the last one is unchanged, all before it are.
@@ -136,17 +136,17 @@ class TrackedRequest:
         return keys[first:last]
 
     def find_prefix(self, index: KeyIndex, group: int, first: int, last: int) -> IdArray | None:
-        """The slots of these chunks, up to the first whose key the index does not name. None: ask it for the
-        keys."""
+        """Return the slots of these chunks, up to the first whose key is not in the index. None: look up each
+        key instead."""
         stride, suffix = self._layout.hashes_per_chunk[group], self._layout.suffixes[group]
         return index.find_prefix(self.request.block_hashes, stride, suffix, first, last)
 
     def chunk_keys(self) -> list[ChunkKeys]:
-        """The keys of its full chunks, by group, for a match. It may not need all of them."""
+        """Return the keys of its full chunks, by group, built lazily for a match."""
         return [ChunkKeys(self, group) for group in range(len(self.tables))]
 
     def all_keys(self) -> list[list[bytes]]:
-        """The keys of its full chunks, by group."""
+        """Return the keys of its full chunks, by group."""
         return [self.make_keys(group, 0, self.hashed_chunks(group)) for group in range(len(self.tables))]
 
     def note_answer(self, missed: bytes | None) -> None:
@@ -159,7 +159,7 @@ class TrackedRequest:
             keys.clear()
 
     def hashed_chunks(self, group: int) -> int:
-        """How many chunks the engine has a hash of."""
+        """The number of chunks for which the engine has a hash."""
         return len(self.request.block_hashes) // self._layout.hashes_per_chunk[group]
 
     def _check_hash(self, place: int, value: object) -> None:
@@ -176,14 +176,14 @@ class TrackedRequest:
         return hashes[number - 1] + self._layout.suffixes[group]
 
     def forget_blocks(self) -> None:
-        """Its blocks were taken."""
+        """Note that it lost its blocks."""
         for table in self.tables:
             table.clear()
         self.trusted = None
         self.offer_again()
 
     def offer_again(self) -> None:
-        """Its cursors restart: it will offer everything again."""
+        """Let it offer all its chunks again: its cursors have restarted."""
         self.next_offer, self.loaded = 0, NO_TOKENS
         self.retried.clear()
 
@@ -230,7 +230,7 @@ class TrackedRequest:
         return any(None in index.find(self.make_keys(group, 0, end)) for group, end in enumerate(ends))
 
     def confirmed_tokens(self) -> int:
-        """Tokens whose KV is certain.
+        """Return the number of tokens whose KV is certainly computed.
 
         Not counted: drafts, steps under way, the token sampled last, and a load that may still fail.
         """
@@ -244,15 +244,15 @@ class TrackedRequest:
         return min(computed, max(request.num_prompt_tokens, request.num_tokens - 1))
 
     def store_limit(self) -> int:
-        """Most of its tokens that may be stored. The prompt of a session grows with each of its parts."""
+        """The most tokens that may be stored. The prompt of a session grows with each of its parts."""
         if self.prompt_only:
             return min(self.max_store_tokens, self.request.num_prompt_tokens)
         return self.max_store_tokens
 
     def full_chunks(self, config: SchedulerConfig, blocks_per_chunk: int, finished: bool) -> tuple[int, ...]:
-        """How many chunks of each group may be stored now. Moves `next_offer` to where there will be more.
+        """Return how many chunks of each group may be stored now. Moves `next_offer` to the next full chunk.
 
-        A mamba group has none: its states are handed over.
+        A mamba group has 0: the engine hands over its states.
         """
         request, confirmed, limit = self.request, self.confirmed_tokens(), self.store_limit()
         storable = min(confirmed, limit)
@@ -277,7 +277,7 @@ class TrackedRequest:
 
 
 class ChunkKeys(Sequence[bytes]):
-    """The keys of a request's full chunks in one group. Each is made when it is asked for."""
+    """The keys of a request's full chunks in one group. Each key is built when it is read."""
 
     __slots__ = ("_group", "_tracked")
 
