@@ -1,14 +1,14 @@
-"""What an event changed, in terms that fit every kind of event: `follow`.
+"""`follow`: apply an event, and return its changes in terms that fit every kind of event.
 
     changes = follow(ledger, event)     # applies the event
     for transfer in changes.ended: ...
 
-Readers of a log follow transfers and requests by these changes and not by the kinds of events. So a new kind
-that ends a transfer or wakes a request needs no code in them. What only one kind has (the error of a report,
-the reason of a skip) they read from that event.
+Readers of a log follow transfers and requests by these changes, not by event kinds. So a new kind that ends a
+transfer or wakes a request needs no code in them. Fields of a single kind (the error of a report, the reason
+of a skip) they read from that event.
 
-Nothing here knows a kind, either. Each change is found in the ledger before and after the event. `TRIGGERS`
-and `REACHES` only say where to look, so that most events cost two look-ups.
+This module does not depend on kinds either: it compares the ledger before and after the event. `TRIGGERS` and
+`REACHES` only say where to compare, so that most events cost two look-ups.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Changes(NamedTuple):
     planned: the transfer that it planned; None if it planned none.
     submitted: ids of the transfers that left for the workers.
     ended: the transfers that ended, each in its last state.
-    requests: names of the requests whose state may have changed; the state of all others has not.
+    requests: names of the requests whose state may have changed. No other request's state has changed.
     """
 
     planned: TransferRecord | None
@@ -42,10 +42,10 @@ _NO_CHANGES = Changes(None, (), (), ())
 
 
 class _Looks(NamedTuple):
-    """Where to look for the changes of a kind of event.
+    """Where an event of a kind may change the ledger.
 
-    everywhere: at all transfers and requests. wakes: at the deferred requests.
-    submits: at the transfers that it names. named: at the request that it names.
+    everywhere: in any transfer or request. wakes: in the deferred requests.
+    submits: in the transfers that it names. named: in the request that it names.
     """
 
     everywhere: bool
@@ -55,12 +55,12 @@ class _Looks(NamedTuple):
 
 
 def _looks(kind: type[OffloadingEvent]) -> _Looks | None:
-    """Where to look; None: such an event changes no transfer and no request."""
+    """Return where events of this kind make changes; None: they change no transfer and no request."""
     triggers, reaches = TRIGGERS[kind], REACHES[kind]
     looks = _Looks(
         everywhere=Reach.CACHE in reaches or Reach.PROCESS in reaches,
-        wakes=any(one is RequestTrigger.WAKE for one in triggers),
-        submits=any(one is TransferTrigger.SUBMIT for one in triggers),
+        wakes=any(trigger is RequestTrigger.WAKE for trigger in triggers),
+        submits=any(trigger is TransferTrigger.SUBMIT for trigger in triggers),
         named="request" in kind.__struct_fields__,
     )
     return looks if any(looks) or Reach.PLAN in reaches else None
