@@ -69,8 +69,8 @@ class OffersState(msgspec.Struct):
         return bool(self.crowded) and (bool(due) or self.names_less(ledger))
 
     def note_offer(self, ledger: Ledger, crowded: dict[str, Sequence[int]]) -> None:
-        """Note an offer. crowded: its requests with their cursors before it, if chunks had to wait as the
-        host was full; otherwise empty."""
+        """Note an offer. crowded: its requests with their cursors before it, if chunks had to wait because
+        the host was full; otherwise empty."""
         self.stamp = RetryStamp.of(ledger)
         self.crowded = crowded if self.stamp.available_slots else {}
 
