@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,7 +14,7 @@ import pytest
 from core_walks import walked
 from extracted_tables import Rows, extracted, rows_of
 from hypothesis import given, settings
-from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, random_life, scene, written
+from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, key, random_life, scene, written
 
 import kvsm
 from examples import examples
@@ -26,8 +27,10 @@ from kvsm.errors import ConfigError, InvalidEvent, LogError
 from kvsm.events import OffloadConfig, OffloadingEvent
 from kvsm.explain.metrics import Metrics, gauges
 from kvsm.explain.story.concern import concern
+from kvsm.explain.tables.extract import Extractor
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import TABLES, Gone
+from kvsm.explain.tables.sqlite_tables import TableWriter, make_tables
 from kvsm.explain.why.fates import Fates
 
 
@@ -280,3 +283,24 @@ def test_an_event_that_cannot_follow_ends_the_tables_and_is_told(tmp_path: Path)
 def test_no_log_is_one_clear_line(tmp_path: Path) -> None:
     with pytest.raises(LogError, match="no log here"):
         kvsm.open(tmp_path)
+
+
+def test_saved_tables_continue_while_a_copy_to_another_tier_is_live() -> None:
+    """The ledger has such a copy as a request; the tables have its transfers only."""
+    life = Life()
+    life.stored("r0", [key(0)], [0])
+    life.core.arrive("r1")
+    life.core.arrive("disk-store-1", "disk")
+    connection, ledger = sqlite3.connect(":memory:"), Ledger(life.config)
+    make_tables(connection)
+    tables = TableWriter(connection)
+    extractor = Extractor(tables)
+    for event in life.events:
+        extractor.follow(ledger, event)
+    tables.flush()
+    again, seen = Extractor(tables, extractor.save(), ledger), len(life.events)
+    life.core.finish("disk-store-1")
+    for event in life.events[seen:]:
+        again.follow(ledger, event)
+    again.write_unfinished()
+    assert [row["request"] for row in rows_of(connection)["requests"]] == ["r1"]
