@@ -1,13 +1,13 @@
-"""What goes on in an engine now, from the last part of its log: `kvsm top`.
+"""The current state of a running engine, from the last part of its log: `kvsm top`.
 
     view = LiveView(trust)
     for news in follower.poll():
         view.take(news)
     view.state(quiet_ns=0)
 
-The ledger says what is there: slots, copies in flight, waiting requests. The events say since when. What
-happened is counted by the second, over the last `WINDOW_SECONDS` of the log. An age counts from an event to
-the last event, and on from there as long as nothing is written.
+The ledger shows what is there: slots, copies in flight, waiting requests. The events show since when. Events
+are counted by the second, over the last `WINDOW_SECONDS` of the log. An age runs from an event to the last
+event of the log, plus the time for which the log has been quiet.
 """
 
 from __future__ import annotations
@@ -37,10 +37,12 @@ _S = 1_000_000_000
 
 
 class RankCounts(msgspec.Struct):
-    """Reports of one rank that counted, over the window.
+    """Counts of one rank's reports over the window, without rejected reports.
 
-    failed: how many of them were bad. error: what the last bad one said.
-    timed: reports of copies whose submission was seen; total_ns, max_ns: from submission to report.
+    failed: the number of bad reports.
+    error: the error text of the last bad report that had one; empty: none had.
+    timed: reports of copies whose submission was read.
+    total_ns, max_ns: time from submission to report of these copies.
     """
 
     worker: int
@@ -57,7 +59,7 @@ class RankCounts(msgspec.Struct):
         return self.total_ns // self.timed if self.timed else 0
 
     def add(self, other: RankCounts) -> None:
-        """Count the reports of a later time, too."""
+        """Add the counts of a later second."""
         self.reports += other.reports
         self.failed += other.failed
         self.error = other.error or self.error
@@ -69,8 +71,9 @@ class RankCounts(msgspec.Struct):
 class OldestCopy(msgspec.Struct, frozen=True):
     """The transfer that has been in flight for the longest time.
 
-    age_ns: since it was submitted; `at_least`: it was submitted before the part of the log that was read.
-    silent: ranks that have not reported it.
+    age_ns: time since its submission.
+    at_least: the submission lies before the part of the log that was read, so the age is a lower bound.
+    silent: ranks that have not reported the transfer.
     """
 
     transfer: int
@@ -81,8 +84,11 @@ class OldestCopy(msgspec.Struct, frozen=True):
 
 
 class LongestWait(msgspec.Struct, frozen=True):
-    """The request that has waited for the longest time, and the transfer that it waits for. Ages as in
-    `OldestCopy`."""
+    """The request that has waited for the longest time, and the transfer that it waits for.
+
+    age_ns: time since the wait began.
+    at_least: as in `OldestCopy`: the wait began before the part of the log that was read.
+    """
 
     request: str
     transfer: int
@@ -91,10 +97,12 @@ class LongestWait(msgspec.Struct, frozen=True):
 
 
 class LastRestart(msgspec.Struct, frozen=True):
-    """The restart with which this process went on.
+    """The last restart: this process resumed the log of the process before it.
 
-    life: how many processes have written the log. ended: how the last one ended; empty: it closed the log.
-    kept: blocks that could be read and still can. age_ns: since then.
+    life: the number of processes that have written the log.
+    ended: how the process before ended; empty: it closed the log.
+    kept: blocks that were readable and still are.
+    age_ns: time since the restart.
     """
 
     event: int
@@ -105,20 +113,21 @@ class LastRestart(msgspec.Struct, frozen=True):
 
 
 class LiveState(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.top/1"):
-    """What `kvsm top --json` prints: what goes on in an engine where its log ends now.
+    """What `kvsm top --json` prints: the state of an engine at the current end of its log.
 
     since_event: the first event that was read.
-    end: how the log ends now: `open` while its engine lives. quiet_ns: time since something was written.
+    end: how the log ends now: `open` while its engine lives. quiet_ns: time since the last write to the log.
     stopped_by: the signal that asked the engine to end, if the log is open; empty if none did.
     slots: the pool at the last event; its `event`, `step` and `wall_ns` belong to this event.
     capacity: slots of the pool.
-    window_ns: the time that these count: the last 60 s, or less if less was read.
-    events, steps: of the window.
+    window_ns: length of the window for the counts: the last 60 s, or less if less was read.
+    events, steps: numbers of events and engine steps in the window.
     admitted: requests that were admitted after a lookup, each once. asked, on_device, on_host: their device
         blocks, as `RequestAdmitted` counts them.
     evicted, skipped: blocks.
-    restart: the last one in what was read; null: there was none.
-    ranks: the ranks that reported. worst: the rank with most failures; without any, the slowest; or null.
+    restart: the last restart in the part that was read; null: there was none.
+    ranks: the ranks that reported. worst: the rank with most failures; without failures, the slowest; null:
+        no rank reported.
     """
 
     since_event: int
@@ -159,7 +168,7 @@ class _Second(msgspec.Struct):
 
 
 class LiveView:
-    """The state of an engine, and what happened lately. trust: how far its log is believed."""
+    """Follows a live log: the engine's state, and counts of the last seconds. trust: what it may claim."""
 
     def __init__(self, trust: Trust) -> None:
         self._trust = trust
@@ -169,20 +178,20 @@ class LiveView:
         self._submitted: dict[int, int] = {}
         self._waits_since: dict[str, int] = {}
         self._restart: tuple[ev.Restarted, int] | None = None
-        """The last one that was read, and how many blocks it kept."""
+        """The last restart that was read, and the number of blocks that it kept."""
         self._since = self._since_ns = 0
         self._last = EventRow(0, 0, 0, "")
 
     @property
     def began(self) -> bool:
-        """Whether there is a state: the head of a segment was read."""
+        """Whether the head of a segment was read, so that `state` may be called."""
         return self._ledger is not None
 
     def take(self, news: News) -> None:
-        """Fold what was written.
+        """Fold newly written events.
 
         Raises `LogError` if the log claims more than is allowed, `LogDamaged` for a wrong snapshot, and
-        `IllegalTransition` or `InvalidEvent` for an event that cannot follow.
+        `IllegalTransition` or `InvalidEvent` for an event that the ledger refuses.
         """
         if news.segment is not self._segment:
             if self._segment is None or news.segment.gap is not None:
@@ -221,7 +230,7 @@ class LiveView:
                 self._waits_since.pop(name, None)
         self._last = EventRow(event.seq, event.step, now, event.kind)
 
-    # What only one kind of event has.
+    # Facts that only one kind of event has.
 
     def _admitted(self, event: ev.RequestAdmitted) -> None:
         second = self._seconds[-1]
@@ -256,10 +265,10 @@ class LiveView:
         kept = int(are_readable(self._ledger.blocks.view).sum())
         self._restart = event, kept
 
-    # What is there now.
+    # The current state.
 
     def state(self, end: str, quiet_ns: int, stopped_by: str = "") -> LiveState:
-        """The state after the last event. end, quiet_ns, stopped_by: as in `LiveState`."""
+        """Return the state after the last event. end, quiet_ns, stopped_by: as in `LiveState`."""
         ledger, seconds = self._ledger, self._seconds
         assert ledger is not None, "a log that is opened has a head"
         ranks: dict[int, RankCounts] = {}
@@ -288,13 +297,13 @@ class LiveView:
         )
 
     def _oldest_copy(self, ledger: Ledger, now_ns: int) -> OldestCopy | None:
-        def since(one: TransferRecord) -> int:
-            return self._submitted.get(one.id, self._since_ns - 1)
+        def since(transfer: TransferRecord) -> int:
+            return self._submitted.get(transfer.id, self._since_ns - 1)
 
-        flying = [one for one in ledger.transfers.values() if one.state is not TransferState.PLANNED]
-        if not flying:
+        in_flight = [one for one in ledger.transfers.values() if one.state is not TransferState.PLANNED]
+        if not in_flight:
             return None
-        oldest = min(flying, key=since)
+        oldest = min(in_flight, key=since)
         age_ns = max(0, now_ns - max(since(oldest), self._since_ns))
         silent = [rank for rank in range(ledger.config.workers) if not oldest.reported >> rank & 1]
         return OldestCopy(oldest.id, kind_of(oldest), age_ns, oldest.id not in self._submitted, tuple(silent))
@@ -325,4 +334,4 @@ FACTS: dict[type[OffloadingEvent], Callable[[LiveView, Any], None]] = {
     ev.WorkerReported: LiveView._reported,
     ev.Restarted: LiveView._restarted,
 }
-"""What only this kind of event has for the view, once it is applied."""
+"""The method that counts what is specific to a kind of event. It runs after the ledger has applied it."""

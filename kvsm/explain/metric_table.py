@@ -1,8 +1,8 @@
-"""What each metric means: its name, kind, labels and bounds.
+"""The definition of each metric: name, kind, help, labels and bounds.
 
-`METRICS` follow from the events and the ledger, so a log gives the same values as the process that wrote it
-(`kvsm.explain.metrics`). The others are counted by vLLM's connector and its workers. docs/metrics.md shows
-all of them.
+The metrics in `METRICS` follow from events and ledger, so a log gives the same values as the process that
+wrote it (`kvsm.explain.metrics`). vLLM's connector and its workers count all others. docs/metrics.md lists
+them.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from kvsm.states.block import BlockState
 from kvsm.states.transfer import CANCELLED, COMPLETED, DRAINED, FAILED, LOST
 from kvsm.tiers.hand_over.leases import LeaseEnd
 
-# Labels, as series have them.
+# Values of labels.
 OUTCOMES: dict[int, str] = {
     state: state.name.lower() for state in (COMPLETED, FAILED, CANCELLED, DRAINED, LOST)
 }
 BY_TRANSFER, BY_TIMEOUT, BY_FINISH, BY_PREEMPTION = "woken", "timed out", "finished", "preempted"
 CUT_OFF = "cut off"
-"""How waits and copies end: the first four of waits, and this one of both when their process has ended."""
+"""The end of a wait or a copy whose process ended first. `BY_*` are the other ends of a wait."""
 ENDS = (*OUTCOMES.values(), CUT_OFF)
 ON_DEVICE, ON_HOST, NOWHERE = "on the device", "on the host", "nowhere"
 COUNTED_KINDS = [kind for kind in KINDS if kind is not ev.LogOpened]
@@ -39,10 +39,10 @@ _STEPS = (0, *_BLOCKS)
 
 
 class Metric(NamedTuple):
-    """What one name means.
+    """The definition of one metric.
 
     labels: label -> its values.
-    bounds: of a histogram, the largest value in each bucket. One more bucket takes the rest.
+    bounds: of a histogram, the largest value in each bucket. One more bucket takes larger values.
     """
 
     name: str
@@ -52,7 +52,7 @@ class Metric(NamedTuple):
     bounds: tuple[float, ...] = ()
 
     def series(self) -> Iterator[tuple[str, ...]]:
-        """(name, *values of the labels) of each number that is counted apart."""
+        """Yield (name, *values of the labels) of each series."""
         for values in product(*self.labels.values()):
             yield (self.name, *values)
 
@@ -109,13 +109,13 @@ METRICS = (
     Metric(
         "transfers_ended",
         "counter",
-        "Transfers that are over. The other planned ones are live. Cut off: their process ended first.",
+        "Transfers that have ended. All other planned ones are live. Cut off: their process ended first.",
         {**_COPIED, "outcome": ENDS},
     ),
     Metric(
         "imports_ended",
         "counter",
-        "Stores from another engine or the disk that are over. They are among the transfers.",
+        "Stores from another engine or the disk that have ended. transfers_ended counts them, too.",
         {"outcome": ENDS},
     ),
     Metric("transfers_abandoned", "counter", "Transfers in flight at a reset: drained or lost.", _COPIED),
@@ -127,7 +127,7 @@ METRICS = (
         {"reason": tuple([reason.value for reason in RejectReason])},
     ),
     Metric("resets", "counter", "Resets of the cache."),
-    Metric("restarts", "counter", "Restarts: another process went on with the log and what was stored."),
+    Metric("restarts", "counter", "Restarts: another process resumed the log and the stored blocks."),
     Metric(
         "events",
         "counter",
@@ -181,8 +181,8 @@ METRICS = (
     Metric("life", "gauge", "Processes that have written the log, this one included."),
     Metric("log_broken", "gauge", "1 while the log cannot be written, else 0."),
 )
-"""Every metric, in the order of `values` and of the exporter. A name with bytes, seconds, steps or ticks has
-these as its unit."""
+"""The metrics of events and ledger, in the order of `values` and of the exporter. A name with bytes, seconds,
+steps or ticks states its unit."""
 
 COPIES = (
     Metric("copied_bytes", "counter", "Bytes that copies moved, on all workers.", _DIRECTIONS),
@@ -215,8 +215,8 @@ DISK = (
 SERVES_WITHOUT = Metric(
     "serves_without",
     "gauge",
-    "1 if a part is configured and its files cannot be used: the engine serves without it until it restarts, "
-    "and vLLM's log says why. Otherwise 0.",
+    "1 if a part is configured and its files cannot be used: the engine serves without this part until it "
+    "restarts, and vLLM's log says why. Otherwise 0.",
     {"part": ("disk", "hand_over")},
 )
 

@@ -1,16 +1,16 @@
-"""Metrics: what happened, counted from the events, and what is there now, read from the ledger.
+"""Metrics: counters and histograms from the events, gauges from the ledger.
 
-`Metrics` stands between a core and its log:
+`Metrics` sits between a core and its log, as the sink of the core's events:
 
     metrics = Metrics.attached_to(offloader)
 
-It keeps counts only. What a transfer is and how it ended is read from the ledger's record of it. A log gives
+It stores counts only. The size and the outcome of a transfer are read from the ledger's record. A log gives
 the same values as the process that wrote it:
 
     Metrics.of(LogReader(directory)).values()
 
-Every event is counted under its kind. `_DETAILS` says what more is counted of some kinds. A block is what a
-host slot holds. `metric_table.METRICS` says what each name means.
+Every event is counted under its kind. `_DETAILS` maps a kind to the method that counts its details. A block
+is the content of one host slot. `metric_table.METRICS` defines each name.
 """
 
 from __future__ import annotations
@@ -58,7 +58,12 @@ _BOUNDS = {metric.name: metric.bounds for metric in METRICS}
 
 
 class HistogramValue(msgspec.Struct, frozen=True):
-    """counts: values in each bucket, up to its bound; the last bucket has none. sum: of all values."""
+    """A histogram so far.
+
+    bounds: the largest value in each bucket but the last, which has no bound.
+    counts: the number of values in each bucket; one more than bounds.
+    sum: the sum of all values.
+    """
 
     bounds: tuple[float, ...]
     counts: tuple[int, ...]
@@ -71,13 +76,14 @@ class HistogramValue(msgspec.Struct, frozen=True):
 
 
 def _histogram(name: str, seen: Mapping[int, int], unit: int = 1) -> HistogramValue:
-    """Sort numbers into buckets when they are asked for: to note a number costs a fraction of it.
+    """Sort numbers into buckets. This happens only when metrics are read: counting a number is far cheaper.
 
-    seen: number -> how often it was seen.
+    seen: number -> how often it was counted.
+    unit: factor from a number to the histogram's unit.
     """
     bounds = _BOUNDS[name]
     counts = [0] * (len(bounds) + 1)
-    # Copied in one call, so that no other thread changes it meanwhile.
+    # Copied in one call, so that no other thread changes it during the copy.
     noted = dict(seen)
     for number, times in noted.items():
         counts[bisect_left(bounds, number * unit)] += times
@@ -120,8 +126,9 @@ def _numbers() -> dict[int, int]:
 class _Tally(msgspec.Struct, gc=False):
     """Counts of the transfers in one direction.
 
-    blocks, device_blocks, steps: number -> completed transfers that had it.
-    seconds: completed transfers in each bucket.
+    planned: transfers planned. abandoned: transfers in flight at a reset. ended: outcome -> transfers.
+    blocks, device_blocks, steps: a transfer's number of these -> completed transfers with that number.
+    seconds: completed transfers in each bucket. nanoseconds: their total time from submission to end.
     """
 
     planned: int = 0
@@ -134,7 +141,7 @@ class _Tally(msgspec.Struct, gc=False):
     seconds: list[int] = msgspec.field(default_factory=lambda: [0] * (len(SECONDS_BOUNDS) + 1))
 
     def histograms(self, bytes_per_block: int) -> dict[str, HistogramValue]:
-        """Name -> histogram, of the completed transfers."""
+        """Return name -> histogram of the completed transfers."""
         return {
             "transfer_blocks": _histogram("transfer_blocks", self.blocks),
             "transfer_bytes": _histogram("transfer_bytes", self.device_blocks, bytes_per_block),
@@ -149,7 +156,7 @@ class _Flight(msgspec.Struct, gc=False):
     tally: _Tally
     record: TransferRecord
     device_blocks: int
-    """How many it copies to or from, at the device or elsewhere."""
+    """Blocks of device size that it copies, on the device or at another engine or tier."""
     imported: bool = False
     """Whether the transfer is a store from another engine or from the disk."""
     step: int = 0
@@ -190,8 +197,8 @@ def gauges(ledger: Ledger) -> dict[str, Any]:
 class Metrics:
     """Counts events that were applied to a ledger.
 
-    A transfer that was planned before the counting began is not counted. `values` may be called from another
-    thread: it is at most a few events behind then, and no counter ever falls.
+    A transfer that was planned before the counting began is not counted. Another thread may call `values`;
+    its result is then at most a few events behind, and no counter ever decreases.
     """
 
     def __init__(self, ledger: Ledger, log: EventSink | None = None) -> None:
@@ -199,12 +206,12 @@ class Metrics:
         self.ledger, self._log = ledger, log
         self._pass_on = log.append if log is not None else None
         self._events_in_gaps = 0
-        """Of a log that is read: events that it lacks."""
+        """Events missing from the log, if the counts come from a log (`of`)."""
         self._events = dict.fromkeys(KINDS, 0)
         self._flights: dict[int, _Flight] = {}
         self._waiting: dict[str, int] = {}
         """Deferred request -> the tick at which its wait began."""
-        # Plain numbers, each an attribute: a counter that is looked up costs three times as much.
+        # Each counter is a plain attribute: a counter in a dict would cost three times as much.
         self._blocks_matched = self._blocks_evicted = self._keys_recalled = self._key_bytes = 0
         self._hits = self._misses = self._finished_requests = self._aborted_requests = 0
         self._on_device = self._on_host = self._nowhere = 0
@@ -220,7 +227,7 @@ class Metrics:
 
     @classmethod
     def attached_to(cls, offloader: Offloader) -> Metrics:
-        """Metrics between this core and its log, from now on."""
+        """Insert new metrics between this core and its log. They count from now on."""
         offloader.log = metrics = cls(offloader.ledger, offloader.log)
         return metrics
 
@@ -248,7 +255,7 @@ class Metrics:
         return metrics
 
     def _go_on_from(self, ledger: Ledger) -> None:
-        """Beyond a gap in a log: the ends of some transfers and waits are not known."""
+        """Continue after a gap in a log. Transfers and waits that ended in the gap are dropped uncounted."""
         self.ledger = ledger
         self._waiting = {name: since for name, since in self._waiting.items() if name in ledger.deferred}
         self._flights = {id: one for id, one in self._flights.items() if id in ledger.transfers}
@@ -272,8 +279,8 @@ class Metrics:
             self._log.flush()
 
     def values(self) -> dict[str, Any]:
-        """Name -> its value so far, an int or a `HistogramValue`. With labels: value of the first label ->
-        (value of the second ->) the same."""
+        """Return name -> value so far, an int or a `HistogramValue`. A metric with labels has a dict instead:
+        value of the first label -> (value of the second ->) number or `HistogramValue`."""
         seen, config = dict(self._events), self.ledger.config
         tallies = {OF_STORES: self._stores, OF_LOADS: self._loads, OF_COPIES_OUT: self._copies_out}
         bytes_per_block = config.block_bytes * config.workers
@@ -315,11 +322,11 @@ class Metrics:
         }
 
     def gauges(self) -> dict[str, Any]:
-        """Name -> what is there now: `gauges` of the ledger, and the state of the log."""
+        """Return name -> current value: `gauges` of the ledger, and the state of the log."""
         return gauges(self.ledger) | {"log_broken": self.log_health()[1]}
 
     def log_health(self) -> tuple[int, int]:
-        """(events that the log lacks, 1 if it cannot be written now, else 0)."""
+        """Return (events missing from the log, 1 if the log cannot be written now, else 0)."""
         if isinstance(self._log, (LogWriter, LateLog)):
             return self._log.dropped, int(self._log.failure is not None)
         return self._events_in_gaps, 0
@@ -374,7 +381,7 @@ class Metrics:
             self._end_waits(BY_TIMEOUT)
 
     def _end_waits(self, how: str) -> None:
-        """Count the waits that the event ended: their requests are not deferred any more."""
+        """Count waits that the event ended: those of requests that are not deferred any more."""
         deferred = self.ledger.deferred
         for request in [name for name in self._waiting if name not in deferred]:
             ticks = self.ledger.tick - self._waiting.pop(request)
@@ -447,7 +454,7 @@ class Metrics:
             self._end_waits(BY_TRANSFER)
 
     def _restarted(self, _event: ev.Restarted) -> None:
-        """Nothing of the last process goes on."""
+        """Count all transfers and waits of the last process as cut off."""
         for flight in self._flights.values():
             self._count_end(flight, CUT_OFF)
         self._flights.clear()
@@ -479,7 +486,7 @@ def _complete(flight: _Flight, event: OffloadingEvent) -> None:
     tally.device_blocks[flight.device_blocks] += 1
     tally.steps[event.step - flight.step] += 1
     nanoseconds = event.wall_ns - flight.wall_ns
-    # A wall clock may have been set back meanwhile.
+    # The wall clock may have been set back between submission and end.
     if nanoseconds > 0:
         tally.nanoseconds += nanoseconds
     tally.seconds[bisect_left(SECONDS_BOUNDS, nanoseconds / 1e9)] += 1
@@ -508,4 +515,4 @@ _DETAILS: dict[type[OffloadingEvent], Callable[[Metrics, Any], None]] = {
     ev.Ticked: Metrics._ticked,
     ev.OffersCounted: Metrics._offers_counted,
 }
-"""What is counted of an event besides its kind."""
+"""The method that counts what is specific to a kind of event."""

@@ -1,8 +1,8 @@
 """One pass over a log: each event becomes rows of the tables in `row_kinds.py`.
 
-`Extractor.follow` applies an event to the ledger and takes note of it. A row is written when nothing of it
-can change any more. `write_unfinished` writes the rows of what still goes on, as they are now. So a log that
-is still written can be read at any time, and read on later.
+`Extractor.follow` applies an event to the ledger and notes what it means. A row is written when none of its
+values can change any more. `write_unfinished` writes interim rows for open requests, transfers and blocks. So
+a live log can be read at any time, and reading can resume later.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from kvsm.states.words import STATE_MASK
 
 
 class SavedExtractor(msgspec.Struct):
-    """An `Extractor` as data, without its ledger."""
+    """The state of an `Extractor` as data, without its ledger."""
 
     lives: SavedLives
     requests: list[RequestInProgress]
@@ -54,9 +54,10 @@ class SavedExtractor(msgspec.Struct):
 class Extractor:
     """Turns events into rows.
 
-    tables: where they are written. Call its `flush` now and then.
-    saved, ledger: what `save` gave, and the ledger of that moment, if the tables go on. Raises `ValueError`
-        if they do not fit together.
+    tables: the writer that receives the rows. The caller calls its `flush` now and then.
+    saved, ledger: to extend existing tables: the result of `save`, and the ledger at that moment; else None.
+
+    Raises `ValueError` if `saved` and `ledger` do not belong together.
     """
 
     def __init__(
@@ -65,30 +66,31 @@ class Extractor:
         self._tables, self._ledger = tables, ledger
         self._lives = BlockLives(tables, None if saved is None else saved.lives)
         self._requests: dict[str, RequestInProgress] = {}
-        """Requests that the ledger knows."""
+        """Requests that the ledger holds, without copies to another tier."""
         self._over: dict[tuple[str, int], RequestInProgress] = {}
-        """Requests that are over, but for their stores."""
+        """Released requests with stores still live, by name and number of the event of arrival."""
         self._copies: set[str] = set()
-        """Copies to another tier, which the ledger has as requests. Their transfers tell all of them."""
+        """Copies to another tier. The ledger holds them as requests; here only their transfers get rows."""
         self._flights: dict[int, Flight] = {}
         self._last = EventRow(0, 0, 0, "")
         self._survivors: Survivors | None = None
-        """What the restart leaves that is being followed."""
+        """What the restart being followed leaves of the pool. None during any other event."""
         self._interim: list[int] = []
-        """The runs of blocks that are written as they were, and will be written again."""
+        """The runs of blocks with an interim row. `go_on` deletes these rows."""
         if saved is not None and ledger is not None:
             self._requests = {one.request: one for one in saved.requests}
             self._over = {(one.request, one.arrived.event): one for one in saved.over}
             self._flights = {one.planned.event: one for one in saved.flights}
             self._last, self._interim = saved.last, saved.interim
             self._copies = _copies_in(ledger)
-            known = self._requests.keys() | self._copies == ledger.requests.keys()
-            flying = self._flights.keys() == ledger.transfers.keys()
-            if not (known and flying and self._lives.fits(ledger) and self._last.event == ledger.seq):
+            same_requests = self._requests.keys() | self._copies == ledger.requests.keys()
+            same_transfers = self._flights.keys() == ledger.transfers.keys()
+            same_event = self._last.event == ledger.seq
+            if not (same_requests and same_transfers and same_event and self._lives.fits(ledger)):
                 raise ValueError("the saved extractor is not of this ledger")
 
     def save(self) -> SavedExtractor:
-        """All of this as data. The rows must have been flushed."""
+        """Return the extractor's state as data. The rows must have been flushed."""
         return SavedExtractor(
             self._lives.save(),
             list(self._requests.values()),
@@ -107,9 +109,9 @@ class Extractor:
     def follow(self, ledger: Ledger, event: OffloadingEvent) -> None:
         """Apply the next event to its ledger, and note what it means.
 
-        ledger: a new one where the log begins, and behind a gap.
+        ledger: the same object for each event, but a new one at the start of the log and after a gap.
 
-        Raises `IllegalTransition` or `InvalidEvent`, with nothing noted, if the event cannot follow.
+        Raises `IllegalTransition` or `InvalidEvent`, with nothing noted, if the ledger refuses the event.
         """
         if ledger is not self._ledger:
             self._begin(ledger)
@@ -128,7 +130,7 @@ class Extractor:
             self._tables.add("occupancy", occupancy(self.ledger, self._last))
 
     def _take_changes(self, event: OffloadingEvent, changes: Changes) -> None:
-        """Note what any kind of event may have changed."""
+        """Note the changes that events of several kinds make: submissions, ends, states of requests."""
         for transfer in changes.submitted:
             flight = self._flights[transfer]
             flight.sent, flight.submitted = True, _at(event)
@@ -138,7 +140,7 @@ class Extractor:
             self._settle(name, event)
 
     def write_unfinished(self) -> None:
-        """Write the rows of what still goes on, as they are now. Before the log is read on, call `go_on`."""
+        """Write interim rows for open requests, transfers and blocks. Call `go_on` before the next event."""
         if self._ledger is None:
             return
         workers, add = self._ledger.config.workers, self._tables.add
@@ -158,14 +160,14 @@ class Extractor:
         self._tables.flush()
 
     def go_on(self) -> None:
-        """Remove what `write_unfinished` wrote, if no later row will replace it."""
+        """Delete the interim rows of `write_unfinished` that no later row would replace."""
         lives = [(life,) for life in self._interim]
         self._tables.connection.executemany("DELETE FROM block_runs WHERE life = ?", lives)
         self._interim = []
         if self._last.event % SAMPLE_EVENTS:
             self._tables.connection.execute("DELETE FROM occupancy WHERE event = ?", (self._last.event,))
 
-    # Where the log begins, and behind a gap.
+    # The start of the log, and the first event after a gap.
 
     def _begin(self, ledger: Ledger) -> None:
         before, self._ledger = self._ledger, ledger
@@ -195,7 +197,7 @@ class Extractor:
                 self._flights[transfer] = self._found_in_flight(found)
 
     def _found_in_flight(self, record: TransferRecord) -> Flight:
-        """A transfer that only the ledger knows."""
+        """Return the flight of a transfer whose plan was not read: it stands before the log, or in a gap."""
         store = record.direction is STORE
         flight = self._flight(Moved(record.id), store, record.owners, len(record.slots))
         flight.sent = record.state is not TransferState.PLANNED
@@ -206,7 +208,7 @@ class Extractor:
     # Requests.
 
     def _request(self, event: Any) -> RequestInProgress:
-        """The event's request, which may be known from now on."""
+        """Return the event's request. A request that is not known yet is added."""
         name: str = event.request
         request = self._requests.get(name)
         if request is None:
@@ -215,7 +217,7 @@ class Extractor:
         return request
 
     def _settle(self, name: str, event: OffloadingEvent) -> None:
-        """Note the state that the request has now, unless the request stands for a copy to another tier."""
+        """Note the state that the request now has in the ledger. Ignore copies to another tier."""
         request, record = self._requests.get(name), self.ledger.requests.get(name)
         if request is None:
             return
@@ -225,7 +227,7 @@ class Extractor:
             self._move(request, state, awaits, _at(event))
 
     def _move(self, request: RequestInProgress, state: int, awaits: int | None, at: Moved) -> None:
-        """The stay of a request ends, and the next one begins, unless the request is over."""
+        """End the request's stay in its state, and begin its stay in `state`, unless that is RELEASED."""
         name = request.request
         if request.since.event != at.event:
             self._tables.add("request_states", request.stay(at))
@@ -259,7 +261,7 @@ class Extractor:
             return
         request = self._request(event)
         if event.slots and event.asked == 0:
-            # This request holds blocks for another engine; they are not its prompt.
+            # The request holds these blocks for another engine; they do not belong to its own prompt.
             request.held = count(event.slots)
         self._lives.matched(event)
         self._answer(request, event, count(event.slots), admitted=None, resumed=False)
@@ -278,12 +280,12 @@ class Extractor:
             self._tables.add("requests", request.row(0))
 
     def _use_answer(self, request: RequestInProgress, event: ev.RequestAdmitted) -> None:
-        """Record the answer that the request was admitted with, whether it was logged or not."""
+        """Write the row of the lookup answer that the request was admitted with, logged before or not."""
         slots = len(self.ledger.requests[event.request].pins) if event.on_host != 0 else 0
         answer, request.answer = request.answer, None
         missed = None if event.missed is None else event.missed.hex()
         if answer is None or (answer.hit_slots, answer.missed) != (slots, missed):
-            # The answer that was used is another than the last one that was logged.
+            # The request was admitted with a later answer than the last logged one.
             self._answer(request, event, slots, admitted=event.seq, resumed=event.resumed)
             request.answer = None
             return
@@ -372,10 +374,10 @@ class Extractor:
         self._tables.add("copies", flight.copy(event.worker, event))
 
     def _end(self, record: TransferRecord, event: OffloadingEvent) -> None:
-        """A transfer has ended, and with a failed one the blocks that it had."""
+        """Note the end of a transfer, and what it means for the blocks: stored, or gone."""
         flight = self._flights.pop(record.id, None)
         if flight is None:
-            return  # A restart has cut it off.
+            return  # A restart has cut the transfer off.
         why = _GONE.get((record.state, record.direction))
         if why is not None:
             end = LifeEnd(event.seq, event.wall_ns, why, record.id, flight.requests)
@@ -385,7 +387,7 @@ class Extractor:
         self._land(flight, record.state.name.lower(), _at(event))
 
     def _land(self, flight: Flight, outcome: str | None, at: Moved) -> None:
-        """The rows of a transfer that has ended. outcome: None if the log does not tell it."""
+        """Write the rows of a transfer that has ended. outcome: None if the log does not show it."""
         workers = self.ledger.config.workers
         for copy in flight.silent_copies(workers):
             self._tables.add("copies", copy)
@@ -431,7 +433,7 @@ class Extractor:
         self._tables.add("resets", row)
 
     def _restarted(self, event: ev.Restarted) -> None:
-        """Everybody of the last process is gone: what was open is cut off."""
+        """Cut off all requests and transfers that the last process left open."""
         self._copies.clear()
         at, left = Moved(event.seq, event.step, self._last.wall_ns or event.wall_ns), self._survivors
         assert left is not None
@@ -459,7 +461,7 @@ class Extractor:
 
 
 def occupancy(ledger: Ledger, last: EventRow) -> OccupancyRow:
-    """The pool as it is after the event `last`."""
+    """Return the row of the pool's occupancy after the event `last`."""
     free, idle = len(ledger.free), ledger.evictable()
     transfers = ledger.transfers.values()
     loads = sum([one.direction is LOAD for one in transfers])
@@ -480,14 +482,14 @@ def occupancy(ledger: Ledger, last: EventRow) -> OccupancyRow:
 
 
 def _held(ledger: Ledger) -> tuple[int, int, int]:
-    """(slots that are being stored, quarantined, retired)."""
+    """Return the number of slots that are (being stored, quarantined, retired)."""
     counts = np.bincount(ledger.blocks.view & STATE_MASK, minlength=len(BlockState)).tolist()
     storing = counts[BlockState.ALLOCATED] + counts[BlockState.STORING]
     return storing, counts[BlockState.QUARANTINED], counts[BlockState.RETIRED]
 
 
 def _copies_in(ledger: Ledger) -> set[str]:
-    """The names of the requests that stand for copies to another tier."""
+    """Return the names of the ledger's requests that are copies to another tier."""
     return {name for name, request in ledger.requests.items() if request.target}
 
 
@@ -496,7 +498,7 @@ def _at(event: OffloadingEvent) -> Moved:
 
 
 def _names(owners: Owners) -> str:
-    """The requests among the owners, each once, as a JSON list."""
+    """Return the requests among the owners, each once, as a JSON list."""
     return msgspec.json.encode(list(dict.fromkeys([name for name, _ in owners]))).decode()
 
 
@@ -507,7 +509,7 @@ _GONE = {
     (TransferState.LOST, STORE): Gone.LOST,
     (TransferState.LOST, LOAD): Gone.LOST,
 }
-"""Why the keys of a transfer's slots are gone when it ends so. After other ends they are there."""
+"""End of a transfer -> why the keys of its slots are gone. After any other end the keys remain."""
 
 FACTS: dict[type[OffloadingEvent], Callable[[Extractor, Any], object]] = {
     ev.RequestArrived: Extractor._arrived,
@@ -526,5 +528,5 @@ FACTS: dict[type[OffloadingEvent], Callable[[Extractor, Any], object]] = {
     ev.CacheReset: Extractor._reset,
     ev.Restarted: Extractor._restarted,
 }
-"""What only this kind of event has for the tables, once it is applied, before the changes that any kind may
-make (`kvsm.core.ledger.changes`). The table `events` has a row for each event."""
+"""The method that notes what is specific to a kind of event. It runs after the ledger has applied the event,
+and before `_take_changes`. Every event also gets a row in the table `events`."""
