@@ -30,7 +30,7 @@ def _vllm_as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What the plugin changes in vLLM is undone after each test, and each test hears what it says."""
     monkeypatch.setattr(VllmConfig, plugin._CHOICE, getattr(VllmConfig, plugin._CHOICE))
     plugin._log_choice.cache_clear()
-    plugin._say_without_size.cache_clear()
+    plugin._warn_without_size.cache_clear()
     registries = (KVConnectorFactory._registry, OffloadingSpecFactory._registry)
     with patch.dict(registries[0]), patch.dict(registries[1]):
         yield

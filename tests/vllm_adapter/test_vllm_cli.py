@@ -409,7 +409,7 @@ def _default(field: msgspec.structs.FieldInfo) -> str:
 
 
 def test_documented_versions_are_the_tested_ones() -> None:
-    assert f"Tested: {', '.join(versions.TESTED)}." in DOCUMENT
+    assert f"Tested with vLLM {' and '.join(versions.TESTED)}." in DOCUMENT
 
 
 def test_documented_flags_are_json_that_kvsm_takes() -> None:
