@@ -143,6 +143,7 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
         `FrameEncoder.head` takes it in pieces.
     life_id: random id of the life (16 bytes), which distinguishes lives with the same number. Empty if the
         log is bound to no persistent pool.
+    before: the counts of the segment before this one (`minutes.py`); empty if the writer has none.
     """
 
     schema: int
@@ -156,6 +157,7 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     ended: SegmentTail | None = None
     snapshot: bytes = b""
     life_id: bytes = b""
+    before: bytes = b""
 
 
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
@@ -278,9 +280,9 @@ class FrameEncoder:
         """
         size = sum(map(len, snapshot))
         _check_length(size, head.seq + 1)
-        life_id = _ENCODER.encode(head.life_id)
-        fields = _ENCODER.encode(head).removesuffix(_NO_BYTES + life_id) + _BYTES.pack(0xC6, size)
-        return self._frame([fields, *snapshot, life_id], HEAD, 0, head.seq + 1, 0)
+        rest = _ENCODER.encode(head.life_id) + _ENCODER.encode(head.before)
+        fields = _ENCODER.encode(head).removesuffix(_NO_BYTES + rest) + _BYTES.pack(0xC6, size)
+        return self._frame([fields, *snapshot, rest], HEAD, 0, head.seq + 1, 0)
 
     def most_head_bytes(self, head: SegmentHead) -> int:
         """Return the most bytes that `head` returns, without the snapshot. Compression is ignored: its effect

@@ -46,6 +46,7 @@ class Opening:
     segment: the new segment.
     thread: runs `run`: writing the head, copying events, and syncing.
     waits: whether the writer waits for the disk. Then a small snapshot is written at once.
+    before: for the head: the counts of the segment before.
 
     Each call may raise the error that prevents the segment, mostly an `OSError`.
     """
@@ -57,6 +58,7 @@ class Opening:
         maker: SegmentMaker,
         thread: LogThread,
         waits: bool,
+        before: bytes,
     ) -> None:
         self.segment, self._old = segment, place.segment
         self._maker, self._thread, self._waits = maker, thread, waits
@@ -64,7 +66,7 @@ class Opening:
         self._begin = self._reached = place.offset
         """Offsets in the old segment (bytes): where the new one begins, and the end of what is copied."""
         self._goal = place
-        self._head, self._event_bytes = maker.new_head(segment.first), 0
+        self._head, self._event_bytes = maker.new_head(segment.first, before=before), 0
         self._snapshot: list[bytes] | None = None
         self._has_head = False
         self._failure: Exception | None = None

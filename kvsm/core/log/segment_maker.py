@@ -47,9 +47,11 @@ class SegmentMaker:
         self._head_bytes = PREAMBLE_BYTES + self._encoder.most_head_bytes(self.new_head(1 << 62))
         self._retention.check(self._head_bytes)
 
-    def make(self, segment: SegmentFile, state: StateCopy, ended: SegmentTail | None = None) -> None:
-        """Make the file, write its head, and publish it. ended: for the head's field `ended`."""
-        head = self.new_head(segment.first, ended)
+    def make(
+        self, segment: SegmentFile, state: StateCopy, ended: SegmentTail | None = None, before: bytes = b""
+    ) -> None:
+        """Make the file, write its head, and publish it. ended, before: for these fields of the head."""
+        head = self.new_head(segment.first, ended, before)
         self.create(segment)
         while not state.go_on():
             pass
@@ -68,7 +70,7 @@ class SegmentMaker:
         segment.write(encode_preamble(), 0)
         self._retention.opening_bytes = PREAMBLE_BYTES
 
-    def new_head(self, first: int, ended: SegmentTail | None = None) -> SegmentHead:
+    def new_head(self, first: int, ended: SegmentTail | None = None, before: bytes = b"") -> SegmentHead:
         """Return the head of the segment whose first event is `first`; snapshot and `oldest` come later."""
         return SegmentHead(
             schema=SCHEMA_VERSION,
@@ -81,6 +83,7 @@ class SegmentMaker:
             life=self._life,
             life_id=self._life_id,
             ended=ended,
+            before=before,
         )
 
     def plan(self, segment: SegmentFile, head: SegmentHead, snapshot: Sequence[bytes]) -> int:
@@ -88,7 +91,7 @@ class SegmentMaker:
         fill it."""
         retention = self._retention
         more = 0 if head.ended is None else len(self._encoder.tail(head.ended, segment.first, 0))
-        size = self._head_bytes + sum(map(len, snapshot)) + more
+        size = self._head_bytes + len(head.before) + sum(map(len, snapshot)) + more
         retention.opening_bytes = 0  # It is in `size`.
         event_bytes = retention.plan(segment, size)
         retention.opening_bytes = size

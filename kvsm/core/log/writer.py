@@ -43,6 +43,7 @@ from kvsm.core.log.flush_mark import UNBOUND, LogBinding, set_marks
 from kvsm.core.log.frames import CLOSED, RUN_BYTES, FrameEncoder, SegmentTail
 from kvsm.core.log.log_directory import WHAT_TO_DO
 from kvsm.core.log.log_thread import LogThread
+from kvsm.core.log.minutes import WrittenMinutes
 from kvsm.core.log.opening import Opening
 from kvsm.core.log.retention import FRAME_BYTES, Retention
 from kvsm.core.log.segment_file import Loss, SegmentFile, WritePlace
@@ -428,6 +429,7 @@ class LogWriter:
                 place.written + count,
                 place.dropped,
             )
+            self._minutes.count(place.events[:count])
 
     def _make_room(self, size: int) -> None:
         """Delete old segments until a frame of this size (bytes) may be written."""
@@ -538,6 +540,7 @@ class LogWriter:
                 end.claimed.close()
             raise
         self._place = WritePlace(segment, segment.size, first, [], 0, 0)
+        self._minutes = WrittenMinutes(first, self._segment_bytes)
 
     def _open(self, step: Callable[[], None]) -> None:
         """Do a step of opening the next segment. If it fails, no event is lost."""
@@ -576,7 +579,8 @@ class LogWriter:
             self._claimed.hold()  # The directory may have been deleted.
         segment.remove_leftover()
         self._encoder.begin_stream()
-        self._opening = Opening(segment, place, self._maker, self._opening_thread, waits)
+        before = self._minutes.open(place.first)
+        self._opening = Opening(segment, place, self._maker, self._opening_thread, waits, before)
         self._opening.begin(self._snapshot)
         return self._opening
 
@@ -588,6 +592,7 @@ class LogWriter:
             return
         opening.finish(place)
         self._place = replace(place, segment=opening.segment, offset=opening.segment.size)
+        self._minutes.fill_new()
         self.failure = None
         self._drop_opening()
         self._leave_complete_segments()
@@ -614,6 +619,7 @@ class LogWriter:
         """Forget the opening. Delete its file unless events go to its segment already."""
         opening = self._opening
         if opening is not None and opening.segment is not self._place.segment:
+            self._minutes.give_up_new()
             opening.give_up()
         self._retention.opening_bytes, self._opening = 0, None
 
