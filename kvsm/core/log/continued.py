@@ -54,6 +54,7 @@ from typing import Any, NamedTuple
 from kvsm.core.ledger.state_copy import StateCopy
 from kvsm.core.log.frames import SegmentHead, SegmentTail, Torn, first_event, segment_paths
 from kvsm.core.log.log_directory import WHAT_TO_DO, LogDirectory
+from kvsm.core.log.minutes import counts_of, encode_counts
 from kvsm.core.log.reader import LogEnd, LogReader, Segment
 from kvsm.core.log.retention import Retention
 from kvsm.core.log.segment_file import SegmentFile
@@ -72,6 +73,7 @@ class EndedLog(NamedTuple):
     torn: the unfinished end behind event `seq`, or None.
     ended: how the last life ended, if the replaced segment says so; or None.
     life_id: the id of the last life; empty if it has none.
+    before: for the head of the next segment: the counts of the segment before it (`minutes.py`).
     """
 
     claimed: LogDirectory
@@ -82,6 +84,7 @@ class EndedLog(NamedTuple):
     torn: Torn | None = None
     ended: SegmentTail | None = None
     life_id: bytes = b""
+    before: bytes = b""
 
 
 def new_log(directory: str | os.PathLike[str], durable: bool) -> EndedLog:
@@ -109,10 +112,10 @@ def find_end(claimed: LogDirectory) -> EndedLog:
         return EndedLog(claimed)
     if claimed.why_unlocked is not None:
         raise LogError(f"{claimed.path}: this log cannot be continued: {claimed.why_unlocked}")
-    reader, last = _read_from(claimed.path, paths[-1])
+    reader, last, counts = _read_from(claimed.path, paths[-1])
     if last is not None and last.last > last.head.seq:
         _refuse_lost(reader)
-        return _behind(claimed, last.head, last.last, torn=reader.torn)
+        return _behind(claimed, last.head, last.last, torn=reader.torn, before=counts)
     if last is not None:
         _refuse_lost(reader)
     if len(paths) == 1 and first_event(paths[0]) == 1:
@@ -122,7 +125,7 @@ def find_end(claimed: LogDirectory) -> EndedLog:
     if len(paths) == 1:
         assert last is not None
         return _behind(claimed, last.head, last.head.seq, replaces=True)
-    reader, before = _read_from(claimed.path, paths[-2])
+    reader, before, counts = _read_from(claimed.path, paths[-2])
     assert before is not None  # A torn head with a segment behind it raises `LogDamaged`.
     if last is None and reader.gaps:
         lost = (
@@ -131,10 +134,10 @@ def find_end(claimed: LogDirectory) -> EndedLog:
         raise LogError(f"{claimed.path}: this log cannot be continued: {lost}")
     seq = first_event(paths[-1]) - 1
     if last is None:
-        return _behind(claimed, before.head, seq, replaces=True)
+        return _behind(claimed, before.head, seq, replaces=True, before=counts)
     # The segment that is replaced ends the life before, or was itself the first one of a life.
     ended = last.tail if last.head.life == before.head.life else last.head.ended
-    return _behind(claimed, last.head, seq, replaces=True, ended=ended)
+    return _behind(claimed, last.head, seq, replaces=True, ended=ended, before=counts)
 
 
 def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> EndedLog:
@@ -142,14 +145,15 @@ def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> 
     return EndedLog(claimed, seq, head.life + 1, head.run, life_id=head.life_id, **more)
 
 
-def _read_from(directory: Path, path: Path) -> tuple[LogReader, Segment | None]:
-    """Read a log from this segment to its end. Returns that segment too; None if its head is torn."""
-    reader, begun = LogReader(directory), None
+def _read_from(directory: Path, path: Path) -> tuple[LogReader, Segment | None, bytes]:
+    """Read a log from this segment to its end. Returns that segment too, and its counts; None if its head is
+    torn."""
+    reader, begun, counts = LogReader(directory), None, b""
     for segment in reader.segments(first_event(path)):
-        begun = begun or segment
-        for _ in segment.batches():
-            pass
-    return reader, begun
+        found = counts_of(segment)
+        if begun is None:
+            begun, counts = segment, encode_counts(found)
+    return reader, begun, counts
 
 
 def _refuse_lost(reader: LogReader) -> None:
@@ -179,7 +183,7 @@ def begin_life(
         for path in end.claimed.leftovers():
             path.unlink(missing_ok=True)
         _inherit(end, retention, syncs)
-        maker.make(segment, snapshot(), end.ended)
+        maker.make(segment, snapshot(), end.ended, end.before)
     except BaseException as error:
         with suppress(OSError):
             segment.discard()

@@ -297,15 +297,10 @@ def counts_of(segment: Segment) -> SegmentMinutes:
 
 
 class WrittenMinutes:
-    """The counts of the segment that a writer fills, and of the one that it opens meanwhile.
+    """The counts of the segment that a writer fills, and of the one that it opens meanwhile."""
 
-    segment_bytes: size of a full segment. Counts are left only if they take at most a 64th of it: a segment
-        with few events for its time is quickly counted by readers.
-    """
-
-    def __init__(self, first: int, segment_bytes: int) -> None:
+    def __init__(self, first: int) -> None:
         """first: the number of the segment's first event."""
-        self._most_bytes = segment_bytes // 64
         self._filled = MinuteCounter(first)
         self._opened: MinuteCounter | None = None
 
@@ -318,12 +313,11 @@ class WrittenMinutes:
     def open(self, first: int) -> bytes:
         """Also count for a new segment, which begins with event `first`.
 
-        Returns the field `before` of its head: the counts of the segment that is filled. Empty if they are
-        too large, or if an interrupted call has left events uncounted; then readers count that segment.
+        Returns the field `before` of its head: the counts of the segment that is filled. Empty if an
+        interrupted call has left events uncounted; then readers count that segment.
         """
         self._opened = MinuteCounter(first)
-        counts = _ENCODER.encode(self._filled.minutes)
-        return counts if self._filled.is_whole and len(counts) <= self._most_bytes else b""
+        return encode_counts(self._filled.minutes) if self._filled.is_whole else b""
 
     def fill_new(self) -> None:
         """Note that the new segment is filled from now on."""
@@ -335,8 +329,12 @@ class WrittenMinutes:
         self._opened = None
 
 
-_ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(SegmentMinutes)
+
+
+def encode_counts(counts: SegmentMinutes) -> bytes:
+    """Encode counts for the field `before` of a head."""
+    return msgspec.msgpack.encode(counts)
 
 
 def counts_before(head: SegmentHead, first: int) -> SegmentMinutes | None:

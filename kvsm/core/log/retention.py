@@ -31,7 +31,7 @@ class Retention:
     def __init__(self, max_bytes: int | None, segment_bytes: int) -> None:
         self.segments: deque[SegmentFile] = deque()
         self._deleted_bytes = self.opening_bytes = 0
-        self._max_bytes, self._segment_bytes = max_bytes, segment_bytes
+        self._max_bytes, self.segment_bytes = max_bytes, segment_bytes
         self._frame_bytes = min(FRAME_BYTES, segment_bytes // 4)
         self.both_bytes = self._frame_bytes // 2
         self._complete_bytes: int | None = None
@@ -85,8 +85,8 @@ class Retention:
         kept = [older for older in self.segments if not older.deleted]
         segment.oldest = kept[0].first if kept else segment.first
         if self._max_bytes is None:
-            return self._segment_bytes
-        full_at = min(head_bytes + self._segment_bytes, self._full_at_most(head_bytes))
+            return self.segment_bytes
+        full_at = min(head_bytes + self.segment_bytes, self._full_at_most(head_bytes))
         left = self._max_bytes - full_at - 2 * head_bytes - 3 * self._frame_bytes
         segment.oldest = segment.first
         for older in reversed(kept):

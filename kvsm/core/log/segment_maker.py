@@ -13,6 +13,10 @@ from kvsm.core.log.segment_file import SegmentFile
 from kvsm.events import SCHEMA_VERSION, OffloadConfig, recorded_ns
 from kvsm.states import machines_digest
 
+MOST_COUNTS = 1 / 64
+"""The largest counts that a head takes, as a share of a full segment. Only a segment with few events for its
+time has larger ones, and readers count it quickly."""
+
 
 class SegmentMaker:
     """Makes segments with their heads. Raises `ConfigError` if `max_bytes` has no room for segments.
@@ -83,7 +87,7 @@ class SegmentMaker:
             life=self._life,
             life_id=self._life_id,
             ended=ended,
-            before=before,
+            before=before if len(before) <= MOST_COUNTS * self._retention.segment_bytes else b"",
         )
 
     def plan(self, segment: SegmentFile, head: SegmentHead, snapshot: Sequence[bytes]) -> int:

@@ -540,7 +540,7 @@ class LogWriter:
                 end.claimed.close()
             raise
         self._place = WritePlace(segment, segment.size, first, [], 0, 0)
-        self._minutes = WrittenMinutes(first, self._segment_bytes)
+        self._minutes = WrittenMinutes(first)
 
     def _open(self, step: Callable[[], None]) -> None:
         """Do a step of opening the next segment. If it fails, no event is lost."""
