@@ -1,6 +1,7 @@
 """Which checker finds each exhibit first, as which broken property, and in how many steps.
 
-A slow test runs the whole museum and compares its results with this table; docs/bugs.md is generated from it.
+A slow test runs a quarter of the museum each day and compares its results with this table. docs/bugs.md is
+generated from it.
 """
 
 from __future__ import annotations

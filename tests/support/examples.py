@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from datetime import datetime, timezone
 from typing import TypeVar
 
 SHARE = 1 if "CI" in os.environ else 5
@@ -19,3 +20,11 @@ def examples(number: int, least: int = 8) -> int:
 def some(cases: Sequence[_T]) -> Sequence[_T]:
     """Return all cases in CI; elsewhere every fifth."""
     return cases[::SHARE]
+
+
+TODAY = datetime.now(timezone.utc).toordinal()
+
+
+def of_today(cases: Sequence[_T], days: int) -> Sequence[_T]:
+    """Return the cases that a slow test tries today: in this many days it tries each case once."""
+    return cases[TODAY % days :: days]

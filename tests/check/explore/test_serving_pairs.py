@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from itertools import combinations, product
 from random import Random
 from typing import Any
@@ -13,6 +12,7 @@ from museum import EXHIBITS
 from museum.small_scopes import MISSED, REFUTED_BY
 from planted_bugs import forget
 
+from examples import TODAY
 from kvsm.check.explore.coverage import all_edges
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.model import Verdict
@@ -29,7 +29,6 @@ from kvsm.core.policies import POLICIES, make_policy
 from kvsm.errors import ConfigError
 from kvsm.states import MACHINES
 
-TODAY = datetime.now(timezone.utc).toordinal()
 MOST_STATES = 4000
 """Of a scope in the tests of the day. The largest have some ten thousand."""
 

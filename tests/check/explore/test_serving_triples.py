@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
 from itertools import combinations, product
 from random import Random
 
@@ -10,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from museum import EXHIBITS
 
+from examples import TODAY
 from kvsm.check.explore.explorer import explore
 from kvsm.check.explore.model import Verdict
 from kvsm.check.scopes.covering import covering
@@ -24,7 +24,6 @@ from kvsm.core.ledger.invariants import check_ledger
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 
-TODAY = datetime.now(timezone.utc).toordinal()
 MOST_STATES = 4000
 
 

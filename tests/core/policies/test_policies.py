@@ -38,7 +38,7 @@ from kvsm.errors import ConfigError
 from kvsm.ids import NO_IDS, SMALL, IdArray
 from kvsm.testing import OffloadMachine
 
-EXAMPLES = [pytest.param(examples(120), id="fast"), pytest.param(3_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(examples(120), id="fast"), pytest.param(1_000, id="slow", marks=pytest.mark.slow)]
 NAMES = sorted(POLICIES)
 
 

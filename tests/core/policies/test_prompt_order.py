@@ -24,7 +24,7 @@ from kvsm.ids import SMALL, to_list
 
 Body = Callable[[], AbstractContextManager[None]]
 BODIES = [pytest.param(native.without, id="Python"), pytest.param(nullcontext, id="native")]
-EXAMPLES = [pytest.param(examples(60), id="fast"), pytest.param(2_000, id="slow", marks=pytest.mark.slow)]
+EXAMPLES = [pytest.param(examples(60), id="fast"), pytest.param(400, id="slow", marks=pytest.mark.slow)]
 EVERY_POLICY = pytest.mark.parametrize("policy", sorted(POLICIES))
 EITHER_BODY = pytest.mark.parametrize("body", BODIES)
 
