@@ -12,14 +12,15 @@ from kvsm.cli.progress import counting
 from kvsm.errors import LogError
 from kvsm.explain.other_tier import other_tier
 from kvsm.explain.report.tier_measures import OpenedTier
+from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.opened import open as open_log
 
 
 @contextmanager
-def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
-    """Open a log. On a terminal, the first reading of a large log shows its progress."""
-    with _opened(log, trust) as opened:
+def opened_log(log: Path, window: Window = EVERYTHING, **trust: Any) -> Iterator[OpenedLog]:
+    """Open a log, or the tables of a part of it. On a terminal, reading a large log shows its progress."""
+    with _opened(log, window, trust) as opened:
         if opened.note is not None:
             complain(opened.note)
         yield opened
@@ -29,9 +30,9 @@ def opened_log(log: Path, **trust: Any) -> Iterator[OpenedLog]:
 def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
     """Yield the other tier of a log, host or disk, with its own log opened; None: there is no other tier.
 
-    If its log is missing or cannot be opened, the tier says why.
+    If its log is missing or cannot be opened, the tier says why. A part of a log has no other tier.
     """
-    other = other_tier(log)
+    other = other_tier(log) if log.window == EVERYTHING else None
     if other is None:
         yield None
     elif other.log is None:
@@ -45,6 +46,6 @@ def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
             yield found
 
 
-def _opened(log: Path, trust: dict[str, Any]) -> OpenedLog:
+def _opened(log: Path, window: Window, trust: dict[str, Any]) -> OpenedLog:
     with counting("read up to event") as progress:
-        return open_log(log, progress=progress, **trust)
+        return open_log(log, progress=progress, window=window, **trust)

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
+from msgspec.structs import replace
 
+from kvsm.cli.first_look import look_lines
 from kvsm.cli.log_answers import end_lines, leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opened_tables import opened_log, opened_tier
 from kvsm.cli.output import Command, say, say_json
-from kvsm.core.log import LogReader
+from kvsm.cli.progress import counting
+from kvsm.cli.sparkline import sparkline
+from kvsm.core.log import LogEnd, LogReader
 from kvsm.explain.report.detectors import number, percent
 from kvsm.explain.report.figures import (
     DiskFailureFigures,
@@ -24,12 +27,13 @@ from kvsm.explain.report.figures import (
     Spread,
     TierHitFigures,
 )
+from kvsm.explain.report.first_look import LARGE_BYTES, FirstLook, first_look
 from kvsm.explain.report.log_report import Report, left_open, make_report
 from kvsm.explain.story.times import duration, utc
-from kvsm.explain.story.window import LogPoint, find_window
+from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
 from kvsm.explain.tables.opened import OpenedLog
+from kvsm.explain.tables.table_index import unread_bytes
 
-_BARS, _PLAIN_BARS = " ▁▂▃▄▅▆▇█", " .:-=+*%#"
 _NAME_WIDTH = 12
 
 
@@ -41,6 +45,9 @@ _NAME_WIDTH = 12
     default=None,
     help="Check every property at every event, as `kvsm verify` does.  [default: if LOG is small (8 MB)]",
 )
+@click.option(
+    "--whole", is_flag=True, help="Make the index of all of a large LOG, and report all figures of all of it."
+)
 @trust_options
 @json_option
 def report(
@@ -48,6 +55,7 @@ def report(
     since: LogPoint | None,
     until: LogPoint | None,
     verify: bool | None,
+    whole: bool,
     as_json: bool,
     **trust: Any,
 ) -> None:
@@ -59,24 +67,38 @@ def report(
     If the log of the other tier, host pool or disk, lies beside LOG, both tiers are summarized, with what
     stands out in either log.
 
+    A large LOG without an index is first counted by the minute, in seconds. The summary then covers the part
+    that stands out most, or the part between --since and --until.
+
     \b
     Examples:
       kvsm report kvsm-log
       kvsm report kvsm-log --since +40s --until +60s     a part of the time
+      kvsm report kvsm-log --whole                       all of a large log: makes its index first
       kvsm report kvsm-log --json | jq '.troubles[].name'
 
     Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
     leaves the exit code at 0.
     """
-    with opened_log(log, **trust) as opened, opened_tier(opened, **trust) as other:
-        window = find_window(LogReader(log), since, until)
+    reader = LogReader(log)
+    window, part, look = find_window(reader, since, until), EVERYTHING, None
+    if not whole and unread_bytes(reader) > LARGE_BYTES:
+        look = _look(log) if window == EVERYTHING else None
+        part = window if look is None else Window(look.closer.first, look.closer.last)
+        window = EVERYTHING
+    with opened_log(log, part, **trust) as opened, opened_tier(opened, **trust) as other:
         found = make_report(opened, window, verify=verify, other=other, **trust)
         if as_json:
-            say_json(found)
+            say_json(replace(found, first_look=look))
         else:
-            say(*report_lines(found, opened))
+            say(*([] if look is None else look_lines(look, log)), *report_lines(found, opened))
     check = found.check
     leave(opened.condition, good=not check.broken and check.damage is None)
+
+
+def _look(log: Path) -> FirstLook:
+    with counting("counted up to event") as progress:
+        return first_look(log, progress)
 
 
 def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
@@ -97,7 +119,7 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
     ):
         for place, line in enumerate(lines):
             yield f"{'' if place else name:<{_NAME_WIDTH}}{line}"
-    if found.last == opened.last:
+    if found.last == opened.last and opened.condition.end is not LogEnd.NOT_REACHED:
         left = left_open(opened)
         if left.finished:
             yield f"{'at the end':<{_NAME_WIDTH}}nothing is open, and the engine closed the log"
@@ -143,7 +165,7 @@ def _lookups(found: LogFigures) -> Iterator[str]:
             share, amount = percent(blocks or 0, hits.asked), _amount(blocks or 0, hits.block_tokens)
             yield f"{name:<7}{share:>6}  {amount}"
     what = "hits" if hits.asked is not None else "served"
-    yield _sparkline(what, hits.over_time)
+    yield sparkline(what, hits.over_time)
 
 
 def _amount(blocks: int, block_tokens: int) -> str:
@@ -181,7 +203,7 @@ def _evicted(found: LogFigures) -> Iterator[str]:
     if evictions.wanted:
         yield f"wanted again: {evictions.wanted:,}, after {_spread(evictions.until_wanted)}"
         most = max(evictions.over_time)
-        yield _sparkline("wanted", [count / most for count in evictions.over_time], f"at most {most:,}")
+        yield sparkline("wanted", [count / most for count in evictions.over_time], f"at most {most:,}")
     else:
         yield "wanted again: none"
 
@@ -260,8 +282,8 @@ def _pool(found: LogFigures) -> Iterator[str]:
     if not pool.samples:
         yield "no sample in this part of the log"
         return
-    yield _sparkline("used", pool.used_over_time, f"at most {percent(pool.used, pool.slots)}")
-    yield _sparkline("pinned", pool.pinned_over_time, f"at most {percent(pool.pinned, pool.slots)}")
+    yield sparkline("used", pool.used_over_time, f"at most {percent(pool.used, pool.slots)}")
+    yield sparkline("pinned", pool.pinned_over_time, f"at most {percent(pool.pinned, pool.slots)}")
     rest = [
         f"{count:,} {name}"
         for name, count in (
@@ -388,26 +410,3 @@ def _troubles(found: Report) -> Iterator[str]:
         yield f"{place}. {tier}{one.text}"
         yield from (f"     {line}" for line in one.evidence)
         yield from (f"   $ {line}" for line in one.commands)
-
-
-def _sparkline(name: str, shares: Sequence[float | None], legend: str = "") -> str:
-    """Format shares over time, from 0 to 1, as one character each; a blank for times without any event.
-
-    legend: text behind the line; by default, the smallest and the largest share.
-    """
-    bars = _BARS if _can_encode(_BARS) else _PLAIN_BARS
-    line = "".join(
-        " " if share is None else bars[1 + round(min(1.0, max(0.0, share)) * (len(bars) - 2))]
-        for share in shares
-    )
-    known = [share for share in shares if share is not None]
-    legend = legend or (f"{percent(min(known))} to {percent(max(known))}" if known else "never")
-    return f"{name:<8}|{line}| {legend}"
-
-
-def _can_encode(text: str) -> bool:
-    try:
-        text.encode(getattr(sys.stdout, "encoding", None) or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

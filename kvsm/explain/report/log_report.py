@@ -27,6 +27,7 @@ from kvsm.explain.report.detectors import (
     OVERDUE_TIMES,
 )
 from kvsm.explain.report.figures import CheckFigures, EndFigures, LogFigures, TiersFigures
+from kvsm.explain.report.first_look import FirstLook
 from kvsm.explain.report.measures import Tables
 from kvsm.explain.report.tier_measures import OpenedTier, same_time, tiers_figures
 from kvsm.explain.report.troubles import Trouble, of_both, troubles
@@ -39,7 +40,7 @@ from kvsm.explain.story.unfinished import (
     UnfinishedRequest,
     UnfinishedWait,
 )
-from kvsm.explain.story.window import Window
+from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.tiers.disk_tier import DISK, HOST
 
@@ -47,24 +48,23 @@ VERIFY_BYTES = 8 << 20
 """Logs up to this size (bytes) are verified by default: about 3 s for the largest of them."""
 
 
-WHOLE = Window()
-"""The window that covers the whole log."""
-
-
 class Report(LogFigures, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.report/1"):
     """What `kvsm report --json` prints: the figures of a log, and its troubles.
 
     troubles: the most urgent first; empty: nothing stands out.
     tiers: figures of a host pool and the disk below it; null: there is no disk.
+    first_look: counts of the whole of a large log, of which all other figures cover a part; null: the log is
+        small, indexed, or a part was chosen.
     """
 
     troubles: tuple[Trouble, ...]
     tiers: TiersFigures | None = None
+    first_look: FirstLook | None = None
 
 
 def make_report(
     log: OpenedLog,
-    window: Window = WHOLE,
+    window: Window = EVERYTHING,
     *,
     verify: bool | None = None,
     allow_policies: Collection[str] = (),
@@ -112,7 +112,7 @@ _MEMO = "figures 5"
 
 def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
     """Compute all figures except how the log ends. The figures of a whole log are cached in its index."""
-    if window == WHOLE and (kept := log.memo(_MEMO)) is not None:
+    if window == EVERYTHING and (kept := log.memo(_MEMO)) is not None:
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)
     tables = Tables(log, window)
@@ -122,8 +122,8 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         last=tables.last,
         began_ns=tables.began_ns,
         ended_ns=tables.ended_ns,
-        log_began_ns=log.began_ns,
-        whole=tables.whole,
+        log_began_ns=log.log_began_ns,
+        whole=tables.whole and log.window == EVERYTHING,
         config=log.config,
         stored=measures.stored_blocks(tables),
         requests=measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES),
@@ -144,7 +144,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         end=end_figures(log, log.ended_ns, reached=False),
         check=check,
     )
-    if window == WHOLE:
+    if window == EVERYTHING:
         log.remember(_MEMO, msgspec.msgpack.encode(figures))
     return figures
 

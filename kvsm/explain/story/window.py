@@ -49,6 +49,10 @@ class Window(NamedTuple):
         return (self.first is None or self.first <= seq) and (self.last is None or seq <= self.last)
 
 
+EVERYTHING = Window()
+"""The window that covers a whole log."""
+
+
 _UNITS_NS = {"ms": 10**6, "s": 10**9, "m": 60 * 10**9, "min": 60 * 10**9, "h": 3600 * 10**9}
 _AFTER = re.compile(r"\+(\d{1,12}(?:\.\d{1,9})?)(ms|s|min|m|h)")
 _UTC = re.compile(r"(\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d)(?:\.(\d{1,9}))?Z?")
@@ -80,19 +84,27 @@ def find_window(reader: LogReader, since: LogPoint | None, until: LogPoint | Non
     """
     if since is None and until is None:
         return Window()
-    began_ns, starts = _starts(reader)
+    began, starts = _starts(reader)
     first = last = None
     if since is not None:
-        event = _first_from(reader, starts, _absolute(since, began_ns))
+        event = _first_from(reader, starts, _absolute(since, began))
         if event is None:
-            raise LogError(f"{reader.directory}: no event is at or after --since; {_span(reader, began_ns)}")
+            raise LogError(f"{reader.directory}: no event is at or after --since; {_span(reader, began)}")
         first = event.seq
     if until is not None:
-        last = _last_until(reader, starts, _absolute(until, began_ns))
+        last = _last_until(reader, starts, _absolute(until, began))
         if last is not None and last < (first or starts[0][0]):
             what = "--until is before --since" if since is not None else "no event is at or before --until"
-            raise LogError(f"{reader.directory}: {what}; {_span(reader, began_ns)}")
+            raise LogError(f"{reader.directory}: {what}; {_span(reader, began)}")
     return Window(first, last)
+
+
+def began_ns(reader: LogReader) -> int:
+    """The wall time of the first event of a log (Unix time in ns). Raises `LogError` if it has none."""
+    for segment in LogReader(reader.directory).segments():
+        for event in segment.events():
+            return event.wall_ns
+    raise LogError(f"{reader.directory}: there is no whole event in this log")
 
 
 _Start = tuple[int, int]
@@ -111,9 +123,9 @@ def _starts(reader: LogReader) -> tuple[int, list[_Start]]:
     return found[0][1], found
 
 
-def _absolute(point: LogPoint, began_ns: int) -> LogPoint:
+def _absolute(point: LogPoint, began: int) -> LogPoint:
     if point.unit is PointUnit.AFTER_START:
-        return LogPoint(PointUnit.UTC, began_ns + point.value)
+        return LogPoint(PointUnit.UTC, began + point.value)
     return point
 
 
@@ -142,7 +154,7 @@ def _last_until(reader: LogReader, starts: list[_Start], point: LogPoint) -> int
     return None if later is None else later.seq - 1
 
 
-def _span(reader: LogReader, began_ns: int) -> str:
+def _span(reader: LogReader, began: int) -> str:
     """Where the log begins and ends, for a message."""
     last: OffloadingEvent | None = None
     first = 0
@@ -152,6 +164,6 @@ def _span(reader: LogReader, began_ns: int) -> str:
             last = batch[-1]
     assert last is not None
     return (
-        f"it has events {first} to {last.seq}, from {utc(began_ns)} "
-        f"to {utc(last.wall_ns)} ({after_start(last.wall_ns, began_ns)})"
+        f"it has events {first} to {last.seq}, from {utc(began)} "
+        f"to {utc(last.wall_ns)} ({after_start(last.wall_ns, began)})"
     )

@@ -19,6 +19,7 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story import Trust
 from kvsm.explain.story.names import matching
+from kvsm.explain.story.window import EVERYTHING, Window, began_ns
 from kvsm.explain.tables.row_kinds import (
     BlockRow,
     BlockRunRow,
@@ -34,7 +35,7 @@ from kvsm.explain.tables.row_kinds import (
     TransferRow,
 )
 from kvsm.explain.tables.sqlite_tables import read
-from kvsm.explain.tables.table_index import KeptTables, Progress, open_tables
+from kvsm.explain.tables.table_index import KeptTables, Progress, open_tables, window_tables
 
 
 class OpenedLog:
@@ -45,14 +46,16 @@ class OpenedLog:
     condition: how the log ends, and whether it is damaged or lacks events.
     first, last: numbers of its first and last event.
     began_ns, ended_ns: wall times of these two events (Unix time in ns).
+    log_began_ns: wall time of the first event of the log, from which times after its start count.
     stopped: why the tables end before the log does: the error for damage, or for an event that cannot follow;
         None: they cover the whole log.
     connection: the SQLite database of the tables, read-only.
+    window: the part of the log that the tables cover.
     note: why the tables could not be stored in an index (`kvsm.explain.tables.table_index`); None: they were,
         or the log is too small for an index.
     """
 
-    def __init__(self, reader: LogReader, tables: KeptTables) -> None:
+    def __init__(self, reader: LogReader, tables: KeptTables, window: Window = EVERYTHING) -> None:
         self.directory, self.config = reader.directory, reader.head.config
         self.condition = with_stop(tables.condition, reader.directory)
         self.stopped, self.note = tables.stopped, tables.note
@@ -62,6 +65,8 @@ class OpenedLog:
         ends = "SELECT event, wall_ns FROM events ORDER BY event {} LIMIT 1"
         self.first, self.began_ns = self.connection.execute(ends.format("ASC")).fetchone()
         self.last, self.ended_ns = self.connection.execute(ends.format("DESC")).fetchone()
+        self.window = window
+        self.log_began_ns = self.began_ns if window == EVERYTHING else began_ns(reader)
 
     def __enter__(self) -> OpenedLog:
         return self
@@ -186,19 +191,25 @@ def open(
     allow_policies: Collection[str] = (),
     max_slots: int | None = None,
     progress: Progress | None = None,
+    window: Window = EVERYTHING,
 ) -> OpenedLog:
     """Open a log: make its tables, or read them from its index (`kvsm.explain.tables.table_index`).
 
     directory: the log's directory. The log may still be written; the tables cover what it has now.
     allow_policies, max_slots: as in `kvsm.explain.story.Trust`.
     progress: called with the number of the last event that was read, from time to time.
+    window: the events that the tables cover. A part of a log has no index: its tables are made each time, and
+        `first` and `last` of the opened log are those of the part.
 
     The tables end before damage, or before an event that cannot follow; `OpenedLog.stopped` has the error.
     Raises `LogError` if there is no log, if it has no whole event, or if it exceeds the allowed limits.
     """
     reader, trust = LogReader(directory), Trust(allow_policies, max_slots)
-    tables = open_tables(reader, trust, progress)
+    if window == EVERYTHING:
+        tables = open_tables(reader, trust, progress)
+    else:
+        tables = window_tables(reader, trust, progress, window)
     if tables.connection.execute("SELECT 1 FROM events LIMIT 1").fetchone() is None:
         tables.connection.close()
         raise tables.stopped or LogError(f"{reader.directory}: there is no whole event in this log")
-    return OpenedLog(reader, tables)
+    return OpenedLog(reader, tables, window)

@@ -43,6 +43,7 @@ from kvsm.core.log.frames import segment_paths
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story import LogCondition, Trust
+from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.extract import Extractor, SavedExtractor
 from kvsm.explain.tables.sqlite_tables import TableWriter, make_tables, schema
 from kvsm.system.private_files import open_private, why_not_private
@@ -149,14 +150,37 @@ def open_tables(reader: LogReader, trust: Trust, progress: Progress | None) -> K
         return _temporary(reader, trust, progress, note)
 
 
-def _temporary(reader: LogReader, trust: Trust, progress: Progress | None, note: str | None) -> KeptTables:
+def window_tables(reader: LogReader, trust: Trust, progress: Progress | None, window: Window) -> KeptTables:
+    """Make the tables of a part of a log, in a temporary file. Raises as `open_tables` does.
+
+    The fold begins at the last snapshot before the window.
+    """
+    trust.check(reader.head.config, reader.directory)
+    return _temporary(reader, trust, progress, None, window)
+
+
+def unread_bytes(reader: LogReader) -> int:
+    """The number of bytes of a log that its index lacks, as far as can be seen without a lock."""
+    sizes = {name: status.st_size for name, status in _status(reader).items()}
+    path = reader.directory / INDEX_NAME
+    with suppress(OSError, sqlite3.Error, _IndexMismatch):
+        place = os.stat(path)
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
+            for name, size in _saved_state(connection, (place.st_dev, place.st_ino), reader).segments.items():
+                sizes[name] = max(0, sizes.get(name, 0) - size)
+    return sum(sizes.values())
+
+
+def _temporary(
+    reader: LogReader, trust: Trust, progress: Progress | None, note: str | None, window: Window = EVERYTHING
+) -> KeptTables:
     """Make tables in a temporary file, deleted when they are closed; SQLite keeps small ones in memory."""
     connection = sqlite3.connect("", isolation_level=None)
     try:
         connection.execute("PRAGMA journal_mode = OFF")
         connection.execute("BEGIN")
         make_tables(connection)
-        indexer = _Indexer(connection, reader, trust, progress)
+        indexer = _Indexer(connection, reader, trust, progress, window=window)
         stopped = indexer.read_to_end(None)
         connection.execute("COMMIT")
     except BaseException:
@@ -332,6 +356,7 @@ class _Indexer:
     """Extends tables with the events of a log after their last one, and saves the state in the index.
 
     saved: the state of an index to resume from; None: the tables are empty.
+    window: the events that get rows. Those before it are only folded, and those behind it are not read.
     """
 
     def __init__(
@@ -341,8 +366,9 @@ class _Indexer:
         trust: Trust,
         progress: Progress | None,
         saved: SavedIndex | None = None,
+        window: Window = EVERYTHING,
     ) -> None:
-        self._connection, self._reader = connection, reader
+        self._connection, self._reader, self._window = connection, reader, window
         self._trust, self._progress = trust, progress
         self._tables = TableWriter(connection)
         self._ledger: Ledger | None = None
@@ -376,11 +402,13 @@ class _Indexer:
         Raises `_IndexMismatch` if the log is not the one that was read before.
         """
         stopped: KvsmError | None = None
-        holding = None if self._ledger is None else self._ledger.seq + 1
+        holding = self._window.first if self._ledger is None else self._ledger.seq + 1
         with self._trust.guarded(self._reader.directory):
             try:
                 for segment in self._reader.segments(holding):
                     self._read(segment)
+                    if self._is_over():
+                        break
                     if place is not None and segment.successor is not None:
                         self._save(place, None)
                         self._connection.execute("COMMIT")
@@ -417,6 +445,8 @@ class _Indexer:
                     raise _IndexMismatch  # A frame that was read before is longer now.
                 continue
             self._follow(ledger, batch)
+            if self._is_over():
+                break
             since_flush += len(batch)
             if since_flush >= _FLUSH_EVENTS:
                 since_flush = 0
@@ -428,10 +458,23 @@ class _Indexer:
         self._touched_ns = status.st_mtime_ns
 
     def _follow(self, ledger: Ledger, batch: list[OffloadingEvent]) -> None:
-        follow = self._extractor.follow
+        follow, (first, last) = self._extractor.follow, self._window
+        if first is not None and batch[0].seq < first:
+            before = first - batch[0].seq
+            for event in batch[:before]:
+                refuse_malformed(event)
+            ledger.apply_all(batch[:before])
+            batch = batch[before:]
         for event in batch:
+            if last is not None and event.seq > last:
+                return
             refuse_malformed(event)
             follow(ledger, event)
+
+    def _is_over(self) -> bool:
+        """Whether the window ends at the last event that was read."""
+        assert self._ledger is not None
+        return self._window.last is not None and self._ledger.seq >= self._window.last
 
     def _save(self, place: tuple[int, int], condition: LogCondition | None) -> None:
         """Save the state. condition: of the whole log; None: it was not read to its end."""

@@ -16,7 +16,7 @@ from kvsm.errors import LogError
 from kvsm.explain.story.names import key_pattern
 from kvsm.explain.story.times import duration
 from kvsm.explain.story.unfinished import engine_end
-from kvsm.explain.story.window import Window
+from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import BlockRow, LookupRow, RequestRow, RequestStateRow, TransferRow
 from kvsm.explain.why.block_search import lives_of_keys, lives_of_slot
@@ -29,15 +29,13 @@ MOST_KEYS = 4
 MOST_LIVES, MOST_WAITS, MOST_NAMES = 6, 6, 4
 """Most lives of blocks, waits, and requests that an answer or its evidence lists one by one."""
 
-WHOLE_LOG = Window()
-
 _WAITS = ("DEFERRED", "LOADING")
 
 
 # A request.
 
 
-def explain_request(log: OpenedLog, request: str, window: Window = WHOLE_LOG) -> Explanation:
+def explain_request(log: OpenedLog, request: str, window: Window = EVERYTHING) -> Explanation:
     """Explain a request: what the host served of its prompt, what it missed and why, its waits, and its end.
 
     request: its full id. If several requests had this id, the last one in the window is explained.
@@ -251,7 +249,7 @@ def _also(life: RequestRow, lookups: int) -> str:
 # A key.
 
 
-def explain_keys(log: OpenedLog, text: str, window: Window = WHOLE_LOG) -> tuple[Explanation, ...]:
+def explain_keys(log: OpenedLog, text: str, window: Window = EVERYTHING) -> tuple[Explanation, ...]:
     """Explain each key that matches `text`: who stored it, who used it, and why it is gone.
 
     text: a prefix of the key in hex, or a key as kvsm prints it; see `key_pattern`.
@@ -468,7 +466,7 @@ def _what_became(inquiry: Inquiry, row: TransferRow) -> str:
 # A host slot.
 
 
-def explain_block(log: OpenedLog, slot: int, window: Window = WHOLE_LOG) -> Explanation:
+def explain_block(log: OpenedLog, slot: int, window: Window = EVERYTHING) -> Explanation:
     """Explain a host slot: which blocks it held, and how the last one ended.
 
     window: the part of the log to search.

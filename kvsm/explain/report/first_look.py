@@ -1,0 +1,350 @@
+"""A first look at a large log: what happened in each minute, and which minutes to look at closely.
+
+    look = first_look(Path("log"))
+    print(look.closer.why, look.closer.first, look.closer.last)
+
+The writer leaves counts of each minute in the log (`kvsm.core.log.minutes`). So the first look reads the head
+of each segment and the events of the last one, and takes seconds for the log of a day. The counts lack much
+that the tables have, for example the reason for each miss. So a report makes the tables of the part of the
+log that stands out most (`Closer`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from itertools import accumulate
+from multiprocessing import get_context
+from os import cpu_count
+from pathlib import Path
+from statistics import median
+from typing import NamedTuple
+
+import msgspec
+
+from kvsm.core.log import LogReader
+from kvsm.core.log.frames import segment_paths
+from kvsm.core.log.minutes import (
+    MINUTE_NS,
+    Minute,
+    RankCopies,
+    SegmentMinutes,
+    bucket_start_ns,
+    counts_before,
+    counts_of,
+)
+from kvsm.errors import LogDamaged, LogError
+from kvsm.events import Direction
+from kvsm.explain.report.detectors import number, percent
+from kvsm.explain.report.figures import Spread
+from kvsm.explain.story.times import duration
+
+CLOSER_EVENTS, CLOSER_BYTES = 150_000, 16 << 20
+"""The most events of the part to look at closely, and about the most bytes. Its tables take some seconds."""
+
+LARGE_BYTES = 32 << 20
+"""A log with more bytes than this that are in no index is looked at first: its index would take longer than
+15 s."""
+
+
+class RankLook(msgspec.Struct, frozen=True):
+    """Copies of one rank in one direction, `store` or `load`; None: they were planned in an earlier segment.
+
+    latency: time from submission to report. It is exact to about 25 %.
+    """
+
+    direction: str | None
+    rank: int
+    reports: int
+    failed: int
+    latency: Spread
+
+
+class PartLook(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the log's time.
+
+    began_ns: Unix time at which it begins (ns).
+    hit_rate: share of the asked blocks that device and host had; None: none was asked for.
+    skipped: blocks that were offered and not stored.
+    slowest_load_ns: 99th percentile of the loads of the slowest rank; None: no load ended. In the same way
+        `slowest_store_ns`.
+    """
+
+    began_ns: int
+    events: int
+    arrived: int
+    finished: int
+    aborted: int
+    preempted: int
+    deferred: int
+    lookups: int
+    asked: int
+    on_device: int
+    on_host: int
+    hit_rate: float | None
+    stored: int
+    loaded: int
+    evicted: int
+    skipped: int
+    reports: int
+    failed: int
+    rejected: int
+    lost: int
+    resets: int
+    restarts: int
+    set_back_ns: int
+    slowest_load_ns: int | None
+    slowest_store_ns: int | None
+
+
+class Closer(msgspec.Struct, frozen=True):
+    """The part of the log to look at closely: events `first` to `last`, and why these."""
+
+    first: int
+    last: int
+    why: str
+
+
+class FirstLook(msgspec.Struct, frozen=True, kw_only=True):
+    """What a first look at a log found.
+
+    first, last: its first and last event. bytes: size of its files.
+    began_ns, ended_ns: wall times of these events (Unix time in ns).
+    minutes: length of each part (minutes).
+    whole: the counts of the whole log, in one part.
+    ranks: the copies of each rank, by direction.
+    parts: the parts of the time that have events.
+    damage: why events at the end are not counted; None: all are.
+    """
+
+    first: int
+    last: int
+    bytes: int
+    began_ns: int
+    ended_ns: int
+    minutes: int
+    whole: PartLook
+    ranks: tuple[RankLook, ...]
+    parts: tuple[PartLook, ...]
+    closer: Closer
+    damage: str | None = None
+
+
+def first_look(directory: Path, progress: Callable[[int], None] | None = None) -> FirstLook:
+    """Look at a log. progress: called with the last event that was counted, from time to time.
+
+    Raises `LogError` if there is no log, or no whole event in it.
+    """
+    size = sum(path.stat().st_size for path in segment_paths(directory))
+    counts, damage = [], None
+    try:
+        for found in _counts(directory):
+            counts.append(found)
+            if progress is not None:
+                progress(found.last)
+    except LogDamaged as error:
+        damage = str(error)
+    counts = [found for found in counts if found.last >= found.first]
+    if not counts:
+        raise LogError(f"{directory}: " + (damage or "there is no whole event in this log"))
+    while len({found.minutes for found in counts}) > 1:
+        least = min(counts, key=lambda found: found.minutes)
+        least.widen()
+    places = [*_places(counts)]
+    parts: dict[int, Minute] = {}
+    for place in places:
+        parts.setdefault(place.part, Minute()).add(place.counts)
+    whole = Minute()
+    for part in parts.values():
+        whole.add(part)
+    width, events = counts[0].minutes, max(1, whole.events)
+    looks = [_look(part * width * MINUTE_NS, parts[part]) for part in sorted(parts)]
+    return FirstLook(
+        first=counts[0].first,
+        last=counts[-1].last,
+        bytes=size,
+        began_ns=counts[0].began_ns,
+        ended_ns=counts[-1].ended_ns,
+        minutes=width,
+        whole=_look(counts[0].began_ns, whole),
+        ranks=tuple([_rank(*key, copies) for key, copies in sorted(whole.copies.items())]),
+        parts=tuple(looks),
+        closer=_closer(places, looks, counts[-1].last, min(CLOSER_EVENTS, CLOSER_BYTES * events // size)),
+        damage=damage,
+    )
+
+
+# Counts of the segments.
+
+
+def _counts(directory: Path) -> Iterator[SegmentMinutes]:
+    """Yield the counts of each segment, in order. Segments without counts are counted side by side."""
+    found: list[SegmentMinutes | int] = []
+    before = None
+    for segment in LogReader(directory).segments():
+        if before is not None:
+            found.append(counts_before(segment.head, before) or before)
+        before = segment.head.seq + 1
+    if before is not None:
+        found.append(before)
+    uncounted = [one for one in found if isinstance(one, int)]
+    jobs = min(len(uncounted), cpu_count() or 1)
+    with ExitStack() as stack:
+        counted: Iterator[SegmentMinutes] = map(partial(_count, directory), uncounted)
+        if jobs > 1:
+            # A fork of a process with threads may hang.
+            pool = stack.enter_context(ProcessPoolExecutor(jobs, get_context("spawn")))
+            counted = pool.map(partial(_count, directory), uncounted)
+        for one in found:
+            yield next(counted) if isinstance(one, int) else one
+
+
+def _count(directory: Path, first: int) -> SegmentMinutes:
+    """Count the segment whose first event is `first`, in a process of its own."""
+    for segment in LogReader(directory).segments(first):
+        return counts_of(segment)
+    raise LogError(f"{directory}: the segment of event {first} is gone; retention may have deleted it")
+
+
+class _Place(NamedTuple):
+    """A part of the time within one segment.
+
+    first: the number of its first event, if the clock was never set back in the segment.
+    """
+
+    part: int
+    first: int
+    counts: Minute
+
+
+def _places(counts: Sequence[SegmentMinutes]) -> Iterator[_Place]:
+    for found in counts:
+        first = found.first
+        for part, minute in found.parts.items():
+            yield _Place(part, first, minute)
+            first += minute.events
+
+
+# Figures of the parts.
+
+
+def _look(began_ns: int, counts: Minute) -> PartLook:
+    alike: dict[str, int] = {name: getattr(counts, name) for name in _ALIKE}
+    return PartLook(
+        **alike,
+        began_ns=began_ns,
+        hit_rate=(counts.on_device + counts.on_host) / counts.asked if counts.asked else None,
+        skipped=sum(counts.skipped.values()),
+        reports=sum(copies.reports for copies in counts.copies.values()),
+        failed=sum(copies.failed for copies in counts.copies.values()),
+        slowest_load_ns=_slowest(counts, Direction.LOAD),
+        slowest_store_ns=_slowest(counts, Direction.STORE),
+    )
+
+
+_ALIKE = sorted({*PartLook.__struct_fields__} & {*Minute.__struct_fields__} - {"skipped"})
+"""The fields that both structs have."""
+
+
+def _slowest(counts: Minute, wanted: Direction) -> int | None:
+    of_ranks = [_latency(copies) for (way, _), copies in counts.copies.items() if way == wanted]
+    return max((one.p99_ns for one in of_ranks if one.p99_ns is not None), default=None)
+
+
+def _rank(direction: int, rank: int, copies: RankCopies) -> RankLook:
+    name = Direction(direction).name.lower() if direction in set(Direction) else None
+    return RankLook(name, rank, copies.reports, copies.failed, _latency(copies))
+
+
+def _latency(copies: RankCopies) -> Spread:
+    total = sum(copies.durations.values())
+    if not total:
+        return Spread(0, None, None, None)
+    buckets = sorted(copies.durations)
+    upto = [*accumulate(copies.durations[bucket] for bucket in buckets)]
+    middle, high = [
+        bucket_start_ns(buckets[bisect_right(upto, (total - 1) * part // 100)]) for part in (50, 99)
+    ]
+    return Spread(total, middle, high, bucket_start_ns(buckets[-1]))
+
+
+# The part to look at closely.
+
+
+class _Mark(NamedTuple):
+    """Something that makes a part of the time stand out.
+
+    share: how much of it there is in a part; the limit is the smallest that stands out.
+    says: the reason, as text.
+    """
+
+    share: Callable[[PartLook], float]
+    limit: float
+    says: Callable[[PartLook], str]
+
+
+def _share(part: int, whole: int, least: int) -> float:
+    return part / whole if whole and part >= least else 0.0
+
+
+_SET_BACK_NS = 1_000_000_000
+
+_MARKS = (
+    _Mark(
+        lambda part: part.set_back_ns,
+        _SET_BACK_NS,
+        lambda part: f"the clock was set back by {duration(part.set_back_ns)}",
+    ),
+    _Mark(lambda part: part.lost, 1, lambda part: f"{number(part.lost, 'transfer')} lost"),
+    _Mark(lambda part: part.restarts, 1, lambda part: number(part.restarts, "restart")),
+    _Mark(
+        lambda part: _share(part.failed, part.reports, 5),
+        0.01,
+        lambda part: f"{percent(part.failed, part.reports)} of the copies failed",
+    ),
+    _Mark(
+        lambda part: _share(part.rejected, part.rejected + part.reports, 10),
+        0.01,
+        lambda part: f"{number(part.rejected, 'report')} rejected",
+    ),
+    _Mark(
+        lambda part: _share(part.aborted, part.finished, 20),
+        0.3,
+        lambda part: f"{percent(part.aborted, part.finished)} of the requests were aborted",
+    ),
+    _Mark(lambda part: part.resets, 3, lambda part: f"{number(part.resets, 'reset')} of the cache"),
+)
+"""The marks, the most urgent first. The limits are those of the detectors, where there is one."""
+
+HITS_FELL = 0.2
+"""A part stands out if its hit rate is at least this much below the median of all parts."""
+
+_LEAST_LOOKUPS = 20
+
+
+def _closer(places: Sequence[_Place], looks: Sequence[PartLook], last: int, most: int) -> Closer:
+    """Choose the part that stands out most; by default, the end of the log. most: its most events."""
+    for mark in _MARKS:
+        worst = max(looks, key=mark.share)
+        if mark.share(worst) >= mark.limit:
+            return _around(places, looks.index(worst), last, most, mark.says(worst))
+    rated = [look for look in looks if look.hit_rate is not None and look.lookups >= _LEAST_LOOKUPS]
+    if rated:
+        usual = median(look.hit_rate for look in rated if look.hit_rate is not None)
+        lowest = min(rated, key=lambda look: look.hit_rate or 0.0)
+        if (lowest.hit_rate or 0.0) <= usual - HITS_FELL:
+            why = f"hits fell to {percent(lowest.hit_rate or 0.0)}, from {percent(usual)} in most minutes"
+            return _around(places, looks.index(lowest), last, most, why)
+    first = max(places[0].first, last - most + 1)
+    return Closer(first, last, "its end, because no minute stands out")
+
+
+def _around(places: Sequence[_Place], wanted: int, last: int, most: int, why: str) -> Closer:
+    """Return the events around the beginning of a part: a fifth of them before it. most: how many."""
+    part = sorted({place.part for place in places})[wanted]
+    begins = next(place.first for place in places if place.part == part)
+    first = max(places[0].first, begins - most // 5)
+    return Closer(first, min(last, first + most - 1), why)
