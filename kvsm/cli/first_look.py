@@ -57,7 +57,7 @@ def look_lines(look: FirstLook, log: Path) -> Iterator[str]:
     closer = look.closer
     yield ""
     yield f"The rest of this report covers events {closer.first:,} to {closer.last:,}: {closer.why}."
-    yield "What happened to a key before that part is not known there. --since and --until choose another part."
+    yield "What happened to a key before that part is unknown there. --since and --until choose another."
     yield "--whole makes an index of all of the log first."
     yield ""
 

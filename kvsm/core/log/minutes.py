@@ -163,7 +163,7 @@ class MinuteCounter:
         for event in events:
             now_ns = event.wall_ns
             if now_ns < last_ns or now_ns >= self._until_ns:
-                self._turn(now_ns)
+                self._turn(last_ns, now_ns)
             last_ns = now_ns
             self._part.events += 1
             if (counted := _COUNTED.get(type(event))) is not None:
@@ -171,11 +171,11 @@ class MinuteCounter:
         self._last_ns, self.minutes.ended_ns, self.minutes.last = last_ns, last_ns, events[-1].seq
         self.is_whole = was_whole
 
-    def _turn(self, now_ns: int) -> None:
-        """Continue in the part of the time that has `now_ns`. The clock may have been set back."""
+    def _turn(self, last_ns: int, now_ns: int) -> None:
+        """Continue in the part of the time that has `now_ns`. The time of the last event is `last_ns`."""
         found = self.minutes
         if found.last < found.first and not self._until_ns:
-            found.began_ns = self._last_ns = now_ns
+            found.began_ns = last_ns = now_ns
         width_ns = found.minutes * MINUTE_NS
         number = now_ns // width_ns
         if number not in found.parts and len(found.parts) == MOST_PARTS:
@@ -183,7 +183,7 @@ class MinuteCounter:
             width_ns, number = 2 * width_ns, number // 2
         self._part = found.parts.setdefault(number, Minute())
         self._from_ns, self._until_ns = number * width_ns, (number + 1) * width_ns
-        self._part.set_back_ns = max(self._part.set_back_ns, self._last_ns - now_ns)
+        self._part.set_back_ns = max(self._part.set_back_ns, last_ns - now_ns)
 
     def _arrived(self, event: ev.RequestArrived) -> None:
         if event.target:

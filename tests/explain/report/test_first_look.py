@@ -1,0 +1,166 @@
+"""The first look at a large log: right counts of all of it, and the part that stands out."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from incidents import INCIDENTS, Copying, Outcome, Rig, chats, usual
+
+from kvsm.cli import main
+from kvsm.core.log.minutes import SegmentMinutes
+from kvsm.explain.report import first_look as module
+from kvsm.explain.report.first_look import first_look
+from kvsm.explain.report.log_report import make_report
+from kvsm.explain.story.window import Window
+from kvsm.explain.tables.opened import open as open_log
+from kvsm.explain.tables.table_index import INDEX_NAME
+
+
+@pytest.fixture(scope="module")
+def failing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return failing_for_a_while(tmp_path_factory.mktemp("look") / "log")
+
+
+def failing_for_a_while(directory: Path) -> Path:
+    """A rank fails each second copy between 60 s and 90 s. The log has several segments."""
+
+    def script(copying: Copying) -> Outcome:
+        bad = copying.rank == 1 and 60_000 < copying.now_ms < 90_000 and copying.random.random() < 0.5
+        return Outcome(copying.usual_ms, "lost link" if bad else "")
+
+    options: dict[str, Any] = {"device_blocks": 800, "writer": {"segment_bytes": 1 << 16}}
+    return Rig(directory, 1, chats(500, 1), script=script, **options).serve().close()
+
+
+@pytest.mark.parametrize(
+    "make", [failing_for_a_while, INCIDENTS["preemption_storm"]], ids=["fails", "preempts"]
+)
+def test_its_counts_are_those_of_the_tables(make: Any, tmp_path: Path) -> None:
+    directory = make(tmp_path / "log")
+    look = first_look(directory).whole
+    with open_log(directory) as log:
+        found = make_report(log, verify=False)
+    assert (look.arrived, look.finished, look.aborted) == (
+        found.requests.requests,
+        found.requests.finished,
+        found.requests.aborted,
+    )
+    assert look.preempted == found.requests.preemptions
+    hits = found.hits
+    assert (look.lookups, look.asked, look.on_device, look.on_host) == (
+        hits.lookups,
+        hits.asked,
+        hits.on_device,
+        hits.on_host,
+    )
+    assert look.evicted == found.evictions.evicted
+    assert look.reports == sum(rank.reported for rank in found.copies.ranks)
+    assert look.failed == sum(rank.failed for rank in found.copies.ranks)
+
+
+def test_heads_alone_give_the_same_as_all_events(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = first_look(failing)
+    monkeypatch.setattr(module, "counts_before", lambda *_: None)
+    monkeypatch.setattr(module, "cpu_count", lambda: 1)
+    assert first_look(failing) == look
+
+
+def test_only_the_last_segment_is_read(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = []
+    usual_count = module._count
+
+    def noted(where: Path, first: int) -> SegmentMinutes:
+        read.append(first)
+        return usual_count(where, first)
+
+    monkeypatch.setattr(module, "_count", noted)
+    first_look(failing)
+    assert read == [max(int(path.stem) for path in failing.glob("*.kvsm"))]
+
+
+def test_it_looks_at_the_part_that_stands_out(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSER_EVENTS", 2000)
+    closer = first_look(failing).closer
+    assert "of the copies failed" in closer.why
+    assert closer.last - closer.first < 2000
+    with open_log(failing, window=Window(closer.first, closer.last)) as part:
+        assert [one.name for one in make_report(part).troubles[:1]] == ["rank fails"]
+
+
+def test_without_a_part_that_stands_out_it_looks_at_the_end(tmp_path: Path) -> None:
+    rig = Rig(tmp_path / "log", 1, chats(200, 1), script=usual, device_blocks=800)
+    look = first_look(rig.serve().close())
+    assert look.closer.last == look.last
+    assert "its end" in look.closer.why
+
+
+# The tables of a part.
+
+
+def test_the_tables_of_a_part_are_those_of_the_whole_log(failing: Path) -> None:
+    """Where they depend on nothing before the part."""
+    queries = (
+        "SELECT * FROM events WHERE event BETWEEN {} AND {} ORDER BY event",
+        "SELECT event, request, asked, on_device, on_host FROM lookups"
+        " WHERE event BETWEEN {} AND {} ORDER BY 1",
+        "SELECT transfer, worker, reported, good, error FROM copies"
+        " WHERE transfer BETWEEN {} AND {} AND reported < {} ORDER BY 1, 2",
+    )
+    with open_log(failing) as whole:
+        first, last = whole.last // 3, 2 * whole.last // 3
+        wanted = [whole.sql(query.format(first, last, last)).fetchall() for query in queries]
+    with open_log(failing, window=Window(first, last)) as part:
+        assert (part.first, part.last) == (first, last)
+        assert [part.sql(query.format(first, last, last)).fetchall() for query in queries] == wanted
+        assert part.log_began_ns < part.began_ns
+
+
+# The command.
+
+
+@pytest.fixture
+def large(failing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A log that counts as large."""
+    monkeypatch.setattr("kvsm.cli.report.LARGE_BYTES", 1000)
+    monkeypatch.setattr("kvsm.explain.tables.table_index.SMALL_LOG", 1000)
+    return Path(shutil.copytree(failing, tmp_path / "log", ignore=shutil.ignore_patterns("index*")))
+
+
+def kvsm(*arguments: object) -> str:
+    result = CliRunner().invoke(main, [str(one) for one in arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_large_log_is_looked_at_first_and_gets_no_index(large: Path) -> None:
+    told = kvsm("report", large)
+    assert "counted by the minute" in told
+    assert "of the copies failed" in told
+    assert "1. Rank 1 fails" in told
+    assert not (large / INDEX_NAME).exists()
+
+
+def test_json_has_the_first_look_too(large: Path) -> None:
+    found = json.loads(kvsm("report", large, "--json"))
+    assert found["first_look"]["whole"]["failed"] > 0
+    assert found["first_look"]["closer"]["first"] == found["first"]
+    assert not found["whole"]
+
+
+def test_a_chosen_part_is_reported_without_an_index(large: Path) -> None:
+    told = kvsm("report", large, "--since", "+70s", "--until", "+80s")
+    assert "counted by the minute" not in told
+    assert "(a part of the log)" in told
+    assert not (large / INDEX_NAME).exists()
+
+
+def test_the_whole_log_is_indexed_on_demand_and_then_used(large: Path) -> None:
+    told = kvsm("report", large, "--whole")
+    assert "counted by the minute" not in told
+    assert (large / INDEX_NAME).exists()
+    assert kvsm("report", large) == told
