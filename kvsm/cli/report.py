@@ -27,12 +27,12 @@ from kvsm.explain.report.figures import (
     Spread,
     TierHitFigures,
 )
-from kvsm.explain.report.first_look import LARGE_BYTES, FirstLook, first_look
+from kvsm.explain.report.first_look import FirstLook, first_look
 from kvsm.explain.report.log_report import Report, left_open, make_report
 from kvsm.explain.story.times import duration, utc
 from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
+from kvsm.explain.tables.log_parts import is_large
 from kvsm.explain.tables.opened import OpenedLog
-from kvsm.explain.tables.table_index import unread_bytes
 
 _NAME_WIDTH = 12
 
@@ -82,7 +82,7 @@ def report(
     """
     reader = LogReader(log)
     window, part, look = find_window(reader, since, until), EVERYTHING, None
-    if not whole and unread_bytes(reader) > LARGE_BYTES:
+    if not whole and is_large(reader):
         look = _look(log) if window == EVERYTHING else None
         part = window if look is None else Window(look.closer.first, look.closer.last)
         window = EVERYTHING

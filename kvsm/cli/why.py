@@ -18,7 +18,8 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.explain.other_tier import other_tier
 from kvsm.explain.story.names import only_match
 from kvsm.explain.story.times import after_start, utc
-from kvsm.explain.story.window import LogPoint, Window, find_window
+from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
+from kvsm.explain.tables.log_parts import log_part
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.why.causes import Evidence, Explanation
 from kvsm.explain.why.questions import explain_block, explain_keys, explain_request, explain_transfer
@@ -64,6 +65,7 @@ class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 @click.option("--key", metavar="HEX", help="A key as it is shown, or the hex digits that it begins with.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
+@click.option("--whole", is_flag=True, help="Make the index of a large LOG, and explain from all of it.")
 @window_options
 @trust_options
 @json_option
@@ -73,6 +75,7 @@ def why(
     key: str | None,
     transfer: int | None,
     block: int | None,
+    whole: bool,
     since: LogPoint | None,
     until: LogPoint | None,
     as_json: bool,
@@ -85,18 +88,25 @@ def why(
     time and seconds after the start. `kvsm show` prints the whole history.
 
     Host pool and disk have a log each. A key is looked up in the other log, too, if that lies beside LOG.
+
+    Of a large LOG without an index, only the part that names the request or transfer is read, and some events
+    before it. Keys and slots need the index.
     """
     if sum(one is not None for one in (request, key, transfer, block)) != 1:
         raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
-    window = find_window(LogReader(log), since, until)
-    with opened_log(log, **trust) as opened:
+    reader = LogReader(log)
+    window = find_window(reader, since, until)
+    part = EVERYTHING if whole else log_part(reader, request, transfer)
+    with opened_log(log, part, **trust) as opened:
         found = _explanations(opened, request, key, transfer, block, window)
         elsewhere = _elsewhere(opened, found, trust)
         if as_json:
             say_json(WhyAnswer(log=str(log), explanations=found, elsewhere=elsewhere))
         else:
-            _print(opened.directory, opened.began_ns, found)
-            _print_elsewhere(elsewhere, opened.began_ns)
+            _print(opened.directory, opened.log_began_ns, found)
+            _print_elsewhere(elsewhere, opened.log_began_ns)
+        if part != EVERYTHING:
+            complain(f"read from events {opened.first:,} to {opened.last:,}; --whole reads all of the log")
         if opened.stopped is not None:
             complain(f"{opened.stopped}; the answer is about what comes before")
         leave(opened.condition, good=opened.stopped is None)

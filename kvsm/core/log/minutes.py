@@ -31,7 +31,7 @@ STEPS_PER_OCTAVE = 4
 """Number of buckets of durations from one power of two to the next: their bounds differ by at most 25 %."""
 
 
-class RankCopies(msgspec.Struct, array_like=True):
+class CopyCounts(msgspec.Struct, array_like=True):
     """Copies of one rank in one direction.
 
     failed: reports of failed copies.
@@ -77,7 +77,7 @@ class Minute(msgspec.Struct, array_like=True, kw_only=True):
     resets: int = 0
     restarts: int = 0
     set_back_ns: int = 0
-    copies: dict[tuple[int, int], RankCopies] = {}
+    copies: dict[tuple[int, int], CopyCounts] = {}
 
     def add(self, other: Minute) -> None:
         """Add the counts of another part of the time."""
@@ -87,7 +87,7 @@ class Minute(msgspec.Struct, array_like=True, kw_only=True):
         for reason, blocks in other.skipped.items():
             self.skipped[reason] = self.skipped.get(reason, 0) + blocks
         for key, theirs in other.copies.items():
-            mine = self.copies.setdefault(key, RankCopies())
+            mine = self.copies.setdefault(key, CopyCounts())
             mine.reports += theirs.reports
             mine.failed += theirs.failed
             for bucket, times in theirs.durations.items():
@@ -244,7 +244,7 @@ class MinuteCounter:
         key = direction, event.worker
         copies = self._part.copies.get(key)
         if copies is None:
-            copies = self._part.copies[key] = RankCopies()
+            copies = self._part.copies[key] = CopyCounts()
         copies.reports += 1
         copies.failed += not event.good
         if submitted_ns and event.wall_ns >= submitted_ns:

@@ -29,8 +29,8 @@ from kvsm.core.log import LogReader
 from kvsm.core.log.frames import segment_paths
 from kvsm.core.log.minutes import (
     MINUTE_NS,
+    CopyCounts,
     Minute,
-    RankCopies,
     SegmentMinutes,
     bucket_start_ns,
     counts_before,
@@ -41,13 +41,7 @@ from kvsm.events import Direction
 from kvsm.explain.report.detectors import number, percent
 from kvsm.explain.report.figures import Spread
 from kvsm.explain.story.times import duration
-
-CLOSER_EVENTS, CLOSER_BYTES = 150_000, 16 << 20
-"""The most events of the part to look at closely, and about the most bytes. Its tables take some seconds."""
-
-LARGE_BYTES = 32 << 20
-"""A log with more bytes than this that are in no index is looked at first: its index would take longer than
-15 s."""
+from kvsm.explain.tables.log_parts import most_events
 
 
 class RankLook(msgspec.Struct, frozen=True):
@@ -160,7 +154,7 @@ def first_look(directory: Path, progress: Callable[[int], None] | None = None) -
     whole = Minute()
     for part in parts.values():
         whole.add(part)
-    width, events = counts[0].minutes, max(1, whole.events)
+    width = counts[0].minutes
     looks = [_look(part * width * MINUTE_NS, parts[part]) for part in sorted(parts)]
     return FirstLook(
         first=counts[0].first,
@@ -172,7 +166,7 @@ def first_look(directory: Path, progress: Callable[[int], None] | None = None) -
         whole=_look(counts[0].began_ns, whole),
         ranks=tuple([_rank(*key, copies) for key, copies in sorted(whole.copies.items())]),
         parts=tuple(looks),
-        closer=_closer(places, looks, counts[-1].last, min(CLOSER_EVENTS, CLOSER_BYTES * events // size)),
+        closer=_closer(places, looks, counts[-1].last, most_events(whole.events, size)),
         damage=damage,
     )
 
@@ -254,12 +248,12 @@ def _slowest(counts: Minute, wanted: Direction) -> int | None:
     return max((one.p99_ns for one in of_ranks if one.p99_ns is not None), default=None)
 
 
-def _rank(direction: int, rank: int, copies: RankCopies) -> RankLook:
+def _rank(direction: int, rank: int, copies: CopyCounts) -> RankLook:
     name = Direction(direction).name.lower() if direction in set(Direction) else None
     return RankLook(name, rank, copies.reports, copies.failed, _latency(copies))
 
 
-def _latency(copies: RankCopies) -> Spread:
+def _latency(copies: CopyCounts) -> Spread:
     total = sum(copies.durations.values())
     if not total:
         return Spread(0, None, None, None)

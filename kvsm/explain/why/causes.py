@@ -13,6 +13,7 @@ import msgspec
 
 from kvsm.explain.story.render import render_requests
 from kvsm.explain.story.times import duration
+from kvsm.explain.story.window import EVERYTHING
 from kvsm.explain.tables.open_rows import CUT_OFF
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import BlockRow, CopyRow, Gone, LookupRow, RequestStateRow, TransferRow
@@ -368,6 +369,16 @@ def _words(verb: str) -> Callable[[Inquiry, int | None], Wording]:
     return lambda _inquiry, _transfer: Wording(verb)
 
 
+def _before_log(inquiry: Inquiry, _transfer: int | None) -> Wording:
+    log = inquiry.log
+    why = (
+        "the log lacks earlier events"
+        if log.window == EVERYTHING
+        else f"no event before {log.first:,} was read"
+    )
+    return Wording(f"is not on the host; the reason is unknown, because {why}")
+
+
 _WORDINGS: dict[Gone, Callable[[Inquiry, int | None], Wording]] = {
     Gone.NEVER_STORED: _words("was never stored before"),
     Gone.SKIPPED: _words("was offered and skipped"),
@@ -379,6 +390,6 @@ _WORDINGS: dict[Gone, Callable[[Inquiry, int | None], Wording]] = {
     Gone.LOAD_FAILED: _because("became void", "failed"),
     Gone.CANCELLED: _because("was not stored", "was cancelled before it left"),
     Gone.LOST: _because("was given up", "was lost"),
-    Gone.BEFORE_LOG: _words("is gone; why cannot be told, because the log lacks earlier events"),
+    Gone.BEFORE_LOG: _before_log,
 }
 """The text for each reason why a key is gone."""

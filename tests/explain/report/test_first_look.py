@@ -16,6 +16,7 @@ from kvsm.core.log.minutes import SegmentMinutes
 from kvsm.explain.report import first_look as module
 from kvsm.explain.report.first_look import first_look
 from kvsm.explain.report.log_report import make_report
+from kvsm.explain.story.mentions import NotSearchable, mentions
 from kvsm.explain.story.window import Window
 from kvsm.explain.tables.opened import open as open_log
 from kvsm.explain.tables.table_index import INDEX_NAME
@@ -84,7 +85,7 @@ def test_only_the_last_segment_is_read(failing: Path, monkeypatch: pytest.Monkey
 
 
 def test_it_looks_at_the_part_that_stands_out(failing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLOSER_EVENTS", 2000)
+    monkeypatch.setattr("kvsm.explain.tables.log_parts.PART_EVENTS", 2000)
     closer = first_look(failing).closer
     assert "of the copies failed" in closer.why
     assert closer.last - closer.first < 2000
@@ -126,7 +127,7 @@ def test_the_tables_of_a_part_are_those_of_the_whole_log(failing: Path) -> None:
 @pytest.fixture
 def large(failing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A log that counts as large."""
-    monkeypatch.setattr("kvsm.cli.report.LARGE_BYTES", 1000)
+    monkeypatch.setattr("kvsm.explain.tables.log_parts.LARGE_BYTES", 1000)
     monkeypatch.setattr("kvsm.explain.tables.table_index.SMALL_LOG", 1000)
     return Path(shutil.copytree(failing, tmp_path / "log", ignore=shutil.ignore_patterns("index*")))
 
@@ -164,3 +165,49 @@ def test_the_whole_log_is_indexed_on_demand_and_then_used(large: Path) -> None:
     assert "counted by the minute" not in told
     assert (large / INDEX_NAME).exists()
     assert kvsm("report", large) == told
+
+
+# `kvsm why` of a large log.
+
+
+def test_why_reads_only_the_part_that_names_a_request(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvsm.explain.tables.log_parts.PART_EVENTS", 500)
+    told = kvsm("why", large, "r120")
+    assert "request r120" in told
+    assert "--whole reads all of the log" in told
+    assert not (large / INDEX_NAME).exists()
+    assert "no event before" in told
+    whole = kvsm("why", large, "r120", "--whole")
+    assert told.splitlines()[1].partition(": key")[0] == whole.splitlines()[1].partition(": key")[0]
+
+
+def test_why_of_a_transfer_needs_no_index(large: Path) -> None:
+    with open_log(large, window=Window(1, 400)) as part:
+        transfer = next(part.transfers()).transfer
+    assert f"store {transfer}" in kvsm("why", large, "--transfer", transfer)
+    assert not (large / INDEX_NAME).exists()
+
+
+def test_a_request_that_no_event_names_is_refused_without_an_index(large: Path) -> None:
+    result = CliRunner().invoke(main, ["why", str(large), "nobody"])
+    assert result.exit_code == 2
+    assert "no event names the request nobody" in result.output
+    assert not (large / INDEX_NAME).exists()
+
+
+@pytest.mark.parametrize("compress", [False, True])
+def test_the_part_that_names_a_request_has_all_of_its_events(compress: bool, tmp_path: Path) -> None:
+    writer = {"segment_bytes": 1 << 15, "compress": compress}
+    rig = Rig(tmp_path / "log", 2, chats(60, 2), device_blocks=800, writer=writer)
+    directory = rig.serve().close()
+    with open_log(directory) as log:
+        named = log.sql("SELECT request, arrived, finished FROM requests").fetchall()
+    if compress:
+        with pytest.raises(NotSearchable):
+            mentions(directory, "r1")
+        return
+    for request, arrived, finished in named:
+        window = mentions(directory, request)
+        assert window is not None
+        assert arrived in window
+        assert finished in window
