@@ -1,9 +1,9 @@
-"""Measure the first answers about a large log that has no index: `kvsm report`, and `kvsm why` of a request.
+"""Measure the first answers about a large log without an index: `kvsm report`, and `kvsm why` of a request.
 
-Two logs are measured: one of large batches, and one of small events, as in `tables.py`. Each command runs in a
-process of its own.
+Two logs are measured: one of large batches, and one of small events, as in `tables.py`. Each command runs in
+a process of its own.
 
-    python benchmarks/first_look.py --megabytes 1000 --trace TRACE.jsonl --output benchmarks/results/first_look.md
+    python benchmarks/first_look.py --trace TRACE.jsonl --output benchmarks/results/first_look.md
 """
 
 from __future__ import annotations
