@@ -14,7 +14,7 @@ from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.log_options import json_option, log_argument, trust_options
 from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json, say_table
-from kvsm.explain.story.times import after_start, utc
+from kvsm.explain.story.times import moment
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.two_logs import Changed, LogDiff, Parting, StoryStep
 from kvsm.explain.two_logs import diff as compare
@@ -95,7 +95,7 @@ def _step(step: StoryStep | None, log: OpenedLog) -> str:
     if step is None:
         return "nothing more"
     cause = "" if step.cause is None else f", {step.cause}"
-    when = f"event {step.event}, {utc(step.wall_ns)} {after_start(step.wall_ns, log.began_ns)}"
+    when = f"event {step.event}, {moment(step.wall_ns, log.began_ns)}"
     return f"{_text(step)}{cause}  ({when})"
 
 

@@ -29,7 +29,7 @@ from kvsm.explain.report.figures import (
 )
 from kvsm.explain.report.first_look import FirstLook, first_look
 from kvsm.explain.report.log_report import Report, left_open, make_report
-from kvsm.explain.story.times import duration, utc
+from kvsm.explain.story.times import VIRTUAL_NS, duration, utc
 from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
 from kvsm.explain.tables.log_parts import is_large
 from kvsm.explain.tables.opened import OpenedLog
@@ -130,9 +130,11 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
 
 def _head(found: LogFigures) -> Iterator[str]:
     config, seconds = found.config, duration(found.ended_ns - found.began_ns)
+    is_virtual = found.began_ns < VIRTUAL_NS
+    dates = "virtual clock" if is_virtual else f"{utc(found.began_ns)} to {utc(found.ended_ns)}"
     part = "" if found.whole else " (a part of the log)"
     yield f"{found.log}: events {found.first:,} to {found.last:,}{part}"
-    yield f"{utc(found.began_ns)} to {utc(found.ended_ns)}, {seconds}"
+    yield f"{dates}, {seconds}"
     tokens = f" of {config.block_tokens:,} tokens" if config.block_tokens else ""
     chunk = f" of {config.blocks_per_chunk} device blocks" if config.blocks_per_chunk > 1 else ""
     yield (

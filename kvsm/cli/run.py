@@ -34,7 +34,7 @@ LOG = "kvsm-log"
 def run(as_json: bool, **options: object) -> None:
     """Serve a workload with KV-cache offload, and verify its log.
 
-    Without options this takes about ten seconds. Requests arrive at a small serving engine: continuous
+    Without options this takes less than ten seconds. Requests arrive at a small serving engine: continuous
     batching, a prefix cache on the device, a host pool behind it, and real copies of real bytes between the
     two. Every decision is an event in a log. At the end the log is replayed. It must give the state that the
     engine ended with, and every property must hold at every event. The bytes that a request
@@ -42,7 +42,7 @@ def run(as_json: bool, **options: object) -> None:
 
     \b
     Examples:
-      kvsm run                                  4000 requests of generated conversations; log in ./kvsm-log
+      kvsm run                                  2000 requests of generated conversations; log in ./kvsm-log
       kvsm run --trace FILE --policy arc        a recorded trace, another eviction policy
       kvsm run --device-blocks 96 --host-blocks 400      pressure: preemptions, evictions
       kvsm run --groups full,sliding:4096/1024,mamba     a hybrid model, three KV cache groups
@@ -97,8 +97,7 @@ def _run_with_progress(options: RunOptions) -> RunResult:
 def _progress_line(progress: RunProgress) -> str:
     if progress.verified_events:
         return f"verifying the log: {progress.verified_events:,} events"
-    rate = progress.copied_bytes / max(progress.seconds, 1e-9) / 1e9
     return (
         f"{progress.requests_done:,} of {progress.requests:,} requests   hit rate {progress.hit_rate:.1%}   "
-        f"{rate:.2f} GB/s copied   {progress.seconds:.0f} s"
+        f"{progress.seconds:.0f} s"
     )

@@ -12,6 +12,7 @@ from kvsm.cli.output import say, say_table
 from kvsm.cli.toned import in_green, in_red
 from kvsm.properties import Property
 from kvsm.serving.copy_totals import CopyTotals
+from kvsm.serving.serving_engine import TOKEN_MS
 from kvsm.serving.workload_run import RunResult
 
 _VIOLATIONS_SHOWN = 10
@@ -57,8 +58,8 @@ CHECKED: tuple[tuple[str, str, tuple[Property, ...]], ...] = (
 
 
 def print_result(result: RunResult) -> None:
-    """Print the result for people."""
-    say(_saved(result), "")
+    """Print the result for people. What only a benchmark compares is in the JSON alone."""
+    say(*_saved(result), "")
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")
     table.add_column(justify="right")
@@ -93,15 +94,20 @@ def count(number: int) -> str:
     return f"{number:,}" if number < 1_000_000 else f"{number / 1e6:,.1f} M"
 
 
-def _saved(result: RunResult) -> str:
-    """Format how many prompt tokens offload saved. Hits on the device need no offload and do not count."""
+def _saved(result: RunResult) -> Iterator[str]:
+    """Format what offload saved: tokens and time. Hits on the device need no offload and do not count."""
     loaded, all_missed = result.host_hit_tokens, result.host_hit_tokens + result.computed_tokens
     if not loaded:
-        return "offload saved nothing here: no prompt token was found in host memory"
+        yield "offload saved nothing here: no prompt token was found in host memory"
+        return
     where = "host memory" if result.disk is None else "host memory, or from disk through it"
-    return (
+    yield (
         f"offload saved {count(loaded)} of {count(all_missed)} prompt tokens that the device did not hold: "
         f"they were loaded from {where}, not computed again"
+    )
+    yield (
+        f"that is {result.saved_seconds:,.1f} s of compute, at the {TOKEN_MS:g} ms a token of the simulated "
+        f"model, in {result.workload_seconds:,.0f} s of workload"
     )
 
 
@@ -134,7 +140,7 @@ def _request_rows(result: RunResult) -> Iterator[_Row]:
         ("remote decode", result.remote_decode, full),
         ("resets", result.resets, "of the whole cache"),
     )
-    workload = f"{result.workload_seconds:,.0f} s of workload, {result.steps:,} steps"
+    workload = f"for {result.workload_seconds:,.0f} s of workload, {result.steps:,} steps"
     yield "time", f"{result.run_seconds:.1f} s", workload
     tokens = result.device_hit_tokens + result.host_hit_tokens + result.computed_tokens
     for name, number in (
@@ -177,19 +183,13 @@ def _disk_rows(result: RunResult) -> Iterator[_Row]:
 
 
 def _copies(copies: CopyTotals) -> str:
-    rate = copies.gigabytes_per_second
-    speed = f" at {rate:.2f} GB/s a thread" if rate else ""
     failed = f", {copies.failed:,} failed" if copies.failed else ""
-    return f"{copies.transfers:,} copies{failed}, {copies.bytes / 1e9:.2f} GB{speed}"
+    return f"in {copies.transfers:,} copies{failed}, {copies.bytes / 1e6:,.1f} MB"
 
 
 def _log_rows(result: RunResult) -> Iterator[_Row]:
-    beside_keys = (result.log_bytes - result.log_key_bytes) / max(1, result.log_entries)
-    yield "decision time", f"{result.decision_us:.2f} us", "a block named in an event, log included"
-    yield "log events", f"{result.log_events:,}", f"{result.log_entries:,} block entries"
-    detail = f"{beside_keys:.1f} a block entry, and {result.log_key_bytes:,} of keys"
-    yield "log bytes", f"{result.log_bytes:,}", detail
-    yield "verified in", f"{result.verify_seconds:.1f} s", f"in {result.log}" if result.log else ""
+    where = f", in {result.log}" if result.log else ""
+    yield "log events", f"{result.log_events:,}", f"{result.log_bytes / 1e6:,.1f} MB{where}"
 
 
 def _verdict(result: RunResult) -> Iterator[str]:
@@ -198,7 +198,8 @@ def _verdict(result: RunResult) -> Iterator[str]:
     events = f"{result.log_events + (0 if disk is None else disk.log_events):,} events"
     if result.good:
         yield in_green(
-            f"good: {events} give the engine's own state, and no property is broken at any of them"
+            f"good: {events} of the log, replayed, give the state that the engine ended with, and every "
+            "property holds at each of them"
         )
         yield ""
         yield "what was checked:"
@@ -217,7 +218,7 @@ def _verdict(result: RunResult) -> Iterator[str]:
 
 def _checks(result: RunResult) -> Iterator[tuple[str, str]]:
     """Describe what was checked, with the names of the properties."""
-    yield "state", f"the log, replayed, gives the state that the engine ended with: digest {result.digest}"
+    yield "state", f"the log, replayed, gives the engine's last state: digest {result.digest}"
     if result.disk is not None:
         yield "disk", f"its log gives its state too: digest {result.disk.digest}"
     for about, text, properties in CHECKED:

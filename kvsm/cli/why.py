@@ -17,7 +17,7 @@ from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
 from kvsm.explain.other_tier import other_tier
 from kvsm.explain.story.names import only_match
-from kvsm.explain.story.times import after_start, utc
+from kvsm.explain.story.times import moment
 from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
 from kvsm.explain.tables.log_parts import log_part
 from kvsm.explain.tables.opened import OpenedLog
@@ -201,5 +201,5 @@ def _command(directory: Path, option: str, value: str) -> str:
 
 
 def _line(began_ns: int, line: Evidence) -> str:
-    when = f"{utc(line.wall_ns)} ({after_start(line.wall_ns, began_ns)})"
+    when = moment(line.wall_ns, began_ns)
     return f"event {line.event:,}  step {line.step:,}  {when}  {line.text}"

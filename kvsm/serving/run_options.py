@@ -41,7 +41,7 @@ class RunOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     trace: Annotated[str | None, says("Mooncake-format JSONL trace. Default: a generated workload.")] = None
     requests: (
-        Annotated[int, says("Generate N requests (4000), or take the first N of a trace.", 1, 1 << 31)] | None
+        Annotated[int, says("Generate N requests (2000), or take the first N of a trace.", 1, 1 << 31)] | None
     ) = None
     block_tokens: Annotated[int, says("Tokens per hash id of the trace, and per block.", 1, 1 << 20)] = (
         BLOCK_TOKENS

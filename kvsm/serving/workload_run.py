@@ -37,13 +37,13 @@ from kvsm.serving.offload_checks import SkipNotes
 from kvsm.serving.ranks import COPIES, make_rank
 from kvsm.serving.run_disk import DiskResult, RunDisk, RunFiles
 from kvsm.serving.run_options import RunOptions
-from kvsm.serving.serving_engine import ServingEngine, VirtualClock
+from kvsm.serving.serving_engine import TOKEN_MS, ServingEngine, VirtualClock
 from kvsm.serving.serving_scheduler import ServingScheduler
 from kvsm.serving.stopwatch import Stopwatch
 from kvsm.serving.traces import TraceRequest, multi_turn, read_trace
 from kvsm.tiers import disk_config
 
-GENERATED_REQUESTS = 4000
+GENERATED_REQUESTS = 2000
 LEDGER_BYTES_PER_BLOCK = 200
 """About how much memory the ledger and the device pool need for each block, besides its content."""
 
@@ -68,14 +68,12 @@ class RunProgress(msgspec.Struct, frozen=True):
     """The progress of a run.
 
     hit_rate: share of the prompt tokens that were found on the device or the host.
-    copied_bytes: bytes copied in both directions, on all workers.
     verified_events: events of the logs verified so far; 0 while the workload runs.
     """
 
     requests_done: int
     requests: int
     hit_rate: float
-    copied_bytes: int
     seconds: float
     verified_events: int = 0
 
@@ -92,6 +90,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     transfers_lost: transfers that were given up because a worker did not report.
     verified: blocks that were checked on all workers; None without `verify_copies`.
     disk: the result of the disk tier; None if there was none.
+    saved_seconds: time of the workload in which the engine would have computed the tokens hit on the host.
     decision_us: time in offload scheduler, log and disk tier, for each slot named in an event (us).
     log_entries: slots named in events.
     digest, replayed_digest: digests of the state at the end, live and rebuilt from the log.
@@ -124,6 +123,7 @@ class RunResult(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
     disk: DiskResult | None
     steps: int
     workload_seconds: float
+    saved_seconds: float
     run_seconds: float
     decision_us: float
     log: str | None
@@ -310,12 +310,10 @@ class WorkloadRun:
     def _progress(self, verified_events: int = 0) -> RunProgress:
         counts = self.engine.scheduler.counts
         hits = counts.device_hit_tokens + counts.host_hit_tokens
-        copied = sum(copy_totals(self._workers, direction).bytes for direction in Direction)
         return RunProgress(
             counts.finished + counts.aborted,
             len(self._requests),
             hits / max(1, hits + counts.computed_tokens),
-            copied,
             self._seconds,
             verified_events,
         )
@@ -354,6 +352,7 @@ class WorkloadRun:
             disk=disk,
             steps=engine.steps,
             workload_seconds=engine.clock.now_ms / 1000,
+            saved_seconds=counts.host_hit_tokens * TOKEN_MS / 1000,
             run_seconds=self._seconds,
             decision_us=sum(stopwatch.seconds for stopwatch in self._deciding) / max(1, entries) * 1e6,
             log=self._options.log,

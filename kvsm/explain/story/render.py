@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from kvsm.events import Offer, OffloadingEvent, Owners, Parents
-from kvsm.explain.story.times import after_start, utc
+from kvsm.explain.story.times import moment
 from kvsm.ids import IdArray, Ids, MalformedIds, render_key, to_list
 
 MOST_RANGES = 4
@@ -24,11 +24,11 @@ def render(event: OffloadingEvent) -> str:
 
 
 def dated(event: int, step: int, wall_ns: int, began_ns: int, text: str) -> str:
-    """Prefix a text about an event with the event's time, in UTC and since the log began, number and step.
+    """Prefix a text about an event with the event's time (`moment`), number and step.
 
     wall_ns, began_ns: Unix time of the event and of the first event of the log (ns).
     """
-    return f"{utc(wall_ns)} {after_start(wall_ns, began_ns)} event {event} step {step}: {text}"
+    return f"{moment(wall_ns, began_ns)} event {event} step {step}: {text}"
 
 
 def render_ids(noun: str, ids: Ids | IdArray | Sequence[int]) -> str:

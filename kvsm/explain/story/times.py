@@ -1,7 +1,8 @@
 """Format times for people: wall time in UTC, seconds after the start of a log, and durations.
 
-The log holds Unix time in nanoseconds. `utc` and `after_start` give the forms that `--since` and `--until`
-take, cut (not rounded) to milliseconds, so that `--since` with a time that was shown finds its event.
+The log holds Unix time in nanoseconds. A virtual clock counts from 0 instead: its times have no date, and are
+shown since the start. `moment` and `after_start` give the forms that `--since` and `--until` take, cut (not
+rounded) to milliseconds, so that `--since` with a time that was shown finds its event.
 """
 
 from __future__ import annotations
@@ -14,11 +15,17 @@ _S = 1_000 * _MS
 _MINUTE, _HOUR, _DAY = 60 * _S, 3600 * _S, 86_400 * _S
 
 
+VIRTUAL_NS = 365 * _DAY
+"""Earlier times (ns) are those of a virtual clock: no log is as old as 1971."""
+
+
 def utc(ns: int) -> str:
-    """Wall time as `2026-11-22T11:04:29.123Z`.
+    """Wall time as `2026-11-22T11:04:29.123Z`, or `12.345s of a virtual clock`.
 
     ns: Unix time (ns).
     """
+    if ns < VIRTUAL_NS:
+        return f"{after_start(ns, 0).removeprefix('+')} of a virtual clock"
     moment = _EPOCH + timedelta(microseconds=ns // 1000)
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{moment.microsecond // 1000:03}Z"
 
@@ -31,6 +38,15 @@ def after_start(ns: int, began_ns: int) -> str:
     passed = ns - began_ns
     milliseconds = abs(passed) // _MS
     return f"{'-' if passed <= -_MS else '+'}{milliseconds // 1000}.{milliseconds % 1000:03}s"
+
+
+def moment(ns: int, began_ns: int) -> str:
+    """The time of an event: `2026-11-22T11:04:29.123Z +12.345s`; with a virtual clock only `+12.345s`.
+
+    ns, began_ns: Unix time of the event and of the log's first one (ns).
+    """
+    after = after_start(ns, began_ns)
+    return after if ns < VIRTUAL_NS else f"{utc(ns)} {after}"
 
 
 def duration(ns: int) -> str:

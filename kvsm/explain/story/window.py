@@ -19,7 +19,7 @@ from typing import NamedTuple
 from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
 from kvsm.events import OffloadingEvent
-from kvsm.explain.story.times import after_start, utc
+from kvsm.explain.story.times import moment, utc
 
 
 class PointUnit(Enum):
@@ -163,7 +163,4 @@ def _span(reader: LogReader, began: int) -> str:
         for batch in segment.batches():
             last = batch[-1]
     assert last is not None
-    return (
-        f"it has events {first} to {last.seq}, from {utc(began)} "
-        f"to {utc(last.wall_ns)} ({after_start(last.wall_ns, began)})"
-    )
+    return f"it has events {first} to {last.seq}, from {utc(began)} to {moment(last.wall_ns, began)}"

@@ -376,7 +376,7 @@ def test_command_gives_the_answer_first(log: Path) -> None:
     assert (result.exit_code, result.stderr) == (0, "")
     assert lines[0] == "request r3"
     assert lines[1].startswith("  Request r3 found 1 (16 tokens)")
-    assert "  event 9  step 0  2025-11-22T09:00:01.000Z (+1.000s)  key" in result.stdout
+    assert "  event 9  step 0  2025-11-22T09:00:01.000Z +1.000s  key" in result.stdout
     assert f"kvsm show {log} --request r3" in result.stdout
 
 

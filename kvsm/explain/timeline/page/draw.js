@@ -381,14 +381,14 @@ class Canvas {
     context.fillRect(GUTTER, 0, this.width - GUTTER, RULER);
     context.fillStyle = this.colour('ink');
     context.font = '11px system-ui';
-    const [above, below] = this.byTime ? ['UTC', 'after the start'] : ['event', 'after the start'];
+    const [above, below] = this.byTime ? [this.model.isVirtual() ? '' : 'UTC', 'after the start'] : ['event', 'after the start'];
     context.fillText(above, 8, 14);
     context.fillText(below, 8, 28);
     for (const { x, at, step } of this.ticks()) {
       const place = Math.min(Math.round(at), this.model.count - 1);
       const ns = this.byTime ? at + this.model.at[0] : this.model.at[place];
       const digits = this.byTime ? Math.max(0, Math.min(9, 9 - Math.floor(Math.log10(step)))) : 3;
-      const clock = this.model.utc(ns).slice(11, 23);
+      const clock = this.model.isVirtual() ? '' : this.model.utc(ns).slice(11, 23);
       context.fillText(this.byTime ? clock : grouped(this.model.number[place]), x + 3, 14);
       context.fillText(this.byTime ? `${(ns / 1e9).toFixed(digits)} s` : after(ns), x + 3, 28);
     }

@@ -71,6 +71,9 @@ class Model {
 
   has(event) { return event !== null && this.number[lowerBound(this.number, event)] === event; }
 
+  /* Whether the clock is virtual: no log is as old as 1971. */
+  isVirtual() { return this.began < 31536000000000000n; }
+
   /* Whether events have different wall times. In some simulated runs the clock stands still. */
   wallTimes() { return this.at[this.count - 1] > this.at[0]; }
 
@@ -85,8 +88,10 @@ class Model {
     return axis;
   }
 
+  /* As `utc` of times.py. A virtual clock counts from 0, so its times have no date. */
   utc(ns) {
     const ms = Number((this.began + BigInt(Math.round(ns))) / 1000000n);
+    if (this.isVirtual()) return `${(ms / 1000).toFixed(3)}s of a virtual clock`;
     return new Date(ms).toISOString();
   }
 
