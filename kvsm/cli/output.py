@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
+from itertools import islice
 from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any, NoReturn, TextIO
 
@@ -49,6 +50,16 @@ def _shown(line: str, out: TextIO) -> str:
 def say_text(text: str) -> None:
     """Print text of several lines. Nothing in it may come from a file, which could forge a line."""
     say(*text.removesuffix("\n").split("\n"))
+
+
+def say_rows(rows: Iterable[Sequence[str]]) -> None:
+    """Print rows of cells, with a tab between two cells. A tab within a cell is printed as an escape."""
+    left = iter(rows)
+    while some := list(islice(left, 1000)):
+        with writing() as out:
+            lines = ["\t".join([encodable(cell, out) for cell in row]) for row in some]
+            out.write("".join(f"{line}\n" for line in lines))
+            out.flush()
 
 
 def say_json(answer: msgspec.Struct) -> None:

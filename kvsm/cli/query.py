@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import sys
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,15 @@ from rich.table import Table
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opened_tables import opened_log
-from kvsm.cli.output import Command, complain, say, say_json, say_table
+from kvsm.cli.output import Command, complain, say, say_json, say_rows, say_table
 from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError
 from kvsm.explain.story.window import LogPoint, Window, find_window
 from kvsm.explain.tables.named_queries import NAMED_QUERIES, NamedQuery, QueryParameter, named_query
 
 Cell = int | float | str | None
+
+FORMATS = ("table", "tsv", "csv", "json")
 
 
 class QueryAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", tag="kvsm.query/1"):
@@ -120,8 +123,13 @@ def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: b
     help="List the tables with their columns, and exit.",
 )
 @click.option(
-    "--csv", "as_csv", is_flag=True, help="Print CSV. A cell that a spreadsheet would run gets a ' in front."
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    help="How to print the rows: a table for people; tsv and csv, a line for each row; or one JSON object. "
+    "In csv a cell that a spreadsheet would run gets a ' in front.  [default: table on a terminal, else tsv]",
 )
+@click.option("--csv", "as_csv", is_flag=True, help="Short for --format csv.")
 @click.option(
     "--limit",
     type=click.IntRange(min=1),
@@ -145,6 +153,7 @@ def query(
     named: str | None,
     given: dict[str, str],
     only_list: bool,
+    form: str | None,
     as_csv: bool,
     limit: int | None,
     timeout: float,
@@ -156,7 +165,8 @@ def query(
     """Run a SELECT, or a named query, over the tables of LOG.
 
     QUERY is SQL in SQLite's dialect, and can only read. docs/tables.md describes the tables and the named
-    queries. --since and --until select the rows of a named query by their column `event`.
+    queries. --since and --until select the rows of a named query by their column `event`. A pipe gets whole
+    cells, with a tab between them.
 
     \b
     Examples:
@@ -177,42 +187,47 @@ def query(
         raise click.UsageError("Missing argument 'LOG'.")
     if (chosen is None) == (query is None):
         raise ConfigError("query takes one of QUERY and --named NAME; see kvsm query --list")
-    if as_csv and as_json:
-        raise ConfigError("query prints --csv or --json, not both")
+    forms = {form} if form is not None else set[str]()
+    forms |= {name for name, wanted in (("csv", as_csv), ("json", as_json)) if wanted}
+    if len(forms) > 1:
+        raise ConfigError(f"query prints one format, not {' and '.join(sorted(forms))}")
     sql = query if chosen is None else chosen.filled(given)
     assert sql is not None
-    if limit is None and not (as_csv or as_json):
+    form = forms.pop() if forms else "table" if sys.stdout.isatty() else "tsv"
+    if limit is None and form == "table":
         limit = 200
-    _answer(log, sql, (since, until), (as_csv, as_json, limit), timeout, trust)
+    _answer(log, sql, (since, until), (form, limit), timeout, trust)
 
 
 def _answer(
     log: Path,
     sql: str,
     ends: tuple[LogPoint | None, LogPoint | None],
-    form: tuple[bool, bool, int | None],
+    wanted: tuple[str, int | None],
     timeout: float,
     trust: dict[str, Any],
 ) -> None:
-    """Run the query, and print its rows. form: (as CSV, as JSON, the most rows or None)."""
+    """Run the query, and print its rows. wanted: (one of `FORMATS`, the most rows or None)."""
     from kvsm.explain.tables.queries import run_query
 
-    as_csv, as_json, limit = form
+    form, limit = wanted
     with opened_log(log, **trust) as opened:
         window = find_window(LogReader(log), *ends)
         columns, rows = run_query(opened.connection, sql, (), timeout)
         shown = ([_cell(value) for value in row] for row in _within(window, rows))
-        if as_csv:
-            say_lines(_csv_lines([columns, *([] if limit is None else islice(shown, limit))]))
-            if limit is None:
-                say_lines(_csv_lines(shown))
+        rows_shown = islice(shown, limit)
+        if form == "tsv":
+            say_rows(chain([columns], ([_text(cell) for cell in row] for row in rows_shown)))
+        elif form == "csv":
+            say_lines(_csv_lines(chain([columns], rows_shown)))
+        elif form == "table":
+            _print(columns, list(rows_shown))
         else:
-            found = list(islice(shown, limit)) if limit is not None else list(shown)
+            found = list(rows_shown)
             more = next(shown, None) is not None
-            if as_json:
-                say_json(QueryAnswer(log=str(log), columns=tuple(columns), rows=found, more=more))
-            else:
-                _print(columns, found, more)
+            say_json(QueryAnswer(log=str(log), columns=tuple(columns), rows=found, more=more))
+        if form != "json" and next(shown, None) is not None:
+            complain(f"there are more than {limit} rows; give --limit N, or --format tsv for all of them")
         if opened.stopped is not None:
             complain(f"{opened.stopped}; the tables hold what comes before")
         leave(opened.condition, good=opened.stopped is None)
@@ -246,16 +261,18 @@ def _cell(value: Any) -> Cell:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _print(columns: Sequence[str], rows: Sequence[Sequence[Cell]], more: bool) -> None:
+def _text(cell: Cell) -> str:
+    return "" if cell is None else str(cell)
+
+
+def _print(columns: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for place, name in enumerate(columns):
         numbers = all(isinstance(row[place], int | float | None) for row in rows)
         table.add_column(name, justify="right" if numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*["" if cell is None else str(cell) for cell in row])
+        table.add_row(*map(_text, row))
     say_table(table)
-    if more:
-        complain(f"there are more than {len(rows)} rows; give --limit N, or --csv for all of them")
 
 
 def _csv_lines(rows: Iterable[Sequence[Cell]]) -> Iterator[str]:

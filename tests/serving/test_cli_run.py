@@ -83,9 +83,7 @@ def test_the_main_job_tells_what_happened() -> None:
     assert result.exit_code == 0
     assert rows_in(result.stdout) == {*ALWAYS}
     assert re.search(r"[^\d.]0 ", result.stdout) is None  # a short time may be 0.0 s
-    assert re.search(
-        r"^good: [\d,]+ events of the log, replayed", result.stdout, re.MULTILINE
-    )
+    assert re.search(r"^good: [\d,]+ events of the log, replayed", result.stdout, re.MULTILINE)
 
 
 def test_it_begins_with_what_offload_saved(capsys: pytest.CaptureFixture[str]) -> None:

@@ -576,7 +576,7 @@ def test_the_sql_of_the_list_can_be_changed_and_asked(log: Path, query: NamedQue
         ((), "query takes one of QUERY and --named NAME; see kvsm query --list"),
         (("SELECT 1", "--set", "seconds=2"), "--set, --since and --until go with --named"),
         (("SELECT 1", "--since", "5"), "--set, --since and --until go with --named"),
-        (("--named", "late-reports", "--csv", "--json"), "query prints --csv or --json, not both"),
+        (("--named", "late-reports", "--csv", "--json"), "query prints one format, not csv and json"),
     ],
 )
 def test_a_wrong_question_is_refused_with_what_there_is(log: Path, words: tuple[str, ...], says: str) -> None:

@@ -59,8 +59,32 @@ def test_a_query_gives_a_table_json_and_csv(log: Path) -> None:
     assert (answer["columns"], answer["rows"]) == (["direction", "n"], expected)
     rows = list(csv.reader(io.StringIO(run("query", log, query, "--csv").stdout)))
     assert rows == [["direction", "n"], *[[name, str(n)] for name, n in expected]]
-    table = [line.split() for line in run("query", log, query).stdout.splitlines()]
-    assert table == rows
+    for form in ("table", "tsv"):
+        table = run("query", log, query, "--format", form).stdout
+        assert [line.split() for line in table.splitlines()] == rows
+
+
+WIDE = "SELECT 'x' || hex(zeroblob(200)) AS wide, NULL AS empty, 'a' || char(9) || 'b' AS tabbed"
+
+
+def test_a_pipe_gets_whole_cells(log: Path) -> None:
+    """A script reads one row from one line: no cell is folded, and a tab ends a cell."""
+    wide = "x" + "00" * 200
+    assert run("query", log, WIDE).stdout == f"wide\tempty\ttabbed\n{wide}\t\ta\\tb\n"
+
+
+def test_a_terminal_gets_a_table(log: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr("click.testing._NamedTextIOWrapper.isatty", lambda _: True)
+    shown = run("query", log, "SELECT 1 AS one, 2 AS two").stdout
+    assert [line.split() for line in shown.splitlines()] == [["one", "two"], ["1", "2"]]
+    assert "\t" not in shown
+
+
+def test_a_query_prints_one_format(log: Path) -> None:
+    refused = run("query", log, "SELECT 1", "--format", "tsv", "--csv")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "query prints one format, not csv and tsv" in refused.stderr
 
 
 def test_a_json_list_can_be_taken_apart(log: Path) -> None:
@@ -83,7 +107,9 @@ def test_a_limit_is_said(log: Path) -> None:
     assert "there are more than 3 rows" in shown.stderr
     answer = json.loads(run("query", log, "SELECT * FROM events", "--limit", 3, "--json").stdout)
     assert answer["more"] is True
-    assert len(run("query", log, "SELECT * FROM events", "--csv", "--limit", 3).stdout.splitlines()) == 4
+    lines = run("query", log, "SELECT * FROM events", "--csv", "--limit", 3)
+    assert len(lines.stdout.splitlines()) == 4
+    assert "there are more than 3 rows" in lines.stderr
 
 
 def test_the_tables_are_listed_with_every_column() -> None:
