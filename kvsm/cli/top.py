@@ -132,6 +132,8 @@ def _end(state: LiveState) -> str:
     if state.end in (LogEnd.CLOSED, LogEnd.STOPPED):
         return "the engine has closed it" if state.end == LogEnd.CLOSED else in_red("closed after an error")
     quiet = f"written {duration(state.quiet_ns)} ago"
+    if state.end == LogEnd.MISSING:
+        return in_red("its last segments are missing")
     if state.end == LogEnd.BROKEN:
         return f"broken, a write failed; {quiet}"
     if state.stopped_by:

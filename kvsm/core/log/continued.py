@@ -6,8 +6,9 @@
     writer = LogWriter(end, config=ledger.config, snapshot=..., ...)
 
 The new life begins with a segment of its own. Its head has the snapshot after the last whole event, and the
-number of the life. That head ends the life before; nothing is written to older segments. If the last
-segment has no events, it has the name that the new segment needs. Then the new one replaces it by an atomic
+number of the life. That head ends the life before. The first flush changes the mark of the last older
+segment, so that it names the new one; nothing else is written to older segments. If the last segment has no
+events, it has the name that the new segment needs. Then the new one replaces it by an atomic
 rename, and repeats in its head how the previous life ended, if the replaced segment said so.
 
 ==========================================  ======================  ==========================================
@@ -27,6 +28,8 @@ a segment without events behind lost        replaces it, and goes   the gap is k
 events, its head whole                      on behind the gap       is in the snapshot
 - its head torn                             is refused              the state behind the gap is unknown
 lost events, and nothing behind them        is refused              somebody may have acted on lost events
+events, and the mark of their segment       is refused              likewise: the last segments are missing
+names another one
 the head of the only segment, torn, and it  is refused              the state before it is unknown
 is not the first one
 damage, another schema, foreign bytes       is refused              a reader could not cross it
@@ -161,6 +164,11 @@ def _refuse_lost(reader: LogReader) -> None:
         raise LogError(
             f"{reader.directory}: this log cannot be continued: its last events, from {reader.broken_from} "
             f"on, were lost when a write failed"
+        )
+    if reader.end is LogEnd.MISSING:
+        raise LogError(
+            f"{reader.directory}: this log cannot be continued: its last segments, from event "
+            f"{reader.missing_from} on, are missing"
         )
 
 

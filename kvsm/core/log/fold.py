@@ -50,6 +50,7 @@ class LogCondition(msgspec.Struct, frozen=True):
     error: the error with which the log was closed, or None.
     missing: (first, last) events of the oldest segments, if these were deleted but not by retention; or None.
     stopped_by: the signal that asked the process to end before it closed the log; empty if none is recorded.
+    missing_from: the first event of the newest segments, if these are missing; or None.
     """
 
     torn: Torn | None
@@ -60,11 +61,13 @@ class LogCondition(msgspec.Struct, frozen=True):
     error: str | None = None
     missing: tuple[int, int] | None = None
     stopped_by: str = ""
+    missing_from: int | None = None
 
     @property
     def complete(self) -> bool:
         """Whether no event before the end of the log is missing."""
-        return self.broken_from is None and not self.gaps and self.missing is None
+        lost = self.broken_from, self.missing, self.missing_from
+        return not self.gaps and all(part is None for part in lost)
 
     def notes(self) -> list[str]:
         """Return messages for the user, one line each."""
@@ -88,6 +91,8 @@ class LogCondition(msgspec.Struct, frozen=True):
 
     def _end_notes(self) -> list[str]:
         """Return the messages about the end of the log that `notes` has not given yet."""
+        if self.end is LogEnd.MISSING:
+            return [f"events from {self.missing_from} on are not in the log: the last segments are missing"]
         if self.end is LogEnd.STOPPED:
             return [f"the log was closed after an error: {self.error}"]
         if self.end is LogEnd.BROKEN and self.gaps:
@@ -112,6 +117,7 @@ def condition_of(reader: LogReader) -> LogCondition:
         reader.end,
         reader.error,
         reader.missing,
+        missing_from=reader.missing_from,
     )
     return with_stop(condition, reader.directory)
 

@@ -54,8 +54,9 @@ class LogFollower(LogReader):
 
     @property
     def closed(self) -> bool:
-        """Whether the engine has closed the log. No events follow, unless another engine continues it."""
-        return self.end in (LogEnd.CLOSED, LogEnd.STOPPED)
+        """Whether no events follow: the engine has closed the log, or its last segments are missing. Another
+        engine may continue a log that was closed."""
+        return self.end in (LogEnd.CLOSED, LogEnd.STOPPED, LogEnd.MISSING)
 
     def poll(self) -> Iterator[News]:
         """Yield what was written since the last call, without waiting for more. Call it again later.
@@ -65,9 +66,11 @@ class LogFollower(LogReader):
         """
         while True:
             # Look for it before reading: a segment that has a successor is complete.
-            successor = next((later for later in self._paths() if later > self._path), None)
+            successor = self._following()
             try:
                 yield from self._news(successor)
+                if successor is None and self._segment is not None and self._segment.successor is not None:
+                    successor = self._following()  # It has got its name since, unless it is missing.
                 if successor is None or self._segment is None:
                     self._note_end_so_far()
                     return
@@ -75,6 +78,9 @@ class LogFollower(LogReader):
             except SegmentGone:
                 successor, gap = self._overtake()
             self._move_to(successor, gap)
+
+    def _following(self) -> Path | None:
+        return next((later for later in self._paths() if later > self._path), None)
 
     def _move_to(self, path: Path, gap: tuple[int, int] | None) -> None:
         self._path, self._gap = path, gap
@@ -115,8 +121,9 @@ class LogFollower(LogReader):
         if self._segment is None:
             self.end, self.error = LogEnd.OPEN, None
             return
-        self._note_end(self._segment)
         self._note_life(self._segment, self._segment.last)
+        self.missing_from = None
+        self._note_end(self._segment)
         lost = self._segment.lost_from()
         if lost is not None:
             self.end, self.broken_from = LogEnd.BROKEN, lost

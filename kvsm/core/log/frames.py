@@ -6,7 +6,8 @@ All integers are little endian.
 =============  =======================================================================================
 preamble       magic (8 bytes), schema version (4), CRC of both (4), mark (12)
 mark           zeros; or a number (8) and its CRC (4), written in place: the first lost event when a
-               write failed, or `CLOSED` when the log was closed
+               write failed, `CLOSED` when the log was closed, or the first event of the next segment
+               once that has its name (`SUCCEEDED`)
 frame          header, then `length` bytes of payload
 frame header   run mark (4), length (4), flags (2), events (2), first event (8), synced (8),
                payload CRC (4), CRC of these 32 (4)
@@ -30,7 +31,8 @@ segment before it gets its name. So both segments may hold the same events; read
 one.
 
 A segment is complete if another segment follows, or if it has a mark. Then every byte must be there, up to
-the first event of the next segment. The last segment of a log that was not closed may end anywhere. Its bytes
+the first event of the next segment. If the mark names a segment that is not there, the log lacks its last
+segments. The last segment of a log that was not closed may end anywhere. Its bytes
 are intact up to the last sync; after a power loss, the bytes behind that may be anything.
 
 A log may have several lives: each process that continues the log begins a new life. A segment whose head
@@ -91,6 +93,10 @@ HEAD, COMPRESSED, TAIL, FRESH = 1, 2, 4, 8
 
 CLOSED = (1 << 64) - 1
 """The mark of the last segment of a log that was closed."""
+
+SUCCEEDED, _WAS_CLOSED = 1 << 63, 1 << 62
+"""Flags in the mark of a segment that another one follows. The other bits are the number of its first event.
+The second flag says that the log was closed before another process continued it."""
 
 RUN_BYTES = 16
 """Length of the id of a run."""
@@ -177,6 +183,19 @@ class Frame(NamedTuple):
     header: bytes
 
 
+class Mark(NamedTuple):
+    """The mark of a segment.
+
+    lost: the first event that a failed write lost, or None.
+    successor: the first event of the next segment, or None.
+    closed: whether the log was closed here.
+    """
+
+    lost: int | None = None
+    successor: int | None = None
+    closed: bool = False
+
+
 class Torn(msgspec.Struct, frozen=True):
     """The unfinished end of a log: from byte `offset` of `path`, `bytes_cut` bytes are not read.
 
@@ -222,8 +241,19 @@ def encode_preamble() -> bytes:
 
 
 def encode_mark(number: int) -> bytes:
-    """Encode the mark of a segment. number: the first lost event, or `CLOSED`."""
+    """Encode the mark of a segment. number: the first lost event, `CLOSED` or `succeeded_by`."""
     return MARK.pack(number, crc32(number.to_bytes(8, "little")))
+
+
+def succeeded_by(first: int, data: bytes) -> int | None:
+    """Return the number that marks a segment once another one follows it; None: leave its mark.
+
+    first: the first event of the other segment. data: the mark so far, which stays if it names a loss.
+    """
+    mark = decode_mark(data)
+    if mark is None or mark.lost is not None:
+        return None
+    return SUCCEEDED | (_WAS_CLOSED if mark.closed else 0) | first
 
 
 def run_mark(run: bytes, life: int = 1) -> int:
@@ -373,19 +403,34 @@ def has_mark(file: BinaryIO) -> bool:
     return any(file.read(MARK.size))
 
 
-def read_mark(file: BinaryIO, path: str, seq: int) -> int | None:
-    """Return the first event lost after this segment, or `CLOSED`; None if there is no mark.
-
-    Raises `LogDamaged`.
-    """
+def read_mark(file: BinaryIO, path: str, seq: int) -> Mark:
+    """Return the mark of a segment. Moves the file's position. Raises `LogDamaged`."""
     file.seek(MARK_OFFSET)
-    data = file.read(MARK.size)
+    mark = decode_mark(file.read(MARK.size))
+    if mark is None:
+        raise LogDamaged(path, MARK_OFFSET, seq, "the mark of the segment does not match its checksum")
+    return mark
+
+
+def named_successor(file: BinaryIO) -> int | None:
+    """Return the first event of the next segment if the mark names it. Moves the file's position."""
+    file.seek(MARK_OFFSET)
+    mark = decode_mark(file.read(MARK.size))
+    return None if mark is None else mark.successor
+
+
+def decode_mark(data: bytes) -> Mark | None:
+    """Decode the mark of a segment. Returns None if its checksum differs."""
     if not any(data):
-        return None
+        return Mark()
     number, crc = MARK.unpack(data) if len(data) == MARK.size else (0, 0)
     if crc32(data[:8]) != crc:
-        raise LogDamaged(path, MARK_OFFSET, seq, "the mark of the segment does not match its checksum")
-    return int(number)
+        return None
+    if number == CLOSED:
+        return Mark(closed=True)
+    if number & SUCCEEDED:
+        return Mark(successor=number & (_WAS_CLOSED - 1), closed=bool(number & _WAS_CLOSED))
+    return Mark(lost=number)
 
 
 class FrameReader:

@@ -5,8 +5,8 @@ order and without gaps, and reports exceptions:
 
 - Damage (bytes differ from what was written): `LogDamaged`, with file, offset and event number.
 - The end is torn, by a crash before a write was synced: it is cut, and `LogReader.torn` says where.
-- The log was not closed, or its first or last segments are missing: `LogReader.end` and
-  `LogReader.missing`.
+- The log was not closed, or its first or last segments are missing: `LogReader.end`, `LogReader.missing` and
+  `LogReader.missing_from`.
 - The log has several lives, because another process continued it: it reads as one log, and
   `LogReader.lives` says where each life began and how it ended.
 - A failed write lost events: `LogReader.broken_from` and `LogReader.gaps`. After a gap, only the next
@@ -26,13 +26,13 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from kvsm.core.log.frames import (
-    CLOSED,
     HEADER,
     PREAMBLE_BYTES,
     TAIL,
     EventDecoder,
     Frame,
     FrameReader,
+    Mark,
     SegmentHead,
     SegmentTail,
     Torn,
@@ -40,6 +40,7 @@ from kvsm.core.log.frames import (
     decode_tail,
     first_event,
     has_mark,
+    named_successor,
     read_mark,
     read_preamble,
     run_mark,
@@ -57,6 +58,9 @@ class LogEnd(str, Enum):
 
     OPEN = "open"
     """Not closed: the engine was killed or still runs, or the end of the log is missing."""
+
+    MISSING = "missing"
+    """The last segments are missing: the mark of the last one that is there names another one."""
 
     BROKEN = "broken"
     """A write failed, and the log ends there."""
@@ -118,8 +122,8 @@ class Segment:
     ended: whether `batches` has ended.
     check_claim: called with the configuration of each `Restarted` event, before the event is returned. It may
         raise. None: no check, for readers that do not fold the events. `Trust.admit` sets it.
-    successor: the first event of the next segment; None if there is none. This segment ends before it, and
-        must have all events up to there.
+    successor: the first event of the next segment, which may be missing; None if there is none. This segment
+        ends before it, and must have all events up to there.
     """
 
     def __init__(
@@ -159,6 +163,8 @@ class Segment:
         path = str(self.path)
         with _opened(self.path) as file:
             self._check_kept(file)
+            if self.successor is None:
+                self.successor = named_successor(file)
             frames = FrameReader(file, path, self._run_mark, self.successor is not None or has_mark(file))
             file.seek(self._offset)
             while self._goes_on() and (frame := self._next_frame(frames)) is not None:
@@ -212,16 +218,16 @@ class Segment:
         marked as closed and has no tail.
         """
         mark = self._mark()
-        self._lost = lost = None if mark == CLOSED else mark
+        self._lost = lost = mark.lost
         if not self.ended:
             return lost
-        end = successor if lost is None else lost
+        end = (successor or self.successor) if lost is None else lost
         if end is not None and self._next < end:
             with _opened(self.path) as file:
                 self._check_kept(file)
             reason = f"its last event is {self._next - 1}, and it should be {end - 1}"
             raise LogDamaged(str(self.path), self._offset, min(self._next, end), reason)
-        if self.tail is None and mark == CLOSED:
+        if self.tail is None and mark.closed:
             raise LogDamaged(str(self.path), self._offset, self._next, _NO_TAIL)
         return lost
 
@@ -249,8 +255,7 @@ class Segment:
 
     def lost_from(self) -> int | None:
         """Return the first lost event after this segment, according to its mark; None if none was lost."""
-        mark = self._mark()
-        return None if mark == CLOSED else mark
+        return self._mark().lost
 
     def _check_kept(self, file: BinaryIO) -> None:
         """Raise unless the last frame that was read is still in the file. Moves the file's position."""
@@ -270,7 +275,7 @@ class Segment:
             f"read the log again"
         )
 
-    def _mark(self) -> int | None:
+    def _mark(self) -> Mark:
         with _opened(self.path) as file:
             return read_mark(file, str(self.path), self._next)
 
@@ -287,6 +292,7 @@ class LogReader:
     end: how the last life of the log ends.
     error: the error with which the log was closed, or None.
     missing: the (first, last) events of the oldest segments, if they were deleted but not by retention.
+    missing_from: the first event of the newest segments, if these are missing; or None.
     """
 
     def __init__(self, directory: str | os.PathLike[str]) -> None:
@@ -297,6 +303,7 @@ class LogReader:
         self.end = LogEnd.NOT_REACHED
         self.error: str | None = None
         self.missing: tuple[int, int] | None = None
+        self.missing_from: int | None = None
         self.lives: list[LogLife] = []
         self._run: bytes | None = None
         self._left: Segment | None = None
@@ -327,7 +334,7 @@ class LogReader:
                 self._note_end(opened)
                 return
             yield opened
-            if not left and opened.tail is None:
+            if not left and (opened.tail is None or opened.successor is not None):
                 # A live writer may have opened the next segment since the directory was listed.
                 left.extend(later for later in self._paths() if later > path)
             gap = self._leave(opened, left[0] if left else None)
@@ -360,6 +367,7 @@ class LogReader:
         """Reset the attributes for a new pass. Returns the segments from the one with event `holding` on."""
         self.torn, self.broken_from, self.gaps = None, None, []
         self.end, self.error, self.missing = LogEnd.NOT_REACHED, None, None
+        self.missing_from = None
         self._run, self._left, self.lives = None, None, []
         self._first = first_event(self._paths()[0])
         return self._paths(holding)
@@ -421,6 +429,10 @@ class LogReader:
             oldest = max(last.head.oldest, 1 if last.tail is None else last.tail.oldest)
             if oldest < self._first:
                 self.missing = oldest, self._first - 1
+            if last.successor is not None:
+                self.end, self.error, self.missing_from = LogEnd.MISSING, None, last.successor
+                if last.tail is None:
+                    self.lives[-1] = self.lives[-1]._replace(end=LogEnd.MISSING)
 
 
 def _end_in(tail: SegmentTail) -> tuple[LogEnd, str | None]:

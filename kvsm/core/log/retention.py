@@ -56,6 +56,20 @@ class Retention:
             self._complete_bytes = None
             self.segments.append(segment)
 
+    def announce_newest(self) -> None:
+        """Name the newest segment in the one before it, so that readers notice if it is missing. Idempotent.
+
+        Does nothing before its name is durable: after a power loss that name may be gone, rightly.
+
+        Raises `OSError` if a mark is left in part.
+        """
+        newest = self.segments[-1]
+        if newest.announced or not newest.name_is_durable:
+            return
+        if len(self.segments) > 1:
+            self.segments[-2].name_successor(newest.first)
+        newest.announced = True
+
     def inherit(self, segment: SegmentFile) -> None:
         """Add a segment of an earlier life. It counts towards the limit and may be deleted like any other."""
         self.add(segment)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.core.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, encode_mark, segment_path
+from kvsm.core.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, encode_mark, segment_path, succeeded_by
 from kvsm.events import OffloadingEvent
 from kvsm.system.private_files import give_own_to_group, give_to_group, sync_directory
 
@@ -76,6 +76,7 @@ class SegmentFile:
     sync_failure: the error of a failed sync, after which it is unknown which bytes are durable; or None.
     loss: why nothing more is written here, or None.
     marked: whether the file has the mark of the loss.
+    announced: whether the mark of the segment before it names it, if there is one.
     deleted: whether someone else has deleted the file.
     name_is_durable: whether the name survives a power loss. Then older segments may be deleted.
     """
@@ -87,7 +88,7 @@ class SegmentFile:
         self.synced = Synced(0, first - 1, 0)
         self.sync_failure: OSError | None = None
         self.loss: Loss | None = None
-        self.marked = self.deleted = self.name_is_durable = False
+        self.marked = self.announced = self.deleted = self.name_is_durable = False
         self._new = self.path.with_suffix(".new")
         self._named = False
         self._file: FileIO | None = None
@@ -154,13 +155,39 @@ class SegmentFile:
             self._write_rest(self.read(min(_AGAIN_BYTES, self.size - offset), offset), offset, 0)
 
     def mark(self, number: int) -> None:
-        """Write the mark. number: the first lost event, or `CLOSED`."""
+        """Write the mark. number: as `encode_mark` takes it."""
         try:
             self._write_rest(encode_mark(number), MARK_OFFSET, 0)
         except OSError:
             with suppress(OSError):  # Readers take a partial mark for damage.
                 self._write_rest(bytes(MARK.size), MARK_OFFSET, 0)
             raise
+
+    def name_successor(self, first: int) -> None:
+        """Write a mark that names the next segment, unless this one has the mark of a loss. The file may be
+        closed.
+
+        first: the first event of the next segment, whose name is durable.
+
+        If it cannot be written, the file stays as it is: then readers cannot notice that the next segment is
+        missing. Raises `OSError` if the mark is left in part.
+        """
+        again = SegmentFile(self.path.parent, self.first)
+        try:
+            again.reopen()
+            before = again.read(MARK.size, MARK_OFFSET)
+        except OSError:
+            number = None
+        else:
+            number = succeeded_by(first, before)
+        try:
+            if number is not None:
+                again._write_rest(encode_mark(number), MARK_OFFSET, 0)
+        except OSError:
+            again._write_rest(before, MARK_OFFSET, 0)
+        finally:
+            with suppress(OSError):
+                again.close()
 
     def cut(self, size: int) -> None:
         """Keep the first `size` bytes."""

@@ -344,6 +344,7 @@ class LogWriter:
 
     def _end_well(self, error: str | None) -> None:
         """Write the tail, then the mark, which says that the log is complete."""
+        self._announce()
         try:
             self._write_end(error)
         except OSError as failure:
@@ -554,7 +555,7 @@ class LogWriter:
     def _change_segment(self) -> None:
         """If this segment is full, begin or continue opening the next one."""
         place = self._place
-        if self._retention.oldest() < place.segment.oldest:
+        if self._retention.oldest() < place.segment.oldest or not place.segment.announced:
             self._leave_complete_segments()
         if place.offset < place.segment.full_at:
             return
@@ -634,6 +635,7 @@ class LogWriter:
             if not self._syncs:
                 name = segments[-2].path.name
                 self._stop(f"the last events of {name} may be missing: it could not be closed", error)
+        self._announce()
         try:
             if newest.name_is_durable:
                 self._retention.delete_before(newest.oldest)
@@ -642,6 +644,13 @@ class LogWriter:
             if not self._continues:
                 self._stop(failure, error)
             self.failure = f"{newest.path}: {failure}: {error}"
+
+    def _announce(self) -> None:
+        """Name the newest segment in the one before it, once its own name is durable."""
+        try:
+            self._retention.announce_newest()
+        except OSError as error:
+            self._stop("the mark of the segment before it is perhaps written in part", error)
 
     def _stop(self, failure: str, cause: Exception) -> NoReturn:
         advice = f"; {WHAT_TO_DO}" if isinstance(cause, OSError) else ""

@@ -335,6 +335,7 @@ def end_rows(found: Unfinished) -> Rows:
 ENGINE_ENDS = {
     LogEnd.NOT_REACHED: "the log was not read to its end",
     LogEnd.OPEN: "it was killed or still runs, or the end of the log is missing",
+    LogEnd.MISSING: "its end is not known: the last segments of the log are missing",
     LogEnd.BROKEN: "its end is not known: a write of the log failed",
     LogEnd.CLOSED: "it closed the log",
     LogEnd.STOPPED: "it stopped with an error",

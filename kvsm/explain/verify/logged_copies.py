@@ -357,6 +357,7 @@ class VerifiedLog(NamedTuple):
 _ENDS: dict[LogEnd, str | None] = {
     LogEnd.NOT_REACHED: "is not read to its end",
     LogEnd.OPEN: "was not closed",
+    LogEnd.MISSING: "lacks its last segments",
     LogEnd.BROKEN: "lacks its last events",
     LogEnd.CLOSED: None,
     LogEnd.STOPPED: "was closed after an error",

@@ -243,7 +243,7 @@ def test_how_a_log_ends_is_told(tmp_path: Path) -> None:
     assert end_of(tmp_path / "killed") == (LogEnd.OPEN, None)
     write(tmp_path / "cut", [1, 1], segment_bytes=1)
     segment_path(tmp_path / "cut", 3).unlink()
-    assert end_of(tmp_path / "cut") == (LogEnd.OPEN, None)
+    assert end_of(tmp_path / "cut") == (LogEnd.MISSING, None)
     with disk(1 << 20) as limited:
         life = Life(tmp_path / "broken", on_failure="continue")
         limited.free = 0
