@@ -5,7 +5,10 @@ the end of each segment, so an interrupted indexing resumes there. It also store
 the extractor at the event where it ends. A log that is still written is read up to its last whole frame, and
 from there on the next time.
 
-An index is used only if no other user can have made or changed it, and if it fits the log as it is now:
+An index is used only if no other user can have made or changed it, and if it fits the log as it is now. It
+has a digest of the bytes of each segment that was read. A segment whose inode, size and times (`ctime` among
+them, which no program sets) are still the same is believed; of any other one the digest is computed again, a
+second for each GB.
 
 ============================================  ==================================================
 what is found                                 what is done
@@ -15,7 +18,8 @@ a directory that others may change, or that   make tables in a temporary file, w
 this user may not change; a file of another   says why. Leave the file that was found unchanged.
 user, a link, or a file that is no index
 an index of another run or version, of other  make it anew. A copied index is on another inode, and
-segments, on another inode, or damaged        another user may have made it.
+segments or other bytes in them, on another   another user may have made it.
+inode, or damaged
 another process is at work on it              wait up to `WAIT_SECONDS`, then use a temporary file
 ============================================  ==================================================
 
@@ -31,6 +35,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
@@ -39,7 +44,7 @@ from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import restore_foreign, snapshot
 from kvsm.core.log import LogReader, Segment
 from kvsm.core.log.fold import condition_of, go_on, refuse_malformed
-from kvsm.core.log.frames import segment_paths
+from kvsm.core.log.frames import MARK_OFFSET, PREAMBLE_BYTES, segment_paths
 from kvsm.errors import ConfigError, IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story import LogCondition, Trust
@@ -59,8 +64,13 @@ WAIT_SECONDS = 30.0
 """How long to wait for another process that updates the index."""
 
 _APPLICATION = 0x6B76736D
-_VERSION = 4
+_VERSION = 5
 """Increase it when the meaning of the tables or of the saved state changes. A changed schema is detected."""
+
+_TICK_NS = 100_000_000
+"""A file that changes twice within a tick of its clock may keep its `ctime`. Ticks (ns) are shorter."""
+
+_CHUNK_BYTES = 1 << 20
 
 _FLUSH_EVENTS = 4096
 _STATE_SCHEMA = "CREATE TABLE _state (saved BLOB)"
@@ -104,14 +114,59 @@ class KeptTables(msgspec.Struct):
             writer.execute("INSERT OR REPLACE INTO _memos VALUES (?, ?, ?)", (name, event, value))
 
 
+class SeenSegment(msgspec.Struct, frozen=True):
+    """A segment file as it was before its events were read.
+
+    size: in bytes.
+    mark: the bytes of its mark, which a writer changes in place.
+    digest: of the bytes behind its preamble.
+    identity: its inode, `mtime` and `ctime` (ns).
+    seen_ns: when it was read (Unix time).
+    """
+
+    size: int
+    mark: bytes
+    digest: bytes
+    identity: tuple[int, int, int]
+    seen_ns: int
+
+    def is_in(self, path: Path) -> bool:
+        """Whether the file still has these bytes. More may follow."""
+        status = path.stat()
+        settled = self.seen_ns - self.identity[2] > _TICK_NS
+        if settled and (status.st_size, _identity(status)) == (self.size, self.identity):
+            return True
+        return status.st_size >= self.size and _read_segment(path, self.size)[1] == self.digest
+
+
+def _see(path: Path) -> SeenSegment:
+    """Read a segment file. Raises `OSError`."""
+    status, seen_ns = path.stat(), time.time_ns()
+    return SeenSegment(status.st_size, *_read_segment(path, status.st_size), _identity(status), seen_ns)
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _read_segment(path: Path, size: int) -> tuple[bytes, bytes]:
+    """Return the mark of a segment file, and the digest of its bytes from the preamble to `size`."""
+    digest, left = blake2b(digest_size=16), size - PREAMBLE_BYTES
+    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:  # It may be a pipe.
+        mark = file.read(PREAMBLE_BYTES)[MARK_OFFSET:]
+        while left > 0 and (data := file.read(min(left, _CHUNK_BYTES))):
+            digest.update(data)
+            left -= len(data)
+    return mark, digest.digest()
+
+
 class SavedIndex(msgspec.Struct):
     """The state of an index, to resume indexing where it ends.
 
     place: device and inode of the index file.
     run: the run that wrote the log.
-    segments: name -> size (bytes) of each segment that was read. The last one may have grown since.
+    segments: name -> the file of each segment that was read. The last one may have grown since.
     present: names of the segments that the log had.
-    touched_ns: modification time of the last segment that was read.
     gaps, broken_from: as in `LogCondition`, for the part that was read.
     condition: the condition of the whole log; None: it was not read to its end.
     ledger: snapshot of the ledger after the last event.
@@ -120,9 +175,8 @@ class SavedIndex(msgspec.Struct):
 
     place: tuple[int, int]
     run: bytes
-    segments: dict[str, int]
+    segments: dict[str, SeenSegment]
     present: list[str]
-    touched_ns: int
     gaps: list[tuple[int, int]]
     broken_from: int | None
     condition: LogCondition | None
@@ -313,33 +367,38 @@ def _saved_state(connection: sqlite3.Connection, place: tuple[int, int], reader:
         saved = msgspec.msgpack.decode(found[0][0], type=SavedIndex)
     except (IndexError, TypeError, msgspec.MsgspecError):
         raise _IndexMismatch from None
-    if saved.place != place or saved.run != reader.head.run or not _sizes_agree(saved, reader):
+    if saved.place != place or saved.run != reader.head.run or not _bytes_agree(saved, reader):
         raise _IndexMismatch
     return saved
 
 
-def _sizes_agree(saved: SavedIndex, reader: LogReader) -> bool:
+def _bytes_agree(saved: SavedIndex, reader: LogReader) -> bool:
     """Whether the segments that were read are unchanged. Retention may have deleted the oldest ones, and the
     last one may have grown."""
     sizes = {name: status.st_size for name, status in _status(reader).items()}
-    *whole, last = sorted(saved.segments)
-    if last not in sizes or sizes[last] < saved.segments[last]:
+    last, oldest = max(saved.segments), min(sizes)
+    kept = {name: seen for name, seen in saved.segments.items() if name >= oldest}
+    if last not in sizes or any(name not in kept for name in sizes if name < last):
         return False
-    oldest = min(sizes)
-    return all(sizes.get(name) == saved.segments[name] for name in whole if name >= oldest) and not any(
-        oldest <= name < last and name not in saved.segments for name in sizes
-    )
+    if any(sizes.get(name) != seen.size for name, seen in kept.items() if name != last):
+        return False
+    for name, seen in kept.items():
+        with suppress(FileNotFoundError):  # Retention may delete it meanwhile.
+            if not seen.is_in(reader.directory / name):
+                return False
+    return True
 
 
 def _is_settled(saved: SavedIndex, reader: LogReader) -> bool:
-    """Whether the log has not changed since it was read to its end."""
+    """Whether the log has not grown since it was read to its end, and its last mark is the same."""
     found = _status(reader)
     last = max(saved.segments)
+    seen = saved.segments[last]
     return (
         sorted(found) == saved.present
         and saved.present[-1] == last
-        and saved.segments[last] == found[last].st_size
-        and saved.touched_ns == found[last].st_mtime_ns
+        and seen.size == found[last].st_size
+        and seen.mark == _read_segment(reader.directory / last, 0)[0]
     )
 
 
@@ -372,10 +431,9 @@ class _Indexer:
         self._trust, self._progress = trust, progress
         self._tables = TableWriter(connection)
         self._ledger: Ledger | None = None
-        self._segments: dict[str, int] = {}
+        self._segments: dict[str, SeenSegment] = {}
         self._gaps: list[tuple[int, int]] = []
         self._broken_from: int | None = None
-        self._touched_ns = 0
         if saved is None:
             self._extractor = Extractor(self._tables)
             return
@@ -429,8 +487,8 @@ class _Indexer:
             # The previous segment is complete now, and may have got its last record since it was read.
             with suppress(FileNotFoundError):
                 last = self._reader.directory / max(self._segments)
-                self._segments[last.name] = last.stat().st_size
-        status = segment.path.stat()
+                self._segments[last.name] = _see(last)
+        segment_seen = _see(segment.path)
         begun = self._ledger is not None and segment.gap is None and segment.head.seq < self._ledger.seq
         self._trust.admit(segment)
         if not begun:
@@ -454,8 +512,7 @@ class _Indexer:
                 self._report_progress()
         if seen < ledger.seq:
             raise _IndexMismatch  # Events that were read before are missing now.
-        self._segments[segment.path.name] = status.st_size
-        self._touched_ns = status.st_mtime_ns
+        self._segments[segment.path.name] = segment_seen
 
     def _follow(self, ledger: Ledger, batch: list[OffloadingEvent]) -> None:
         follow, (first, last) = self._extractor.follow, self._window
@@ -486,7 +543,6 @@ class _Indexer:
             self._reader.head.run,
             self._segments,
             sorted(_status(self._reader)),
-            self._touched_ns,
             list(so_far.gaps),
             so_far.broken_from,
             condition,

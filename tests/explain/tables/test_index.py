@@ -12,16 +12,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from changed_logs import read_plain, write_plain
 from extracted_tables import rows_of
 from replay_life import gapped, random_life
 
 import kvsm
 from kvsm.core.log import LogDirectory
 from kvsm.core.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, segment_paths
+from kvsm.events import RequestArrived
 from kvsm.explain.tables import key_history
 from kvsm.explain.tables import table_index as index
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.table_index import INDEX_NAME, LOCK_NAME
+
+ARRIVED = RequestArrived.__struct_config__.tag
+"""The first field of such an event in a log."""
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +145,15 @@ def test_retention_may_delete_what_the_index_holds(tmp_path: Path) -> None:
         assert opened.condition.missing is not None
 
 
+def test_times_that_changed_alone_cost_no_new_index(tmp_path: Path) -> None:
+    """A backup or a change of the mode sets `ctime`; the bytes are compared, and are the same."""
+    log = made(tmp_path / "log")
+    kvsm.open(log).close()
+    for path in segment_paths(log):
+        os.utime(path, ns=(1, 1))
+    assert was_read_on(log, lambda: kvsm.open(log))
+
+
 # What is not believed.
 
 
@@ -193,9 +207,26 @@ def of_a_longer_log(log: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
+def replaced(path: Path, content: bytes) -> None:
+    """Give a file other bytes, and let it keep its inode, its size and its time."""
+    before = path.stat()
+    assert len(content) == before.st_size
+    assert content != path.read_bytes()
+    path.write_bytes(content)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def with_damage_in_its_log(log: Path) -> None:
+    middle = segment_paths(log)[1]
+    content = bytearray(middle.read_bytes())
+    content[len(content) // 2] ^= 1
+    replaced(middle, bytes(content))
+
+
 @pytest.mark.parametrize(
     "spoil",
     [
+        with_damage_in_its_log,
         planted_by_copy,
         of_another_run,
         torn_in_the_middle,
@@ -220,6 +251,28 @@ def test_an_index_that_is_not_this_logs_is_made_from_nothing(
         rows = rows_of(opened.connection)
         assert rows == tables_from_nothing(log, tmp_path / "scratch")
         assert not any(row["request"] == "forged" for row in rows["requests"])
+
+
+def test_an_index_is_not_believed_because_size_and_time_agree(tmp_path: Path) -> None:
+    """Another request in the middle of the log, with the right checksums: no answer may come from before."""
+    plain = read_plain(made(tmp_path / "source"))
+    log = write_plain(tmp_path / "log", plain)
+    log.chmod(0o700)
+    with kvsm.open(log) as opened:
+        requests = {row.request for row in opened.requests()}
+    arrivals = [event for frame in plain[1].frames for event in frame if event[0] == ARRIVED]
+    name = arrivals[0][4]
+    for segment in plain:
+        for event in [event for frame in segment.frames for event in frame]:
+            event[4:] = ["x" * len(name) if field == name else field for field in event[4:]]
+    changed = write_plain(tmp_path / "changed", plain)
+    for path in segment_paths(changed):
+        if path.read_bytes() != (log / path.name).read_bytes():
+            replaced(log / path.name, path.read_bytes())
+    with kvsm.open(log) as opened:
+        found = {row.request for row in opened.requests()}
+        assert rows_of(opened.connection) == tables_from_nothing(log, tmp_path / "scratch")
+    assert found != requests
 
 
 def as_a_link(log: Path) -> None:
