@@ -353,6 +353,8 @@ class OffloadMachine(PropertyMachine):
             )
         assert_replays(engine.log, ledger)
         engine.notes.check(self.core.config, engine.log)
+        if isinstance(engine.pool, WatchedPool):
+            engine.pool.try_reset()
 
     def trace(self) -> Iterable[str]:
         """The events so far."""

@@ -5,7 +5,9 @@ Each answer of the pool is compared with the books, which share no code with it:
 - an allocated block has no holder, and is allocated once (S3);
 - a block that is released has a holder (S4);
 - the free queue has every block without a holder once, and no other block (S1);
-- the block that the pool returns for a key has the content of that key (S15).
+- the block that the pool returns for a key has the content of that key (S15), and so has a block of which the
+  pool says that it caches a key;
+- neither answer is a key from before a reset, whoever holds the block (S14).
 
 Not checked: the order in which free blocks are allocated, and how long their content is kept.
 """
@@ -19,6 +21,9 @@ from kvsm.check.worlds.small_pool import SmallPool
 from kvsm.core.scheduler import DevicePool
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+
+_KEYS = [bytes([number]) * 32 + bytes(4) for number in (1, 2, 3)]
+"""Keys that no request has."""
 
 
 class BlockPool(DevicePool, Protocol):
@@ -41,7 +46,9 @@ class WatchedPool(SmallPool):
         super().__init__(size)
         self._pool, self._size = pool, size
         self._contents: dict[int, set[bytes]] = {}
-        """Block -> the keys of its content."""
+        """Block -> the keys that it was cached under since it was allocated, and since the last reset."""
+        self._reset: dict[int, set[bytes]] = {}
+        """Block -> the keys that it was cached under since it was allocated, before the last reset."""
         self._keys: dict[bytes, None] = {}
         """All keys that were ever cached."""
         self._compare("as new")
@@ -83,6 +90,7 @@ class WatchedPool(SmallPool):
                 )
             self.references[block] = 1
             self._contents.pop(block, None)
+            self._reset.pop(block, None)
         self._compare(f"get_new_blocks({count})")
         return taken
 
@@ -95,9 +103,25 @@ class WatchedPool(SmallPool):
         self._compare(f"cache_full_blocks([{block}], ...)")
 
     def forget(self) -> None:
-        self._keys.clear()
+        for block, keys in self._contents.items():
+            self._reset.setdefault(block, set()).update(keys)
+        self._contents.clear()
         self._pool.reset_prefix_cache()
         self._compare("reset_prefix_cache()")
+
+    def try_reset(self) -> None:
+        """Reset the prefix cache while blocks are held once, held twice, free, and of equal content.
+
+        Call it at rest, when nothing is stored any more. Afterwards nobody holds these blocks.
+        """
+        once, twice, idle, equal = blocks = self.take(4)
+        for block, key in zip(blocks, (_KEYS[0], _KEYS[1], _KEYS[2], _KEYS[0])):
+            self.cache(block, key)
+        self.touch([twice])
+        self.free_blocks([idle])
+        self.forget()
+        self.free_blocks([equal, twice, once])
+        self.free_blocks([twice])
 
     def _compare(self, call: str) -> None:
         """Compare the pool's free queue and cached blocks with the books. call: for messages."""
@@ -109,6 +133,18 @@ class WatchedPool(SmallPool):
         found = {key: self._pool.cached_block(key) for key in self._keys}
         self.cached = {key: block for key, block in found.items() if block is not None}
         for key, block in self.cached.items():
-            if key not in self._contents.get(block, ()):
-                message = f"after {call} device block {block} is said to cache key {key.hex()[:12]}"
-                raise PropertyBroken(Property.CORRECT_BYTES, f"{message}, and holds other content")
+            self._check_content(call, f"cached_block(...) answers device block {block}", block, key)
+        for block in range(self._size):
+            named = self._pool.key_of(block)
+            if named is not None:
+                self._check_content(call, f"key_of({block}) answers a key", block, named)
+
+    def _check_content(self, call: str, answer: str, block: int, key: bytes) -> None:
+        """Check an answer that says that this block caches this key."""
+        if key in self._contents.get(block, ()):
+            return
+        about = f"after {call} {answer}; device block {block} is said to cache key {key.hex()[:12]}"
+        if key in self._reset.get(block, ()):
+            message = f"{about}, whose content is from before the last reset_prefix_cache()"
+            raise PropertyBroken(Property.NO_STALE_DATA, message)
+        raise PropertyBroken(Property.CORRECT_BYTES, f"{about}, and holds other content")

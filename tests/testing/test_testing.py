@@ -259,9 +259,8 @@ def test_a_restored_policy_that_fails_is_caught() -> None:
 # Pools.
 
 
-class TakesHeld(SmallPool):
-    def take(self, count: int) -> list[int]:
-        return [0] * count if count == 1 else super().take(count)
+class UsersPool(SmallPool):
+    """A pool under the names of `BlockPool`."""
 
     def get_new_blocks(self, count: int) -> list[int]:
         return self.take(count)
@@ -274,19 +273,38 @@ class TakesHeld(SmallPool):
         self.forget()
 
 
-class GivesTooMany(TakesHeld):
+class TakesHeld(UsersPool):
+    def take(self, count: int) -> list[int]:
+        return [0] * count if count == 1 else super().take(count)
+
+
+class GivesTooMany(UsersPool):
     def take(self, count: int) -> list[int]:
         return [0, 0, 1]
 
 
-class LosesBlocks(TakesHeld):
+class LosesBlocks(UsersPool):
     def free_blocks(self, blocks: Iterable[int]) -> None:
         pass
 
 
-class FindsOtherContent(TakesHeld):
+class FindsOtherContent(UsersPool):
     def cached_block(self, key: bytes) -> int | None:
         return 1
+
+
+class KeepsKeysOfHeldBlocks(UsersPool):
+    def forget(self) -> None:
+        held = {block: key for block, key in self.caches.items() if self.references[block]}
+        super().forget()
+        self.caches |= held
+
+
+class FindsHeldBlocksAfterAReset(UsersPool):
+    def forget(self) -> None:
+        held = {key: block for key, block in self.cached.items() if self.references[block]}
+        super().forget()
+        self.cached |= held
 
 
 def take_twice(pool: WatchedPool) -> None:
@@ -323,11 +341,29 @@ def cache_first(pool: WatchedPool) -> None:
             r"one release per hold \(S4\): device block 0 is released, and nobody holds it",
         ),
         (FindsOtherContent, cache_first, r"correct bytes \(S15\): .* device block 1 is said to cache key"),
+        (
+            KeepsKeysOfHeldBlocks,
+            WatchedPool.try_reset,
+            r"S14.: after reset_prefix_cache.. key_of\(0\) answers",
+        ),
+        (FindsHeldBlocksAfterAReset, WatchedPool.try_reset, r"S14.: after reset_prefix_cache.. cached_block"),
     ],
 )
-def test_watched_pool_refuses(pool: type[TakesHeld], use: Callable[[WatchedPool], None], said: str) -> None:
+def test_watched_pool_refuses(pool: type[UsersPool], use: Callable[[WatchedPool], None], said: str) -> None:
     with pytest.raises(PropertyBroken, match=said):
         use(WatchedPool(pool(4), 4))
+
+
+def test_machine_resets_a_pool_while_blocks_are_held() -> None:
+    """S14: in each example, whatever Hypothesis does before. So no number of examples is needed."""
+
+    class Machine(OffloadMachine):
+        def make_pool(self, blocks: int) -> KeepsKeysOfHeldBlocks:
+            return KeepsKeysOfHeldBlocks(blocks)
+
+    chosen = settings(Machine.TestCase.settings, max_examples=1, stateful_step_count=1, database=None)
+    with pytest.raises(PropertyBroken, match=r"no stale data \(S14\): after reset_prefix_cache"):
+        run_state_machine_as_test(Machine, settings=chosen)
 
 
 # The machine over scheduler and core, driven by hand. `test_examples.py` has what Hypothesis makes of it.

@@ -25,13 +25,14 @@ each block that is taken.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from itertools import islice
 from typing import Annotated, cast
 
 import msgspec
 
-from kvsm.core.ledger.canonical import KEPT, Dropped, Names, Seen, declared
+from kvsm.core.ledger.canonical import KEPT, Dropped, Names, Seen, declared, filled
 from kvsm.core.offloader import Offloader, PreparedStore
 from kvsm.core.plan import TransferJob
 from kvsm.core.scheduler.protocols import DevicePool
@@ -40,10 +41,16 @@ from kvsm.core.scheduler.retry import RetryStamp
 PIECE = 64
 """How many blocks of the queue are looked up together."""
 
+_LOGGER = logging.getLogger("kvsm")
+
 
 def _walk_due_in(state: WalkState, names: Names) -> int:
     """Return `walk_due_in`; 0, due at once, if the host has lost a key since the last walk."""
     return 0 if names.ledger.forgotten_at > state.walked_at else state.walk_due_in
+
+
+def _outdated(state: WalkState, names: Names) -> list[bytes | None]:
+    return [*map(state.outdated.get, names.blocks)]
 
 
 @declared
@@ -65,6 +72,8 @@ class WalkState(msgspec.Struct):
         Seen(lambda state, names: state.full_at and state.full_at.seen(names.ledger)),
     ] = None
     """The stamp of the last walk, if the host had too little room for it; otherwise None."""
+    outdated: Annotated[dict[int, bytes], filled(_outdated)] = msgspec.field(default_factory=dict)
+    """Block -> the key that the pool still had for it at the last reset, until a request gets the block."""
 
 
 class FreeQueueWalk:
@@ -85,10 +94,23 @@ class FreeQueueWalk:
             state.store_budget = min(state.store_budget + len(blocks), most)
             state.known_safe.difference_update(blocks)
             state.full_at = None
+            if state.outdated:
+                for block in blocks:
+                    state.outdated.pop(block, None)
 
     def restart(self) -> None:
         """Reset the state: the host has lost all its content."""
-        self.state = WalkState(self._offloader.config.device_blocks)
+        blocks, key_of = self._offloader.config.device_blocks, self._pool.key_of
+        outdated = {block: key for block in range(blocks) if (key := key_of(block)) is not None}
+        self.state = WalkState(blocks, outdated=outdated)
+        if outdated:
+            _LOGGER.warning(
+                "the cache was reset, and the device pool still has keys of %d blocks, such as block %d. "
+                "They are not stored until a request gets them. Reset the device's prefix cache before "
+                "reset_cache, so that key_of returns None",
+                len(outdated),
+                next(iter(outdated)),
+            )
 
     def is_due(self) -> bool:
         """Whether a walk is due and a store is allowed."""
@@ -132,6 +154,7 @@ class FreeQueueWalk:
         """Walk the queue. Returns the keys to store, their blocks, and the safe blocks that were passed."""
         ledger, known, enough = self._offloader.ledger, self.state.known_safe, 2 * self._target
         find, stale, key_of = ledger.index.find, ledger.provenance.stale, self._pool.key_of
+        outdated = self.state.outdated
         most = min(self.state.store_budget, enough)
         keys: list[bytes] = []
         blocks: list[int] = []
@@ -149,7 +172,7 @@ class FreeQueueWalk:
                 if slot is not None:
                     known.add(block)
                     safe.append(block)
-                elif key is None or stale.get(block) == key:
+                elif key is None or key in (stale.get(block), outdated.get(block)):
                     safe.append(block)
                 elif len(keys) == most:
                     return keys, blocks, safe

@@ -151,7 +151,10 @@ class DevicePool(Protocol):
         """Drop a reference to each block. A block without references goes to the tail of the free queue."""
 
     def key_of(self, block: int) -> bytes | None:
-        """Return the key (hash and group) of the content that the block caches; None if it caches none."""
+        """Return the key (hash and group) of the content that the block caches; None if it caches none.
+
+        A reset of the engine's prefix cache ends all keys, also of blocks that have references.
+        """
 
     def cached_block(self, key: bytes) -> int | None:
         """Return a block that caches the content of `key`; None if no block does."""

@@ -485,6 +485,9 @@ class OffloadScheduler:
 
         weights: as in `Offloader.reset`.
 
+        Reset the device's prefix cache first. With a lazy store, blocks of which the pool still has keys are
+        not stored until a request gets them, and a warning counts them.
+
         Cancels planned transfers that were not submitted. Returns False while older copies are live: then
         call it again, or wait for `StepResults.drained`.
         """

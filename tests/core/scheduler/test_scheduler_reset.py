@@ -433,6 +433,45 @@ def test_reset_keeps_out_what_an_older_load_brought_to_a_request_that_is_given_m
     assert skipped(hand, SkipReason.OLDER_EPOCH) == keys_of(request)[:2]
 
 
+class KeepsKeysOfHeldBlocks(SmallPool):
+    """A pool whose reset forgets only the keys of free blocks."""
+
+    def forget(self) -> None:
+        held = {block: key for block, key in self.caches.items() if self.references[block]}
+        super().forget()
+        self.caches |= held
+
+
+def test_reset_keeps_out_what_the_pool_still_says_that_it_caches(caplog: pytest.LogCaptureFixture) -> None:
+    """No stale data (S14): a lazy store asks the pool for keys, and a wrong pool has keys from before the
+    reset. They count again when a request has got the block, and computed into it."""
+    pool = KeepsKeysOfHeldBlocks(6)
+    hand = Hand(pool=pool, core={"device_blocks": 6}, store=StoreMode.LAZY, lazy_target_blocks=6)
+    old = SmallRequest("old", range(9))
+    blocks = pool.take(2)
+    hand.admit(old, blocks)
+    hand.compute(old)
+    keys = keys_of(old)[:2]
+    for block, key in zip(blocks, keys):
+        pool.cache(block, key)
+    pool.forget()
+    hand.scheduler.reset_cache()
+    [warning] = caplog.messages
+    assert "the device pool still has keys of 2 blocks, such as block 0" in warning
+    hand.scheduler.request_finished(old, [blocks])
+    pool.free_blocks(blocks)
+    assert blocks_stored(hand.step()) == []
+
+    new = SmallRequest("new", range(9))
+    pool.queue.sort()
+    taken = pool.take(1)
+    hand.admit(new, taken)
+    pool.cache(taken[0], keys[0])
+    hand.scheduler.request_finished(new, [taken])
+    pool.free_blocks(taken)
+    assert blocks_stored(hand.step()) == taken == [0]
+
+
 def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
     """Failure is not success (S6), no stale data (S14): its bytes count for nothing. The engine hears once,
     when the copy has ended."""
