@@ -35,7 +35,7 @@ from hypothesis.strategies import SearchStrategy
 from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.ledger.snapshot import restore, snapshot
-from kvsm.core.offloader import Offloader
+from kvsm.core.offloader import Offloader, expect_misuse
 from kvsm.core.plan import WorkerReport
 from kvsm.core.policies import EvictionPolicy
 from kvsm.core.scheduler import CheckedScheduler, OffloadScheduler, SchedulerConfig
@@ -143,6 +143,7 @@ class OffloadMachine(PropertyMachine):
             self.under_test.is_about("policy", self.policy)
         self.engine = engine = self._make_engine(configuration)
         self.core = engine.core
+        expect_misuse(self.core)
         if not isinstance(self.policy, str):
             self.under_test.watch(self.core.ledger.policy, "policy", _OF_A_POLICY, self.policy)
         remember(engine.log)

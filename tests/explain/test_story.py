@@ -203,6 +203,20 @@ def test_what_a_lost_transfer_takes_with_it(tmp_path: Path) -> None:
     ]
 
 
+def test_a_rank_that_the_configuration_lacks_is_told(tmp_path: Path) -> None:
+    """Its reports look late: with one worker, the first report has ended the transfer."""
+    life = Life(tmp_path / "log", host_blocks=3, workers=1)
+    job = life.core.store((("r1", 1),), [key(1)], [1]).job
+    assert job is not None
+    life.ended(job)
+    life.core.report(job.transfer, 1, True)
+    life.close()
+    assert list(tell(tmp_path / "log", TransferLife(job.transfer)))[-1].text == (
+        f"a report of worker 1 on transfer {job.transfer} is rejected: no such worker; "
+        "the configuration has 1 worker"
+    )
+
+
 def test_a_store_is_told_to_each_of_its_owners(tmp_path: Path) -> None:
     """With its own keys. An eviction names the store that it made room for, and the owners."""
     life = Life(tmp_path / "log", host_blocks=3, workers=1, defer_ticks=0)

@@ -8,7 +8,7 @@ from kvsm.check.worlds.core_books import BookedCopy, ReferenceBooks
 from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.core.kv_events import Publisher
 from kvsm.core.log import MemoryLog
-from kvsm.core.offloader import Offloader
+from kvsm.core.offloader import Offloader, expect_misuse
 from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken
 from kvsm.ids import to_list
@@ -32,6 +32,7 @@ class CoreBench:
         self.options = options
         self.log = MemoryLog()
         self.core = Offloader(config, self.log, publisher=Publisher(), clock_ns=lambda: 0)
+        expect_misuse(self.core)
         self.books = ReferenceBooks(
             options.host_blocks,
             config.device_blocks,

@@ -6,7 +6,7 @@ from kvsm.check.worlds.core_bench import CoreActions
 from kvsm.check.worlds.core_books import BookedCopy
 from kvsm.core.offloader import Ended, ReportResult
 from kvsm.errors import PropertyBroken
-from kvsm.events import Direction, ReportRejected
+from kvsm.events import Direction, RejectReason, ReportRejected
 from kvsm.ids import to_list
 from kvsm.properties import Property
 
@@ -83,7 +83,11 @@ class CopyActions(CoreActions):
         strays = ((seq + 3, 0), (0, 0), (-1, 0), (live, self.options.workers), (live, -1))
         transfer, worker = strays[which]
         events = len(self.log)
-        self._check_rejected(self.core.report(transfer, worker, bool(good)), events, transfer, worker)
+        result = self.core.report(transfer, worker, bool(good))
+        self._check_rejected(result, events, transfer, worker)
+        if (result.rejected is RejectReason.WORKER) != (worker not in range(self.options.workers)):
+            message = f"a report of worker {worker} was rejected for another reason: {result.rejected}"
+            raise PropertyBroken(Property.STALE_REPORTS, message)
         return True
 
     def _report(self, copy: BookedCopy, worker: int, good: bool, direction: Direction | None = None) -> bool:

@@ -19,7 +19,7 @@ from kvsm.check.worlds.core_options import CoreOptions
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.check.worlds.world import Action
 from kvsm.core.log import MemoryLog
-from kvsm.core.offloader import Offloader
+from kvsm.core.offloader import Offloader, expect_misuse
 from kvsm.errors import PropertyBroken
 from kvsm.events import StepEnded
 from kvsm.properties import Property
@@ -57,6 +57,7 @@ class LogAheadWorld(CoreWorld):
                 clock_ns=lambda: 0,
                 flush_within_ms=_AN_HOUR_MS,
             )
+            expect_misuse(bench.core)
         self._written.flush()
 
     def _fresh(self) -> WrittenLog:

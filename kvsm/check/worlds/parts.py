@@ -228,6 +228,7 @@ declare(
     until_look=Dropped(_WARNS),
     looked_at=Dropped(_WARNS),
     warned_of=Dropped(_WARNS),
+    warned_reports=Dropped(_WARNS),
 )
 declare_alike(NativeOffloader, Offloader)
 declare(

@@ -19,7 +19,7 @@ from kvsm.core.offloader.emitter import EventSink, LogFlush
 from kvsm.core.offloader.matching import LookupResult, Match, PendingHit
 from kvsm.core.offloader.offloader import NativeOffloader, Offloader
 from kvsm.core.offloader.storing import PreparedStore
-from kvsm.core.offloader.transferring import Ended, ReportResult
+from kvsm.core.offloader.transferring import Ended, ReportResult, expect_misuse
 
 __all__ = [
     "Ended",
@@ -32,4 +32,5 @@ __all__ = [
     "PendingHit",
     "PreparedStore",
     "ReportResult",
+    "expect_misuse",
 ]

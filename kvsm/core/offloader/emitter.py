@@ -59,6 +59,9 @@ class EventEmitter:
     it lives, and other threads are refused. So an engine may be built in one thread and run in another.
     """
 
+    warned_reports: tuple[str, ...]
+    """The reasons of rejected reports of which a warning was logged, by name."""
+
     def __init__(
         self,
         config: OffloadConfig,
@@ -106,7 +109,7 @@ class EventEmitter:
         """The number of the last event when the log was last flushed."""
         self._flush_within_ns, self._flush_by_ns = flush_within_ms * 1_000_000, 0
         """The longest delay of a flush (ns), and the latest time of the next flush (monotonic ns)."""
-        self.until_look, self.looked_at, self.warned_of = 1, 0, 0
+        self.until_look, self.looked_at, self.warned_of, self.warned_reports = 1, 0, 0, ()
         """State of `warn_of_unsubmitted`: calls until it runs again, the last event when it ran, and the last
         transfer that it warned of."""
         self._drivers: list[Thread] = []

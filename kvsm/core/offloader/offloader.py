@@ -158,7 +158,8 @@ class Offloader(EventEmitter):
         return core
 
     def close(self, error: BaseException | None = None) -> None:
-        """Flush and close the log that `open` made. Idempotent; later calls raise `Poisoned`.
+        """Flush and close the log that `open` made. Idempotent; later calls raise `Poisoned`. Plans that were
+        never submitted are named in a warning; `kvsm verify` lists them.
 
         error: the error that ended the run, for the log; None if it ended well.
 
@@ -166,6 +167,7 @@ class Offloader(EventEmitter):
         """
         with suppress(Poisoned):
             self.check_thread()
+            transfers.warn_at_close(self)
             self._may_change = THE_LOG
         try:
             if self.writer is not None:

@@ -216,6 +216,7 @@ def _report(
         # The number of an unknown transfer or worker may be too large for a log.
         transfer, worker = integer(call, "transfer", transfer), integer(call, "worker", worker)
         core.emit(ev.ReportRejected, transfer, worker, good, reason)
+        _warn_of_rejected(core, transfer, worker, reason)
         return _REJECTED[reason]
     ended = core.emit(ev.WorkerReported, transfer, worker, good, "" if good else error, queued_us, copied_us)
     return _COUNTED if ended is None else ReportResult(_ended(core, ended))
@@ -225,17 +226,49 @@ def _why_reject(
     core: EventEmitter, transfer: int, worker: int, direction: Direction | None
 ) -> RejectReason | None:
     """Return why this report changes nothing; None if it counts."""
+    # First of all: without the rank's report, the transfer may have ended already.
+    if not 0 <= worker < core.config.workers:
+        return RejectReason.WORKER
     entry = core.ledger.transfers.get(transfer)
     if entry is None:
         return RejectReason.STALE if 0 < transfer <= core.ledger.seq else RejectReason.UNKNOWN
     if direction is not None and entry.direction is not direction:
         return RejectReason.DIRECTION
-    if not 0 <= worker < core.config.workers:
-        return RejectReason.WORKER
     if entry.reported >> worker & 1:
         return RejectReason.DUPLICATE
     planned = entry.word & STATE_MASK == PLANNED
     return RejectReason.NOT_SUBMITTED if planned else None
+
+
+_MISUSES = {
+    RejectReason.WORKER: "rank {worker} reports, and the configuration has {workers}: transfer {transfer} "
+    "does not wait for this rank, and its blocks may be used before this rank has copied them. Make "
+    "OffloadConfig.workers the number of ranks, which count from 0",
+    RejectReason.NOT_SUBMITTED: "rank {worker} reports transfer {transfer}, which was planned and not "
+    "submitted. Call submit([{transfer}]) before its job leaves for the workers, or no report of it counts",
+    RejectReason.UNKNOWN: "rank {worker} reports transfer {transfer}, and the last event of this core is "
+    "{seq}. Give each report to the core that planned the transfer",
+    RejectReason.DIRECTION: "rank {worker} reports transfer {transfer} as a copy in the other direction. "
+    "Call report, or the call that fits the direction of the job",
+}
+"""What to do about a report that no right engine makes. Reports may be late or doubled in any engine."""
+
+
+def expect_misuse(core: EventEmitter) -> None:
+    """Let this core log no warning of such reports: its caller makes them on purpose."""
+    core.warned_reports = tuple(reason.name for reason in _MISUSES)
+
+
+def _warn_of_rejected(core: EventEmitter, transfer: int, worker: int, reason: RejectReason) -> None:
+    """Warn of a report that no right engine makes, once for each reason."""
+    misuse = _MISUSES.get(reason)
+    if misuse is None or reason.name in core.warned_reports:
+        return
+    core.warned_reports = (*core.warned_reports, reason.name)
+    workers = core.config.workers
+    ranks = f"{workers} worker{'s' if workers > 1 else ''}"
+    text = misuse.format(transfer=transfer, worker=worker, workers=ranks, seq=core.ledger.seq)
+    _LOGGER.warning("%s. The report changes nothing; the next ones like it are only logged as events", text)
 
 
 def cancel(core: EventEmitter, transfer: int) -> Ended | None:
@@ -302,6 +335,20 @@ def warn_of_unsubmitted(core: EventEmitter) -> None:
                 one.id,
                 one.id,
             )
+
+
+def warn_at_close(core: EventEmitter) -> None:
+    """Warn of the plans that are not submitted when the core closes."""
+    plans = [one for one in core.ledger.transfers.values() if one.word & STATE_MASK == PLANNED]
+    if plans:
+        named = [f"{one.direction.name.lower()} {one.id} ({len(one.slots)} blocks)" for one in plans[:4]]
+        _LOGGER.warning(
+            "the offloader closes with %d plans that were never submitted: %s%s. Nothing of them was copied. "
+            "Call submit when jobs go to the workers, or cancel",
+            len(plans),
+            ", ".join(named),
+            ", ..." if len(plans) > 4 else "",
+        )
 
 
 def flush(core: EventEmitter, transfers: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -425,6 +425,14 @@ def _cancelled(telling: _Telling, event: ev.TransferCancelled) -> str:
     return f"{describe_transfer(telling.ledger, event.transfer)} is cancelled"
 
 
+def _report_rejected(telling: _Telling, event: ev.ReportRejected) -> str:
+    text = f"a report of worker {event.worker} on transfer {event.transfer} is rejected: {event.reason}"
+    if event.reason is not ev.RejectReason.WORKER:
+        return text
+    workers = telling.ledger.config.workers
+    return f"{text}; the configuration has {workers} worker{'s' if workers > 1 else ''}"
+
+
 def _lost(telling: _Telling, event: ev.TransferLost) -> str:
     transfer = telling.ledger.transfers.get(event.transfer)
     if transfer is None:
@@ -459,9 +467,7 @@ _TELLERS: dict[type[OffloadingEvent], _Teller] = dict.fromkeys(KINDS, _by_its_fi
     ev.TransfersSubmitted: _submitted,
     ev.TransferCancelled: _cancelled,
     ev.WorkerReported: _reported,
-    ev.ReportRejected: lambda _, event: (
-        f"a report of worker {event.worker} on transfer {event.transfer} is rejected: {event.reason}"
-    ),
+    ev.ReportRejected: _report_rejected,
     ev.TransferLost: _lost,
     ev.BlocksTouched: lambda *_: "used without a load: the device had it too",
     ev.FlushRequested: lambda _, event: f"the engine waits for {render_ids('transfer', event.transfers)}",

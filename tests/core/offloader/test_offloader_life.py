@@ -12,12 +12,13 @@ import pytest
 from core_life import keys, new_core, store
 
 from kvsm.core.ledger.snapshot import digest
-from kvsm.core.log import LogWriter, MemoryLog
+from kvsm.core.log import LogReader, LogWriter, MemoryLog
 from kvsm.core.offloader import Offloader, ReportResult
 from kvsm.core.offloader.transferring import LOOK_EVERY
 from kvsm.errors import LogError, Poisoned, WrongThread
-from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason
+from kvsm.events import OffloadConfig, OffloadingEvent, RejectReason, ReportRejected
 from kvsm.explain.story import rebuild
+from kvsm.explain.story.unfinished import unfinished_at_end
 
 CONFIG = OffloadConfig(host_blocks=4, device_blocks=8)
 T = TypeVar("T")
@@ -228,4 +229,83 @@ class TestForgottenSubmit:
                 core.end_step()
             core.submit([job.transfer])
             core.fail_store(job.transfer)
+        assert caplog.records == []
+
+    def test_plans_that_are_not_submitted_when_the_core_closes_are_named(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """An engine that never calls `submit` may end before the core looks for such plans."""
+        core = Offloader.open(CONFIG, tmp_path / "log")
+        store(core, "r", keys(1))
+        planned = core.prepare_store("r", keys(2, "q"), [1, 2]).job
+        assert planned is not None
+        core.close()
+        core.close()
+        (warning,) = caplog.messages
+        assert (
+            f"closes with 1 plans that were never submitted: store {planned.transfer} (2 blocks)" in warning
+        )
+        reader = LogReader(tmp_path / "log")
+        rebuilt = rebuild(tmp_path / "log")
+        found = unfinished_at_end(reader, rebuilt.ledger, rebuilt.condition)
+        assert [plan.transfer for plan in found.plans] == [planned.transfer]
+
+    def test_core_that_closes_without_plans_says_nothing(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with Offloader.open(CONFIG, tmp_path / "log") as core:
+            store(core, "r", keys(1))
+        assert caplog.records == []
+
+
+class TestWrongReports:
+    """No right engine makes them, so a warning says what to do, once for each reason."""
+
+    def test_rank_beyond_the_configuration_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        """With one worker a block is readable after the first report. It does not matter that the transfer
+        has ended by then: the second rank is wrong, and not late."""
+        core, log = new_core(workers=1)
+        for first in (0, 1):
+            transfer = store(core, "r", keys(1, f"p{first}"), first)
+            assert core.report(transfer, 1, True) == ReportResult(rejected=RejectReason.WORKER)
+            assert log[-1] == ReportRejected(core.ledger.seq, 0, 0, transfer, 1, True, RejectReason.WORKER)
+        (warning,) = caplog.messages
+        assert warning.startswith("rank 1 reports, and the configuration has 1 worker: ")
+        assert "OffloadConfig.workers" in warning
+
+    def test_report_before_the_submission_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        core, _ = new_core()
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        for _ in range(2):
+            assert core.report(job.transfer, 0, True).rejected is RejectReason.NOT_SUBMITTED
+        (warning,) = caplog.messages
+        assert warning.startswith(
+            f"rank 0 reports transfer {job.transfer}, which was planned and not submitted"
+        )
+        assert f"submit([{job.transfer}])" in warning
+
+    def test_report_to_another_core_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        core, _ = new_core()
+        core.report(99, 0, True)
+        assert "Give each report to the core that planned the transfer" in caplog.text
+
+    def test_report_of_the_other_direction_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
+        core, _ = new_core()
+        job = core.prepare_store("r", keys(1), [0]).job
+        assert job is not None
+        core.submit([job.transfer])
+        core.complete_load(job.transfer)
+        assert "as a copy in the other direction" in caplog.text
+
+    def test_late_and_doubled_reports_are_usual(self, caplog: pytest.LogCaptureFixture) -> None:
+        """A reset or a lost copy leaves some in any engine."""
+        core, _ = new_core(workers=2)
+        transfer = store(core, "r", keys(1))
+        assert core.report(transfer, 1, True).rejected is RejectReason.STALE
+        job = core.prepare_store("r", keys(1, "q"), [1]).job
+        assert job is not None
+        core.submit([job.transfer])
+        core.report(job.transfer, 1, True)
+        assert core.report(job.transfer, 1, True).rejected is RejectReason.DUPLICATE
         assert caplog.records == []
