@@ -56,7 +56,9 @@ def measure(name: str, directory: Path, rounds: int, compress: bool = False) -> 
         # Only append the events, without folding them, to measure the log and not the ledger.
         with (
             tempfile.TemporaryDirectory() as target,
-            LogWriter(Path(target) / "log", config=config, snapshot=WholeState, compress=compress) as writer,
+            LogWriter(
+                Path(target) / "log", config=config, snapshot=WholeState, compress=compress, checked=True
+            ) as writer,
         ):
             for event in events:
                 writer.append(event)
@@ -89,9 +91,7 @@ def write_batches(
     directory: Path, trace: Path | None, block_tokens: int, limit: int, host_blocks: int
 ) -> None:
     config = OffloadConfig(host_blocks=host_blocks, device_blocks=DEVICE_BLOCKS)
-    core: Offloader
-    with LogWriter(directory, config=config, snapshot=lambda: core.state_for_log(), durability="none") as log:
-        core = Offloader(config, log)
+    with Offloader.open(config, directory, durability="none") as core:
         for number, keys in enumerate(expanded(trace, block_tokens, limit)):
             serve_step(core, number, [keys])
 
@@ -101,7 +101,12 @@ def write_compressed(source: Path, directory: Path) -> None:
     reader = LogReader(source)
     ledger = Ledger(reader.head.config)
     with LogWriter(
-        directory, config=ledger.config, snapshot=lambda: freeze(ledger), durability="none", compress=True
+        directory,
+        config=ledger.config,
+        snapshot=lambda: freeze(ledger),
+        durability="none",
+        compress=True,
+        checked=True,
     ) as log:
         for batch in reader.batches():
             for event in batch:

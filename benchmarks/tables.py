@@ -23,7 +23,7 @@ from page import markdown_table, publish
 from workload import expanded
 
 import kvsm
-from kvsm.core.log import LogReader, LogWriter
+from kvsm.core.log import LogReader
 from kvsm.core.log.frames import segment_paths
 from kvsm.core.offloader import Offloader
 from kvsm.events import OffloadConfig
@@ -62,9 +62,7 @@ def requests_for_ever(trace: Path | None) -> Iterator[list[bytes]]:
 
 def write_batches(directory: Path, trace: Path | None, size: int) -> None:
     config = OffloadConfig(host_blocks=200_000, device_blocks=DEVICE_BLOCKS)
-    core: Offloader
-    with LogWriter(directory, config=config, snapshot=lambda: core.state_for_log(), durability="none") as log:
-        core = Offloader(config, log)
+    with Offloader.open(config, directory, durability="none") as core:
         for number, keys in enumerate(requests_for_ever(trace)):
             serve_step(core, number, [keys])
             if number % 100 == 0 and log_bytes(directory) >= size:

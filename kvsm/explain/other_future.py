@@ -118,6 +118,7 @@ def fork(
             snapshot=lambda: freeze(ledger),
             durability="none",
             first=head.seq + 1,
+            checked=True,
         )
         try:
             future = _Future(ledger, writer, choices, at)

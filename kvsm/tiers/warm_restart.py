@@ -251,6 +251,7 @@ def _begin_late(engine: _Engine, core: Offloader, first: int) -> LogWriter:
             clock=engine.more["clock_ns"],
             first=first,
             binding=binding,
+            checked=True,
             **engine.log,
         )
     except BaseException:
@@ -344,6 +345,7 @@ def _go_on(end: EndedLog | None, left: Rebuilt, engine: _Engine, binding: LogBin
         snapshot=lambda: cores[0].state_for_log() if cores else freeze(ledger),
         clock=engine.more["clock_ns"],
         binding=binding,
+        checked=True,
         **engine.log,
     )
     try:

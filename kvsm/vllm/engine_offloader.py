@@ -194,7 +194,7 @@ def open_event_log(
     more = _writer_options(options, options.log_max_bytes, on_failure)
     directory = _new_directory(Path(parent), engine)
     try:
-        writer = LogWriter(directory, config=config, snapshot=snapshot, first=first, **more)
+        writer = LogWriter(directory, config=config, snapshot=snapshot, first=first, checked=True, **more)
     except BaseException:
         with suppress(OSError):
             directory.rmdir()

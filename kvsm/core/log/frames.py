@@ -74,14 +74,14 @@ from functools import reduce
 from operator import or_
 from pathlib import Path
 from struct import Struct
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, NamedTuple, TypeVar, cast
 from zlib import crc32
 
 import msgspec
 import zstandard
 
 from kvsm.core.log.event_stream import EventCompressor, EventDecompressor
-from kvsm.errors import LogDamaged, LogError
+from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import KINDS, SCHEMA_VERSION, OffloadConfig, OffloadingEvent
 
 MAGIC = b"kvsmlog\n"
@@ -166,7 +166,9 @@ class SegmentHead(msgspec.Struct, frozen=True, array_like=True):
     before: bytes = b""
 
 
+_EVENT: msgspec.msgpack.Decoder[OffloadingEvent] = msgspec.msgpack.Decoder(reduce(or_, KINDS))
 _EVENTS: msgspec.msgpack.Decoder[list[OffloadingEvent]] = msgspec.msgpack.Decoder(list[reduce(or_, KINDS)])  # type: ignore[misc]
+_NEWEST_TAG = max(cast(int, kind.__struct_config__.tag) for kind in KINDS)
 _HEAD = msgspec.msgpack.Decoder(SegmentHead)
 _TAIL = msgspec.msgpack.Decoder(SegmentTail)
 
@@ -259,6 +261,21 @@ def succeeded_by(first: int, data: bytes) -> int | None:
 def run_mark(run: bytes, life: int = 1) -> int:
     """Return the run mark: each frame header of a life begins with it. It differs between lives of a run."""
     return crc32(run, life - 1)
+
+
+def read_back(event: OffloadingEvent) -> OffloadingEvent:
+    """Return this event as a reader will get it. Raises `ValueError`, with the reason, unless both are equal.
+
+    The result shares no mutable object with the event, so later changes do not reach the log.
+    """
+    try:
+        read = _EVENT.decode(_ENCODER.encode(event))
+        is_equal = bool(read == event)
+    except (msgspec.MsgspecError, ConfigError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(str(error)) from error
+    if not is_equal:
+        raise ValueError(f"a reader gets {read!r:.200}")
+    return read
 
 
 def content_limit(length: int) -> int:
@@ -585,8 +602,26 @@ def _decoded(
     try:
         return decoder.decode(content)
     except (msgspec.MsgspecError, RecursionError) as error:
-        reason = f"whole, but no record that this kvsm knows ({error}); a newer kvsm may have written it"
+        hint = "; a newer kvsm may have written it" if _may_be_newer(content, str(error)) else ""
+        reason = f"whole, but no record that this kvsm knows ({error}){hint}"
         raise LogDamaged(path, offset, frame.first, reason) from error
+
+
+def _may_be_newer(content: bytes | memoryview, problem: str) -> bool:
+    """Whether a record that cannot be decoded says itself that a later kvsm wrote it: by the schema of a
+    head, a kind of event or a reason that this kvsm does not know. problem: the decoder's message."""
+    if "Invalid enum value" in problem:
+        return True
+    try:
+        record = msgspec.msgpack.decode(content)
+    except (msgspec.MsgspecError, RecursionError):
+        return False
+    if not isinstance(record, list) or not record:
+        return False
+    if isinstance(record[0], list):
+        tags = [one[0] for one in record if isinstance(one, list) and one]
+        return any(type(tag) is int and tag > _NEWEST_TAG for tag in tags)
+    return type(record[0]) is int and record[0] > SCHEMA_VERSION
 
 
 def _decompressed(payload: bytes | memoryview, frame: Frame, path: str, offset: int) -> bytes:

@@ -104,6 +104,7 @@ class Offloader(EventEmitter):
             clock=clock_ns,
             run=run,
             binding=binding,
+            checked=True,
         )
         for event in opened:
             core.log.append(event)

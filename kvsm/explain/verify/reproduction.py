@@ -145,6 +145,7 @@ def _cut(
         segment_bytes=1 << 40,
         compress=True,
         first=first,
+        checked=True,
     ) as writer:
         for segment in LogReader(log).segments(first):
             for event in segment.events():

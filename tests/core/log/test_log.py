@@ -10,10 +10,12 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -51,7 +53,9 @@ from kvsm.errors import ConfigError, LogDamaged, LogError
 from kvsm.events import (
     KINDS,
     SCHEMA_VERSION,
+    Direction,
     HitMatched,
+    KeysRecalled,
     LogOpened,
     Offer,
     OffloadConfig,
@@ -66,6 +70,11 @@ from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import Id, Ids, pack
 
 # ----------------------------------------------------------------------------------------- round trips
+
+
+def max_tag() -> int:
+    """The newest kind's tag."""
+    return max(kind.__struct_config__.tag for kind in KINDS)  # type: ignore[type-var]
 
 
 NUMBERS = st.integers(0, 2**63 - 1)
@@ -149,6 +158,80 @@ def test_what_is_written_is_read_at_length(
     frames: list[list[Any]], segment_bytes: int, compress: bool
 ) -> None:
     check_round_trip(frames, segment_bytes, compress)
+
+
+class _Text(str):
+    """A name of a type below str."""
+
+
+class _Later(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=max_tag() + 1):
+    """A kind that no reader knows."""
+
+
+ODD: st.SearchStrategy[Any] = st.one_of(
+    NUMBERS,
+    st.integers(-(2**70), 2**70),
+    st.sampled_from([None, True, 0.0, 1.5, "r", "\ud800", _Text("r"), b"key", bytearray(b"key"), object()]),
+    st.sampled_from(
+        [Direction.LOAD, SkipReason.POOL_FULL, RejectReason.STALE, "pool full", "no such reason"]
+    ),
+    st.sampled_from(
+        [np.int64(3), np.arange(3), np.arange(20), np.bool_(True), [1, 2], range(3), {1: 2}, {1}]
+    ),
+    st.lists(st.integers(-2, 2**64), max_size=20).map(tuple),
+    st.lists(st.binary(max_size=3) | st.integers(0, 3), max_size=4).map(tuple),
+    st.lists(st.tuples(st.sampled_from(["r", "\ud800", b"r", 3]), NUMBERS), max_size=3).map(tuple),
+)
+"""What an embedder may give for a field of an event: right for some, wrong for most."""
+
+
+def odd_events() -> st.SearchStrategy[Any]:
+    """What an embedder may append as event 1: events of any kind, some with odd fields; and no events."""
+
+    def of_kind(kind: type[OffloadingEvent]) -> st.SearchStrategy[OffloadingEvent]:
+        right = [FIELDS[field.type] for field in msgspec.structs.fields(kind)[1:]]
+        fields = st.tuples(*(st.one_of(one, one, one, ODD) for one in right))
+        return fields.map(lambda values: kind(1, *values))
+
+    others = st.sampled_from([None, 1, [21, 1, 0, 0], (), _Later(1, 0, 0), StepEnded(True, 0, 0)])
+    return st.sampled_from(KINDS).flatmap(of_kind) | others
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(odd_events())
+@example(HitMatched(1, 0, 0, "r", tuple(range(17))))
+def test_what_a_writer_accepts_is_read(odd: Any) -> None:
+    """Events are state (S10): either a reader reads an equal event back, or `append` refuses it, and the log
+    continues without it."""
+    with directory() as path:
+        with LogWriter(path, config=CONFIG, snapshot=WholeState, durability="none") as writer:
+            written: list[Any] = []
+            with suppress(LogError):
+                writer.append(odd)
+                written.append(odd)
+            written.append(StepEnded(len(written) + 1, 0, 0))
+            writer.append(written[-1])
+        assert list(LogReader(path).events()) == written
+
+
+def test_an_event_that_no_reader_reads_is_named(tmp_path: Path) -> None:
+    """With what to do: the reader's own message says too little."""
+    with LogWriter(tmp_path / "log", config=CONFIG, snapshot=WholeState) as writer:
+        with pytest.raises(LogError, match=r"event 1, HitMatched, was not appended.* kvsm\.ids\.pack"):
+            writer.append(HitMatched(1, 0, 0, "r", tuple(range(17))))
+        with pytest.raises(LogError, match="None was not appended"):
+            writer.append(None)  # type: ignore[arg-type]
+        writer.append(HitMatched(1, 0, 0, "r", pack(range(17))))
+    assert len(list(LogReader(tmp_path / "log").events())) == 1
+
+
+def test_what_an_embedder_changes_later_is_not_written(tmp_path: Path) -> None:
+    """Bytes that it keeps and changes before the flush."""
+    key = bytearray(b"key")
+    with LogWriter(tmp_path / "log", config=CONFIG, snapshot=WholeState) as writer:
+        writer.append(KeysRecalled(1, 0, 0, (key,)))  # type: ignore[arg-type]
+        key[:] = b"other"
+    assert list(LogReader(tmp_path / "log").events()) == [KeysRecalled(1, 0, 0, (b"key",))]
 
 
 def test_same_events_and_flushes_give_the_same_bytes(tmp_path: Path) -> None:

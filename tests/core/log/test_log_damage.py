@@ -207,6 +207,34 @@ def test_zeros_in_the_middle_are_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("frame", "newer"),
+    [
+        (raw_frame([[99, 2, 0, 0]], 1, 2), True),  # a kind
+        (raw_frame([[21, 2, 0, 0], [99, 3, 0, 0]], 2, 2), True),
+        (raw_frame([[16, 2, 0, 0, 1, 0, True, "struck by lightning"]], 1, 2), True),  # a reason
+        (raw_frame([[21, 2, -1, 0]], 1, 2), False),
+        (raw_frame([[0, 2, 0, 0]], 1, 2), False),
+        (raw_frame([["21", 2, 0, 0]], 1, 2), False),
+        (raw_frame([[5, 2, 0, 0, "r", list(range(17))]], 1, 2), False),
+        (raw_frame([[2, 2, 0, 0]], 1, 2), False),
+        (raw_frame([], 1, 2), False),
+        (raw_frame({"a": 1}, 1, 2), False),
+        (raw_frame(7, 1, 2), False),
+    ],
+)
+def test_a_newer_kvsm_is_suspected_only_for_what_this_one_does_not_know(
+    tmp_path: Path, frame: bytes, newer: bool
+) -> None:
+    """Not for a value that no kvsm writes: the advice would lead astray."""
+    write_open(tmp_path / "log", [1])
+    with segment_path(tmp_path / "log", 1).open("ab") as file:
+        file.write(frame)
+    _, error, _ = read(tmp_path / "log")
+    assert isinstance(error, LogDamaged)
+    assert ("a newer kvsm may have written it" in str(error)) == newer
+
+
+@pytest.mark.parametrize(
     ("frame", "reason"),
     [
         (raw_frame([[21, 3, 0, 0]], 1, 3), "starts with event 3"),

@@ -60,7 +60,7 @@ class TestOpen:
         """With the same defaults. What `open` decides itself is left out."""
         takes = inspect.signature(Offloader.open).parameters
         options = dict(inspect.signature(LogWriter).parameters)
-        for decided in ("directory", "config", "snapshot", "clock", "first"):
+        for decided in ("directory", "config", "snapshot", "clock", "first", "checked"):
             del options[decided]
         assert {name: takes[name].default for name in options} == {
             name: one.default for name, one in options.items()
