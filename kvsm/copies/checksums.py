@@ -25,7 +25,7 @@ import xxhash
 from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
-from kvsm.copies.layout import MemoryRows, make_layout, rows_of, tensors_of
+from kvsm.copies.layout import MemoryRows, host_array, make_layout, rows_of, tensors_of
 from kvsm.copies.pairs import checked_pairs
 from kvsm.core.plan import TransferJob
 from kvsm.errors import ConfigError, TransferFailed
@@ -91,7 +91,7 @@ class BlockChecksums:
     ) -> None:
         # Keep a reference to the pools: the views below do not hold one.
         self._pools = (host, device)
-        tensors = [] if device is None else tensors_of(device)
+        tensors, host = [] if device is None else tensors_of(device), host_array(host)
         _refuse_device_memory("host pool", host)
         for place, tensor in enumerate(tensors):
             _refuse_device_memory(f"device tensor {place}", tensor)

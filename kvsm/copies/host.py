@@ -14,7 +14,12 @@ from kvsm.ids import IdArray
 class HostCopyEngine(ThreadedCopyEngine):
     """A `CopyEngine` between two pools in host memory.
 
-    device, host, offsets: as in `NumpyPools`.
+    device: the tensors of the KV cache, or a single tensor: numpy arrays, or torch CPU tensors, which are
+        viewed without copying. The first dimension of each is the blocks; the others may be any, with any
+        strides, for example one tensor for K and one for V of each layer. For other tensors pass a view, such
+        as `tensor.movedim(1, 0)`.
+    host: a `HostPool`, or a 2-D array or tensor, `[host blocks, bytes of one block in all tensors]`.
+    offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
     threads: number of copying threads.
 
     Raises `ConfigError`.

@@ -42,10 +42,11 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import as_strided
 from numpy.typing import NDArray
 
 from kvsm.copies.geometry import fragments, run_rectangles
-from kvsm.copies.layout import make_layout, tensors_of
+from kvsm.copies.layout import MemoryRows, host_array, make_layout, tensors_of
 from kvsm.copies.pairs import BlockRuns, merge_runs
 from kvsm.copies.vectored import copy_vectored, reaches
 from kvsm.errors import ConfigError, TransferFailed
@@ -72,19 +73,19 @@ PACE_BYTES_PER_SECOND = 2e9
 class NumpyPools:
     """Device pool and host pool of one rank. `layout`: the addresses of the blocks.
 
-    device: the tensors of the device pool, or a single tensor: 2-D numpy arrays, or torch CPU tensors, which
-        are viewed without copying.
-    host: the host pool: an array or a tensor, too.
-    offsets: where the part of each tensor begins in a row of the host pool (bytes); None: one after another.
+    device, host, offsets: as in `HostCopyEngine`.
 
     Raises `ConfigError`.
     """
 
     def __init__(self, device: Any | Sequence[Any], host: Any, offsets: Sequence[int] | None = None) -> None:
-        tensors = tensors_of(device)
+        tensors, host = tensors_of(device), host_array(host)
         self.layout, places = make_layout(tensors, host, offsets)
-        self.device = [_as_bytes(f"device tensor {place}", tensors[place]) for place in places]
-        whole = _as_bytes("host pool", host)
+        self.device = [
+            _as_bytes(f"device tensor {place}", tensors[place], rows)
+            for place, rows in zip(places, self.layout.tensors)
+        ]
+        whole = _as_bytes("host pool", host, self.layout.host)
         self.host = [
             whole[:, offset : offset + rows.row_bytes]
             for offset, rows in zip(self.layout.offsets, self.layout.tensors)
@@ -156,14 +157,19 @@ def _places(heads: NDArray[np.int64], counts: NDArray[np.int64]) -> Iterable[int
     return map(slice, heads.tolist(), (heads + counts).tolist())
 
 
-def _as_bytes(name: str, pool: Any) -> NDArray[np.uint8]:
-    """View an array or a torch tensor as numpy bytes. A tensor may have a dtype that numpy lacks."""
+def _as_bytes(name: str, pool: Any, rows: MemoryRows) -> NDArray[np.uint8]:
+    """View rows of an array or a torch tensor as numpy bytes. A tensor may have a dtype that numpy lacks."""
+    if not rows.num_rows:
+        return np.empty((0, rows.row_bytes), np.uint8)
     try:
-        if not isinstance(pool, np.ndarray):
+        if isinstance(pool, np.ndarray):
+            first: NDArray[np.uint8] = as_strided(pool, (1,), (pool.itemsize,)).view(np.uint8)
+        else:
             import torch  # needed only for a tensor
 
-            pool = pool.view(torch.uint8).numpy()
-        array: NDArray[np.uint8] = pool.view(np.uint8)
+            first = pool.as_strided((1,), (1,)).view(torch.uint8).numpy()
     except (TypeError, RuntimeError, ValueError) as error:
         raise ConfigError(f"{name} cannot be viewed as bytes by numpy: {error}") from error
-    return array
+    start = rows.address - first.ctypes.data
+    from_first = as_strided(first, (start + rows.row_bytes,), (1,))
+    return as_strided(from_first[start:], (rows.num_rows, rows.row_bytes), (rows.stride, 1))
