@@ -21,7 +21,14 @@ engine must provide. The other files:
 """
 
 from kvsm.core.scheduler.computed_tokens import CheckedScheduler
-from kvsm.core.scheduler.groups import GroupKind, KVCacheGroup, LastStep, SchedulerConfig, StoreMode
+from kvsm.core.scheduler.groups import (
+    GroupKind,
+    KVCacheGroup,
+    LastStep,
+    SchedulerConfig,
+    StoreMode,
+    block_key,
+)
 from kvsm.core.scheduler.protocols import DevicePool, EngineRequest, StepOutput
 from kvsm.core.scheduler.scheduler import OffloadScheduler
 from kvsm.core.scheduler.scheduler_state import LoadEnded, StepResults
@@ -39,4 +46,5 @@ __all__ = [
     "StepOutput",
     "StepResults",
     "StoreMode",
+    "block_key",
 ]

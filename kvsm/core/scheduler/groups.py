@@ -161,6 +161,15 @@ def group_suffix(index: int) -> bytes:
     return index.to_bytes(GROUP_INDEX_BYTES, "big")
 
 
+def block_key(block_hash: bytes, group: int) -> bytes:
+    """Return the key of a block of this KV cache group, for `DevicePool.key_of` and `cached_block`.
+
+    block_hash: the engine's hash of all tokens up to the end of the block: the last one of the block in
+        `EngineRequest.block_hashes`.
+    """
+    return block_hash + group_suffix(group)
+
+
 class KeyLayout(NamedTuple):
     """How keys are made from an engine's hashes, by group. It is the same for all requests.
 
