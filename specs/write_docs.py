@@ -1,7 +1,7 @@
 """Write the generated pages of docs/: properties, bugs, troubles, JSON schemas, pictures.
 
-Also writes the parts of README.md, docs/verification.md, docs/vllm.md and specs/mutants/README.md between
-`<!-- written: ... -->` and `<!-- end -->`.
+Also writes the parts of README.md, docs/embedding.md, docs/verification.md, docs/vllm.md and
+specs/mutants/README.md between `<!-- written: ... -->` and `<!-- end -->`.
 
     PYTHONPATH=specs python -m write_docs
 
@@ -111,9 +111,10 @@ def pages() -> dict[str, str]:
         "troubles.md": troubles_page(),
         "scripts.md": scripts_page(),
         "tables.md": schema_page(),
-        "verification.md": with_written_blocks(
-            (DOCS / "verification.md").read_text(encoding="utf-8"), source_link
-        ),
+        **{
+            name: with_written_blocks((DOCS / name).read_text(encoding="utf-8"), source_link)
+            for name in ("embedding.md", "verification.md")
+        },
         "vllm.md": with_vllm_tables((DOCS / "vllm.md").read_text(encoding="utf-8")),
         **{f"schemas/{name}": text for name, text in schema_texts().items()},
     }

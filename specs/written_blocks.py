@@ -1,4 +1,5 @@
-"""The generated parts of README.md and docs/verification.md: results of the museum, and output of commands.
+"""The generated parts of README.md and of pages in docs/: results of the museum, output of commands, and
+programs of `examples/`.
 
 <!-- written: bugs -->              a few of the museum's exhibits
 <!-- end -->
@@ -8,6 +9,10 @@
 
 <!-- written: kvsm why incident r50 -->
 <!-- end -->                        the command and its output, for a log that is the same on every machine
+
+<!-- written: examples/engine/engine.py, Compute. -->
+<!-- end -->                        a section of a program, which begins with a comment between blank lines;
+                                    `, start`: all before the first section; only the path: the whole program
 """
 
 from __future__ import annotations
@@ -18,6 +23,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from click.testing import CliRunner
@@ -25,6 +31,8 @@ from museum import EXHIBITS
 from museum.found import FOUND
 
 from kvsm.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
 
 SHOWN = ("B17", "B13", "B27", "B05", "B28", "B31", "B36", "B39")
 """The exhibits in the README, of several systems and several kinds."""
@@ -34,6 +42,7 @@ INCIDENT = "run --requests 150 --device-blocks 64 --host-blocks 160 --copies sim
 is always the same."""
 
 _HEAD = "| reported in | bug | found as a breach of | actions |\n| --- | --- | --- | --- |\n"
+_SECTION = re.compile(r"^    # ([A-Z].*\.)(?=\n\n)", re.MULTILINE)
 _BLOCK = re.compile(r"(<!-- written: (.+?) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -46,6 +55,9 @@ def with_written_blocks(page: str, link: Callable[[str], str]) -> str:
             text = bugs_table(link)
         elif what == "museum":
             text = museum_table()
+        elif what.startswith("examples/"):
+            path, _, section = what.partition(", ")
+            text = f"```python\n{program_text(path, section)}```\n"
         else:
             text = f"```text\n$ {what}\n{output_of(what)}```\n"
         return f"{found[1]}{text}{found[3]}"
@@ -76,6 +88,18 @@ def museum_table() -> str:
     every = [one.steps for one in FOUND.values()]
     total = f"| all, of {len(EXHIBITS)} exhibits | {len(every)} | {min(every)} to {max(every)} |\n"
     return "| found first by | exhibits | steps |\n| --- | --- | --- |\n" + "".join(rows) + total
+
+
+def program_text(path: str, section: str) -> str:
+    """The text of a program of `examples/`, or of one section if it is not empty. Raises `KeyError` if there
+    is no such section."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    if not section:
+        return text
+    starts = [0, *[found.start() for found in _SECTION.finditer(text)], len(text)]
+    titles = ["start", *_SECTION.findall(text)]
+    sections = {title: text[first:last] for title, first, last in zip(titles, starts, starts[1:])}
+    return sections[section].rstrip("\n") + "\n"
 
 
 @contextmanager

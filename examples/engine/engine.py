@@ -67,7 +67,7 @@ class Engine:
         self.counts = dict.fromkeys(("computed", "on device", "on host", "failed loads", "preempted"), 0)
         kvsm.bind_gpu_block_pool(self.pool)
 
-    # Arrival, end and reset.
+    # Arrival, end and new weights.
 
     def add(self, request: Request) -> None:
         """Take a new request."""
@@ -182,7 +182,7 @@ class Engine:
         self.counts["on host"] += on_host
         return count
 
-    # Compute.
+    # Compute and blocks.
 
     def _compute(self, request: Request, count: int) -> None:
         """Compute the next `count` tokens of a request. Count them only now, after `build_connector_meta`."""
@@ -197,8 +197,6 @@ class Engine:
             request.hash_blocks()
             if request.num_tokens == request.max_tokens:
                 self.end(request)
-
-    # Blocks.
 
     def _device_hit(self, request: Request) -> int:
         """Return how many tokens the device has for all groups. One token is left to compute."""

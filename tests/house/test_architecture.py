@@ -11,6 +11,11 @@ import pytest
 from places import ROOT
 from source_trees import nodes_of
 
+import kvsm
+import kvsm.copies
+import kvsm.core.scheduler
+import kvsm.testing
+
 TEXT = (ROOT / "docs" / "architecture.md").read_text()
 PLACE = r"\[`[\w/.]+`\]\(\.\./[\w/.]+\): `[\w.]+`(?:, `[\w.]+`)*"
 """A place in the code: [`file`](../file): `name`, `name`."""
@@ -122,6 +127,30 @@ def test_every_path_in_the_documents_exists() -> None:
     for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for path in re.findall(r"`((?:kvsm|tests|specs|benchmarks|examples)/[\w/.]+)`", document.read_text()):
             assert "NAME" in path or (ROOT / path).exists(), f"{document.name} names {path}"
+
+
+def test_a_page_links_to_the_source_that_it_names() -> None:
+    """A reader of the site has no source beside the page. NAME stands for a file of the reader's own."""
+    for document in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        prose = re.sub(r"(?sm)^ *```.*?^ *```|<!--.*?-->|\[[^\]]*\]\([^)]*\)", "", document.read_text())
+        # A code span with blanks is a message or a command.
+        named = re.sub(r"`[^`]+`", lambda span: "" if " " in span[0] else span[0], prose)
+        unlinked = [path for path in re.findall(r"kvsm/[\w/]+\.(?:py|c|h)\b", named) if "NAME" not in path]
+        assert unlinked == [], f"{document.name} names {unlinked[:1]} without a link"
+
+
+def test_the_reference_has_each_public_name_once() -> None:
+    """Sphinx refuses a name that is documented twice."""
+    text, documented = (ROOT / "docs" / "reference.md").read_text(), set[str]()
+    for module in (kvsm, kvsm.core.scheduler, kvsm.copies, kvsm.testing):
+        directive = (
+            rf"automodule:: {re.escape(module.__name__)}\n   :members:\n(?:   :exclude-members: (.*)\n)?```"
+        )
+        found = re.search(directive, text)
+        assert found is not None, module.__name__
+        left_out = set(found[1].split(", ")) if found[1] else set()
+        assert left_out == documented & set(module.__all__)
+        documented |= set(module.__all__)
 
 
 def test_every_page_is_in_the_site() -> None:

@@ -28,15 +28,16 @@ def test_embedding_example_runs_and_its_log_verifies(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.slow
-def test_embedding_example_passes_a_strict_type_checker(tmp_path: Path) -> None:
-    """An embedder who checks types can begin with it as it is."""
+def test_embedding_examples_pass_a_strict_type_checker(tmp_path: Path) -> None:
+    """An embedder who checks types can begin with them as they are: the README's, and the engine."""
     assert EXAMPLE is not None
     (tmp_path / "program.py").write_text(EXAMPLE.group(1))
-    command = [sys.executable, "-m", "mypy", "--strict", "--config-file=", "--cache-dir=cache", "program.py"]
+    engine = sorted(map(str, (ROOT / "examples" / "engine").glob("*.py")))
+    options = ["--strict", "--config-file=", "--cache-dir=cache", "--explicit-package-bases"]
     checked = subprocess.run(
-        command,
+        [sys.executable, "-m", "mypy", *options, "program.py", *engine],
         cwd=tmp_path,
-        env={**os.environ, "MYPYPATH": str(ROOT)},
+        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, (ROOT, ROOT / "examples", tmp_path)))},
         capture_output=True,
         text=True,
         check=False,

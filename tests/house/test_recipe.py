@@ -33,7 +33,7 @@ def recipe() -> tuple[list[Step], str]:
     steps = []
     for one in re.split(r"^\d+\. ", section, flags=re.MULTILINE)[1:]:
         one = one.split("\nNo other file")[0]
-        path, says = re.match(r"`(.+?)`", one), re.search(r"Until then:\s+`(.+?)`", one)
+        path, says = re.match(r"\[?`(.+?)`", one), re.search(r"Until then:\s+`(.+?)`", one)
         assert path is not None
         diffs = [dedent(diff) for diff in re.findall(r"```diff\n(.*?)\n +```", one, re.DOTALL)]
         steps.append(Step(path[1], diffs, "" if says is None else says[1]))

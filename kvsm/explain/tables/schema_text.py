@@ -87,7 +87,7 @@ def _choices_of(parameter: QueryParameter) -> str:
     choices = parameter.choices
     if not choices:
         return ""
-    return f" One of {', '.join(choices)}." if len(choices) <= 10 else " See kvsm/events.py."
+    return f" One of {', '.join(choices)}." if len(choices) <= 10 else " See [events.py](../kvsm/events.py)."
 
 
 _PAGE = """\
