@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engine.block_pool import BlockPool
-from engine.model import BLOCK, GROUPS, Model
+from engine.model import BLOCK, GROUPS, MAX_TOKENS, Model
 
 from kvsm import Worker
 from kvsm.core.scheduler import OffloadScheduler, StepOutput, block_key
@@ -45,7 +45,7 @@ class Request:
         """Hash each full block with all tokens before it."""
         for end in range((len(self.block_hashes) + 1) * BLOCK, self.num_tokens + 1, BLOCK):
             before = self.block_hashes[-1] if self.block_hashes else b""
-            content = before + bytes(self.tokens[end - BLOCK : end])
+            content = before + repr(self.tokens[end - BLOCK : end]).encode()
             self.block_hashes.append(hashlib.blake2b(content, digest_size=16).digest())
 
     def key(self, index: int, group: int) -> bytes:
@@ -70,7 +70,10 @@ class Engine:
     # Arrival, end and new weights.
 
     def add(self, request: Request) -> None:
-        """Take a new request."""
+        """Take a new request. Raises `ValueError` if it could never be served."""
+        num_blocks = len(GROUPS) * -(-request.max_tokens // BLOCK)
+        if request.max_tokens > MAX_TOKENS or num_blocks > len(self.pool.references):
+            raise ValueError(f"{request.request_id} is too long for the model or the device blocks")
         self.requests[request.request_id] = request
         self.waiting.append(request)
         self.kvsm.add_request(request)
@@ -143,16 +146,15 @@ class Engine:
             if count and self._grow(request, count):
                 tokens[request.request_id] = count
                 budget -= count
-        passed: list[Request] = []
         while self.waiting and budget and not self.preempted and len(self.running) < self.max_running:
-            request = self.waiting.popleft()
-            chunk = self._admit(request, budget)
+            chunk = self._admit(self.waiting[0], budget)
             if chunk is None:
-                passed.append(request)
-            elif chunk:
+                break  # first come, first served
+            request = self.waiting.popleft()
+            self.running.append(request)
+            if chunk:
                 tokens[request.request_id] = chunk
                 budget -= chunk
-        self.waiting.extendleft(reversed(passed))
         return tokens
 
     def _admit(self, request: Request, budget: int) -> int | None:
@@ -177,7 +179,6 @@ class Engine:
         request.tables = [table + blocks for table, blocks in zip(tables, new, strict=True)]
         self.kvsm.update_state_after_alloc(request, request.tables, on_host)
         request.num_computed_tokens, request.is_loading = on_device, on_host > 0
-        self.running.append(request)
         self.counts["on device"] += on_device
         self.counts["on host"] += on_host
         return count
@@ -195,7 +196,7 @@ class Engine:
         if end == request.num_tokens:
             request.tokens.append(token)
             request.hash_blocks()
-            if request.num_tokens == request.max_tokens:
+            if request.num_tokens >= request.max_tokens:
                 self.end(request)
 
     def _device_hit(self, request: Request) -> int:

@@ -127,5 +127,13 @@ def test_tokens_that_nothing_has_computed_are_refused(mistake: str, tmp_path: Pa
         served.serve(workload(3, 20))
 
 
+def test_a_request_that_can_never_be_served_is_refused(tmp_path: Path) -> None:
+    """Otherwise it would preempt itself forever."""
+    with serving(tmp_path / "log") as served:
+        with pytest.raises(ValueError, match="r is too long"):
+            served.engine.add(engine_module.Request("r", [1, 2], 12 * 8 + 1))
+        served.engine.add(engine_module.Request("r", [1, 2], 12 * 8))
+
+
 def test_the_example_is_shorter_than_300_lines() -> None:
     assert sum(len(code_lines(path)) for path in ENGINE.glob("*.py")) < 300
