@@ -44,13 +44,13 @@ class BlockPool:
         """Iterate over the free blocks, the next one to be allocated first."""
         return iter(self._free)
 
-    # What only the engine calls.
+    # What only the engine calls, under vLLM's names.
 
     def num_free(self) -> int:
         """Return how many blocks can be allocated."""
         return len(self._free)
 
-    def allocate(self, count: int) -> list[int]:
+    def get_new_blocks(self, count: int) -> list[int]:
         """Take blocks, which lose their content."""
         blocks = [block for block, _ in zip(self._free, range(count), strict=False)]
         self.touch(blocks)
@@ -58,12 +58,13 @@ class BlockPool:
             self._forget(block)
         return blocks
 
-    def cache(self, block: int, key: bytes) -> None:
-        """Let the block serve `key`, unless another block does."""
-        if self._block_of.setdefault(key, block) == block:
-            self._key_of[block] = key
+    def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
+        """Let blocks[i] serve keys[i], unless another block does."""
+        for block, key in zip(blocks, keys, strict=True):
+            if self._block_of.setdefault(key, block) == block:
+                self._key_of[block] = key
 
-    def forget_all(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Make no block serve any key."""
         for block in list(self._key_of):
             self._forget(block)

@@ -88,7 +88,7 @@ class Engine:
         """Load other weights. Nothing that was computed before is used again."""
         for request in [request for request in self.running if not request.is_loading]:
             self.preempt(request)
-        self.pool.forget_all()
+        self.pool.reset_prefix_cache()
         self.kvsm.reset_cache(weights=version)  # a load in flight ends as failed
         self.model.load_weights(version)
 
@@ -227,7 +227,7 @@ class Engine:
     def _allocate(self, tables: list[list[int]], tokens: int) -> list[list[int]] | None:
         """Return new blocks by group, so that the tables cover so many tokens; None if too few are free."""
         counts = [max(0, -(-tokens // BLOCK) - len(table)) for table in tables]
-        return [self.pool.allocate(n) for n in counts] if sum(counts) <= self.pool.num_free() else None
+        return [self.pool.get_new_blocks(n) for n in counts] if sum(counts) <= self.pool.num_free() else None
 
     def preempt(self, request: Request) -> None:
         """Take a request's blocks. It waits, and computes or loads its tokens again."""
@@ -248,7 +248,7 @@ class Engine:
         for index in range(request.num_computed_tokens // BLOCK):
             for group, table in enumerate(request.tables):
                 if table[index] != NO_BLOCK:
-                    self.pool.cache(table[index], request.key(index, group))
+                    self.pool.cache_full_blocks([table[index]], [request.key(index, group)])
 
     def _free_before_window(self, request: Request) -> None:
         for table, group in zip(request.tables, GROUPS, strict=True):

@@ -10,15 +10,25 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import run_state_machine_as_test
 
 pytest.importorskip("torch")
 
-from engine_example import ACTIONS, PROMPTS, engine_module, serving, serving_without, with_mistake
+from engine_example import (
+    ACTIONS,
+    PROMPTS,
+    engine_module,
+    pool_module,
+    serving,
+    serving_without,
+    with_mistake,
+)
 from test_examples import code_lines
 
 from examples import examples
 from kvsm.errors import PropertyBroken
 from kvsm.explain.story import verify_log
+from kvsm.testing import OffloadMachine, configurations
 
 ENGINE = Path(engine_module.__file__).parent
 
@@ -133,6 +143,21 @@ def test_a_request_that_can_never_be_served_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="r is too long"):
             served.engine.add(engine_module.Request("r", [1, 2], 12 * 8 + 1))
         served.engine.add(engine_module.Request("r", [1, 2], 12 * 8))
+
+
+class Pool(OffloadMachine):
+    """The pool of the example, tested as docs/testing.md says."""
+
+    configurations = configurations(prefix_cache=True)
+
+    def make_pool(self, blocks: int) -> Any:
+        return pool_module.BlockPool(blocks)
+
+
+def test_the_pool_passes_the_tests_for_pools() -> None:
+    run_state_machine_as_test(
+        Pool, settings=settings(Pool.TestCase.settings, max_examples=examples(20), deadline=None)
+    )
 
 
 def test_the_example_is_shorter_than_300_lines() -> None:

@@ -22,6 +22,7 @@ from kvsm.core.scheduler import CheckedScheduler, SchedulerConfig, StepResults
 
 sys.path.insert(0, str(ROOT / "examples"))
 engine_module: Any = importlib.import_module("engine.engine")
+pool_module: Any = importlib.import_module("engine.block_pool")
 model_module: Any = importlib.import_module("engine.model")
 sys.path.remove(str(ROOT / "examples"))
 
