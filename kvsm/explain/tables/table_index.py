@@ -220,8 +220,8 @@ def unread_bytes(reader: LogReader) -> int:
     with suppress(OSError, sqlite3.Error, _IndexMismatch):
         place = os.stat(path)
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as connection:
-            for name, size in _saved_state(connection, (place.st_dev, place.st_ino), reader).segments.items():
-                sizes[name] = max(0, sizes.get(name, 0) - size)
+            for name, seen in _saved_state(connection, (place.st_dev, place.st_ino), reader).segments.items():
+                sizes[name] = max(0, sizes.get(name, 0) - seen.size)
     return sum(sizes.values())
 
 
