@@ -38,6 +38,7 @@ from kvsm.serving import RunOptions, ServingEngine, ServingRequest, ServingSched
 from kvsm.serving.disturbances import Disturbances
 from kvsm.serving.offload_checks import SkipNotes
 from kvsm.serving.traces import TraceRequest, multi_turn, started_blocks
+from kvsm.tiers import DEFER_TICKS, DiskTier, disk_config, host_config
 from kvsm.tiers.warm_restart import start
 
 STARTED_NS = 1_763_802_000_000_000_000
@@ -53,16 +54,21 @@ SILENT = None
 
 
 class DatedClock(VirtualClock):
-    """The workload's time as Unix time. Each read takes two microseconds. began_ns: the start time."""
+    """The workload's time as Unix time. Each read takes two microseconds.
 
-    def __init__(self, began_ns: int = STARTED_NS) -> None:
+    began_ns: the start time.
+    jumps: when the system's clock is set, and by how much (ms).
+    """
+
+    def __init__(self, began_ns: int = STARTED_NS, jumps: Sequence[tuple[float, float]] = ()) -> None:
         super().__init__()
-        self._began_ns, self._looks = began_ns, 0
+        self._began_ns, self._looks, self._jumps = began_ns, 0, jumps
 
     def now_ns(self) -> int:
         """Unix time (ns)."""
         self._looks += 1
-        return self._began_ns + int(self.now_ms * 1e6) + 2_000 * self._looks
+        jumped_ms = sum(by_ms for at_ms, by_ms in self._jumps if at_ms <= self.now_ms)
+        return self._began_ns + int((self.now_ms + jumped_ms) * 1e6) + 2_000 * self._looks
 
 
 class Outcome(NamedTuple):
@@ -137,12 +143,53 @@ class ScriptedCopies:
         return [report for _, report in come]
 
 
+class ScriptedDisk:
+    """A disk tier whose copies are scripted. For `ServingEngine` it is a `RunDisk`.
+
+    slots: blocks on the disk. directory: of the host's log; the disk's log is in its directory `disk`.
+    """
+
+    def __init__(
+        self,
+        host: Offloader,
+        slots: int,
+        directory: Path,
+        clock: DatedClock,
+        copies: ScriptedCopies,
+    ) -> None:
+        config = disk_config(host.config, slots)
+        core = Offloader.open(config, directory / "disk", clock_ns=clock.now_ns, durability="none")
+        self.tier = DiskTier(host, core, lambda _: None, clock=lambda: clock.now_ms / 1000)
+        self._copies = copies
+
+    def has_work(self) -> bool:
+        """Whether a copy is in flight or may begin."""
+        return self.tier.has_work()
+
+    def take(self, step: int) -> None:
+        """Take the reports that are due in this step."""
+        for report in self._copies.collect(step):
+            self.tier.report(report)
+
+    def start(self, step: int) -> None:
+        """Start the copies that leave in this step."""
+        jobs = tuple(self.tier.plan())
+        if jobs:
+            self._copies.start(TransferPlan(stores=jobs), step)
+        self.tier.disk.end_step()
+
+
 class Rig:
     """An engine with its core, scheduler and log, ready to serve a trace.
 
     core, scheduler: values for fields of `OffloadConfig` and `SchedulerConfig`.
     after_s: the process starts this long after the first one (s), and continues the last log, if there is
         one. None: no state outlives the process.
+    pools: the pools that outlive the process.
+    copies: makes the copies in flight.
+    jumps: for `DatedClock`.
+    disk_slots: slots of the disk tier; 0: there is none.
+    disk_script: decides how copies from and to the disk end.
     """
 
     def __init__(
@@ -156,34 +203,57 @@ class Rig:
         scheduler: dict[str, Any] | None = None,
         writer: dict[str, Any] | None = None,
         after_s: int | None = None,
+        pools: KeptPools = KEPT,
+        copies: type[ScriptedCopies] = ScriptedCopies,
+        jumps: Sequence[tuple[float, float]] = (),
+        disk_slots: int = 0,
+        disk_script: Script = usual,
         **options: Any,
     ) -> None:
         chosen = RunOptions(**{"workers": 2, "last_step": "keep-stepping", "seed": seed, **options})
         config = msgspec.structs.replace(chosen.offload_config(), **(core or {}))
-        self.directory, self.clock = directory, DatedClock(STARTED_NS + (after_s or 0) * 10**9)
+        if disk_slots:
+            config = host_config(msgspec.structs.replace(config, defer_ticks=DEFER_TICKS))
+        self.directory, self.clock = directory, DatedClock(STARTED_NS + (after_s or 0) * 10**9, jumps)
         writer = {"durability": "none", **(writer or {})}
         if after_s is None:
             self.offloader = Offloader.open(config, directory, clock_ns=self.clock.now_ns, **writer)
         else:
             marks = _MARKS[directory]
-            started = start(directory, config, KEPT, marks=marks, clock_ns=self.clock.now_ns, log=writer)
-            assert bool(started.kept) == bool(after_s), started.why_cold
+            started = start(directory, config, pools, marks=marks, clock_ns=self.clock.now_ns, log=writer)
+            assert bool(started.kept) == bool(after_s and pools is KEPT), started.why_cold
             self.offloader = started.offloader
         assert self.offloader.writer is not None
         self.offloader.log = notes = SkipNotes(self.offloader.writer)
+
+        def in_flight(script: Script) -> ScriptedCopies:
+            return copies(self.clock, config.workers, script, chosen.seed)
+
+        self.disk = None
+        if disk_slots:
+            ends = in_flight(disk_script)
+            self.disk = ScriptedDisk(self.offloader, disk_slots, directory, self.clock, ends)
         self.connector = CheckedScheduler(
-            self.offloader, msgspec.structs.replace(chosen.scheduler_config(), **(scheduler or {}))
+            self.offloader,
+            msgspec.structs.replace(chosen.scheduler_config(), **(scheduler or {})),
+            None if self.disk is None else self.disk.tier,
         )
         self.engine = ServingEngine(
-            ServingScheduler(self.connector, notes, token_budget=chosen.token_budget),
+            ServingScheduler(
+                self.connector,
+                notes,
+                token_budget=chosen.token_budget,
+                device_blocks=chosen.device_blocks,
+            ),
             [],
             [],
             trace,
             clock=self.clock,
             disturbances=Disturbances(chosen),
             block_tokens=chosen.block_tokens,
+            disk=self.disk,  # type: ignore[arg-type]
         )
-        self.engine.in_flight = ScriptedCopies(self.clock, config.workers, script, chosen.seed)  # type: ignore[assignment]
+        self.engine.in_flight = in_flight(script)  # type: ignore[assignment]
 
     def serve(self, seconds: float | None = None, each: Callable[[int], object] | None = None) -> Rig:
         """Serve the trace to its end, or for `seconds` of the workload. each: called before each step."""
@@ -196,6 +266,8 @@ class Rig:
 
     def close(self, error: BaseException | None = None) -> Path:
         """Close the log. Returns its directory."""
+        if self.disk is not None:
+            self.disk.tier.disk.close(error)
         self.offloader.close(error)
         return self.directory
 
@@ -204,7 +276,7 @@ class Rig:
         assert self.offloader.writer is not None
         copied = self.directory.with_name(self.directory.name + "-as-killed")
         shutil.copytree(self.directory, copied)
-        self.offloader.close()
+        self.close()
         shutil.rmtree(self.directory)
         copied.rename(self.directory)
         return self.directory
