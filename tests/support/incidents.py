@@ -275,8 +275,12 @@ class Rig:
         """End like a killed process: flushed events are in the files, and the log is not closed."""
         assert self.offloader.writer is not None
         copied = self.directory.with_name(self.directory.name + "-as-killed")
+        marks = [mark._memory for mark in _MARKS[self.directory]]
+        marked = [bytes(memory) for memory in marks]
         shutil.copytree(self.directory, copied)
         self.close()
+        for memory, content in zip(marks, marked, strict=True):
+            memory[:] = content
         shutil.rmtree(self.directory)
         copied.rename(self.directory)
         return self.directory

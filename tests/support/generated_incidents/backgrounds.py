@@ -53,7 +53,7 @@ def _faster(trace: list[TraceRequest], times: float) -> list[TraceRequest]:
 def _scene(random: Random, trace: list[TraceRequest], **options: Any) -> Scene:
     """Return a scene with some ranks, and a device on which the requests fit that run at one time."""
     scene = Scene(random, trace, {"workers": random.choice((1, 2, 2, 4, 8)), **options})
-    scene.give_device(0.6, 1.6)
+    scene.give_device(0.8, 1.8)
     return scene
 
 
