@@ -109,7 +109,7 @@ def loads_crawl(scene: Scene) -> None:
         return slower(outcome, times) if load else outcome
 
     scene.copies.append(crawls)
-    scene.give_device(0.4, 0.7)
+    scene.give_device(0.6, 0.9)
 
 
 @visible("pool not pinned", subject="copies", needs="host, one process")
@@ -130,7 +130,7 @@ def slow_disk(scene: Scene) -> None:
 @visible("pool too small", subject="pool", needs="chats, loads, one process, no resets, host")
 def host_too_small(scene: Scene) -> None:
     """The host pool holds at most a sixth of the blocks that conversations reuse, and the device not many."""
-    scene.give_device(0.4, 0.7)
+    scene.give_device(0.6, 0.9)
     scene.options["host_blocks"] = max(
         scene.largest + 20, int(scene.reused * scene.random.uniform(0.05, 0.17))
     )
@@ -161,7 +161,7 @@ def resets_every_few_seconds(scene: Scene) -> None:
 @visible("stores behind", subject="pool", needs="chats, loads, one process, no resets, host")
 def lazy_store_too_late(scene: Scene) -> None:
     """A lazy store keeps at most three blocks ahead, fewer than the engine allocates in a step."""
-    scene.give_device(0.4, 0.7)
+    scene.give_device(0.6, 0.9)
     scene.options["store"] = "lazy"
     scene.scheduler["lazy_target_blocks"] = scene.random.randrange(1, 4)
 
