@@ -12,7 +12,7 @@ from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
-from generated_incidents.backgrounds import BACKGROUNDS, Background
+from generated_incidents.backgrounds import BACKGROUNDS, ODD, ODDITIES, Background
 from generated_incidents.kinds import Kind, together
 from generated_incidents.scenes import Played, play
 from generated_incidents.visible_kinds import VISIBLE
@@ -49,6 +49,9 @@ def make(seed: int, directory: Path, *kinds: Kind, background: str | None = None
     random = Random(f"scene {seed}")
     load = BACKGROUNDS[background] if background else random.choice(loads(*kinds))
     scene = load.make(random)
+    for change in ODDITIES:
+        if random.random() < ODD:
+            change(scene)
     for one in kinds:
         one.disturb(scene)
     return Made(play(scene, directory, seed), load.name, kinds)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from incidents import Copying, Outcome, chats, documents, prompt
 
-from generated_incidents.scenes import Process, Scene
+from generated_incidents.scenes import Process, Scene, slower
 from kvsm.serving.traces import TraceRequest
 
 
@@ -198,3 +198,60 @@ def chats_with_a_disk(random: Random) -> Scene:
     scene.options["host_blocks"] = int(scene.blocks * random.uniform(0.3, 0.5))
     scene.disk_slots = 2 * scene.blocks
     return scene
+
+
+# What is odd and harmless. Each of these is added to some scenes, healthy or not.
+
+
+def clock_corrected(scene: Scene) -> None:
+    """NTP sets the clock back by some milliseconds."""
+    scene.jumps.append((1000 * scene.moment(0.1, 0.9), -scene.random.uniform(2, 60)))
+
+
+def idle_for_a_while(scene: Scene) -> None:
+    """No request arrives for one to two minutes."""
+    at_ms, gap_ms = 1000 * scene.moment(0.2, 0.8), 1000 * scene.random.uniform(60, 120)
+    scene.trace = [
+        TraceRequest(
+            one.arrival_ms + (gap_ms if one.arrival_ms > at_ms else 0),
+            one.input_length,
+            one.output_length,
+            one.hash_ids,
+        )
+        for one in scene.trace
+    ]
+
+
+def rank_a_little_slower(scene: Scene) -> None:
+    """One rank takes up to 1.8 times as long."""
+    rank, times = scene.random.randrange(scene.options.get("workers", 2)), scene.random.uniform(1.2, 1.8)
+
+    def change(copying: Copying, outcome: Outcome) -> Outcome:
+        return slower(outcome, times) if copying.rank == rank else outcome
+
+    scene.copies.append(change)
+
+
+def rare_hiccups(scene: Scene) -> None:
+    """A copy in 500, on any rank, takes up to a second."""
+
+    def change(copying: Copying, outcome: Outcome) -> Outcome:
+        hiccup = outcome.ms is not None and copying.random.random() < 0.002
+        return outcome._replace(ms=copying.random.uniform(200, 1000)) if hiccup else outcome
+
+    scene.copies.append(change)
+
+
+def some_read_once(scene: Scene) -> None:
+    """A client sends documents that nobody asks for again. They are few for the host pool."""
+    count = int(len(scene.trace) * scene.random.uniform(0.03, 0.1))
+    every_ms = 1000 * scene.seconds / count
+    scene.add(documents(count, every_ms, scene.random.randrange(3, 10), first_id=1 << 44))
+    scene.options["device_blocks"] += 20
+    if "host_blocks" in scene.options:
+        scene.options["host_blocks"] += 12 * count
+
+
+ODDITIES = (clock_corrected, idle_for_a_while, rank_a_little_slower, rare_hiccups, some_read_once)
+ODD = 0.15
+"""The share of the scenes that each oddity is added to."""
