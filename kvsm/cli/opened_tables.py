@@ -32,7 +32,7 @@ def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
 
     If its log is missing or cannot be opened, the tier says why. A part of a log has no other tier.
     """
-    other = other_tier(log) if log.window == EVERYTHING else None
+    other = other_tier(log) if log.part == EVERYTHING else None
     if other is None:
         yield None
     elif other.log is None:

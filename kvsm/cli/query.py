@@ -19,9 +19,8 @@ from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say, say_json, say_rows, say_table
-from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError
-from kvsm.explain.story.window import LogPoint, Window, find_window
+from kvsm.explain.story.window import LogPoint, Window
 from kvsm.explain.tables.named_queries import NAMED_QUERIES, NamedQuery, QueryParameter, named_query
 
 Cell = int | float | str | None
@@ -212,7 +211,7 @@ def _answer(
 
     form, limit = wanted
     with opened_log(log, **trust) as opened:
-        window = find_window(LogReader(log), *ends)
+        window = opened.window(*ends)
         columns, rows = run_query(opened.connection, sql, (), timeout)
         shown = ([_cell(value) for value in row] for row in _within(window, rows))
         rows_shown = islice(shown, limit)

@@ -80,13 +80,14 @@ def report(
     Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
     leaves the exit code at 0.
     """
-    reader = LogReader(log)
-    window, part, look = find_window(reader, since, until), EVERYTHING, None
+    reader, part, look = LogReader(log), EVERYTHING, None
     if not whole and is_large(reader):
-        look = _look(log) if window == EVERYTHING else None
-        part = window if look is None else Window(look.closer.first, look.closer.last)
-        window = EVERYTHING
+        part = find_window(reader, since, until)
+        if part == EVERYTHING:
+            look = _look(log)
+            part = Window(look.closer.first, look.closer.last)
     with opened_log(log, part, **trust) as opened, opened_tier(opened, **trust) as other:
+        window = opened.window(since, until) if part == EVERYTHING else EVERYTHING
         found = make_report(opened, window, verify=verify, other=other, **trust)
         if as_json:
             say_json(replace(found, first_look=look))

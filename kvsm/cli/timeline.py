@@ -16,10 +16,9 @@ from rich.progress import Progress, TextColumn, TimeElapsedColumn
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.output import Command, complain, say_json, say_text
-from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError
 from kvsm.explain.story import Trust
-from kvsm.explain.story.window import LogPoint, find_window
+from kvsm.explain.story.window import LogPoint
 from kvsm.explain.tables.opened import open as open_log
 from kvsm.explain.timeline.page import make_page
 from kvsm.explain.timeline.perfetto import perfetto_trace
@@ -107,8 +106,8 @@ def timeline(
     """
     _refuse_targets(output, perfetto, force, as_json)
     began = time.perf_counter()
-    window = find_window(LogReader(log), since, until)
     with _progress() as progress, open_log(log, progress=progress("read"), **trust) as opened:
+        window = opened.window(since, until)
         found = read_timeline(opened, window, Trust(**trust), most_events, progress("drawn"))
         condition, stopped, note = opened.condition, opened.stopped, opened.note
     if output == _STANDARD_OUTPUT:

@@ -18,7 +18,7 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.explain.other_tier import other_tier
 from kvsm.explain.story.names import only_match
 from kvsm.explain.story.times import moment
-from kvsm.explain.story.window import EVERYTHING, LogPoint, Window, find_window
+from kvsm.explain.story.window import EVERYTHING, LogPoint, Window
 from kvsm.explain.tables.log_parts import log_part
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.why.causes import Evidence, Explanation
@@ -94,10 +94,9 @@ def why(
     """
     if sum(one is not None for one in (request, key, transfer, block)) != 1:
         raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
-    reader = LogReader(log)
-    window = find_window(reader, since, until)
-    part = EVERYTHING if whole else log_part(reader, request, transfer)
+    part = EVERYTHING if whole else log_part(LogReader(log), request, transfer)
     with opened_log(log, part, **trust) as opened:
+        window = opened.window(since, until)
         found = _explanations(opened, request, key, transfer, block, window)
         elsewhere = _elsewhere(opened, found, trust)
         if as_json:

@@ -123,7 +123,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         began_ns=tables.began_ns,
         ended_ns=tables.ended_ns,
         log_began_ns=log.log_began_ns,
-        whole=tables.whole and log.window == EVERYTHING,
+        whole=tables.whole and log.part == EVERYTHING,
         config=log.config,
         stored=measures.stored_blocks(tables),
         requests=measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES),
@@ -224,7 +224,7 @@ def end_figures(log: OpenedLog, now_ns: int, *, reached: bool) -> EndFigures:
         error=condition.error if reached else None,
         complete=condition.complete,
         notes=tuple(condition.notes()),
-        silent_ns=max(0, now_ns - log.ended_ns) if open_end else None,
+        silent_ns=max(0, now_ns - log.ended_ns + log.shift_ns(log.last)) if open_end else None,
         stopped_by=condition.stopped_by if open_end else "",
     )
 

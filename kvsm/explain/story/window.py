@@ -14,7 +14,9 @@ import re
 from datetime import datetime, timezone
 from decimal import Decimal
 from enum import Enum
-from typing import NamedTuple
+from itertools import takewhile
+from pathlib import Path
+from typing import NamedTuple, Protocol
 
 from kvsm.core.log import LogReader
 from kvsm.errors import ConfigError, LogError
@@ -75,6 +77,25 @@ def point_of(text: str) -> LogPoint:
     raise ConfigError(f"{text!r} names no point of a log; give {_FORMS}")
 
 
+class EventTimes(Protocol):
+    """Finds the event of a point of a log.
+
+    directory: the log's directory.
+    first: number of the log's first event. began_ns: its time (Unix time, ns).
+    """
+
+    directory: Path
+    first: int
+    began_ns: int
+
+    def first_from(self, point: LogPoint) -> int | None:
+        """The number of the first event at or after `point`, an event number or a UTC time; None: there is
+        none."""
+
+    def last(self) -> tuple[int, int]:
+        """The number and the time of the log's last event."""
+
+
 def find_window(reader: LogReader, since: LogPoint | None, until: LogPoint | None) -> Window:
     """The window from `since` to `until`. Reads the first event of each segment, and at most two segments.
 
@@ -84,19 +105,7 @@ def find_window(reader: LogReader, since: LogPoint | None, until: LogPoint | Non
     """
     if since is None and until is None:
         return Window()
-    began, starts = _starts(reader)
-    first = last = None
-    if since is not None:
-        event = _first_from(reader, starts, _absolute(since, began))
-        if event is None:
-            raise LogError(f"{reader.directory}: no event is at or after --since; {_span(reader, began)}")
-        first = event.seq
-    if until is not None:
-        last = _last_until(reader, starts, _absolute(until, began))
-        if last is not None and last < (first or starts[0][0]):
-            what = "--until is before --since" if since is not None else "no event is at or before --until"
-            raise LogError(f"{reader.directory}: {what}; {_span(reader, began)}")
-    return Window(first, last)
+    return window_between(_ReaderTimes(reader), since, until)
 
 
 def began_ns(reader: LogReader) -> int:
@@ -107,20 +116,56 @@ def began_ns(reader: LogReader) -> int:
     raise LogError(f"{reader.directory}: there is no whole event in this log")
 
 
-_Start = tuple[int, int]
-"""The number and the wall time of the first event of a segment."""
+def window_between(times: EventTimes, since: LogPoint | None, until: LogPoint | None) -> Window:
+    """As `find_window`, with any source of times."""
+    first = last = None
+    if since is not None:
+        first = times.first_from(_absolute(since, times.began_ns))
+        if first is None:
+            raise LogError(f"{times.directory}: no event is at or after --since; {_span(times)}")
+    if until is not None:
+        last = _last_until(times, _absolute(until, times.began_ns))
+        if last is not None and last < (first or times.first):
+            what = "--until is before --since" if since is not None else "no event is at or before --until"
+            raise LogError(f"{times.directory}: {what}; {_span(times)}")
+    return Window(first, last)
 
 
-def _starts(reader: LogReader) -> tuple[int, list[_Start]]:
-    """The Unix time of the log's first event (ns), and the first event of each segment."""
-    found = []
-    for segment in reader.segments():
-        for event in segment.events():
-            found.append((event.seq, event.wall_ns))
-            break
-    if not found:
-        raise LogError(f"{reader.directory}: there is no whole event in this log")
-    return found[0][1], found
+class _ReaderTimes:
+    """The times of a log as its events have them. Reads the first event of each segment.
+
+    If the clock was set back, the first event that fits counts.
+    """
+
+    def __init__(self, reader: LogReader) -> None:
+        self.directory, self._reader = reader.directory, reader
+        self._starts: list[tuple[int, int]] = []
+        """The number and the time of the first event of each segment."""
+        for segment in reader.segments():
+            for event in segment.events():
+                self._starts.append((event.seq, event.wall_ns))
+                break
+        if not self._starts:
+            raise LogError(f"{reader.directory}: there is no whole event in this log")
+        self.first, self.began_ns = self._starts[0]
+
+    def first_from(self, point: LogPoint) -> int | None:
+        """Read from the last segment that begins before `point`, and before any segment that begins later."""
+        before = list(takewhile(lambda start: _measure(point, start) < point.value, self._starts))
+        for segment in self._reader.segments(before[-1][0] if before else None):
+            for event in segment.events():
+                if _measure(point, (event.seq, event.wall_ns)) >= point.value:
+                    return event.seq
+        return None
+
+    def last(self) -> tuple[int, int]:
+        """Read the whole log."""
+        last: OffloadingEvent | None = None
+        for segment in self._reader.segments():
+            for batch in segment.batches():
+                last = batch[-1]
+        assert last is not None
+        return last.seq, last.wall_ns
 
 
 def _absolute(point: LogPoint, began: int) -> LogPoint:
@@ -129,38 +174,20 @@ def _absolute(point: LogPoint, began: int) -> LogPoint:
     return point
 
 
-def _measure(point: LogPoint, start: _Start) -> int:
+def _measure(point: LogPoint, start: tuple[int, int]) -> int:
     return start[0] if point.unit is PointUnit.EVENT else start[1]
 
 
-def _first_from(reader: LogReader, starts: list[_Start], point: LogPoint) -> OffloadingEvent | None:
-    """The first event at or after `point`; None if there is none.
-
-    Reads from the last segment whose first event is before `point`.
-    """
-    before = [start for start in starts if _measure(point, start) < point.value]
-    for segment in reader.segments(before[-1][0] if before else None):
-        for event in segment.events():
-            if _measure(point, (event.seq, event.wall_ns)) >= point.value:
-                return event
-    return None
-
-
-def _last_until(reader: LogReader, starts: list[_Start], point: LogPoint) -> int | None:
+def _last_until(times: EventTimes, point: LogPoint) -> int | None:
     """The number of the last event at or before `point`; None if no event is later than `point`."""
     if point.unit is PointUnit.EVENT:
         return point.value
-    later = _first_from(reader, starts, LogPoint(point.unit, point.value + 1))
-    return None if later is None else later.seq - 1
+    later = times.first_from(LogPoint(point.unit, point.value + 1))
+    return None if later is None else later - 1
 
 
-def _span(reader: LogReader, began: int) -> str:
+def _span(times: EventTimes) -> str:
     """Where the log begins and ends, for a message."""
-    last: OffloadingEvent | None = None
-    first = 0
-    for segment in reader.segments():
-        first = first or segment.head.seq + 1
-        for batch in segment.batches():
-            last = batch[-1]
-    assert last is not None
-    return f"it has events {first} to {last.seq}, from {utc(began)} to {moment(last.wall_ns, began)}"
+    last, ended_ns = times.last()
+    began, ended = utc(times.began_ns), moment(ended_ns, times.began_ns)
+    return f"it has events {times.first} to {last}, from {began} to {ended}"

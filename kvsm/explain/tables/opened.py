@@ -10,8 +10,11 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from types import TracebackType
 from typing import Any
+
+import msgspec
 
 from kvsm.core.log import LogReader
 from kvsm.core.log.fold import with_stop
@@ -19,7 +22,15 @@ from kvsm.errors import ConfigError, LogError
 from kvsm.events import OffloadingEvent
 from kvsm.explain.story import Trust
 from kvsm.explain.story.names import matching
-from kvsm.explain.story.window import EVERYTHING, Window, began_ns
+from kvsm.explain.story.window import (
+    EVERYTHING,
+    LogPoint,
+    PointUnit,
+    Window,
+    began_ns,
+    find_window,
+    window_between,
+)
 from kvsm.explain.tables.row_kinds import (
     BlockRow,
     BlockRunRow,
@@ -35,6 +46,7 @@ from kvsm.explain.tables.row_kinds import (
     TransferRow,
 )
 from kvsm.explain.tables.sqlite_tables import read
+from kvsm.explain.tables.steady_time import ClockJump, find_jumps, shift_at, use_steady_time
 from kvsm.explain.tables.table_index import KeptTables, Progress, open_tables, window_tables
 
 
@@ -45,12 +57,14 @@ class OpenedLog:
     config: the configuration of the core that wrote the log.
     condition: how the log ends, and whether it is damaged or lacks events.
     first, last: numbers of its first and last event.
-    began_ns, ended_ns: wall times of these two events (Unix time in ns).
-    log_began_ns: wall time of the first event of the log, from which times after its start count.
+    began_ns, ended_ns: times of these two events (Unix time in ns, steady).
+    log_began_ns: time of the first event of the log, from which times after its start count.
+    clock_jumps: where the clock of the engine was set. All times in the tables are steady
+        (`kvsm.explain.tables.steady_time`), so they differ from what the clock said after the first jump.
     stopped: why the tables end before the log does: the error for damage, or for an event that cannot follow;
         None: they cover the whole log.
     connection: the SQLite database of the tables, read-only.
-    window: the part of the log that the tables cover.
+    part: the events that the tables cover. `EVERYTHING`: all of the log.
     note: why the tables could not be stored in an index (`kvsm.explain.tables.table_index`); None: they were,
         or the log is too small for an index.
     """
@@ -61,12 +75,35 @@ class OpenedLog:
         self.stopped, self.note = tables.stopped, tables.note
         self._tables = tables
         self.connection = tables.connection
+        self.clock_jumps = self._use_steady_time()
         self.connection.execute("PRAGMA query_only = ON")
         ends = "SELECT event, wall_ns FROM events ORDER BY event {} LIMIT 1"
         self.first, self.began_ns = self.connection.execute(ends.format("ASC")).fetchone()
         self.last, self.ended_ns = self.connection.execute(ends.format("DESC")).fetchone()
-        self.window = window
+        self.part = window
         self.log_began_ns = self.began_ns if window == EVERYTHING else began_ns(reader)
+
+    def _use_steady_time(self) -> tuple[ClockJump, ...]:
+        """Hide the tables behind views with steady times if the clock jumped. The jumps are cached."""
+        (last,) = self.connection.execute("SELECT max(event) FROM events").fetchone()
+        if (kept := self._tables.memo(_JUMPS, last)) is not None:
+            with suppress(msgspec.MsgspecError):
+                return use_steady_time(
+                    self.connection, msgspec.msgpack.decode(kept, type=tuple[ClockJump, ...])
+                )
+        jumps = find_jumps(self.connection)
+        self._tables.remember(_JUMPS, last, msgspec.msgpack.encode(jumps))
+        return use_steady_time(self.connection, jumps)
+
+    def shift_ns(self, event: int) -> int:
+        """Steady time minus the clock's time at an event (ns): 0 unless the clock jumped before."""
+        return shift_at(self.clock_jumps, event)
+
+    def window(self, since: LogPoint | None, until: LogPoint | None) -> Window:
+        """As `find_window`, in steady time."""
+        if not self.clock_jumps or (since is None and until is None):
+            return find_window(LogReader(self.directory), since, until)
+        return window_between(_TableTimes(self), since, until)
 
     def __enter__(self) -> OpenedLog:
         return self
@@ -183,6 +220,29 @@ class OpenedLog:
             (name, f"{name}-", f"{name}."),
         )
         return matching(name, [request for request, _ in rows])
+
+
+class _TableTimes:
+    """The steady times of an opened log."""
+
+    def __init__(self, log: OpenedLog) -> None:
+        self.directory, self.first, self.began_ns = log.directory, log.first, log.began_ns
+        self._log = log
+
+    def first_from(self, point: LogPoint) -> int | None:
+        """As in `EventTimes`."""
+        column = "event" if point.unit is PointUnit.EVENT else "wall_ns"
+        query = f"SELECT event FROM events WHERE {column} >= ? ORDER BY event LIMIT 1"
+        found = self._log.sql(query, (point.value,)).fetchone()
+        return None if found is None else int(found[0])
+
+    def last(self) -> tuple[int, int]:
+        """As in `EventTimes`."""
+        return self._log.last, self._log.ended_ns
+
+
+_JUMPS = "clock jumps 1"
+"""Key of the stored jumps of the clock in the index. Count up when `find_jumps` finds others."""
 
 
 def open(

@@ -54,6 +54,8 @@ def read_timeline(
         first = begin
     with trust.guarded(log.directory):
         stream = read_stream(log.directory, trust, first, last, progress)
+    if log.clock_jumps:
+        stream.at = [at + log.shift_ns(event) for at, event in zip(stream.at, stream.number, strict=True)]
     tables = read_tables(log, first, last)
     left_out += tables.left_out
     stopped = [] if log.stopped is None else [f"the log cannot be read further: {log.stopped}"]

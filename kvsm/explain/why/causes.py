@@ -373,7 +373,7 @@ def _before_log(inquiry: Inquiry, _transfer: int | None) -> Wording:
     log = inquiry.log
     why = (
         "the log lacks earlier events"
-        if log.window == EVERYTHING
+        if log.part == EVERYTHING
         else f"no event before {log.first:,} was read"
     )
     return Wording(f"is not on the host; the reason is unknown, because {why}")
