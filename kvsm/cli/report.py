@@ -111,6 +111,7 @@ def report_lines(found: Report, opened: OpenedLog) -> Iterator[str]:
         ("stopped", _stopped(found)),
         ("evicted", _evicted(found)),
         ("copies", _copies(found)),
+        ("fetched", _fetches(found)),
         ("waits", _waits(found)),
         ("pool", _pool(found)),
         ("tiers", _tiers(found)),
@@ -235,10 +236,24 @@ def _copies(found: LogFigures) -> Iterator[str]:
         said = f"  {one.errors[0][0][:60]}" if one.errors else ""
         mark = "  <- worst" if one is worst else ""
         yield f"{one.rank:>6} {one.copies:>9,} {one.failed:>7,} {one.missing:>8,} {times}{mark}{said}"
+        for part in one.directions:
+            spread = part.latency
+            times = " ".join(f"{_time(ns):>9}" for ns in (spread.p50_ns, spread.p99_ns, spread.max_ns))
+            yield f"{'':>6} {spread.count:>9,} {part.direction + 's':<16} {times}"
         parts = (("queued", one.queued), ("copied", one.copied), ("noticed after", one.noticed))
         known = [f"{name} {_time(part.p50_ns)} / {_time(part.p99_ns)}" for name, part in parts if part.count]
         if known:
             yield f"{'':>6} of that, p50 / p99: {', '.join(known)}"
+
+
+def _fetches(found: LogFigures) -> Iterator[str]:
+    """Format what copies from the host and the disk cost, beside what computing the tokens would."""
+    for one in found.fetches:
+        computed = "unknown" if one.compute_ns is None else duration(one.compute_ns)
+        yield (
+            f"from the {one.place}: {_short(one.tokens)} tokens in {duration(one.spent_ns)} of copying; "
+            f"computing takes {computed}"
+        )
 
 
 def _worst(ranks: Sequence[RankFigures]) -> RankFigures | None:

@@ -34,8 +34,17 @@ from kvsm.errors import KvsmError, LogWriteFailed
 from kvsm.events import Direction
 from kvsm.identity import KeptPools, PoolIdentity
 from kvsm.ids import count
-from kvsm.serving import RunOptions, ServingEngine, ServingRequest, ServingScheduler, VirtualClock
+from kvsm.serving import (
+    RunOptions,
+    ServingEngine,
+    ServingRequest,
+    ServingScheduler,
+    VirtualClock,
+    run_disk,
+    run_workload,
+)
 from kvsm.serving.disturbances import Disturbances
+from kvsm.serving.in_flight import Latency
 from kvsm.serving.offload_checks import SkipNotes
 from kvsm.serving.traces import TraceRequest, multi_turn, started_blocks
 from kvsm.tiers import DEFER_TICKS, DiskTier, disk_config, host_config
@@ -495,6 +504,89 @@ def engine_stopped(directory: Path, seed: int = 1) -> Path:
     return rig.close(RuntimeError("CUDA out of memory: tried to allocate 2.00 GiB"))
 
 
+def clock_back(directory: Path, seed: int = 1) -> Path:
+    """NTP sets the clock back by 57 minutes."""
+    options = {"device_blocks": 800, "clock_jumps": [(90, -3432)]}
+    return Rig(directory, seed, chats(500, seed), **options).serve().close()
+
+
+def clock_forward(directory: Path, seed: int = 1) -> Path:
+    """The machine is suspended for five minutes, twice."""
+    options = {"device_blocks": 800, "clock_jumps": [(60, 300), (120, 300)]}
+    return Rig(directory, seed, chats(500, seed), **options).serve().close()
+
+
+def rank_tail(directory: Path, seed: int = 1) -> Path:
+    """Three copies in a hundred of rank 1 of 2 take a second and a half."""
+
+    def script(copying: Copying) -> Outcome:
+        late = copying.rank == 1 and copying.random.random() < 0.03
+        return Outcome(1500.0 if late else copying.usual_ms)
+
+    return Rig(directory, seed, chats(500, seed), script=script, device_blocks=600).serve().close()
+
+
+def loads_crawl(directory: Path, seed: int = 1) -> Path:
+    """The host's memory is not page-locked and on another socket: each load takes thirty times as long."""
+
+    def script(copying: Copying) -> Outcome:
+        return Outcome(copying.usual_ms * (30 if copying.job.direction is Direction.LOAD else 1))
+
+    return Rig(directory, seed, chats(500, seed), script=script, device_blocks=500).serve().close()
+
+
+def gateway_restarts(directory: Path, seed: int = 1) -> Path:
+    """A gateway restarts, and all its requests are aborted for ten seconds."""
+    rig = Rig(directory, seed, chats(500, seed), device_blocks=800)
+
+    def each(_step: int) -> None:
+        if 90_000 < rig.clock.now_ms < 100_000:
+            for name in list(rig.engine.scheduler.running):
+                rig.engine.abort(name)
+
+    return rig.serve(each=each).close()
+
+
+def device_leak(directory: Path, seed: int = 1) -> Path:
+    """The engine loses three in a hundred of the device blocks that requests give back, up to 400 of 700."""
+    rig = Rig(directory, seed, chats(800, seed), device_blocks=700)
+    pool, draw, lost = rig.engine.scheduler.pool, random.Random(f"lost {seed}"), [0]
+    free = pool.free_blocks
+
+    def loses(blocks: Sequence[int]) -> None:
+        kept = []
+        for block in blocks:
+            if pool._references[block] == 1 and lost[0] < 400 and draw.random() < 0.03:
+                lost[0] += 1
+            else:
+                kept.append(block)
+        free(kept)
+
+    pool.free_blocks = loses  # type: ignore[method-assign]
+    return rig.serve(seconds=600).close()
+
+
+def disk_crawls(directory: Path, seed: int = 1) -> Path:
+    """A copy from the disk takes two seconds and more."""
+    options = {"device_blocks": 64, "host_blocks": 64, "disk_blocks": 2000, "block_bytes": 64}
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        slow = {Direction.LOAD: Latency(80, 1), Direction.STORE: Latency(2, 32)}
+        monkeypatch.setattr(run_disk, "DISK_LATENCY", slow)
+        files = directory.with_name(f"{directory.name}-files")
+        run_workload(
+            RunOptions(
+                requests=150,
+                copies="simulated",
+                seed=seed,
+                disk_dir=str(files),
+                log=str(directory),
+                **options,
+            )
+        )
+        shutil.rmtree(files)
+    return directory
+
+
 # Healthy engines.
 
 
@@ -586,6 +678,13 @@ INCIDENTS: dict[str, Seeding] = {
         too_few_transfers,
         disk_full,
         engine_stopped,
+        clock_back,
+        clock_forward,
+        rank_tail,
+        loads_crawl,
+        gateway_restarts,
+        device_leak,
+        disk_crawls,
     )
 }
 HEALTHY: dict[str, Seeding] = {

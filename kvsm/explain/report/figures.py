@@ -10,6 +10,7 @@ import msgspec
 
 from kvsm.events import OffloadConfig
 from kvsm.explain.story.times import duration
+from kvsm.explain.tables.steady_time import ClockJump
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -130,6 +131,25 @@ class GroupFigures(msgspec.Struct, frozen=True):
     stops: int
 
 
+class DirectionFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The copies of one rank in one direction.
+
+    direction: `store` or `load`.
+    latency: time from the submission of a copy to its report.
+    tail: how many of these copies took at least `TAIL_TIMES` times the 99th percentile of all other ranks'
+        copies in this direction. others_tail: how many of the other ranks' copies took as long. tail_ns: this
+        time (ns); None: no other rank has reported.
+    others: number of the other ranks' copies.
+    """
+
+    direction: str
+    latency: Spread
+    tail: int = 0
+    tail_ns: int | None = None
+    others_tail: int = 0
+    others: int = 0
+
+
 class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The copies of one rank: its parts of all transfers.
 
@@ -146,6 +166,7 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
         itself, and from then until an engine step took the report.
     errors: the rank's most frequent errors, with counts.
     last_ns: Unix time of its last report; None: there was none.
+    directions: its copies by direction, the ones with most reports first.
     """
 
     rank: int
@@ -162,6 +183,7 @@ class RankFigures(msgspec.Struct, frozen=True, kw_only=True):
     noticed: Spread
     errors: tuple[tuple[str, int], ...]
     last_ns: int | None
+    directions: tuple[DirectionFigures, ...] = ()
 
 
 class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -175,6 +197,39 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     late_ns: int
     ranks: tuple[RankFigures, ...]
     transfers: dict[str, int]
+
+
+class ComputeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast the engine computes prompts: requests without a host hit, from their admission to the plan of
+    the store of their first blocks. Only eager stores show it.
+
+    requests: number of these requests. tokens: what they computed in this time.
+    fast_ns, usual_ns, slow_ns: quartiles of the time for `RATE_TOKENS` tokens; None: too few requests.
+    """
+
+    requests: int
+    tokens: int
+    fast_ns: int | None
+    usual_ns: int | None
+    slow_ns: int | None
+
+
+class FetchFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Completed copies that requests wait for instead of computing: loads to the device, or from a disk.
+
+    place: where the bytes come from, `host` or as the log names it.
+    copies, tokens: their number, and the tokens that they bring.
+    took: time from submission to end.
+    spent_ns: the sum of these times, without the time until an engine step noticed the end.
+    compute_ns: the time in which the engine computes as many tokens, at the slow quartile; None: unknown.
+    """
+
+    place: str
+    copies: int
+    tokens: int
+    took: Spread
+    spent_ns: int
+    compute_ns: int | None
 
 
 class WaitSplit(msgspec.Struct, frozen=True):
@@ -302,6 +357,47 @@ class ResetFigures(msgspec.Struct, frozen=True):
 
     resets: int
     keys: int
+
+
+class AbortFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The shortest time in which half of all aborts happened.
+
+    began_ns, ended_ns: Unix time (ns).
+    aborted, ended: requests that were aborted in this time, and all that ended in it.
+    age: how long the aborted ones had lived.
+    later: requests that arrived after this time.
+    """
+
+    began_ns: int
+    ended_ns: int
+    aborted: int
+    ended: int
+    age: Spread
+    later: int
+
+
+class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The device blocks that plans of copies name. A round ends when plans have named as many blocks as the
+    device has.
+
+    unused: at the end of each round, the blocks that plans have named before, and not in the last
+        `IDLE_ROUNDS` rounds. The engine has lost them, or serves hits from them.
+    on_device: for each third of the window, the share of the asked blocks that the device had.
+    """
+
+    unused: tuple[int, ...]
+    on_device: tuple[float, ...]
+
+
+class ClockFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the clock of the engine was set in the window.
+
+    jumps: number of jumps.
+    largest: the largest of them; None: there is none.
+    """
+
+    jumps: int
+    largest: ClockJump | None
 
 
 class RestartFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -494,6 +590,8 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     log_began_ns: wall time of the log's first event.
     whole: whether the figures cover the whole log.
     stored: blocks whose store completed.
+    aborts: None: no request was aborted.
+    device: None: no request was preempted, and none is overdue.
     """
 
     log: str
@@ -506,12 +604,17 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     config: OffloadConfig
     stored: int
     requests: RequestFigures
+    aborts: AbortFigures | None
+    device: DeviceFigures | None
+    clock: ClockFigures
     hits: HitFigures
     stops: tuple[StopFigures, ...]
     recomputed: RecomputedFigures
     evictions: EvictionFigures
     groups: tuple[GroupFigures, ...]
     copies: CopyFigures
+    computing: ComputeFigures
+    fetches: tuple[FetchFigures, ...]
     waits: WaitFigures
     pool: PoolFigures
     skips: tuple[SkipFigures, ...]

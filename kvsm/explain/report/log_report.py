@@ -18,14 +18,10 @@ import msgspec
 from kvsm.core.log import LogEnd
 from kvsm.core.log.frames import segment_paths
 from kvsm.errors import LogDamaged
-from kvsm.explain.report import measures
-from kvsm.explain.report.detectors import (
-    APART_NS,
-    LATE_LEAST_NS,
-    LATE_TIMES,
-    OVERDUE_LEAST_NS,
-    OVERDUE_TIMES,
-)
+from kvsm.explain.report import copy_measures, engine_measures, measures
+from kvsm.explain.report.copy_detectors import LATE_LEAST_NS, LATE_TIMES
+from kvsm.explain.report.detectors import APART_NS
+from kvsm.explain.report.engine_detectors import OVERDUE_LEAST_NS, OVERDUE_TIMES
 from kvsm.explain.report.figures import CheckFigures, EndFigures, LogFigures, TiersFigures
 from kvsm.explain.report.first_look import FirstLook
 from kvsm.explain.report.measures import Tables
@@ -106,7 +102,7 @@ def make_report(
     return Report(**named, troubles=found, tiers=tiers_figures(host, disk, why_not))
 
 
-_MEMO = "figures 5"
+_MEMO = "figures 6"
 """Key of the stored figures of a whole log in its index. Count up when a figure changes its meaning."""
 
 
@@ -116,6 +112,8 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)
     tables = Tables(log, window)
+    requests = engine_measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES)
+    computing = copy_measures.compute_figures(tables)
     figures = LogFigures(
         log="",
         first=tables.first,
@@ -126,21 +124,26 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         whole=tables.whole and log.part == EVERYTHING,
         config=log.config,
         stored=measures.stored_blocks(tables),
-        requests=measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES),
+        requests=requests,
+        aborts=engine_measures.abort_figures(tables),
+        device=engine_measures.device_figures(tables) if requests.preempted or requests.overdue else None,
+        clock=engine_measures.clock_figures(tables),
         hits=measures.hit_figures(tables),
         stops=measures.stop_figures(tables),
         recomputed=measures.recomputed_figures(tables, APART_NS),
         evictions=measures.eviction_figures(tables),
         groups=measures.group_figures(tables),
-        copies=measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
-        waits=measures.wait_figures(tables),
+        copies=copy_measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
+        computing=computing,
+        fetches=copy_measures.fetch_figures(tables, computing),
+        waits=copy_measures.wait_figures(tables),
         pool=measures.pool_figures(tables),
         skips=measures.skip_figures(tables),
         resets=measures.reset_figures(tables),
-        restarts=measures.restart_figures(tables),
-        rejected=measures.rejected_figures(tables),
-        hand_overs=measures.hand_over_figures(tables),
-        elsewhere=measures.elsewhere_figures(tables),
+        restarts=engine_measures.restart_figures(tables),
+        rejected=copy_measures.rejected_figures(tables),
+        hand_overs=engine_measures.hand_over_figures(tables),
+        elsewhere=copy_measures.elsewhere_figures(tables),
         end=end_figures(log, log.ended_ns, reached=False),
         check=check,
     )

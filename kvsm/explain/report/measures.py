@@ -14,34 +14,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsm.core.kv_events import GROUP_INDEX_BYTES
-from kvsm.core.log import is_stop
 from kvsm.explain.report.figures import (
     BurstFigures,
-    CopyFigures,
-    ElsewhereFigures,
     EvictionFigures,
     GroupFigures,
-    HandOverFigures,
     HitFigures,
     PoolFigures,
-    RankFigures,
     RecomputedFigures,
-    RejectedFigures,
-    RequestFigures,
     ResetFigures,
-    RestartFigures,
     SkipFigures,
     Spread,
     StopFigures,
-    WaitedFor,
-    WaitFigures,
-    WaitSplit,
 )
 from kvsm.explain.story.window import Window
-from kvsm.explain.tables.open_rows import CUT_OFF
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import Gone
-from kvsm.tiers.hand_over.leases import LeaseEnd
 
 BINS = 48
 """Number of equal parts into which the time of the window is divided for sparklines."""
@@ -53,7 +40,7 @@ GROUP_DIGITS = 2 * GROUP_INDEX_BYTES
 """Number of hex digits at the end of a key that are the index of its KV cache group."""
 
 
-_NOT_TOLD = -(1 << 63)
+NOT_TOLD = -(1 << 63)
 """Replaces a time that is NULL in the tables, in arrays of integers."""
 
 
@@ -180,13 +167,13 @@ def eviction_figures(tables: Tables) -> EvictionFigures:
     """Compute how old evicted blocks were, and how many of them a later lookup missed."""
     where = f"why = '{Gone.EVICTED}' AND {tables.within('gone')}"
     runs = tables.numbers(
-        f"blocks, hits = 0, wanted IS NOT NULL, coalesce(gone_ns - stored_ns, {_NOT_TOLD}),"
-        f" coalesce(wanted_ns - gone_ns, {_NOT_TOLD}), coalesce({tables.bin_of('gone_ns')}, 0)",
+        f"blocks, hits = 0, wanted IS NOT NULL, coalesce(gone_ns - stored_ns, {NOT_TOLD}),"
+        f" coalesce(wanted_ns - gone_ns, {NOT_TOLD}), coalesce({tables.bin_of('gone_ns')}, 0)",
         f"FROM block_runs WHERE {where}",
     )
     blocks, unread, wanted, ages, waits, places = runs.T
     over_time = np.bincount(places, weights=blocks * wanted, minlength=BINS).astype(np.int64).tolist()
-    aged, waited = ages != _NOT_TOLD, waits != _NOT_TOLD
+    aged, waited = ages != NOT_TOLD, waits != NOT_TOLD
     return EvictionFigures(
         evicted=int(blocks.sum()),
         unread=int((blocks * unread).sum()),
@@ -278,160 +265,6 @@ _SMALL_GROUP = "00" * (GROUP_INDEX_BYTES - 1)
 """The hex digits with which a group's index begins. Other keys have no group: no model has 256 groups."""
 
 
-def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFigures:
-    """Compute the figures of each rank's copies.
-
-    late_least_ns, late_times: a copy without a report is late after the longer of two times: `late_least_ns`,
-        and `late_times` times the 99th percentile of the reported copies' latency.
-    """
-    within = tables.within("transfer")
-    copies = tables.numbers(
-        f"worker, coalesce(good, {_NO_REPORT}), coalesce(reported_ns - submitted_ns, {_NOT_TOLD}),"
-        f" coalesce(reported_ns, 0), coalesce(queued_ns, {_NOT_TOLD}), coalesce(copied_ns, {_NOT_TOLD}),"
-        f" coalesce(noticed_ns, {_NOT_TOLD})",
-        f"FROM copies WHERE {within}",
-    )
-    known = copies[copies[:, 2] != _NOT_TOLD, 2]
-    late_ns = max(late_least_ns, late_times * (spread_of(known).p99_ns or 0))
-    late = f"outcome IS NULL AND copies.submitted_ns <= {tables.ended_ns - late_ns}"
-    missing = {
-        rank: (count, since_ns)
-        for rank, count, since_ns in tables.all(
-            "SELECT worker, count(*), min(copies.submitted_ns) FROM copies JOIN transfers USING (transfer) "
-            f"WHERE {within} AND reported IS NULL AND (outcome = 'lost' OR {late}) GROUP BY worker"
-        )
-    }
-    cut_off = dict(
-        tables.all(
-            "SELECT worker, count(*) FROM copies JOIN transfers USING (transfer) "
-            f"WHERE {within} AND reported IS NULL AND outcome = '{CUT_OFF}' GROUP BY worker"
-        )
-    )
-    errors: dict[int, list[tuple[str, int]]] = {}
-    for rank, error, times in tables.all(
-        f"SELECT worker, error, count(*) AS times FROM copies WHERE {within} AND good = 0 "
-        "AND error IS NOT NULL GROUP BY worker, error ORDER BY times DESC, error"
-    ):
-        errors.setdefault(rank, []).append((error, times))
-    ended = tables.all(
-        "SELECT direction || ' ' || outcome, count(*) FROM transfers "
-        f"WHERE outcome IS NOT NULL AND target IS NULL AND {within} GROUP BY 1 ORDER BY 1"
-    )
-    ranks = [
-        _rank_figures(
-            rank,
-            copies[copies[:, 0] == rank],
-            missing.get(rank, (0, None)),
-            cut_off.get(rank, 0),
-            errors.get(rank, []),
-        )
-        for rank in np.unique(copies[:, 0]).tolist()
-    ]
-    return CopyFigures(late_ns=late_ns, ranks=tuple(ranks), transfers=dict(ended))
-
-
-_NO_REPORT = 2
-"""Replaces `good` of a copy without a report, in arrays of integers."""
-
-
-def _rank_figures(
-    rank: int,
-    copies: NDArray[np.int64],
-    missing: tuple[int, int | None],
-    cut_off: int,
-    errors: list[tuple[str, int]],
-) -> RankFigures:
-    good, reported_ns = copies[:, 1], copies[:, 3]
-    latency, queued, copied, noticed = (
-        spread_of(times[times != _NOT_TOLD]) for times in copies[:, (2, 4, 5, 6)].T
-    )
-    reported = int((good != _NO_REPORT).sum())
-    return RankFigures(
-        rank=rank,
-        copies=len(copies),
-        reported=reported,
-        failed=int((good == 0).sum()),
-        missing=missing[0],
-        missing_since_ns=missing[1],
-        cut_off=cut_off,
-        waiting=len(copies) - reported - missing[0] - cut_off,
-        latency=latency,
-        queued=queued,
-        copied=copied,
-        noticed=noticed,
-        errors=tuple(errors[:SHOWN]),
-        last_ns=int(reported_ns.max()) if reported else None,
-    )
-
-
-def wait_figures(tables: Tables) -> WaitFigures:
-    """Compute how long requests waited, and for which transfers."""
-    within = tables.within("arrived")
-    lived, deferred, loading = tables.one(
-        f"SELECT coalesce(sum(max(0, coalesce(finished_ns, {tables.ended_ns}) - arrived_ns)), 0),"
-        f" coalesce(sum(deferred_ns), 0), coalesce(sum(loading_ns), 0) FROM requests WHERE {within}"
-    )
-    waited = f"coalesce(ended_ns, {tables.ended_ns}) - began_ns"
-    where = f"state = 'DEFERRED' AND {tables.within('began')}"
-    requests, longest = tables.one(
-        f"SELECT count(DISTINCT request), coalesce(max({waited}), 0) FROM request_states WHERE {where}"
-    )
-    top = tables.all(
-        f"SELECT transfer, count(DISTINCT request), sum({waited}) AS total FROM request_states "
-        f"WHERE {where} GROUP BY transfer ORDER BY total DESC, transfer LIMIT {SHOWN}"
-    )
-    return WaitFigures(
-        lived_ns=lived,
-        deferred_ns=deferred,
-        loading_ns=loading,
-        deferred_split=_wait_split(tables, where),
-        loading_split=_wait_split(tables, f"state = 'LOADING' AND {tables.within('began')}"),
-        deferred=requests,
-        longest_ns=longest,
-        top=tuple([_waited_for(tables, *row) for row in top if row[0] is not None]),
-    )
-
-
-def _waited_for(tables: Tables, transfer: int, requests: int, waited_ns: int) -> WaitedFor:
-    copies = tables.all(
-        "SELECT direction, worker, reported_ns - submitted_ns FROM copies "
-        f"WHERE transfer = {transfer} ORDER BY reported IS NOT NULL, reported DESC LIMIT 1"
-    )
-    direction, rank, rank_ns = copies[0] if copies else ("transfer", None, None)
-    split = _wait_split(tables, f"state = 'DEFERRED' AND transfer = {transfer} AND {tables.within('began')}")
-    return WaitedFor(transfer, direction, requests, waited_ns, rank, rank_ns, split)
-
-
-def _wait_split(tables: Tables, stays: str) -> WaitSplit:
-    """Split the waiting time of requests by what the last rank to report did meanwhile.
-
-    stays: an SQL condition for rows of `request_states`.
-
-    The rank's durations, added to the submission time, give when its copy began and ended. Only the part of
-    the copy during the wait counts. If a rank measured how long it copied but not when it began, as on a GPU,
-    the rest of the wait is unknown.
-    """
-    query = f"""
-        WITH last AS (
-            SELECT transfer, submitted_ns + queued_ns AS begun, submitted_ns + queued_ns + copied_ns AS done,
-                coalesce(copied_ns, 0) AS copied_ns, max(reported)
-            FROM copies WHERE reported IS NOT NULL GROUP BY transfer
-        ), stay AS (
-            SELECT began_ns, max(began_ns, coalesce(ended_ns, {tables.ended_ns})) AS ended_ns, begun, done,
-                coalesce(copied_ns, 0) AS copied_ns
-            FROM request_states LEFT JOIN last USING (transfer) WHERE {stays} AND began_ns IS NOT NULL
-        )
-        SELECT
-            coalesce(sum(max(0, min(ended_ns, begun) - began_ns)), 0),
-            coalesce(sum(CASE WHEN done IS NULL THEN min(ended_ns - began_ns, copied_ns)
-                ELSE max(0, min(ended_ns, done) - max(began_ns, begun)) END), 0),
-            coalesce(sum(max(0, ended_ns - max(began_ns, done))), 0),
-            coalesce(sum(CASE WHEN done IS NULL THEN max(0, ended_ns - began_ns - copied_ns) END), 0)
-        FROM stay
-    """
-    return WaitSplit(*tables.one(query))
-
-
 def pool_figures(tables: Tables) -> PoolFigures:
     """Compute how the slots of the host pool were used."""
     slots, within = tables.log.config.host_blocks, tables.within("event")
@@ -467,42 +300,6 @@ def _held(samples: list[float | None]) -> tuple[float | None, ...]:
     return tuple(accumulate(samples, lambda before, now: before if now is None else now))
 
 
-def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -> RequestFigures:
-    """Compute how requests ended, and which did not.
-
-    overdue_least_ns, overdue_times: a request without an end is overdue after the longer of two times:
-        `overdue_least_ns`, and `overdue_times` times the longest life of a request that ended.
-    """
-    within, open_too = tables.within("arrived"), "finished IS NULL"
-    total, ended, aborted, cut_off, preemptions, preempted, failed, longest = tables.one(
-        "SELECT count(*), count(finished), coalesce(sum(aborted), 0), coalesce(sum(cut_off), 0),"
-        " coalesce(sum(preemptions), 0), coalesce(sum(preemptions > 0), 0), coalesce(sum(failed_loads), 0),"
-        f" coalesce(max((finished_ns - arrived_ns) * NOT cut_off), 0) FROM requests WHERE {within}"
-    )
-    overdue_ns = max(overdue_least_ns, overdue_times * longest)
-    overdue = f"{open_too} AND {within} AND arrived_ns < {tables.ended_ns - overdue_ns}"
-    names = tables.all(f"SELECT request FROM requests WHERE {overdue} ORDER BY arrived LIMIT {SHOWN}")
-    [number] = tables.one(f"SELECT count(*) FROM requests WHERE {overdue}")
-    states = tables.all(
-        f"SELECT state, count(*) FROM requests WHERE {open_too} AND {within} GROUP BY state ORDER BY state"
-    )
-    return RequestFigures(
-        requests=total,
-        finished=ended - cut_off,
-        aborted=aborted,
-        cut_off=cut_off,
-        preemptions=preemptions,
-        preempted=preempted,
-        failed_loads=failed,
-        longest_ns=longest,
-        open=total - ended,
-        overdue=number,
-        overdue_ns=overdue_ns,
-        oldest=tuple([name for [name] in names]),
-        states=dict(states),
-    )
-
-
 def skip_figures(tables: Tables) -> tuple[SkipFigures, ...]:
     """Count the offered blocks that were not stored, by reason."""
     rows = tables.all(
@@ -518,81 +315,6 @@ def reset_figures(tables: Tables) -> ResetFigures:
         f"SELECT count(*), coalesce(sum(keys), 0) FROM resets WHERE keys > 0 AND {tables.within('event')}"
     )
     return ResetFigures(*found)
-
-
-def restart_figures(tables: Tables) -> RestartFigures:
-    """Count the restarts, how the processes before them ended, and what was kept."""
-    sums = tables.one(
-        "SELECT count(*), coalesce(sum(kept), 0), coalesce(sum(storing + planned), 0),"
-        f" coalesce(sum(transfers_cut_off), 0) FROM restarts WHERE {tables.within('event')}"
-    )
-    ended = tables.all(
-        "SELECT last_end, count(*) AS times FROM restarts"
-        f" WHERE last_end IS NOT NULL AND {tables.within('event')}"
-        " GROUP BY last_end ORDER BY times DESC, last_end"
-    )
-    stopped = sum(times for how, times in ended if is_stop(how))
-    return RestartFigures(
-        killed=sum(times for _, times in ended) - stopped,
-        stopped=stopped,
-        ended=tuple([(how, times) for how, times in ended[:SHOWN]]),
-        **dict(zip(("restarts", "kept", "lost", "transfers"), sums, strict=True)),
-    )
-
-
-def rejected_figures(tables: Tables) -> tuple[RejectedFigures, ...]:
-    """Count the rejected reports, by rank and reason."""
-    rows = tables.all(
-        "SELECT worker, reason, count(*) AS total FROM rejections "
-        f"WHERE {tables.within('event')} GROUP BY worker, reason ORDER BY total DESC, worker, reason"
-    )
-    return tuple([RejectedFigures(*row) for row in rows])
-
-
-def hand_over_figures(tables: Tables) -> HandOverFigures:
-    """Count the hand-overs to other engines, by how they ended."""
-    ended = dict(
-        tables.all(
-            "SELECT hand_over, count(*) FROM requests"
-            f" WHERE hand_over IS NOT NULL AND {tables.within('finished')} GROUP BY hand_over"
-        )
-    )
-    taken, not_needed = ended.pop(LeaseEnd.TAKEN.value, 0), ended.pop(LeaseEnd.NOT_NEEDED.value, 0)
-    [held] = tables.one(
-        f"SELECT count(*) FROM requests WHERE held AND finished IS NULL AND {tables.within('arrived')}"
-    )
-    return HandOverFigures(taken=taken, not_needed=not_needed, given_up=sum(ended.values()), held=held)
-
-
-def elsewhere_figures(tables: Tables) -> tuple[ElsewhereFigures, ...]:
-    """Figures of the copies from and to other places than the device: the `SHOWN` busiest by direction."""
-    return tuple(
-        [
-            _elsewhere(tables, direction, column, place)
-            for direction, column in (("store", "source"), ("load", "target"))
-            for (place,) in tables.all(
-                f"SELECT {column} FROM transfers WHERE {column} IS NOT NULL AND {tables.within('transfer')}"
-                f" GROUP BY 1 ORDER BY count(*) DESC, 1 LIMIT {SHOWN}"
-            )
-        ]
-    )
-
-
-def _elsewhere(tables: Tables, direction: str, column: str, place: str) -> ElsewhereFigures:
-    copies = f"FROM transfers WHERE {column} = ? AND {tables.within('transfer')}"
-    completed = f"{copies} AND outcome = 'completed'"
-    known = f"{completed} AND ended_ns IS NOT NULL AND submitted_ns IS NOT NULL"
-    [blocks] = tables.one(f"SELECT coalesce(sum(slots), 0) {completed}", place)
-    ended = tables.all(
-        f"SELECT outcome, count(*) {copies} AND outcome IS NOT NULL GROUP BY 1 ORDER BY 1", place
-    )
-    return ElsewhereFigures(
-        place=place,
-        direction=direction,
-        blocks=blocks,
-        ended=dict(ended),
-        took=spread_of(tables.numbers("ended_ns - submitted_ns", known, place)[:, 0]),
-    )
 
 
 def stored_blocks(tables: Tables) -> int:

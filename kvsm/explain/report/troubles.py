@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.explain.report import detectors
+from kvsm.explain.report import copy_detectors, detectors, engine_detectors
 from kvsm.explain.report.detectors import Limit, Noticed
 from kvsm.explain.report.figures import LogFigures
 from kvsm.tiers.disk_tier import DISK
@@ -67,6 +67,7 @@ class Detector(NamedTuple):
     measures: what is compared with the limit, as text.
     why: the reason for the limit.
     detect: the function that judges the figures; it returns None below the limit.
+    explains: names of troubles that are not shown besides this one, because it is their cause.
     """
 
     name: str
@@ -75,6 +76,7 @@ class Detector(NamedTuple):
     limit: Limit
     why: str
     detect: Callable[[LogFigures, Limit], Noticed | None]
+    explains: tuple[str, ...] = ()
 
 
 def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...]:
@@ -83,13 +85,15 @@ def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...
     tier: the tier whose log it is; None: there is only one log.
     """
     found = []
+    explained: set[str] = set()
     for kind in DETECTORS:
         if tier == DISK and kind.urgency is Urgency.COSTLY:
             continue  # These limits are for lookups by an engine's requests. The disk's log has none.
         noticed = kind.detect(figures, kind.limit)
         if noticed is not None:
             found.append(Trouble(name=kind.name, urgency=kind.urgency.name, tier=tier, **noticed._asdict()))
-    return in_order(found)
+            explained.update(kind.explains)
+    return in_order(one for one in found if one.name not in explained)
 
 
 def in_order(found: Iterable[Trouble]) -> tuple[Trouble, ...]:
@@ -98,13 +102,14 @@ def in_order(found: Iterable[Trouble]) -> tuple[Trouble, ...]:
 
 
 def of_both(found: Sequence[Trouble], others: Sequence[Trouble]) -> tuple[Trouble, ...]:
-    """Merge the troubles of two tiers' logs. Both logs show how the engine ended; only one of these is kept.
+    """Merge the troubles of two tiers' logs. Both logs show how the engine ended, and jumps of the clock: one
+    of these is kept.
 
     found: troubles of the requested log.
     others: troubles of the other tier's log.
     """
-    ends = {trouble.name for trouble in found} & {"engine stopped", "engine killed"}
-    return in_order([*found, *[trouble for trouble in others if trouble.name not in ends]])
+    both = {trouble.name for trouble in found} & {"engine stopped", "engine killed", "clock jumped"}
+    return in_order([*found, *[trouble for trouble in others if trouble.name not in both]])
 
 
 DETECTORS = (
@@ -138,7 +143,7 @@ DETECTORS = (
         "a log that was closed with an error",
         Limit(),
         "The engine itself says so.",
-        detectors.engine_stopped,
+        engine_detectors.engine_stopped,
     ),
     Detector(
         "engine killed",
@@ -146,7 +151,7 @@ DETECTORS = (
         "a log that was not closed, and whose last event is older than a minute",
         Limit(),
         "A running engine writes more often than once a minute while it has requests. An idle one does not.",
-        detectors.engine_killed,
+        engine_detectors.engine_killed,
     ),
     Detector(
         "rank silent",
@@ -154,7 +159,7 @@ DETECTORS = (
         "copies without a report for 5 s, and for ten times as long as 99 % of the copies took; lost copies",
         Limit(),
         "A copy that takes ten times as long as slow ones will not come. A slot or a request waits for it.",
-        detectors.rank_silent,
+        copy_detectors.rank_silent,
     ),
     Detector(
         "requests unfinished",
@@ -162,7 +167,7 @@ DETECTORS = (
         "requests without an end that have lived for a minute, and twice as long as every request that ended",
         Limit(),
         "A request that still runs may be the longest so far. One that was forgotten grows older than all.",
-        detectors.requests_unfinished,
+        engine_detectors.requests_unfinished,
     ),
     Detector(
         "processes killed",
@@ -170,7 +175,7 @@ DETECTORS = (
         "restarts after a process that did not close the log",
         Limit(),
         "Clients lost their requests. A restart after a clean close is healthy.",
-        detectors.processes_killed,
+        engine_detectors.processes_killed,
     ),
     Detector(
         "rank fails",
@@ -178,7 +183,7 @@ DETECTORS = (
         "failed copies of a rank, as a part of its reports",
         Limit(0.01, 5),
         "A failed copy costs little: the block is computed again. One in a hundred on one rank is hardware.",
-        detectors.rank_fails,
+        copy_detectors.rank_fails,
     ),
     Detector(
         "rank slow",
@@ -186,7 +191,18 @@ DETECTORS = (
         "the median latency of a rank, as a multiple of the median rank's",
         Limit(3.0, 20),
         "Ranks copy shards of one size. Reports are seen once a step, so that small differences are chance.",
-        detectors.rank_slow,
+        copy_detectors.rank_slow,
+        explains=("rank tail", "waits", "loads slow", "loads slower than computing"),
+    ),
+    Detector(
+        "rank tail",
+        Urgency.FAULTY,
+        "copies of a rank that took twice as long as 99 % of the other ranks' copies in this direction, as a "
+        "part of its copies; five times as often as on the other ranks",
+        Limit(0.01, 5),
+        "All ranks copy the same transfers, so chance gives each the same tail: less than one copy in 100.",
+        copy_detectors.rank_tail,
+        explains=("waits", "loads slow"),
     ),
     Detector(
         "reports rejected",
@@ -194,7 +210,36 @@ DETECTORS = (
         "reports that changed nothing, as a part of all reports",
         Limit(0.01, 10),
         "A reset or a lost copy leaves a few late reports. A stream of them is a bug in a worker.",
-        detectors.reports_rejected,
+        copy_detectors.reports_rejected,
+    ),
+    Detector(
+        "clock jumped",
+        Urgency.FAULTY,
+        "times at which the clock was a second or more behind the event before, or 20 s ahead while the "
+        "engine made only a few steps and a request was running",
+        Limit(),
+        "A clock that runs is never set back by a second, and no step takes 20 s.",
+        engine_detectors.clock_jumped,
+    ),
+    Detector(
+        "requests aborted",
+        Urgency.FAULTY,
+        "aborted requests, as a part of those that ended; or half of all aborts in 10 % of the time, if most "
+        "requests that ended then were aborted",
+        Limit(0.4, 10),
+        "Single clients leave at any time. Many that leave together, or four in ten, were made to leave.",
+        engine_detectors.requests_aborted,
+    ),
+    Detector(
+        "device blocks leak",
+        Urgency.FAULTY,
+        "device blocks that no copy has named for three rounds over the device, if there were far fewer at "
+        "half time, requests are preempted, and the device does not serve more hits",
+        Limit(0.2, 5),
+        "An engine takes the block that was freed first, so copies name all blocks in turn: of healthy "
+        "engines' blocks, less than 16 % were unused so long.",
+        engine_detectors.device_leak,
+        explains=("preemptions",),
     ),
     Detector(
         "eviction burst",
@@ -252,7 +297,7 @@ DETECTORS = (
         "requests that were preempted",
         Limit(0.1, 5),
         "An engine preempts when its device is full. One request in ten is more than a peak.",
-        detectors.preemptions,
+        engine_detectors.preemptions,
     ),
     Detector(
         "waits",
@@ -260,7 +305,7 @@ DETECTORS = (
         "time that requests waited for copies of others, as a part of the time of all requests",
         Limit(0.03, 3),
         "A wait is shorter than computing the blocks again, or it is not worth it.",
-        detectors.waits,
+        copy_detectors.waits,
     ),
     Detector(
         "loads slow",
@@ -269,7 +314,27 @@ DETECTORS = (
         "of the time of all requests",
         Limit(0.1),
         "A load takes a few steps, and a request takes hundreds.",
-        detectors.slow_loads,
+        copy_detectors.slow_loads,
+    ),
+    Detector(
+        "loads slower than computing",
+        Urgency.COSTLY,
+        "time of the loads from the host, as a multiple of the time in which the engine computes as many "
+        "tokens, by the slow quartile of its prompts",
+        Limit(1.0, 20),
+        "A load that is slower than computing costs time instead of saving it.",
+        copy_detectors.loads_slower,
+        explains=("loads slow",),
+    ),
+    Detector(
+        "disk slower than computing",
+        Urgency.COSTLY,
+        "time of the copies from the disk, as a multiple of the time in which the engine computes as many "
+        "tokens, by the slow quartile of its prompts",
+        Limit(1.0, 20),
+        "A request waits for the disk, and would have had its tokens sooner without it.",
+        copy_detectors.disk_slower,
+        explains=("waits",),
     ),
 )
 """Every kind of trouble that a report looks for."""

@@ -33,7 +33,7 @@ FORWARD_NS = 20_000_000_000
 """Least time (ns), beyond that of the steps, that counts as a jump forward: no step of an engine takes it."""
 
 LEAST_STEPS = 100
-"""Least number of measured steps. With fewer, it is unknown how long a step takes: no jump forward is seen."""
+"""Least number of measured steps to know how long a step takes. With fewer, no jump forward is seen."""
 
 STEP_SLACK = 20
 """A step may take this many times as long as the median step before its time counts as a jump."""

@@ -40,11 +40,17 @@ from kvsm.core.log import LogEnd
 from kvsm.events import SkipReason
 from kvsm.explain.report import log_report as report
 from kvsm.explain.report import measures
-from kvsm.explain.report.detectors import STILL_WRITTEN_NS, Limit, number, percent
+from kvsm.explain.report.detectors import Limit, number, percent
+from kvsm.explain.report.engine_detectors import STILL_WRITTEN_NS
 from kvsm.explain.report.figures import (
     BurstFigures,
     CheckFigures,
+    ClockFigures,
+    ComputeFigures,
+    DeviceFigures,
+    DirectionFigures,
     EndFigures,
+    FetchFigures,
     GroupFigures,
     LogFigures,
     RankFigures,
@@ -66,6 +72,7 @@ from kvsm.explain.tables import table_index as index
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.opened import open as open_log
 from kvsm.explain.tables.row_kinds import Gone
+from kvsm.explain.tables.steady_time import ClockJump
 from kvsm.explain.verify.auditor import verify_log
 from kvsm.serving import RunOptions, run_workload
 
@@ -101,6 +108,13 @@ CAUSES = {
     "too_few_transfers": "blocks skipped",
     "disk_full": "events missing",
     "engine_stopped": "engine stopped",
+    "clock_back": "clock jumped",
+    "clock_forward": "clock jumped",
+    "rank_tail": "rank tail",
+    "loads_crawl": "loads slower than computing",
+    "gateway_restarts": "requests aborted",
+    "device_leak": "device blocks leak",
+    "disk_crawls": "disk slower than computing",
 }
 """Each seeded incident, and the trouble that is its cause."""
 
@@ -268,6 +282,47 @@ FLOODED = (GroupFigures(0, 400, 40, 0, 0, 0), GroupFigures(1, 600, 20, 500, 490,
 
 OPEN = EndFigures(engine=LogEnd.OPEN.value, error=None, complete=True, notes=("open",), silent_ns=0)
 
+
+def tail(copies: int) -> dict[str, Any]:
+    """Rank 2 of 4 has this many of 1,000 loads in its tail; another rank has two."""
+    usual = Spread(1000, 10_000_000, 20_000_000, 90_000_000)
+    one = DirectionFigures(
+        direction="load", latency=usual, tail=copies, tail_ns=40_000_000, others_tail=2, others=3000
+    )
+    return ranks(directions=(one,))
+
+
+def fetched(place: str, spent_ns: int) -> dict[str, Any]:
+    """Copies from a place that brought what the engine computes in a second."""
+    return {
+        "computing": ComputeFigures(
+            requests=50, tokens=10**6, fast_ns=8 * 10**6, usual_ns=9 * 10**6, slow_ns=10**7
+        ),
+        "fetches": (
+            FetchFigures(
+                place=place,
+                copies=20,
+                tokens=100_000,
+                took=Spread(20, 10**7, 10**7, 10**7),
+                spent_ns=spent_ns,
+                compute_ns=10**9,
+            ),
+        ),
+    }
+
+
+def jumped(jumps: int) -> ClockFigures:
+    return ClockFigures(jumps=jumps, largest=ClockJump(7, 5 * 10**9, 10**9, 4 * 10**9) if jumps else None)
+
+
+def unused(blocks: tuple[int, ...]) -> dict[str, Any]:
+    return {
+        "config.device_blocks": 100,
+        "requests.preempted": 99,
+        "device": DeviceFigures(unused=blocks, on_device=(0.5, 0.4, 0.3)),
+    }
+
+
 EDGES = {
     "property broken": Edge({"check.broken": ("stale",), "check.event": 7}, {"check.broken": ()}),
     "log damaged": Edge({"check.damage": "here"}, {"check.damage": None}),
@@ -291,9 +346,16 @@ EDGES = {
     "rank slow": Edge(
         ranks(latency=Spread(1000, 30_000_000, 0, 0)), ranks(latency=Spread(1000, 29_999_999, 0, 0))
     ),
+    "rank tail": Edge(tail(10), tail(9)),
     "reports rejected": Edge(
         {"rejected": (RejectedFigures(0, "late", 41),)}, {"rejected": (RejectedFigures(0, "late", 40),)}
     ),
+    "clock jumped": Edge({"clock": jumped(1)}, {"clock": jumped(0)}),
+    "requests aborted": Edge(
+        {"requests.aborted": 400, "requests.finished": 1000},
+        {"requests.aborted": 399, "requests.finished": 1000},
+    ),
+    "device blocks leak": Edge(unused((0, 0, 0, 13, 18, 20)), unused((0, 0, 0, 13, 18, 19))),
     "eviction burst": Edge(
         {"stops": stops(Gone.EVICTED, 50), "evictions.burst": burst(2 * 10**11)},
         {"stops": stops(Gone.EVICTED, 49), "evictions.burst": burst(2 * 10**11)},
@@ -326,6 +388,8 @@ EDGES = {
         },
     ),
     "loads slow": Edge({"waits.loading_ns": 10**11}, {"waits.loading_ns": 10**11 - 1}),
+    "loads slower than computing": Edge(fetched("host", 10**9), fetched("host", 10**9 - 1)),
+    "disk slower than computing": Edge(fetched("disk", 10**9), fetched("disk", 10**9 - 1)),
 }
 
 
