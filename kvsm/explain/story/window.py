@@ -14,7 +14,6 @@ import re
 from datetime import datetime, timezone
 from decimal import Decimal
 from enum import Enum
-from itertools import takewhile
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -150,9 +149,13 @@ class _ReaderTimes:
         self.first, self.began_ns = self._starts[0]
 
     def first_from(self, point: LogPoint) -> int | None:
-        """Read from the last segment that begins before `point`, and before any segment that begins later."""
-        before = list(takewhile(lambda start: _measure(point, start) < point.value, self._starts))
-        for segment in self._reader.segments(before[-1][0] if before else None):
+        """Read from the last segment that begins before `point` and before the clock was first set back."""
+        begin: tuple[int, int] | None = None
+        for start in self._starts:
+            if _measure(point, start) >= point.value or (begin is not None and start[1] < begin[1]):
+                break
+            begin = start
+        for segment in self._reader.segments(None if begin is None else begin[0]):
             for event in segment.events():
                 if _measure(point, (event.seq, event.wall_ns)) >= point.value:
                     return event.seq
