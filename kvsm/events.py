@@ -179,6 +179,9 @@ class LogOpened(OffloadingEvent, frozen=True, array_like=True, tag=1):
     """The host pools that outlive this process. None: what is stored ends with the process."""
     weights: str = ""
     """Version of the model weights under which blocks are computed from here on."""
+    cold: tuple[str, ...] = ()
+    """Why this process did not take over the blocks of the process before it, a line each. Empty: there was
+    none, or the start does not say."""
 
 
 class RequestArrived(OffloadingEvent, frozen=True, array_like=True, gc=False, tag=2):

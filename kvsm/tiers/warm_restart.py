@@ -23,8 +23,8 @@ or run
 none of these                                warm    the stored blocks are in the pools
 ===========================================  ======  =====================================================
 
-A cold start begins a new log and moves the old log aside. One size limit holds for all these past logs
-together.
+A cold start begins a new log, which says why, and moves the old log aside. One size limit holds for all these
+past logs together.
 
 The system may refuse to write the log: the disk is full or read-only, or the directory belongs to another
 user. With `on_failure="stop"` the engine then refuses to start. With `continue` it starts without a log, warm
@@ -193,6 +193,7 @@ def _start(engine: _Engine, why_cold: Sequence[str]) -> Start:
             end,
             kept=engine.pools,
             weights=engine.weights,
+            cold=(*why_cold, *reasons) if moved is not None else (),
             binding=binding,
             **engine.more,
             **engine.log,

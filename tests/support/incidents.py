@@ -516,6 +516,13 @@ def clock_forward(directory: Path, seed: int = 1) -> Path:
     return Rig(directory, seed, chats(500, seed), **options).serve().close()
 
 
+def other_block_size(directory: Path, seed: int = 1) -> Path:
+    """After a deploy, a block has another size, and the kept pool is of no use."""
+    Rig(directory, seed, chats(100, seed), device_blocks=600, after_s=0).serve().close()
+    options = {"device_blocks": 600, "core": {"block_bytes": 8192}, "after_s": 400, "cold": True}
+    return Rig(directory, seed, chats(200, seed), **options).serve().close()
+
+
 def rank_tail(directory: Path, seed: int = 1) -> Path:
     """Three copies in a hundred of rank 1 of 2 take a second and a half."""
 
@@ -680,6 +687,7 @@ INCIDENTS: dict[str, Seeding] = {
         engine_stopped,
         clock_back,
         clock_forward,
+        other_block_size,
         rank_tail,
         loads_crawl,
         gateway_restarts,

@@ -72,6 +72,7 @@ class EventEmitter:
         flush_within_ms: int = 0,
         kept: KeptPools | None = None,
         weights: str = "",
+        cold: Sequence[str] = (),
     ) -> None:
         """Emits the first event, `LogOpened`.
 
@@ -83,6 +84,7 @@ class EventEmitter:
             requests (ms). Before jobs leave for the workers the log is flushed at once.
         kept: the host pools that outlive this process; None if none does.
         weights: version of the model's weights.
+        cold: why this process does not take over the blocks of an earlier one, a line each.
         """
         if not isinstance(config, OffloadConfig):
             raise WrongArgument(type(self).__name__, "config", f"is {a(config)}; it must be an OffloadConfig")
@@ -118,7 +120,7 @@ class EventEmitter:
         """The identity of the thread that may change the ledger now. While an event is applied and logged, no
         thread may: so an interrupt at that time stops the emitter, even if no handler sees the interrupt.
         While the log writes (THE_LOG), the ledger is consistent, and a snapshot of it can be taken."""
-        self.emit(ev.LogOpened, config, machines_digest(), ev.SCHEMA_VERSION, kept, weights)
+        self.emit(ev.LogOpened, config, machines_digest(), ev.SCHEMA_VERSION, kept, weights, tuple(cold))
         self._clock_ns = clock_ns
         self._drivers.clear()
         self._may_change = _FIRST_TO_ASK

@@ -8,6 +8,7 @@ from kvsm.explain.report.detectors import Limit, Noticed, number, percent
 from kvsm.explain.report.engine_measures import IDLE_ROUNDS
 from kvsm.explain.report.figures import AbortFigures, LogFigures
 from kvsm.explain.story.times import after_start, duration, utc
+from kvsm.explain.tables.row_kinds import Gone
 
 OVERDUE_LEAST_NS, OVERDUE_TIMES = 60_000_000_000, 2
 """A request is overdue after a minute or twice the time of the longest ended request, whichever is longer."""
@@ -233,3 +234,20 @@ def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
         "FROM requests GROUP BY 1 ORDER BY 1"
     )
     return Noticed(lost / blocks, text, evidence, (command(figures, "query", query),))
+
+
+def cold_start(figures: LogFigures, limit: Limit) -> Noticed | None:
+    """Detect that the first process of the log could have taken over blocks, and did not. New weights make
+    older blocks wrong, and no trouble."""
+    reasons = [reason for reason in figures.cold if not reason.startswith("weights: ")]
+    if len(reasons) < limit.least:
+        return None
+    text = f"The engine started cold, and the blocks of the last process were lost: {reasons[0]}"
+    stops, lookups = figures.stops_at(Gone.NEVER_STORED.value), figures.hits.lookups
+    evidence = (
+        *reasons[1:4],
+        f"{percent(stops, lookups)} of the lookups stopped at a block that this process had not stored yet",
+        "the log of the last process was moved aside: it lies beside this one",
+    )
+    query = "SELECT why, count(*) AS lookups FROM lookups WHERE admitted IS NOT NULL GROUP BY why"
+    return Noticed(max(0.01, stops / max(1, lookups)), text, evidence, (command(figures, "query", query),))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvsm.core.log import is_stop
-from kvsm.events import LoadPlanned, StorePlanned
+from kvsm.events import LoadPlanned, LogOpened, StorePlanned
 from kvsm.explain.report.figures import (
     AbortFigures,
     ClockFigures,
@@ -153,3 +153,11 @@ def clock_figures(tables: Tables) -> ClockFigures:
     jumps = [jump for jump in tables.log.clock_jumps if tables.first < jump.event <= tables.last]
     largest = max(jumps, key=lambda jump: abs(jump.by_ns), default=None)
     return ClockFigures(jumps=len(jumps), largest=largest)
+
+
+def cold_reasons(tables: Tables) -> tuple[str, ...]:
+    """Why the process that began the log did not take over the blocks of the one before, a line each."""
+    for event in tables.log.events(tables.first, tables.first):
+        if isinstance(event, LogOpened):
+            return event.cold
+    return ()

@@ -590,6 +590,8 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     log_began_ns: wall time of the log's first event.
     whole: whether the figures cover the whole log.
     stored: blocks whose store completed.
+    cold: why the process that began the log did not take over the blocks of the one before, a line each;
+        empty: there was none, the log does not say, or its first event is not in the window.
     aborts: None: no request was aborted.
     device: None: no request was preempted, and none is overdue.
     """
@@ -620,6 +622,7 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     skips: tuple[SkipFigures, ...]
     resets: ResetFigures
     restarts: RestartFigures
+    cold: tuple[str, ...]
     rejected: tuple[RejectedFigures, ...]
     hand_overs: HandOverFigures
     elsewhere: tuple[ElsewhereFigures, ...]

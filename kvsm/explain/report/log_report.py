@@ -141,6 +141,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         skips=measures.skip_figures(tables),
         resets=measures.reset_figures(tables),
         restarts=engine_measures.restart_figures(tables),
+        cold=engine_measures.cold_reasons(tables),
         rejected=copy_measures.rejected_figures(tables),
         hand_overs=engine_measures.hand_over_figures(tables),
         elsewhere=copy_measures.elsewhere_figures(tables),

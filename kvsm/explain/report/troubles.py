@@ -242,6 +242,15 @@ DETECTORS = (
         explains=("preemptions",),
     ),
     Detector(
+        "cold start",
+        Urgency.COSTLY,
+        "reasons for which the first process of the log did not take over the blocks of the process before "
+        "it, other than new weights",
+        Limit(),
+        "A pool is kept so that a deploy finds its blocks. New weights make them wrong.",
+        engine_detectors.cold_start,
+    ),
+    Detector(
         "eviction burst",
         Urgency.COSTLY,
         "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time",

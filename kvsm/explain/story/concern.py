@@ -74,6 +74,7 @@ NAMED_BY_FIELDS: dict[str, tuple[str, Callable[[Any], Iterable[Any]]] | None] = 
             "on_host",
             "kept",
             "weights",
+            "cold",
             "life",
             "ended",
             "resumed",

@@ -136,6 +136,7 @@ FIELDS: dict[str, Callable[[Any], str]] = {
     "schema": lambda version: f"schema {version}",
     "kept": lambda kept: f"{len(kept.ids)} pools that outlive this process",
     "weights": lambda version: f"weights {version}" if version else "",
+    "cold": lambda reasons: f"(cold start: {'; '.join(reasons)})" if reasons else "",
     "life": lambda life: f"life {life}",
     "ended": lambda how: f"(before it: {how or 'the log was closed'})",
 }

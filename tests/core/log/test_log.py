@@ -88,6 +88,7 @@ FIELDS: dict[Any, st.SearchStrategy[Any]] = {
     SkipReason: st.sampled_from(SkipReason),
     RejectReason: st.sampled_from(RejectReason),
     Ids: BATCHES,
+    tuple[str, ...]: st.lists(st.text(max_size=20), max_size=4).map(tuple),
     tuple[bytes, ...]: st.lists(st.binary(max_size=40), max_size=20).map(tuple),
     tuple[Id, ...]: st.lists(NUMBERS, max_size=20).map(tuple),
     Owners: st.lists(st.tuples(st.text(max_size=20), NUMBERS), max_size=5).map(tuple),

@@ -110,6 +110,7 @@ CAUSES = {
     "engine_stopped": "engine stopped",
     "clock_back": "clock jumped",
     "clock_forward": "clock jumped",
+    "other_block_size": "cold start",
     "rank_tail": "rank tail",
     "loads_crawl": "loads slower than computing",
     "gateway_restarts": "requests aborted",
@@ -356,6 +357,9 @@ EDGES = {
         {"requests.aborted": 399, "requests.finished": 1000},
     ),
     "device blocks leak": Edge(unused((0, 0, 0, 13, 18, 20)), unused((0, 0, 0, 13, 18, 19))),
+    "cold start": Edge(
+        {"cold": ("block_bytes: 4096, and now 8192",)}, {"cold": ("weights: v1, and now v2",)}
+    ),
     "eviction burst": Edge(
         {"stops": stops(Gone.EVICTED, 50), "evictions.burst": burst(2 * 10**11)},
         {"stops": stops(Gone.EVICTED, 49), "evictions.burst": burst(2 * 10**11)},
