@@ -256,6 +256,35 @@ def disk_slower(figures: LogFigures, limit: Limit) -> Noticed | None:
     return _slower_than_computing(figures, limit, DISK, "The disk")
 
 
+SLOW_BYTES_PER_S = 7_000_000_000
+"""Below this rate the host's memory is most likely not page-locked."""
+
+
+def pool_not_pinned(figures: LogFigures, limit: Limit) -> Noticed | None:
+    """Detect that all ranks copy as slowly as from memory that is not page-locked."""
+    copies = figures.copies
+    if copies.bytes_per_s is None or copies.large < limit.least or copies.bytes_per_s >= SLOW_BYTES_PER_S:
+        return None
+    config = figures.config
+    pool = config.host_blocks * config.blocks_per_chunk * config.block_bytes
+    text = (
+        f"The host pool does not seem to be page-locked: half of the large copies run at "
+        f"{copies.bytes_per_s / 1e9:.1f} GB/s or less, even on the fastest rank"
+    )
+    evidence = (
+        f"the pool has {pool / 2**30:,.1f} GiB a rank; a limit for locked memory (ulimit -l) or too little "
+        "free memory makes locking fail, and each rank warns of that at its start",
+        "page-locked memory is copied at 12 GB/s and more, other memory at 2 to 6 GB/s",
+    )
+    query = (
+        f"SELECT worker, direction, slots, slots * {config.blocks_per_chunk * config.block_bytes} / copied_ns "
+        "AS gb_per_s FROM copies JOIN transfers USING (transfer, direction) WHERE copied_ns > 0 "
+        "ORDER BY slots DESC LIMIT 10"
+    )
+    slow = 1 - copies.bytes_per_s / SLOW_BYTES_PER_S
+    return Noticed(slow, text, evidence, (command(figures, "query", query),))
+
+
 def _slower_than_computing(figures: LogFigures, limit: Limit, place: str, subject: str) -> Noticed | None:
     for one in figures.fetches:
         enough = one.place == place and one.compute_ns is not None and one.copies >= limit.least

@@ -75,7 +75,33 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
         )
         for rank in np.unique(copies[:, 0]).tolist()
     ]
-    return CopyFigures(late_ns=late_ns, ranks=tuple(ranks), transfers=dict(ended))
+    large, bytes_per_s = _rate(tables)
+    return CopyFigures(
+        late_ns=late_ns,
+        ranks=tuple(ranks),
+        transfers=dict(ended),
+        large=large,
+        bytes_per_s=bytes_per_s,
+    )
+
+
+LARGE_BYTES = 4 << 20
+"""The rate of a copy counts from this size on: a smaller one takes as long as it takes to start."""
+
+
+def _rate(tables: Tables) -> tuple[int, int | None]:
+    """The number of large copies, and the median rate of the fastest rank's (bytes/s); None: there are none."""
+    config = tables.log.config
+    slot_bytes = config.block_bytes * config.blocks_per_chunk
+    rows = tables.numbers(
+        "worker, slots, copied_ns",
+        "FROM copies JOIN transfers USING (transfer) WHERE copied_ns > 0 AND good AND source IS NULL"
+        f" AND target IS NULL AND slots * {slot_bytes} >= {LARGE_BYTES} AND {tables.within('transfer')}",
+    )
+    if not len(rows):
+        return 0, None
+    rates = rows[:, 1] * slot_bytes * 1e9 / rows[:, 2]
+    return len(rows), int(max(np.median(rates[rows[:, 0] == rank]) for rank in np.unique(rows[:, 0])))
 
 
 TAIL_TIMES = 2

@@ -192,11 +192,16 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     late_ns: a copy without a report counts as missing after this time.
     transfers: number of ended transfers, by direction and outcome, such as `store completed`. Loads to the
         disk or another engine count only in `ElsewhereFigures`.
+    large: measured copies to and from the device with at least `LARGE_BYTES`.
+    bytes_per_s: median rate of the fastest rank's large copies; None: there are none, or the size of a block
+        is not in the log.
     """
 
     late_ns: int
     ranks: tuple[RankFigures, ...]
     transfers: dict[str, int]
+    large: int = 0
+    bytes_per_s: int | None = None
 
 
 class ComputeFigures(msgspec.Struct, frozen=True, kw_only=True):

@@ -205,6 +205,16 @@ DETECTORS = (
         explains=("waits", "loads slow"),
     ),
     Detector(
+        "pool not pinned",
+        Urgency.FAULTY,
+        "copies of 4 MiB or more of the rank that copies fastest, if half of them run at less than 7 GB/s",
+        Limit(0, 20),
+        "PCIe copies page-locked memory at 12 GB/s or more. A driver copies other memory through a buffer, at "
+        "2 to 6 GB/s.",
+        copy_detectors.pool_not_pinned,
+        explains=("loads slow", "loads slower than computing", "waits"),
+    ),
+    Detector(
         "reports rejected",
         Urgency.FAULTY,
         "reports that changed nothing, as a part of all reports",

@@ -348,6 +348,10 @@ EDGES = {
         ranks(latency=Spread(1000, 30_000_000, 0, 0)), ranks(latency=Spread(1000, 29_999_999, 0, 0))
     ),
     "rank tail": Edge(tail(10), tail(9)),
+    "pool not pinned": Edge(
+        {"copies.large": 20, "copies.bytes_per_s": 7 * 10**9 - 1},
+        {"copies.large": 20, "copies.bytes_per_s": 7 * 10**9},
+    ),
     "reports rejected": Edge(
         {"rejected": (RejectedFigures(0, "late", 41),)}, {"rejected": (RejectedFigures(0, "late", 40),)}
     ),
