@@ -195,6 +195,7 @@ class Rig:
     after_s: the process starts this long after the first one (s), and continues the last log, if there is
         one. None: no state outlives the process.
     pools: the pools that outlive the process.
+    cold: this process cannot take over the pools of the one before.
     copies: makes the copies in flight.
     jumps: for `DatedClock`.
     disk_slots: slots of the disk tier; 0: there is none.
@@ -213,6 +214,7 @@ class Rig:
         writer: dict[str, Any] | None = None,
         after_s: int | None = None,
         pools: KeptPools = KEPT,
+        cold: bool = False,
         copies: type[ScriptedCopies] = ScriptedCopies,
         jumps: Sequence[tuple[float, float]] = (),
         disk_slots: int = 0,
@@ -230,7 +232,7 @@ class Rig:
         else:
             marks = _MARKS[directory]
             started = start(directory, config, pools, marks=marks, clock_ns=self.clock.now_ns, log=writer)
-            assert bool(started.kept) == bool(after_s and pools is KEPT), started.why_cold
+            assert bool(started.kept) == (bool(after_s) and pools is KEPT and not cold), started.why_cold
             self.offloader = started.offloader
         assert self.offloader.writer is not None
         self.offloader.log = notes = SkipNotes(self.offloader.writer)
@@ -506,13 +508,13 @@ def engine_stopped(directory: Path, seed: int = 1) -> Path:
 
 def clock_back(directory: Path, seed: int = 1) -> Path:
     """NTP sets the clock back by 57 minutes."""
-    options = {"device_blocks": 800, "clock_jumps": [(90, -3432)]}
+    options = {"device_blocks": 800, "jumps": [(90_000, -3_432_000)]}
     return Rig(directory, seed, chats(500, seed), **options).serve().close()
 
 
 def clock_forward(directory: Path, seed: int = 1) -> Path:
     """The machine is suspended for five minutes, twice."""
-    options = {"device_blocks": 800, "clock_jumps": [(60, 300), (120, 300)]}
+    options = {"device_blocks": 800, "jumps": [(60_000, 300_000), (120_000, 300_000)]}
     return Rig(directory, seed, chats(500, seed), **options).serve().close()
 
 
