@@ -263,32 +263,35 @@ SLOW_BYTES_PER_S = 7_000_000_000
 def pool_not_pinned(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect that all ranks copy as slowly as from memory that is not page-locked."""
     copies = figures.copies
-    if copies.bytes_per_s is None or copies.large < limit.least or copies.bytes_per_s >= SLOW_BYTES_PER_S:
+    if copies.bytes_per_s is None or copies.measured < limit.least or copies.bytes_per_s >= SLOW_BYTES_PER_S:
         return None
     config = figures.config
-    pool = config.host_blocks * config.blocks_per_chunk * config.block_bytes
+    slot_bytes = config.blocks_per_chunk * config.block_bytes
     text = (
-        f"The host pool does not seem to be page-locked: half of the large copies run at "
-        f"{copies.bytes_per_s / 1e9:.1f} GB/s or less, even on the fastest rank"
+        f"The host pool does not seem to be page-locked: the fastest rank copies "
+        f"{copies.bytes_per_s / 1e9:.1f} GB/s"
     )
     evidence = (
-        f"the pool has {pool / 2**30:,.1f} GiB a rank; a limit for locked memory (ulimit -l) or too little "
-        "free memory makes locking fail, and each rank warns of that at its start",
+        f"the pool has {config.host_blocks * slot_bytes / 2**30:,.1f} GiB a rank; a limit for locked memory "
+        "(ulimit -l) or too little free memory makes locking fail, and each rank warns of that at its start",
         "page-locked memory is copied at 12 GB/s and more, other memory at 2 to 6 GB/s",
     )
     query = (
-        f"SELECT worker, direction, slots, slots * {config.blocks_per_chunk * config.block_bytes} / copied_ns "
-        "AS gb_per_s FROM copies JOIN transfers USING (transfer, direction) WHERE copied_ns > 0 "
-        "ORDER BY slots DESC LIMIT 10"
+        f"SELECT worker, direction, slots, slots * {slot_bytes} / copied_ns AS gb_per_s FROM copies "
+        "JOIN transfers USING (transfer, direction) WHERE copied_ns > 0 ORDER BY slots DESC LIMIT 10"
     )
     slow = 1 - copies.bytes_per_s / SLOW_BYTES_PER_S
     return Noticed(slow, text, evidence, (command(figures, "query", query),))
 
 
+MOST = 0.5
+"""Copies are slower than computing if at least this share of them is: not only the tail of one rank."""
+
+
 def _slower_than_computing(figures: LogFigures, limit: Limit, place: str, subject: str) -> Noticed | None:
     for one in figures.fetches:
-        enough = one.place == place and one.compute_ns is not None and one.copies >= limit.least
-        if enough and one.spent_ns >= limit.share * (one.compute_ns or 0):
+        enough = one.place == place and one.copies >= limit.least and one.slower >= MOST * one.copies
+        if enough and one.compute_ns and one.spent_ns >= limit.share * one.compute_ns:
             return _slower(figures, one, subject)
     return None
 
@@ -308,7 +311,7 @@ def _slower(figures: LogFigures, one: FetchFigures, subject: str) -> Noticed:
         f"{duration(computing.slow_ns or 0)} or more)",
         f"computing is measured on {number(computing.requests, 'request')} that had nothing to load: from "
         "admission to the first stored blocks",
-        f"a copy from the {one.place}: {_spread_text(one.took)}",
+        f"{one.slower:,} of the copies were slower; a copy from the {one.place}: {_spread_text(one.took)}",
     )
     which = "target IS NULL AND direction = 'load'" if one.place == HOST else f"source = '{one.place}'"
     query = (

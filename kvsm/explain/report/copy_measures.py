@@ -75,33 +75,43 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
         )
         for rank in np.unique(copies[:, 0]).tolist()
     ]
-    large, bytes_per_s = _rate(tables)
+    measured, bytes_per_s = _rate(tables)
     return CopyFigures(
         late_ns=late_ns,
         ranks=tuple(ranks),
         transfers=dict(ended),
-        large=large,
+        measured=measured,
         bytes_per_s=bytes_per_s,
     )
 
 
-LARGE_BYTES = 4 << 20
-"""The rate of a copy counts from this size on: a smaller one takes as long as it takes to start."""
+LEAST_RATED = 30
+"""Least number of measured copies of a rank from which its rate is estimated."""
 
 
 def _rate(tables: Tables) -> tuple[int, int | None]:
-    """The number of large copies, and the median rate of the fastest rank's (bytes/s); None: there are none."""
+    """The number of measured copies, and the rate of the fastest rank (bytes/s); None: it is unknown.
+
+    The rate is what more bytes cost: the third with the largest copies against the third with the smallest,
+    by medians. So the time to start a copy does not count, nor does a tail.
+    """
     config = tables.log.config
     slot_bytes = config.block_bytes * config.blocks_per_chunk
     rows = tables.numbers(
         "worker, slots, copied_ns",
         "FROM copies JOIN transfers USING (transfer) WHERE copied_ns > 0 AND good AND source IS NULL"
-        f" AND target IS NULL AND slots * {slot_bytes} >= {LARGE_BYTES} AND {tables.within('transfer')}",
+        f" AND target IS NULL AND {tables.within('transfer')} ORDER BY slots",
     )
-    if not len(rows):
-        return 0, None
-    rates = rows[:, 1] * slot_bytes * 1e9 / rows[:, 2]
-    return len(rows), int(max(np.median(rates[rows[:, 0] == rank]) for rank in np.unique(rows[:, 0])))
+    rates = []
+    for rank in np.unique(rows[:, 0]):
+        own = rows[rows[:, 0] == rank]
+        third = len(own) // 3
+        if len(own) >= LEAST_RATED:
+            small, large = (np.median(part[:, 1:], axis=0) for part in (own[:third], own[-third:]))
+            slots, copied_ns = large - small
+            if slots > 0 and copied_ns > 0:
+                rates.append(slots * slot_bytes * 1e9 / copied_ns)
+    return len(rows), int(max(rates)) if slot_bytes and rates else None
 
 
 TAIL_TIMES = 2
@@ -332,15 +342,17 @@ def _fetched(tables: Tables, place: str, computing: ComputeFigures) -> FetchFigu
     took, slots, steps, measured = rows.T
     spent = np.where(measured == NOT_TOLD, took - took // steps, np.minimum(measured, took))
     config = tables.log.config
-    tokens = int(slots.sum()) * config.blocks_per_chunk * config.block_tokens
-    slow_ns = computing.slow_ns
+    tokens = slots * config.blocks_per_chunk * config.block_tokens
+    slow_ns = computing.slow_ns if config.block_tokens else None
+    compute_ns = None if slow_ns is None else tokens * slow_ns // RATE_TOKENS
     return FetchFigures(
         place=place,
         copies=len(rows),
-        tokens=tokens,
+        tokens=int(tokens.sum()),
         took=spread_of(took),
         spent_ns=int(spent.sum()),
-        compute_ns=None if slow_ns is None or not tokens else tokens * slow_ns // RATE_TOKENS,
+        compute_ns=None if compute_ns is None else int(compute_ns.sum()),
+        slower=0 if compute_ns is None else int((spent >= compute_ns).sum()),
     )
 
 

@@ -192,15 +192,15 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     late_ns: a copy without a report counts as missing after this time.
     transfers: number of ended transfers, by direction and outcome, such as `store completed`. Loads to the
         disk or another engine count only in `ElsewhereFigures`.
-    large: measured copies to and from the device with at least `LARGE_BYTES`.
-    bytes_per_s: median rate of the fastest rank's large copies; None: there are none, or the size of a block
-        is not in the log.
+    measured: copies to and from the device whose time the rank measured.
+    bytes_per_s: rate of the fastest rank's copies, without the time to start them; None: there are too few,
+        all have one size, or the size of a block is not in the log.
     """
 
     late_ns: int
     ranks: tuple[RankFigures, ...]
     transfers: dict[str, int]
-    large: int = 0
+    measured: int = 0
     bytes_per_s: int | None = None
 
 
@@ -227,6 +227,7 @@ class FetchFigures(msgspec.Struct, frozen=True, kw_only=True):
     took: time from submission to end.
     spent_ns: the sum of these times, without the time until an engine step noticed the end.
     compute_ns: the time in which the engine computes as many tokens, at the slow quartile; None: unknown.
+    slower: how many of these copies took longer than computing their tokens.
     """
 
     place: str
@@ -235,6 +236,7 @@ class FetchFigures(msgspec.Struct, frozen=True, kw_only=True):
     took: Spread
     spent_ns: int
     compute_ns: int | None
+    slower: int
 
 
 class WaitSplit(msgspec.Struct, frozen=True):

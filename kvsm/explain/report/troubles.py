@@ -68,6 +68,7 @@ class Detector(NamedTuple):
     why: the reason for the limit.
     detect: the function that judges the figures; it returns None below the limit.
     explains: names of troubles that are not shown besides this one, because it is their cause.
+    of_disk: whether it judges the log of a disk, too.
     """
 
     name: str
@@ -77,6 +78,7 @@ class Detector(NamedTuple):
     why: str
     detect: Callable[[LogFigures, Limit], Noticed | None]
     explains: tuple[str, ...] = ()
+    of_disk: bool = True
 
 
 def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...]:
@@ -87,8 +89,8 @@ def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...
     found = []
     explained: set[str] = set()
     for kind in DETECTORS:
-        if tier == DISK and kind.urgency is Urgency.COSTLY:
-            continue  # These limits are for lookups by an engine's requests. The disk's log has none.
+        if tier == DISK and not (kind.of_disk and kind.urgency is not Urgency.COSTLY):
+            continue  # Limits of costs are for lookups by an engine's requests. The disk's log has none.
         noticed = kind.detect(figures, kind.limit)
         if noticed is not None:
             found.append(Trouble(name=kind.name, urgency=kind.urgency.name, tier=tier, **noticed._asdict()))
@@ -207,12 +209,13 @@ DETECTORS = (
     Detector(
         "pool not pinned",
         Urgency.FAULTY,
-        "copies of 4 MiB or more of the rank that copies fastest, if half of them run at less than 7 GB/s",
-        Limit(0, 20),
-        "PCIe copies page-locked memory at 12 GB/s or more. A driver copies other memory through a buffer, at "
-        "2 to 6 GB/s.",
+        "measured copies, if even the fastest rank's run at less than 7 GB/s, without the time to start them",
+        Limit(0, 30),
+        "PCIe copies page-locked memory at 12 GB/s or more. A driver copies other memory through a buffer, "
+        "at 2 to 6 GB/s.",
         copy_detectors.pool_not_pinned,
         explains=("loads slow", "loads slower than computing", "waits"),
+        of_disk=False,
     ),
     Detector(
         "reports rejected",
@@ -339,7 +342,7 @@ DETECTORS = (
         "loads slower than computing",
         Urgency.COSTLY,
         "time of the loads from the host, as a multiple of the time in which the engine computes as many "
-        "tokens, by the slow quartile of its prompts",
+        "tokens, by the slow quartile of its prompts; most loads are slower",
         Limit(1.0, 20),
         "A load that is slower than computing costs time instead of saving it.",
         copy_detectors.loads_slower,
@@ -349,7 +352,7 @@ DETECTORS = (
         "disk slower than computing",
         Urgency.COSTLY,
         "time of the copies from the disk, as a multiple of the time in which the engine computes as many "
-        "tokens, by the slow quartile of its prompts",
+        "tokens, by the slow quartile of its prompts; most copies are slower",
         Limit(1.0, 20),
         "A request waits for the disk, and would have had its tokens sooner without it.",
         copy_detectors.disk_slower,

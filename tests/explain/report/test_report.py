@@ -307,6 +307,7 @@ def fetched(place: str, spent_ns: int) -> dict[str, Any]:
                 took=Spread(20, 10**7, 10**7, 10**7),
                 spent_ns=spent_ns,
                 compute_ns=10**9,
+                slower=10,
             ),
         ),
     }
@@ -349,8 +350,8 @@ EDGES = {
     ),
     "rank tail": Edge(tail(10), tail(9)),
     "pool not pinned": Edge(
-        {"copies.large": 20, "copies.bytes_per_s": 7 * 10**9 - 1},
-        {"copies.large": 20, "copies.bytes_per_s": 7 * 10**9},
+        {"copies.measured": 30, "copies.bytes_per_s": 7 * 10**9 - 1},
+        {"copies.measured": 30, "copies.bytes_per_s": 7 * 10**9},
     ),
     "reports rejected": Edge(
         {"rejected": (RejectedFigures(0, "late", 41),)}, {"rejected": (RejectedFigures(0, "late", 40),)}
