@@ -79,9 +79,11 @@ def _left_behind(figures: LogFigures) -> tuple[str, ...]:
 
 
 def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect overdue requests: without an end, and much older than any request that ended."""
+    """Detect overdue requests: without an end, and much older than any request that ended. If a rank is
+    silent, requests that wait for it, or for device blocks that it holds, are its symptom."""
     requests = figures.requests
-    if requests.overdue < limit.least:
+    silent = any(rank.missing for rank in figures.copies.ranks)
+    if requests.overdue < limit.least or (silent and not requests.overdue_running):
         return None
     names = ", ".join(requests.oldest)
     closed = figures.end.engine == LogEnd.CLOSED.value
@@ -197,15 +199,12 @@ def _aborted_together(figures: LogFigures) -> AbortFigures | None:
     return aborts if short else None
 
 
-LEAST_ROUNDS = 2 * IDLE_ROUNDS
-"""Least number of rounds over the device in which a leak can be seen."""
+LEAST_ROUNDS = IDLE_ROUNDS + 1
+"""Least number of rounds over the device: no block is unused before."""
 
 LEAK_GROWTH = 1.5
 """A leak grows: there are this many times as many unused blocks as at half time. A prompt that stays cached
 on the device holds its blocks from its first use on."""
-
-HITS_GREW = 0.1
-"""If the device's share of the asked blocks grew by this, its unused blocks are cached, not lost."""
 
 
 def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
@@ -215,8 +214,8 @@ def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
     if device is None or requests.preempted < limit.least or len(device.unused) < LEAST_ROUNDS:
         return None
     middle, lost = device.unused[len(device.unused) // 2], device.unused[-1]
-    hits_grew = device.on_device[-1] > device.on_device[0] + HITS_GREW
-    if lost < limit.share * blocks or lost < LEAK_GROWTH * middle or hits_grew:
+    cached = device.on_device[-1] >= device.on_device[0]
+    if lost < limit.share * blocks or lost < LEAK_GROWTH * middle or cached:
         return None
     text = (
         f"The engine leaks device blocks: {lost:,} of {blocks:,} were used once and never again, and "

@@ -34,7 +34,9 @@ def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -
     overdue_ns = max(overdue_least_ns, overdue_times * longest)
     overdue = f"{open_too} AND {within} AND arrived_ns < {tables.ended_ns - overdue_ns}"
     names = tables.all(f"SELECT request FROM requests WHERE {overdue} ORDER BY arrived LIMIT {SHOWN}")
-    [number] = tables.one(f"SELECT count(*) FROM requests WHERE {overdue}")
+    number, running = tables.one(
+        f"SELECT count(*), coalesce(sum(state = 'RUNNING'), 0) FROM requests WHERE {overdue}"
+    )
     states = tables.all(
         f"SELECT state, count(*) FROM requests WHERE {open_too} AND {within} GROUP BY state ORDER BY state"
     )
@@ -49,6 +51,7 @@ def request_figures(tables: Tables, overdue_least_ns: int, overdue_times: int) -
         longest_ns=longest,
         open=total - ended,
         overdue=number,
+        overdue_running=running,
         overdue_ns=overdue_ns,
         oldest=tuple([name for [name] in names]),
         states=dict(states),

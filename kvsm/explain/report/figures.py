@@ -340,6 +340,7 @@ class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
     longest_ns: the longest time from arrival to end.
     open: requests without an end.
     overdue: open requests that arrived more than `overdue_ns` before the end of the window.
+    overdue_running: how many of these wait for no copy and no device block: their state is RUNNING.
     oldest: names of the oldest overdue requests.
     states: number of open requests in each state.
     """
@@ -354,6 +355,7 @@ class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
     longest_ns: int
     open: int
     overdue: int
+    overdue_running: int
     overdue_ns: int
     oldest: tuple[str, ...]
     states: dict[str, int]

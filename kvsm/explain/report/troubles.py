@@ -162,6 +162,7 @@ DETECTORS = (
         Limit(),
         "A copy that takes ten times as long as slow ones will not come. A slot or a request waits for it.",
         copy_detectors.rank_silent,
+        explains=("loads slow", "waits"),
     ),
     Detector(
         "requests unfinished",
@@ -247,7 +248,7 @@ DETECTORS = (
         "device blocks leak",
         Urgency.FAULTY,
         "device blocks that no copy has named for three rounds over the device, if there were far fewer at "
-        "half time, requests are preempted, and the device does not serve more hits",
+        "half time, requests are preempted, and the device serves fewer hits than at first",
         Limit(0.2, 5),
         "An engine takes the block that was freed first, so copies name all blocks in turn: of healthy "
         "engines' blocks, less than 16 % were unused so long.",

@@ -478,6 +478,36 @@ def test_one_cause_is_told_once() -> None:
         assert [one.name for one in troubles(replaced(quiet(), **evicted, **more))] == [name]
 
 
+def test_requests_that_wait_for_a_silent_rank_are_no_trouble_of_their_own() -> None:
+    """Requests that were forgotten besides are one."""
+    waiting = {"requests.overdue": 9, "requests.oldest": ("r7",), **ranks(missing=1)}
+    for running, told in ((0, ["rank silent"]), (1, ["rank silent", "requests unfinished"])):
+        found = troubles(replaced(quiet(), **waiting, **{"requests.overdue_running": running}))
+        assert sorted(one.name for one in found) == told
+
+
+@pytest.mark.parametrize(
+    ("cause", "symptom"),
+    [
+        ("rank slow", "loads slower than computing"),
+        ("rank tail", "waits"),
+        ("rank silent", "loads slow"),
+        ("pool not pinned", "loads slower than computing"),
+        ("loads slower than computing", "loads slow"),
+        ("disk slower than computing", "waits"),
+        ("device blocks leak", "preemptions"),
+    ],
+)
+def test_a_symptom_is_not_shown_beside_its_cause(cause: str, symptom: str) -> None:
+    figures = replaced(replaced(quiet(), **EDGES[symptom].speaks), **EDGES[cause].speaks)
+    assert [one.name for one in troubles(figures)] == [cause]
+
+
+def test_a_disk_is_not_judged_as_page_locked_memory() -> None:
+    figures = replaced(quiet(), **EDGES["pool not pinned"].speaks)
+    assert troubles(figures, "disk") == ()
+
+
 def test_a_rank_that_reports_again_is_not_silent() -> None:
     """It loses copies, but it is alive: a restart would not help."""
     late_ns = 10**9
