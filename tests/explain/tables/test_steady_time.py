@@ -34,7 +34,13 @@ APART_NS = 1_500_000_000
 
 def log_of(directory: Path, jumps: Sequence[tuple[float, float]], **more: Any) -> Path:
     options = {"device_blocks": 200, "host_blocks": 90, "reset_every": 900, "abort_rate": 0.1, **more}
-    return Rig(directory, 5, chats(120, 5), clock_jumps=jumps, **options).serve().close()
+    return (
+        Rig(
+            directory, 5, chats(120, 5), jumps=[(1000 * at_s, 1000 * by_s) for at_s, by_s in jumps], **options
+        )
+        .serve()
+        .close()
+    )
 
 
 @pytest.fixture(scope="module")
