@@ -17,7 +17,7 @@ class Background(NamedTuple):
 
     features: what kinds may ask for. `reuse`: prompts share blocks with earlier ones. `loads`: the host
         serves many of these blocks. `chats`: conversations with one KV cache group. `one process`;
-        `no resets`; `host`: there is no disk.
+        `no resets`; `host`: there is no disk. `device`: see `DEVICE`.
     """
 
     name: str
@@ -26,6 +26,9 @@ class Background(NamedTuple):
 
 
 BACKGROUNDS: dict[str, Background] = {}
+DEVICE = "device"
+"""The feature of a scene in which no incident has set the size of the device. Every background has it."""
+
 USUAL = ("one process", "no resets", "host")
 
 
@@ -33,7 +36,7 @@ def background(*features: str) -> Callable[[Callable[[Random], Scene]], Callable
     """Add a function to `BACKGROUNDS`, under its name."""
 
     def add(make: Callable[[Random], Scene]) -> Callable[[Random], Scene]:
-        BACKGROUNDS[make.__name__] = Background(make.__name__, frozenset(features), make)
+        BACKGROUNDS[make.__name__] = Background(make.__name__, frozenset((*features, DEVICE)), make)
         return make
 
     return add

@@ -27,7 +27,7 @@ VISIBLE: dict[str, Kind] = {}
 visible = partial(kind, VISIBLE)
 
 
-@visible("property broken", subject="state", needs="one process, no resets, host", spoils="no resets")
+@visible("property broken", subject="end", needs="one process, no resets, host", spoils="no resets")
 def stale_after_reset(scene: Scene) -> None:
     """A bug in the core: stored blocks stay readable after the reset, late in the log."""
 
@@ -99,7 +99,13 @@ def rank_hiccups(scene: Scene) -> None:
     scene.copies.append(hiccups)
 
 
-@visible("loads slower than computing", "loads slow", subject="copies", needs="loads, one process, host")
+@visible(
+    "loads slower than computing",
+    "loads slow",
+    subject="copies",
+    needs="loads, one process, host, device",
+    spoils="device",
+)
 def loads_crawl(scene: Scene) -> None:
     """Loads take at least twice as long as computing their tokens, which takes 5.1 ms a block."""
     times = scene.random.uniform(28, 80)
@@ -127,7 +133,12 @@ def slow_disk(scene: Scene) -> None:
     scene.disk_copies.append(lambda _copying, outcome: slower(outcome, times))
 
 
-@visible("pool too small", subject="pool", needs="chats, loads, one process, no resets, host")
+@visible(
+    "pool too small",
+    subject="pool",
+    needs="chats, loads, one process, no resets, host, device",
+    spoils="device",
+)
 def host_too_small(scene: Scene) -> None:
     """The host pool holds at most a sixth of the blocks that conversations reuse, and the device not many."""
     scene.give_device(0.6, 0.9)
@@ -136,7 +147,12 @@ def host_too_small(scene: Scene) -> None:
     )
 
 
-@visible("tenant floods", subject="pool", needs="chats, loads, one process, no resets, host")
+@visible(
+    "tenant floods",
+    subject="pool",
+    needs="chats, loads, one process, no resets, host, device",
+    spoils="device",
+)
 def tenant_with_unique_prompts(scene: Scene) -> None:
     """One tenant sends long prompts that no one sends again, for at least 60 % of the time.
 
@@ -158,7 +174,12 @@ def resets_every_few_seconds(scene: Scene) -> None:
     scene.options["reset_every"] = scene.random.randrange(100, 330)
 
 
-@visible("stores behind", subject="pool", needs="chats, loads, one process, no resets, host")
+@visible(
+    "stores behind",
+    subject="pool",
+    needs="chats, loads, one process, no resets, host, device",
+    spoils="device",
+)
 def lazy_store_too_late(scene: Scene) -> None:
     """A lazy store keeps at most three blocks ahead, fewer than the engine allocates in a step."""
     scene.give_device(0.6, 0.9)
@@ -194,7 +215,7 @@ def clock_set_back(scene: Scene) -> None:
         scene.jumps.append((1000 * scene.moment(0.2, 0.8), by_ms))
 
 
-@visible("device blocks leak", subject="device", needs="chats, one process, host")
+@visible("device blocks leak", subject="device", needs="chats, one process, host, device", spoils="device")
 def finished_requests_leak(scene: Scene) -> None:
     """Finished requests keep blocks, until at least half of the device is gone, and admission stops often."""
     left = scene.largest + scene.random.randrange(10, 60)
