@@ -40,8 +40,18 @@ class Made(NamedTuple):
 
 def generate(seed: int, directory: Path) -> Made:
     """Draw a background and up to two kinds, and make the log in this new directory."""
+    return make(seed, directory, *draw(seed))
+
+
+def draw(seed: int) -> list[Kind]:
+    """Draw no, one or two kinds that go together."""
     random = Random(f"incidents {seed}")
-    return make(seed, directory, *_drawn(random, random.randrange(3)))
+    number, drawn = random.randrange(3), list[Kind]()
+    while len(drawn) < number:
+        one = random.choice(list(KINDS.values()))
+        if together((one, *drawn)) and loads(one, *drawn):
+            drawn.append(one)
+    return drawn
 
 
 def make(seed: int, directory: Path, *kinds: Kind, background: str | None = None) -> Made:
@@ -61,13 +71,3 @@ def loads(*kinds: Kind) -> list[Background]:
     """Return the backgrounds that have what these kinds need."""
     needs = frozenset().union(*[one.needs for one in kinds])
     return [one for one in BACKGROUNDS.values() if needs <= one.features]
-
-
-def _drawn(random: Random, number: int) -> list[Kind]:
-    """Draw so many kinds that go together."""
-    drawn: list[Kind] = []
-    while len(drawn) < number:
-        one = random.choice(list(KINDS.values()))
-        if together((one, *drawn)) and loads(one, *drawn):
-            drawn.append(one)
-    return drawn
