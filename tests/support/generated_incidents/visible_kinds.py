@@ -53,9 +53,12 @@ def killed(scene: Scene) -> None:
 
 @visible("rank silent", subject="ranks", needs="one process")
 def rank_dies(scene: Scene) -> None:
-    """A rank reports nothing from some time on, for at least the last seventh of the workload."""
+    """Late in the log a rank stops to report. The engine steps on for at least 75 s.
+
+    It hangs then, so an earlier death would hide any other incident.
+    """
     ranks = scene.options.setdefault("workers", 2)
-    rank, at_ms = scene.random.randrange(ranks), 1000 * scene.moment(0.3, 0.85)
+    rank, at_ms = scene.random.randrange(ranks), 1000 * scene.moment(0.7, 0.9)
 
     def dies(copying: Copying, outcome: Outcome) -> Outcome:
         dead = copying.rank == rank and copying.now_ms > at_ms
@@ -217,11 +220,11 @@ def clock_set_back(scene: Scene) -> None:
 
 @visible("device blocks leak", subject="device", needs="chats, one process, host, device", spoils="device")
 def finished_requests_leak(scene: Scene) -> None:
-    """Finished requests keep blocks, until at least half of the device is gone, and admission stops often."""
+    """Requests keep blocks when they leave, until half of the device is gone, and admission stops often."""
     left = scene.largest + scene.random.randrange(10, 60)
     scene.options["device_blocks"] = max(2 * left + 100, scene.options["device_blocks"] // 2)
     per_request = (scene.options["device_blocks"] - left) / len(scene.trace) / scene.random.uniform(0.4, 0.7)
-    leak(scene, per_request, left, lambda request: request.is_done)
+    leak(scene, per_request, left, lambda _request: True)
 
 
 def leak(scene: Scene, per_request: float, left: int, leaks: Callable[[ServingRequest], bool]) -> None:
