@@ -232,7 +232,7 @@ class Rig:
         else:
             marks = _MARKS[directory]
             started = start(directory, config, pools, marks=marks, clock_ns=self.clock.now_ns, log=writer)
-            assert bool(started.kept) == (bool(after_s) and pools is KEPT and not cold), started.why_cold
+            assert bool(started.why_cold) != bool(after_s and pools is KEPT and not cold), started.why_cold
             self.offloader = started.offloader
         assert self.offloader.writer is not None
         self.offloader.log = notes = SkipNotes(self.offloader.writer)
