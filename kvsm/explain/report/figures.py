@@ -1,7 +1,8 @@
 """The figures of a report: one struct for each part of it.
 
-`measures.py` fills them from the tables of a log, and `detectors.py` judges them. A figure is None if the log
-lacks the data for it. A field whose name ends in `_ns` is in nanoseconds.
+`measures.py` and `cache_measures.py` fill them from the tables of a log. `detectors.py` and
+`cache_detectors.py` judge them. A figure is None if the log lacks the data for it. A field whose name ends in
+`_ns` is in nanoseconds.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ import msgspec
 from kvsm.core.log import LogEnd
 from kvsm.core.log.frames import segment_paths
 from kvsm.errors import LogDamaged
-from kvsm.explain.report import copy_measures, engine_measures, measures
+from kvsm.explain.report import cache_measures, copy_measures, engine_measures
 from kvsm.explain.report.copy_detectors import LATE_LEAST_NS, LATE_TIMES
 from kvsm.explain.report.detectors import APART_NS
 from kvsm.explain.report.engine_detectors import OVERDUE_LEAST_NS, OVERDUE_TIMES
@@ -123,23 +123,23 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         log_began_ns=log.log_began_ns,
         whole=tables.whole and log.part == EVERYTHING,
         config=log.config,
-        stored=measures.stored_blocks(tables),
+        stored=cache_measures.stored_blocks(tables),
         requests=requests,
         aborts=engine_measures.abort_figures(tables),
         device=engine_measures.device_figures(tables) if requests.preempted or requests.overdue else None,
         clock=engine_measures.clock_figures(tables),
-        hits=measures.hit_figures(tables),
-        stops=measures.stop_figures(tables),
-        recomputed=measures.recomputed_figures(tables, APART_NS),
-        evictions=measures.eviction_figures(tables),
-        groups=measures.group_figures(tables),
+        hits=cache_measures.hit_figures(tables),
+        stops=cache_measures.stop_figures(tables),
+        recomputed=cache_measures.recomputed_figures(tables, APART_NS),
+        evictions=cache_measures.eviction_figures(tables),
+        groups=cache_measures.group_figures(tables),
         copies=copy_measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
         computing=computing,
         fetches=copy_measures.fetch_figures(tables, computing),
         waits=copy_measures.wait_figures(tables),
-        pool=measures.pool_figures(tables),
-        skips=measures.skip_figures(tables),
-        resets=measures.reset_figures(tables),
+        pool=cache_measures.pool_figures(tables),
+        skips=cache_measures.skip_figures(tables),
+        resets=cache_measures.reset_figures(tables),
         restarts=engine_measures.restart_figures(tables),
         cold=engine_measures.cold_reasons(tables),
         rejected=copy_measures.rejected_figures(tables),

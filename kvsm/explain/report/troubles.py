@@ -1,7 +1,8 @@
 """Find the troubles of a log: every kind of trouble with its limit, and the order in which they are shown.
 
-A detector (`detectors.py`) judges the figures of a log (`figures.py`), and reports nothing below its limit.
-`DETECTORS` lists all detectors with the reasons for their limits. docs/troubles.md is generated from it.
+A detector (`detectors.py` and the three modules named after their subjects) judges the figures of a log
+(`figures.py`), and reports nothing below its limit. `DETECTORS` lists all detectors with the reasons for their
+limits. docs/troubles.md is generated from it.
 
 Troubles are sorted by urgency, and within one urgency by impact: the share of the lookups, copies, requests
 or time that they cost. Each cause is shown once: if evictions come from a burst, or from one KV cache group,
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from kvsm.explain.report import copy_detectors, detectors, engine_detectors
+from kvsm.explain.report import cache_detectors, copy_detectors, detectors, engine_detectors
 from kvsm.explain.report.detectors import Limit, Noticed
 from kvsm.explain.report.figures import LogFigures
 from kvsm.tiers.disk_tier import DISK
@@ -270,7 +271,7 @@ DETECTORS = (
         "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time",
         Limit(0.05, 10),
         "Steady pressure spreads over the time of a log. A scan or a batch job does not.",
-        detectors.eviction_burst,
+        cache_detectors.eviction_burst,
     ),
     Detector(
         "group floods",
@@ -279,7 +280,7 @@ DETECTORS = (
         "these are read a third as often as the others",
         Limit(0.1, 10),
         "A larger pool would mostly hold more of the same.",
-        detectors.group_floods,
+        cache_detectors.group_floods,
     ),
     Detector(
         "pool too small",
@@ -287,7 +288,7 @@ DETECTORS = (
         "lookups that stopped at an evicted block",
         Limit(0.1, 10),
         "A full pool always evicts, and most of it is never asked for again. One lookup in ten is a loss.",
-        detectors.pool_too_small,
+        cache_detectors.pool_too_small,
     ),
     Detector(
         "reset storm",
@@ -295,7 +296,7 @@ DETECTORS = (
         "lookups that stopped at a block that a reset dropped, after three resets or more",
         Limit(0.2, 3),
         "A reset is wanted when weights change, and every conversation pays for it once.",
-        detectors.resets,
+        cache_detectors.resets,
     ),
     Detector(
         "stores behind",
@@ -303,7 +304,7 @@ DETECTORS = (
         "lookups that stopped at a block that was missed 5 s before or more, and never stored",
         Limit(0.05, 10),
         "A computed block is stored within a few steps. Requests that arrive together miss it together.",
-        detectors.never_stored,
+        cache_detectors.never_stored,
     ),
     Detector(
         "blocks skipped",
@@ -312,7 +313,7 @@ DETECTORS = (
         "these and the stored ones",
         Limit(0.1, 50),
         "Skipped blocks are offered again. A few of them are a peak, and many a limit.",
-        detectors.skipped,
+        cache_detectors.skipped,
     ),
     Detector(
         "preemptions",

@@ -38,8 +38,9 @@ from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
 from kvsm.core.log import LogEnd
 from kvsm.events import SkipReason
+from kvsm.explain.report import cache_measures
 from kvsm.explain.report import log_report as report
-from kvsm.explain.report import measures
+from kvsm.explain.report.cache_measures import BURST_PART, shortest_run
 from kvsm.explain.report.detectors import Limit, number, percent
 from kvsm.explain.report.engine_detectors import STILL_WRITTEN_NS
 from kvsm.explain.report.figures import (
@@ -64,7 +65,6 @@ from kvsm.explain.report.figures import (
     WaitSplit,
 )
 from kvsm.explain.report.log_report import Report, left_open, make_report
-from kvsm.explain.report.measures import BURST_PART, shortest_run
 from kvsm.explain.report.troubles import DETECTORS, Urgency, troubles
 from kvsm.explain.story.unfinished import end_rows
 from kvsm.explain.story.window import Window
@@ -825,7 +825,7 @@ def test_the_figures_of_a_large_log_are_remembered(tmp_path: Path, monkeypatch: 
     first = reported(log)
     part = Window(None, first.last // 2)
     of_part = reported(log, part)
-    monkeypatch.setattr(measures, "hit_figures", lambda _: pytest.fail("it looks again"))
+    monkeypatch.setattr(cache_measures, "hit_figures", lambda _: pytest.fail("it looks again"))
     monkeypatch.setattr(report, "verify_log", lambda *_, **__: pytest.fail("it verifies again"))
     assert reported(log) == first
     monkeypatch.undo()

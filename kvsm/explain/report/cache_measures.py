@@ -1,0 +1,245 @@
+"""Compute what a report says about hits, evictions, floods and the pool, from the tables of a log.
+
+Each function returns structs of `figures.py`. `cache_detectors.py` judges the figures.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import accumulate
+
+import numpy as np
+
+from kvsm.core.kv_events import GROUP_INDEX_BYTES
+from kvsm.explain.report.figures import (
+    BurstFigures,
+    EvictionFigures,
+    GroupFigures,
+    HitFigures,
+    PoolFigures,
+    RecomputedFigures,
+    ResetFigures,
+    SkipFigures,
+    StopFigures,
+)
+from kvsm.explain.report.measures import BINS, NOT_TOLD, SHOWN, Tables, spread_of
+from kvsm.explain.tables.row_kinds import Gone
+
+GROUP_DIGITS = 2 * GROUP_INDEX_BYTES
+"""Number of hex digits at the end of a key that are the index of its KV cache group."""
+
+
+ADMITTED = "admitted IS NOT NULL AND NOT resumed"
+"""SQL condition for the lookup with which each request was first admitted: only these lookups count."""
+
+
+def hit_figures(tables: Tables) -> HitFigures:
+    """Compute which blocks requests found when they were first admitted, in total and over time."""
+    where = f"{ADMITTED} AND {tables.within('admitted')}"
+    lookups, stopped = tables.one(f"SELECT count(*), count(missed) FROM lookups WHERE {where}")
+    known = f"FROM lookups WHERE on_device IS NOT NULL AND {where}"
+    asked, on_device, on_host = tables.one(f"SELECT sum(asked), sum(on_device), sum(on_host) {known}")
+    if asked is None:
+        part, hits, source = "count(*)", "sum(hit_slots > 0)", f"FROM lookups WHERE {where}"
+    else:
+        part, hits, source = "sum(asked)", "sum(on_device + on_host)", known
+    over_time: list[float | None] = [None] * BINS
+    for when, whole, found in tables.all(
+        f"SELECT {tables.bin_of('wall_ns')} AS place, {part}, {hits} {source} GROUP BY place"
+    ):
+        if whole:
+            over_time[when] = found / whole
+    return HitFigures(
+        lookups=lookups,
+        stopped=stopped,
+        asked=asked,
+        on_device=on_device,
+        on_host=on_host,
+        block_tokens=tables.log.config.block_tokens,
+        over_time=tuple(over_time),
+    )
+
+
+def stop_figures(tables: Tables) -> tuple[StopFigures, ...]:
+    """Count the lookups that stopped at a missing key, by reason, most frequent first."""
+    rows = tables.all(
+        "SELECT why, count(*) AS lookups, sum(asked - on_device - on_host) FROM lookups "
+        f"WHERE why IS NOT NULL AND {ADMITTED} AND {tables.within('admitted')} "
+        "GROUP BY why ORDER BY lookups DESC, why"
+    )
+    return tuple([StopFigures(*row) for row in rows])
+
+
+def recomputed_figures(tables: Tables, apart_ns: int) -> RecomputedFigures:
+    """Count the blocks that were computed again because they had never been stored."""
+    lookups, keys = tables.one(
+        "SELECT count(*), count(DISTINCT missed) FROM ("
+        " SELECT missed, wall_ns - lag(wall_ns) OVER (PARTITION BY missed ORDER BY event) AS apart"
+        f" FROM lookups WHERE why = '{Gone.NEVER_STORED}' AND {ADMITTED} AND {tables.within('admitted')}"
+        f") WHERE apart >= {apart_ns}"
+    )
+    return RecomputedFigures(lookups, keys, apart_ns)
+
+
+def eviction_figures(tables: Tables) -> EvictionFigures:
+    """Compute how old evicted blocks were, and how many of them a later lookup missed."""
+    where = f"why = '{Gone.EVICTED}' AND {tables.within('gone')}"
+    runs = tables.numbers(
+        f"blocks, hits = 0, wanted IS NOT NULL, coalesce(gone_ns - stored_ns, {NOT_TOLD}),"
+        f" coalesce(wanted_ns - gone_ns, {NOT_TOLD}), coalesce({tables.bin_of('gone_ns')}, 0)",
+        f"FROM block_runs WHERE {where}",
+    )
+    blocks, unread, wanted, ages, waits, places = runs.T
+    over_time = np.bincount(places, weights=blocks * wanted, minlength=BINS).astype(np.int64).tolist()
+    aged, waited = ages != NOT_TOLD, waits != NOT_TOLD
+    return EvictionFigures(
+        evicted=int(blocks.sum()),
+        unread=int((blocks * unread).sum()),
+        wanted=int((blocks * wanted).sum()),
+        age=spread_of(ages[aged], blocks[aged]),
+        until_wanted=spread_of(waits[waited], blocks[waited]),
+        over_time=tuple(over_time),
+        burst=_burst(tables, over_time, f"{where} AND wanted IS NOT NULL"),
+    )
+
+
+BURST_PART = 0.7
+"""Smallest share of all evictions of wanted blocks that a burst contains."""
+
+
+def shortest_run(counts: list[int], part: float) -> tuple[int, int] | None:
+    """(first, last) index of the shortest run of counts with this share of the sum; None if the sum is 0."""
+    needed, total, begin, best = part * sum(counts), 0, 0, None
+    for end, count in enumerate(counts):
+        total += count
+        while total - counts[begin] >= needed and begin < end:
+            total -= counts[begin]
+            begin += 1
+        if total and total >= needed and (best is None or end - begin < best[1] - best[0]):
+            best = begin, end
+    return best
+
+
+def _burst(tables: Tables, over_time: list[int], where: str) -> BurstFigures | None:
+    run = shortest_run(over_time, BURST_PART)
+    if run is None:
+        return None
+    began_ns, ended_ns = tables.bin_start_ns(run[0]), tables.bin_start_ns(run[1] + 1)
+    during = f"{where} AND gone_ns >= {began_ns} AND gone_ns < {ended_ns}"
+    evictors: Counter[str] = Counter()
+    for requests, blocks in tables.all(
+        f"SELECT gone_for_requests, sum(blocks) FROM block_runs WHERE {during} GROUP BY gone_for_requests"
+    ):
+        evictors.update(dict.fromkeys(_names(requests), blocks))
+    return BurstFigures(
+        began_ns,
+        min(ended_ns, tables.ended_ns),
+        sum(over_time[run[0] : run[1] + 1]),
+        len(evictors),
+        len(evictors) - len(_read_again(tables, set(evictors))),
+        tuple([name for name, _ in evictors.most_common(SHOWN)]),
+    )
+
+
+def _names(requests: str | None) -> list[str]:
+    """The names of requests in a JSON list from a table."""
+    names: list[str] = json.loads(requests) if requests else []
+    return names
+
+
+def _read_again(tables: Tables, requests: set[str]) -> set[str]:
+    """Which of the requests have stored a block that was ever hit."""
+    found = tables.all("SELECT DISTINCT requests FROM block_runs WHERE hits > 0")
+    return requests.intersection(name for [names] in found for name in _names(names))
+
+
+def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:
+    """Count the blocks of each KV cache group."""
+    stops = dict(
+        tables.all(
+            f"SELECT substr(missed, -{GROUP_DIGITS}) AS part, count(*) FROM lookups "
+            f"WHERE why = '{Gone.EVICTED}' AND {ADMITTED} AND {tables.within('admitted')} GROUP BY part"
+        )
+    )
+    evicted = f"(why = '{Gone.EVICTED}')"
+    rows = tables.all(
+        f"SELECT hex(substr(s.keys, 1 + s.key_bytes - {GROUP_INDEX_BYTES}, {GROUP_INDEX_BYTES})) AS part,"
+        f" sum(blocks * (stored IS NOT NULL)), sum(blocks * hits), coalesce(sum(blocks * {evicted}), 0),"
+        f" coalesce(sum(blocks * ({evicted} AND hits = 0)), 0)"
+        " FROM block_runs r JOIN _stores s ON s.life = r.store"
+        f" WHERE {tables.within('transfer')} AND s.key_bytes >= {GROUP_INDEX_BYTES}"
+        " GROUP BY part ORDER BY part"
+    )
+    return tuple(
+        [
+            GroupFigures(int(part, 16), stored, hits, gone, unread, stops.get(part.lower(), 0))
+            for part, stored, hits, gone, unread in rows
+            if part.startswith(_SMALL_GROUP)
+        ]
+    )
+
+
+_SMALL_GROUP = "00" * (GROUP_INDEX_BYTES - 1)
+"""The hex digits with which a group's index begins. Other keys have no group: no model has 256 groups."""
+
+
+def pool_figures(tables: Tables) -> PoolFigures:
+    """Compute how the slots of the host pool were used."""
+    slots, within = tables.log.config.host_blocks, tables.within("event")
+    samples, free, pinned, mean, storing, quarantined, retired = tables.one(
+        "SELECT count(*), coalesce(min(free), 0), coalesce(max(pinned), 0), coalesce(avg(pinned), 0.0),"
+        " coalesce(max(storing), 0), coalesce(max(quarantined), 0), coalesce(max(retired), 0)"
+        f" FROM occupancy WHERE {within}"
+    )
+    place = tables.bin_of("wall_ns")
+    used_over_time: list[float | None] = [None] * BINS
+    pinned_over_time: list[float | None] = [None] * BINS
+    for part, least_free, most_pinned in tables.all(
+        f"SELECT {place} AS place, min(free), max(pinned) FROM occupancy WHERE {within} GROUP BY place"
+    ):
+        used_over_time[part] = (slots - least_free) / slots
+        pinned_over_time[part] = most_pinned / slots
+    return PoolFigures(
+        slots=slots,
+        samples=samples,
+        used=slots - free if samples else 0,
+        pinned=pinned,
+        pinned_mean=mean,
+        storing=storing,
+        quarantined=quarantined,
+        retired=retired,
+        used_over_time=_held(used_over_time),
+        pinned_over_time=_held(pinned_over_time),
+    )
+
+
+def _held(samples: list[float | None]) -> tuple[float | None, ...]:
+    """Fill each part of the time that has no sample with the value of the part before it."""
+    return tuple(accumulate(samples, lambda before, now: before if now is None else now))
+
+
+def skip_figures(tables: Tables) -> tuple[SkipFigures, ...]:
+    """Count the offered blocks that were not stored, by reason."""
+    rows = tables.all(
+        f"SELECT reason, sum(blocks) AS total FROM skips WHERE {tables.within('event')} "
+        "GROUP BY reason ORDER BY total DESC, reason"
+    )
+    return tuple([SkipFigures(*row) for row in rows])
+
+
+def reset_figures(tables: Tables) -> ResetFigures:
+    """Count the resets that dropped keys."""
+    found = tables.one(
+        f"SELECT count(*), coalesce(sum(keys), 0) FROM resets WHERE keys > 0 AND {tables.within('event')}"
+    )
+    return ResetFigures(*found)
+
+
+def stored_blocks(tables: Tables) -> int:
+    """Count the blocks whose store completed."""
+    [stored] = tables.one(
+        "SELECT coalesce(sum(blocks), 0) FROM block_runs"
+        f" WHERE stored IS NOT NULL AND {tables.within('transfer')}"
+    )
+    return int(stored)
