@@ -339,6 +339,12 @@ def pool_too_small(directory: Path, seed: int = 1) -> Path:
     return Rig(directory, seed, chats(500, seed), device_blocks=600, host_blocks=350).serve().close()
 
 
+def tenant_floods(directory: Path, seed: int = 1) -> Path:
+    """One tenant reads long documents all the time, and evicts blocks that conversations reuse."""
+    trace = merged(chats(500, seed), documents(200, 800, 40, begin_ms=10_000))
+    return Rig(directory, seed, trace, device_blocks=700, host_blocks=1000).serve().close()
+
+
 def rank_fails(directory: Path, seed: int = 1) -> Path:
     """Rank 2 of 4 fails 4 % of its copies."""
 
@@ -669,6 +675,7 @@ INCIDENTS: dict[str, Seeding] = {
     seed.__name__: seed
     for seed in (
         pool_too_small,
+        tenant_floods,
         rank_fails,
         rank_silent,
         reports_lost,

@@ -315,8 +315,10 @@ class Moment(NamedTuple):
     following: OffloadingEvent | None
 
 
-def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
+def walk(reader: LogReader, trust: Trust, holding: int | None = None) -> Iterator[Moment]:
     """Yield all events of a log in order. Apply each event to its ledger before you take the next one.
+
+    holding: begin with the segment that has this event; None: with the oldest.
 
     After a gap the ledger is a new one, restored from the next segment's snapshot. Raises as `rebuild` does.
     """
@@ -325,7 +327,7 @@ def walk(reader: LogReader, trust: Trust) -> Iterator[Moment]:
     opened: deque[Segment] = deque()
 
     def stream() -> Iterator[tuple[Segment, OffloadingEvent]]:
-        for segment in reader.segments():
+        for segment in reader.segments(holding):
             trust.admit(segment)  # Before its first event is read.
             opened.append(segment)
             for event in segment.events():

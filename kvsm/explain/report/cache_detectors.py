@@ -5,33 +5,46 @@ They work as those of `detectors.py`.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from kvsm.core.kv_events import GROUP_INDEX_BYTES
 from kvsm.events import SkipReason
 from kvsm.explain.report.command_lines import command as _command
 from kvsm.explain.report.detectors import Limit, Noticed, number, percent
-from kvsm.explain.report.figures import BurstFigures, GroupFigures, LogFigures
+from kvsm.explain.report.figures import BurstFigures, FloodFigures, GroupFigures, LogFigures, TrialFigures
 from kvsm.explain.story.times import after_start, duration
 from kvsm.explain.tables.row_kinds import Gone
 
 BURST_TIME = 0.2
-"""A burst of evictions takes at most this share of the time."""
+"""A burst of evictions takes at most this share of the time since the first eviction."""
+
+BURST_TIMES, BURST_DEVIATIONS, BURST_BATCHES = 2, 4, 20
+"""Three quarters of a burst evict at least `BURST_TIMES` as many blocks as usual, and all of it exceeds the
+usual rate by `BURST_DEVIATIONS` standard deviations: by chance, the densest of 50 parts of the time does so
+in one log of 500. With fewer evictions than `BURST_BATCHES` no rate is usual."""
+
+TRIED_FROM = Limit(0.05, 10)
+"""Remedies are tried if this many lookups stopped at an evicted block: the least limit of a detector."""
 
 FLOOD_STORED, FLOOD_READ = 0.6, 1 / 3
 """A KV cache group floods the pool if it has at least `FLOOD_STORED` of the stored blocks, and its blocks on
 average have at most `FLOOD_READ` times as many hits as blocks of the other groups."""
 
 
-def _other_pools(figures: LogFigures, *options: object) -> str:
-    """A command that predicts other pools; with several KV cache groups, which `whatif` lacks, a query."""
-    if len(figures.groups) > 1:
-        return _command(figures, "query", _BY_GROUP)
-    return _command(figures, "whatif", *options)
-
-
 _BY_GROUP = (
     f"SELECT substr(key, -{2 * GROUP_INDEX_BYTES}) AS kv_group, count(*) AS blocks, sum(hits) AS hits, "
     "sum(why = 'evicted') AS evicted FROM blocks GROUP BY kv_group"
 )
+
+
+def wants_trial(figures: LogFigures) -> bool:
+    """Whether a finding may propose a remedy for evictions, so that it must be tried."""
+    return _evicted_stops(figures, TRIED_FROM) is not None
+
+
+def has_burst(figures: LogFigures) -> bool:
+    """Whether most evictions of wanted blocks come from a burst."""
+    return _burst(figures) is not None
 
 
 def _evicted_stops(figures: LogFigures, limit: Limit) -> float | None:
@@ -43,12 +56,13 @@ def _evicted_stops(figures: LogFigures, limit: Limit) -> float | None:
 def _burst(figures: LogFigures) -> BurstFigures | None:
     """The burst that contains most evictions of wanted blocks; None: they are spread over the time."""
     burst = figures.evictions.burst
-    if burst is None or burst.ended_ns - burst.began_ns > BURST_TIME * (figures.ended_ns - figures.began_ns):
+    if burst is None or burst.ended_ns - burst.began_ns > BURST_TIME * (figures.ended_ns - burst.full_ns):
         return None
-    return burst
+    dense = burst.lowest >= BURST_TIMES * burst.usual and burst.deviations >= BURST_DEVIATIONS
+    return burst if dense and burst.batches >= BURST_BATCHES else None
 
 
-def _flood(figures: LogFigures) -> GroupFigures | None:
+def _group_flood(figures: LogFigures) -> GroupFigures | None:
     """The KV cache group that fills the pool with blocks that are hardly read; None: there is none."""
     stored, hits = sum(group.stored for group in figures.groups), sum(group.hits for group in figures.groups)
     for group in figures.groups:
@@ -72,20 +86,19 @@ def eviction_burst(figures: LogFigures, limit: Limit) -> Noticed | None:
     )
     evidence = (
         f"{percent(share)} of the lookups stopped at an evicted block",
+        f"{number(burst.evicted, 'block')} evicted in this time, and {burst.usual:,} in as much other "
+        f"time since the first eviction at {after_start(burst.full_ns, figures.log_began_ns)}",
         f"they made room for {number(burst.requests, 'request')}, most for {', '.join(burst.names)}; "
         f"of {burst.unread:,} of these no block was ever read again",
-        "a policy that resists scans (arc, s3fifo, sieve) or a store threshold keeps such blocks out",
+        *_tried(figures, lambda trial: trial.host_blocks == figures.config.host_blocks),
     )
-    commands = (
-        _other_pools(figures, "--policy", "lru,arc,s3fifo,slru,sieve"),
-        _command(figures, "report", "--since", began, "--until", ended),
-    )
+    commands = (_command(figures, "report", "--since", began, "--until", ended), _wanted(figures))
     return Noticed(share, text, evidence, commands)
 
 
 def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect that one KV cache group fills the pool with blocks that are hardly read."""
-    share, flood = _evicted_stops(figures, limit), _flood(figures)
+    share, flood = _evicted_stops(figures, limit), _group_flood(figures)
     if share is None or flood is None:
         return None
     stored = sum(group.stored for group in figures.groups)
@@ -104,24 +117,120 @@ def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
     return Noticed(share, text, evidence, (_command(figures, "query", _BY_GROUP),))
 
 
+def tenant_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
+    """Detect requests whose stores evict what others want, and are hardly read."""
+    share, flood = _evicted_stops(figures, limit), _tenant_flood(figures)
+    if share is None or flood is None or _burst(figures) is not None:
+        return None
+    text = (
+        f"Requests {flood.who} flood the host pool: {flood.requests:,} of {flood.of:,} requests stored "
+        f"{percent(flood.stored, flood.all_stored)} of the blocks, and each of these was read "
+        f"{_times(flood.read, flood.stored)}, each of the others "
+        f"{_times(flood.all_read - flood.read, flood.all_stored - flood.stored)}"
+    )
+    evidence = (
+        f"{percent(share)} of the lookups stopped at an evicted block",
+        f"the requests that stored most: {', '.join(flood.names)}",
+        f"if their stores were refused: {_gained(flood)}",
+        *_tried(figures, lambda trial: trial.host_blocks != figures.config.host_blocks),
+    )
+    return Noticed(share, text, evidence, (_command(figures, "query", _BY_REQUEST),))
+
+
+_BY_REQUEST = (
+    "SELECT requests, sum(blocks) AS stored, sum(blocks * hits) AS reads FROM block_runs "
+    "WHERE stored IS NOT NULL GROUP BY requests ORDER BY stored DESC LIMIT 10"
+)
+
+
 def pool_too_small(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that lookups stop at evicted blocks, without a burst or a group that floods the pool."""
-    share = _evicted_stops(figures, limit)
-    if share is None or _burst(figures) is not None or _flood(figures) is not None:
+    """Detect that lookups stop at evicted blocks that a larger pool would have kept."""
+    share, remedies = _evicted_stops(figures, limit), figures.remedies
+    if share is None or _burst(figures) is not None or _group_flood(figures) is not None:
+        return None
+    tried = remedies is not None and remedies.why_not is None
+    if tried and (_tenant_flood(figures) is not None or _larger_pool(figures) is None):
         return None
     evictions, slots = figures.evictions, figures.config.host_blocks
     text = (
-        f"The host pool is too small: {percent(share)} of the lookups stopped at a block that was evicted "
-        "before"
+        f"The host pool {'is' if tried else 'may be'} too small: {percent(share)} of the lookups stopped at "
+        "a block that was evicted before"
     )
     evidence = (
+        *_tried(figures, lambda trial: trial.host_blocks != slots),
         f"{number(evictions.evicted, 'block')} evicted from {slots:,} slots, "
         f"{percent(evictions.unread, evictions.evicted)} of them never read",
         f"half of them lived {duration(evictions.age.p50_ns or 0)}; half of the wanted ones were wanted "
         f"within {duration(evictions.until_wanted.p50_ns or 0)} after",
     )
-    larger = _other_pools(figures, "--host-blocks", f"{slots}..{8 * slots}")
+    larger = (
+        _command(figures, "whatif", "--host-blocks", f"{slots}..{8 * slots}") if tried else _wanted(figures)
+    )
     return Noticed(share, text, evidence, (larger,))
+
+
+def _wanted(figures: LogFigures) -> str:
+    """A command that lists evicted blocks that lookups missed; with several KV cache groups, the groups."""
+    return _command(figures, "query", _BY_GROUP if len(figures.groups) > 1 else _MISSED)
+
+
+_MISSED = (
+    "SELECT event, request, missed, cause, cause_requests FROM lookups "
+    "WHERE why = 'evicted' AND admitted IS NOT NULL AND NOT resumed ORDER BY event LIMIT 10"
+)
+
+
+def _larger_pool(figures: LogFigures) -> TrialFigures | None:
+    """The smallest larger pool that would have gained; None: none that was tried."""
+    remedies, slots = figures.remedies, figures.config.host_blocks
+    trials = () if remedies is None else remedies.trials
+    return next((trial for trial in trials if trial.host_blocks > slots and trial.gains), None)
+
+
+def _tenant_flood(figures: LogFigures) -> FloodFigures | None:
+    """The requests that flood the pool, if refusing their stores gains no less than twice the pool."""
+    if figures.remedies is None or figures.remedies.flood is None:
+        return None
+    flood, doubled = figures.remedies.flood, figures.remedies.trials[0]
+    return flood if flood.gain >= doubled.gain else None
+
+
+def _tried(figures: LogFigures, which: Callable[[TrialFigures], bool]) -> tuple[str, ...]:
+    """What the remedies of one kind would have gained, by simulation; why they cannot be tried."""
+    remedies, own = figures.remedies, figures.config
+    if remedies is None:
+        return ()
+    if remedies.why_not is not None:
+        return (f"whatif cannot try a remedy on this log: {remedies.why_not}",)
+    part = (
+        ""
+        if (remedies.first, remedies.last) == (figures.first, figures.last)
+        else (f", in events {remedies.first:,} to {remedies.last:,}")
+    )
+    trials = [trial for trial in remedies.trials if which(trial)]
+    best = max(trials, key=lambda trial: trial.gain, default=None)
+    if best is None:
+        return ()
+    names = {
+        trial: f"{trial.host_blocks:,} slots"
+        if trial.host_blocks != own.host_blocks
+        else f"a store threshold of {trial.store_threshold}"
+        if trial.store_threshold != own.store_threshold
+        else trial.policy
+        for trial in trials
+    }
+    if best.gains:
+        return (f"with {names[best]}: {_gained(best)}{part} (whatif)",)
+    return (f"no gain beyond the error of whatif with {', '.join(names.values())}{part}",)
+
+
+def _gained(trial: TrialFigures | FloodFigures) -> str:
+    points = f"{100 * trial.gain:.1f} points"
+    return f"{points} more of the asked blocks found, with an error of up to {100 * trial.error:g}"
+
+
+def _times(part: int, whole: int) -> str:
+    return f"{part / whole if whole else 0:.2g} times"
 
 
 def resets(figures: LogFigures, limit: Limit) -> Noticed | None:

@@ -10,6 +10,7 @@ from collections import Counter
 from itertools import accumulate
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsm.core.kv_events import GROUP_INDEX_BYTES
 from kvsm.explain.report.figures import (
@@ -87,10 +88,11 @@ def eviction_figures(tables: Tables) -> EvictionFigures:
     where = f"why = '{Gone.EVICTED}' AND {tables.within('gone')}"
     runs = tables.numbers(
         f"blocks, hits = 0, wanted IS NOT NULL, coalesce(gone_ns - stored_ns, {NOT_TOLD}),"
-        f" coalesce(wanted_ns - gone_ns, {NOT_TOLD}), coalesce({tables.bin_of('gone_ns')}, 0)",
+        f" coalesce(wanted_ns - gone_ns, {NOT_TOLD}), coalesce({tables.bin_of('gone_ns')}, 0),"
+        f" coalesce(gone_ns, {NOT_TOLD})",
         f"FROM block_runs WHERE {where}",
     )
-    blocks, unread, wanted, ages, waits, places = runs.T
+    blocks, unread, wanted, ages, waits, places, _ = runs.T
     over_time = np.bincount(places, weights=blocks * wanted, minlength=BINS).astype(np.int64).tolist()
     aged, waited = ages != NOT_TOLD, waits != NOT_TOLD
     return EvictionFigures(
@@ -100,7 +102,7 @@ def eviction_figures(tables: Tables) -> EvictionFigures:
         age=spread_of(ages[aged], blocks[aged]),
         until_wanted=spread_of(waits[waited], blocks[waited]),
         over_time=tuple(over_time),
-        burst=_burst(tables, over_time, f"{where} AND wanted IS NOT NULL"),
+        burst=_burst(tables, runs[:, [0, 2, 6]], f"{where} AND wanted IS NOT NULL"),
     )
 
 
@@ -121,28 +123,68 @@ def shortest_run(counts: list[int], part: float) -> tuple[int, int] | None:
     return best
 
 
-def _burst(tables: Tables, over_time: list[int], where: str) -> BurstFigures | None:
-    run = shortest_run(over_time, BURST_PART)
-    if run is None:
+def _burst(tables: Tables, runs: NDArray[np.int64], where: str) -> BurstFigures | None:
+    """Find the shortest time with most evictions of wanted blocks, and the usual rate of evictions besides.
+
+    runs: (blocks, wanted, when they were evicted) of each run of evicted blocks.
+    where: an SQL condition for runs of wanted blocks.
+
+    The time of the figures begins with the first eviction: before it, the pool had room.
+    """
+    blocks, wanted, gone_ns = runs[runs[:, 2] != NOT_TOLD].T
+    if not (blocks * wanted).sum():
         return None
-    began_ns, ended_ns = tables.bin_start_ns(run[0]), tables.bin_start_ns(run[1] + 1)
+    full_ns = int(gone_ns.min())
+    width = -(-max(1, tables.ended_ns - full_ns + 1) // BINS)
+    places = np.clip((gone_ns - full_ns) // width, 0, BINS - 1)
+    evicted = np.bincount(places, weights=blocks, minlength=BINS).astype(np.float64).astype(np.float64)
+    wanted_over_time = np.bincount(places, weights=blocks * wanted, minlength=BINS).astype(np.int64).tolist()
+    run = shortest_run(wanted_over_time, BURST_PART)
+    assert run is not None, "there is a wanted block"
+    inside = slice(run[0], run[1] + 1)
+    began_ns, ended_ns = full_ns + run[0] * width, full_ns + (run[1] + 1) * width
     during = f"{where} AND gone_ns >= {began_ns} AND gone_ns < {ended_ns}"
     evictors: Counter[str] = Counter()
-    for requests, blocks in tables.all(
+    for requests, gone in tables.all(
         f"SELECT gone_for_requests, sum(blocks) FROM block_runs WHERE {during} GROUP BY gone_for_requests"
     ):
-        evictors.update(dict.fromkeys(_names(requests), blocks))
+        evictors.update(dict.fromkeys(names_of(requests), gone))
+    batches = len(np.unique(gone_ns))
+    usual, lowest, deviations = _beside_usual(evicted, inside, int(blocks.sum()) / batches)
     return BurstFigures(
-        began_ns,
-        min(ended_ns, tables.ended_ns),
-        sum(over_time[run[0] : run[1] + 1]),
-        len(evictors),
-        len(evictors) - len(_read_again(tables, set(evictors))),
-        tuple([name for name, _ in evictors.most_common(SHOWN)]),
+        began_ns=began_ns,
+        ended_ns=min(ended_ns, tables.ended_ns),
+        full_ns=full_ns,
+        wanted=sum(wanted_over_time[inside]),
+        evicted=int(evicted[inside].sum()),
+        batches=batches,
+        usual=usual,
+        lowest=round(lowest),
+        deviations=deviations,
+        requests=len(evictors),
+        unread=len(evictors) - len(_read_again(tables, set(evictors))),
+        names=tuple([name for name, _ in evictors.most_common(SHOWN)]),
     )
 
 
-def _names(requests: str | None) -> list[str]:
+def _beside_usual(evicted: NDArray[np.float64], inside: slice, batch: float) -> tuple[int, float, float]:
+    """Compare a burst with the usual rate: the median of the parts outside.
+
+    evicted: blocks evicted in each part of the time since the first eviction.
+    inside: the parts that are the burst.
+    batch: mean number of blocks that are evicted together.
+
+    Returns the `usual`, `lowest` and `deviations` of `BurstFigures`.
+    """
+    rest = np.delete(evicted, np.arange(inside.start, inside.stop))
+    parts = inside.stop - inside.start
+    usual = float(np.median(rest)) if len(rest) else float(evicted.mean())
+    lowest = float(np.quantile(evicted[inside], 0.25))
+    deviation = float(evicted.mean() * batch / parts) ** 0.5
+    return round(usual * parts), lowest * parts, float(evicted[inside].mean() - usual) / deviation
+
+
+def names_of(requests: str | None) -> list[str]:
     """The names of requests in a JSON list from a table."""
     names: list[str] = json.loads(requests) if requests else []
     return names
@@ -151,7 +193,7 @@ def _names(requests: str | None) -> list[str]:
 def _read_again(tables: Tables, requests: set[str]) -> set[str]:
     """Which of the requests have stored a block that was ever hit."""
     found = tables.all("SELECT DISTINCT requests FROM block_runs WHERE hits > 0")
-    return requests.intersection(name for [names] in found for name in _names(names))
+    return requests.intersection(name for [names] in found for name in names_of(names))
 
 
 def group_figures(tables: Tables) -> tuple[GroupFigures, ...]:

@@ -84,11 +84,18 @@ class RecomputedFigures(msgspec.Struct, frozen=True):
     apart_ns: int
 
 
-class BurstFigures(msgspec.Struct, frozen=True):
+class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The shortest time in which most evictions of wanted blocks happened. Wanted: a later lookup missed it.
 
     began_ns, ended_ns: Unix time (ns).
+    full_ns: Unix time of the first eviction (ns): the pool was full from then on.
     wanted: wanted blocks that were evicted in this time.
+    evicted: all blocks that were evicted in this time.
+    batches: number of evictions since `full_ns`; each makes room for one store.
+    usual: blocks that are evicted in a time of this length at the median rate of the rest since `full_ns`.
+    lowest: the same at the rate that three quarters of the burst exceed.
+    deviations: by how many standard deviations `evicted` exceeds `usual`, if the evictions since `full_ns`
+        came at random times.
     requests: number of requests whose stores evicted them.
     unread: how many of these requests stored no block that was ever hit.
     names: the requests whose stores evicted most.
@@ -96,7 +103,13 @@ class BurstFigures(msgspec.Struct, frozen=True):
 
     began_ns: int
     ended_ns: int
+    full_ns: int
     wanted: int
+    evicted: int
+    batches: int
+    usual: int
+    lowest: int
+    deviations: float
     requests: int
     unread: int
     names: tuple[str, ...]
@@ -119,6 +132,74 @@ class EvictionFigures(msgspec.Struct, frozen=True, kw_only=True):
     until_wanted: Spread
     over_time: tuple[int, ...]
     burst: BurstFigures | None
+
+
+class TrialFigures(msgspec.Struct, frozen=True):
+    """A simulated configuration of the host pool.
+
+    host_blocks, policy, store_threshold: the configuration.
+    gain: share of the asked blocks that would have been found besides those of the log's configuration.
+    error: the measured error of such a prediction, as a share of the asked blocks.
+    """
+
+    host_blocks: int
+    policy: str
+    store_threshold: int
+    gain: float
+    error: float
+
+    @property
+    def gains(self) -> bool:
+        """Whether it gains more than the error."""
+        return self.gain > self.error
+
+
+class FloodFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests that fill the pool with blocks that are hardly read.
+
+    who: what they have in common, as text behind "requests".
+    requests: number of these requests. of: number of all requests.
+    names: those that stored most.
+    stored, read: blocks that they stored, and hits of these blocks. all_stored, all_read: of all requests.
+    gain: share of the asked blocks that would have been found besides, if their stores had been refused.
+    error: as in `TrialFigures`.
+    """
+
+    who: str
+    requests: int
+    of: int
+    names: tuple[str, ...]
+    stored: int
+    read: int
+    all_stored: int
+    all_read: int
+    gain: float
+    error: float
+
+    @property
+    def gains(self) -> bool:
+        """Whether refusing their stores gains more than the error."""
+        return self.gain > self.error
+
+
+class RemedyFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """What would have helped, by simulation.
+
+    why_not: why this log cannot be simulated; None: it can.
+    first, last: the simulated events.
+    lookups: the lookups that count: all, or those of the second half if only a part of the log is simulated.
+    found: share of the asked blocks that the simulation finds with the log's configuration.
+    trials: larger pools, from the smallest to the first that gains, then other policies and thresholds.
+    flood: requests whose stores are in the way; None: there are none.
+    """
+
+    why_not: str | None
+    first: int
+    last: int
+    lookups: int = 0
+    found: float = 0.0
+    trials: tuple[TrialFigures, ...] = ()
+    flood: FloodFigures | None = None
 
 
 class GroupFigures(msgspec.Struct, frozen=True):
@@ -604,6 +685,7 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
         empty: there was none, the log does not say, or its first event is not in the window.
     aborts: None: no request was aborted.
     device: None: no request was preempted, and none is overdue.
+    remedies: None: few lookups stopped at an evicted block, and nothing was tried.
     """
 
     log: str
@@ -624,6 +706,7 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     recomputed: RecomputedFigures
     evictions: EvictionFigures
     groups: tuple[GroupFigures, ...]
+    remedies: RemedyFigures | None
     copies: CopyFigures
     computing: ComputeFigures
     fetches: tuple[FetchFigures, ...]

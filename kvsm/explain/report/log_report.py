@@ -17,14 +17,16 @@ import msgspec
 
 from kvsm.core.log import LogEnd
 from kvsm.core.log.frames import segment_paths
+from kvsm.core.log.trust import Trust
 from kvsm.errors import LogDamaged
-from kvsm.explain.report import cache_measures, copy_measures, engine_measures
+from kvsm.explain.report import cache_detectors, cache_measures, copy_measures, engine_measures
 from kvsm.explain.report.copy_detectors import LATE_LEAST_NS, LATE_TIMES
 from kvsm.explain.report.detectors import APART_NS
 from kvsm.explain.report.engine_detectors import OVERDUE_LEAST_NS, OVERDUE_TIMES
 from kvsm.explain.report.figures import CheckFigures, EndFigures, LogFigures, TiersFigures
 from kvsm.explain.report.first_look import FirstLook
 from kvsm.explain.report.measures import Tables
+from kvsm.explain.report.remedies import tried_remedies
 from kvsm.explain.report.tier_measures import OpenedTier, same_time, tiers_figures
 from kvsm.explain.report.troubles import Trouble, of_both, troubles
 from kvsm.explain.story import verify_log
@@ -81,7 +83,7 @@ def make_report(
 
     def judged(log: OpenedLog, window: Window) -> LogFigures:
         check = check_figures(log, verify, allow_policies, max_slots)
-        figures = _figures(log, window, check)
+        figures = _figures(log, window, check, Trust(allow_policies, max_slots))
         end = end_figures(log, now_ns, reached=figures.last == log.last)
         return msgspec.structs.replace(figures, log=str(log.directory), end=end, check=check)
 
@@ -106,7 +108,7 @@ _MEMO = "figures 6"
 """Key of the stored figures of a whole log in its index. Count up when a figure changes its meaning."""
 
 
-def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
+def _figures(log: OpenedLog, window: Window, check: CheckFigures, trust: Trust) -> LogFigures:
     """Compute all figures except how the log ends. The figures of a whole log are cached in its index."""
     if window == EVERYTHING and (kept := log.memo(_MEMO)) is not None:
         with suppress(msgspec.MsgspecError):
@@ -133,6 +135,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         recomputed=cache_measures.recomputed_figures(tables, APART_NS),
         evictions=cache_measures.eviction_figures(tables),
         groups=cache_measures.group_figures(tables),
+        remedies=None,
         copies=copy_measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
         computing=computing,
         fetches=copy_measures.fetch_figures(tables, computing),
@@ -148,6 +151,9 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures) -> LogFigures:
         end=end_figures(log, log.ended_ns, reached=False),
         check=check,
     )
+    if cache_detectors.wants_trial(figures):
+        remedies = tried_remedies(tables, trust, other_policies=cache_detectors.has_burst(figures))
+        figures = msgspec.structs.replace(figures, remedies=remedies)
     if window == EVERYTHING:
         log.remember(_MEMO, msgspec.msgpack.encode(figures))
     return figures

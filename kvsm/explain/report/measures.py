@@ -1,4 +1,4 @@
-"""`Tables`: the tables of a log, cut to one window of events. All figures of a report are computed from it."""
+"""`Tables`: the tables of a log, cut to one window of events, from which a report computes its figures."""
 
 from __future__ import annotations
 

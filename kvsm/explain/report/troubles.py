@@ -268,9 +268,10 @@ DETECTORS = (
     Detector(
         "eviction burst",
         Urgency.COSTLY,
-        "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time",
+        "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time since "
+        "the first eviction, at twice the usual rate of evictions and 4 standard deviations above it",
         Limit(0.05, 10),
-        "Steady pressure spreads over the time of a log. A scan or a batch job does not.",
+        "Steady pressure spreads over the time since the pool is full. A scan or a batch job does not.",
         cache_detectors.eviction_burst,
     ),
     Detector(
@@ -283,9 +284,20 @@ DETECTORS = (
         cache_detectors.group_floods,
     ),
     Detector(
+        "tenant floods",
+        Urgency.COSTLY,
+        "lookups that stopped at an evicted block, if requests with a common name or first block stored a "
+        "third of the blocks, these are read a third as often as the others, and by `kvsm whatif` refusing "
+        "their stores gains more than its error, and no less than twice the pool",
+        Limit(0.05, 10),
+        "Every workload stores blocks that are not read. It is a flood if the others lose by it.",
+        cache_detectors.tenant_floods,
+    ),
+    Detector(
         "pool too small",
         Urgency.COSTLY,
-        "lookups that stopped at an evicted block",
+        "lookups that stopped at an evicted block, if by `kvsm whatif` two, four or eight times the pool "
+        "gains more than its error, or if `whatif` cannot simulate the log",
         Limit(0.1, 10),
         "A full pool always evicts, and most of it is never asked for again. One lookup in ten is a loss.",
         cache_detectors.pool_too_small,

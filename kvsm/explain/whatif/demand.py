@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
 from statistics import median
 from typing import Any, NamedTuple, NoReturn
@@ -35,8 +35,11 @@ from kvsm.core.log.fold import LogCondition, condition_of, walk
 from kvsm.core.log.trust import Trust
 from kvsm.errors import LogError
 from kvsm.events import OffloadConfig, OffloadingEvent, Owners
+from kvsm.explain.story.window import Window
 from kvsm.ids import to_list
 from kvsm.states.transfer import TransferState
+
+_WHOLE_LOG = Window()
 
 UNKNOWN = -1
 """In a chain: a block whose key the log does not name."""
@@ -111,6 +114,7 @@ class Demand(msgspec.Struct, frozen=True):
     """All that was wanted of the host in a log.
 
     config, condition: of the log.
+    requests: for each life of a request, the request's name.
     keys: every key that the log names, by its number.
     chains: for each life of a request, the numbers of its keys.
     initial: keys that the host had where the log begins, the oldest first.
@@ -123,6 +127,7 @@ class Demand(msgspec.Struct, frozen=True):
 
     config: OffloadConfig
     condition: LogCondition
+    requests: list[str]
     keys: list[bytes]
     chains: list[array[int]]
     operations: list[Operation]
@@ -138,20 +143,46 @@ class Demand(msgspec.Struct, frozen=True):
     unknown_blocks: int
 
 
-def read_demand(reader: LogReader, trust: Trust, progress: Callable[[int], None] | None = None) -> Demand:
-    """Reads the demand of a whole log.
+def read_demand(
+    reader: LogReader,
+    trust: Trust,
+    progress: Callable[[int], None] | None = None,
+    window: Window = _WHOLE_LOG,
+) -> Demand:
+    """Reads the demand of a log.
 
     progress: is told the number of events read, now and then.
+    window: reads only these events. Blocks that a request had offered before are not known then.
 
     Raises `LogError` for a log that does not tell it, and what `kvsm.core.log.fold.walk` raises.
     """
     found = _DemandReader(str(reader.directory))
     with trust.guarded(reader.directory):
-        for moment in walk(reader, trust):
+        for moment in walk(reader, trust, window.first):
+            if moment.event.seq not in window:
+                if window.last is not None and moment.event.seq > window.last:
+                    break
+                moment.ledger.apply(moment.event)
+                continue
             found.take(moment.ledger, moment.event, moment.following)
             if progress is not None and not moment.event.seq % 4096:
                 progress(moment.event.seq)
     return found.result(condition_of(reader))
+
+
+def without_stores(demand: Demand, lives: Collection[int]) -> Demand:
+    """The demand if the stores of these lives were refused: they look up, and offer nothing."""
+    operations: list[Operation] = []
+    for operation in demand.operations:
+        if isinstance(operation, Offers):
+            offers = tuple([offer for offer in operation.offers if offer[0] not in lives])
+            if not offers:
+                continue
+            operation = operation._replace(offers=offers)
+        elif isinstance(operation, Finished) and operation.life in lives:
+            operation = operation._replace(chunks=0)
+        operations.append(operation)
+    return msgspec.structs.replace(demand, operations=operations)
 
 
 class _Life:
@@ -222,6 +253,7 @@ class _DemandReader:
         self.log = log
         self.lives: dict[str, _Life] = {}
         self.chains: list[array[int]] = []
+        self.requests: list[str] = []
         self.operations: list[Operation] = []
         self.number_of: dict[bytes, int] = {}
         self.parent: array[int] = array("i")
@@ -277,6 +309,7 @@ class _DemandReader:
         return Demand(
             config=self.config,
             condition=condition,
+            requests=self.requests,
             keys=list(self.number_of),
             chains=self.chains,
             operations=self.operations,
@@ -320,6 +353,7 @@ class _DemandReader:
         if life is None:
             life = self.lives[request] = _Life(len(self.chains))
             self.chains.append(life.chain)
+            self.requests.append(request)
         return life
 
     def put_before(self, life: _Life, place: int) -> None:

@@ -52,15 +52,18 @@ from kvsm.explain.report.figures import (
     DirectionFigures,
     EndFigures,
     FetchFigures,
+    FloodFigures,
     GroupFigures,
     LogFigures,
     RankFigures,
     RejectedFigures,
+    RemedyFigures,
     ResetFigures,
     RestartFigures,
     SkipFigures,
     Spread,
     StopFigures,
+    TrialFigures,
     WaitedFor,
     WaitSplit,
 )
@@ -90,6 +93,7 @@ def reported(log: Path, window: Window | None = None, **options: Any) -> Report:
 
 CAUSES = {
     "pool_too_small": "pool too small",
+    "tenant_floods": "tenant floods",
     "rank_fails": "rank fails",
     "rank_silent": "rank silent",
     "reports_lost": "rank silent",
@@ -271,8 +275,50 @@ def restarts(killed: int) -> RestartFigures:
     return RestartFigures(restarts=1, killed=killed, stopped=0, ended=ended, kept=9, lost=1, transfers=1)
 
 
-def burst(until_ns: int) -> BurstFigures:
-    return BurstFigures(0, until_ns, 70, 3, 2, ("a", "b"))
+def burst(until_ns: int, **changes: Any) -> BurstFigures:
+    """700 blocks in a time in which 100 are usual. The pool is full from the log's start."""
+    found = BurstFigures(
+        began_ns=0,
+        ended_ns=until_ns,
+        full_ns=0,
+        wanted=70,
+        evicted=700,
+        batches=100,
+        usual=100,
+        lowest=200,
+        deviations=4.0,
+        requests=3,
+        unread=2,
+        names=("a", "b"),
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
+SLOTS = RunOptions().offload_config().host_blocks
+ERROR = 0.02
+
+
+def tried(larger: float, refused: float | None = None) -> RemedyFigures:
+    """A log on which twice the pool gains `larger`, and refusing the stores of some requests `refused`."""
+    flood = FloodFigures(
+        who="named a..",
+        requests=40,
+        of=900,
+        names=("a1",),
+        stored=800,
+        read=1,
+        all_stored=1000,
+        all_read=300,
+        gain=refused or 0.0,
+        error=ERROR,
+    )
+    return RemedyFigures(
+        why_not=None,
+        first=1,
+        last=9,
+        trials=(TrialFigures(2 * SLOTS, "lru", 1, larger, ERROR),),
+        flood=None if refused is None else flood,
+    )
 
 
 UNKNOWN = WaitSplit(0, 0, 0, 30_000_000_000)
@@ -373,7 +419,14 @@ EDGES = {
         {"stops": stops(Gone.EVICTED, 100), "groups": FLOODED},
         {"stops": stops(Gone.EVICTED, 99), "groups": FLOODED},
     ),
-    "pool too small": Edge({"stops": stops(Gone.EVICTED, 100)}, {"stops": stops(Gone.EVICTED, 99)}),
+    "tenant floods": Edge(
+        {"stops": stops(Gone.EVICTED, 50), "remedies": tried(0.0, 0.03)},
+        {"stops": stops(Gone.EVICTED, 49), "remedies": tried(0.0, 0.03)},
+    ),
+    "pool too small": Edge(
+        {"stops": stops(Gone.EVICTED, 100), "remedies": tried(ERROR + 0.001)},
+        {"stops": stops(Gone.EVICTED, 999), "remedies": tried(ERROR)},
+    ),
     "reset storm": Edge(
         {"stops": stops(Gone.RESET, 200), "resets": ResetFigures(3, 9)},
         {"stops": stops(Gone.RESET, 999), "resets": ResetFigures(2, 9)},
@@ -468,14 +521,52 @@ def test_the_most_urgent_comes_first_and_then_the_most_costly() -> None:
 
 
 def test_one_cause_is_told_once() -> None:
-    """Evictions of a burst, or for one KV cache group, are not also a pool that is too small."""
-    evicted = {"stops": stops(Gone.EVICTED, 300)}
+    """Evictions of a burst, for a KV cache group, or for some requests, are not also a pool too small."""
+    evicted = {"stops": stops(Gone.EVICTED, 300), "remedies": tried(0.05)}
     for more, name in (
         ({"evictions.burst": burst(10**11)}, "eviction burst"),
         ({"groups": FLOODED}, "group floods"),
-        ({"evictions.burst": burst(3 * 10**11)}, "pool too small"),
+        ({"remedies": tried(0.05, 0.05)}, "tenant floods"),
+        ({"remedies": tried(0.05, 0.04)}, "pool too small"),
+        ({"evictions.burst": burst(10**11), "remedies": tried(0.05, 0.05)}, "eviction burst"),
     ):
-        assert [one.name for one in troubles(replaced(quiet(), **evicted, **more))] == [name]
+        assert [one.name for one in troubles(replaced(quiet(), **{**evicted, **more}))] == [name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"ended_ns": 3 * 10**11},
+        {"full_ns": 6 * 10**11, "began_ns": 8 * 10**11, "ended_ns": 9 * 10**11},
+        {"lowest": 199},
+        {"deviations": 3.9},
+        {"batches": 19},
+    ],
+    ids=["long", "a quarter of the time with evictions", "as usual", "by chance", "few"],
+)
+def test_evictions_that_are_no_burst_are_not_called_one(changes: dict[str, Any]) -> None:
+    """It takes a short part of the time with evictions, at more than the usual rate, and not by chance."""
+    evicted = {"stops": stops(Gone.EVICTED, 300), "remedies": tried(0.05)}
+    for more, name in (({}, "eviction burst"), (changes, "pool too small")):
+        figures = replaced(quiet(), **evicted, **{"evictions.burst": burst(10**11, **more)})
+        assert [one.name for one in troubles(figures)] == [name]
+
+
+def test_a_pool_that_is_full_late_has_no_burst(tmp_path: Path) -> None:
+    """70 % of the evictions of wanted blocks are in 17 % of the log's time, but in a third of the time since
+    the first eviction."""
+    rig = Rig(tmp_path / "log", 4, chats(500, 4), device_blocks=500, host_blocks=1000)
+    found = reported(rig.serve().close())
+    assert [one.name for one in found.troubles] == ["pool too small"]
+
+
+def test_a_remedy_that_cannot_be_tried_is_told_so() -> None:
+    """The pool may be too small, and the report says why it does not know."""
+    why_not = RemedyFigures(why_not="it is of a lazy store", first=1, last=9)
+    [one] = troubles(replaced(quiet(), stops=stops(Gone.EVICTED, 300), remedies=why_not))
+    assert one.text.startswith("The host pool may be too small: 30 % of the lookups")
+    assert "whatif cannot try a remedy on this log: it is of a lazy store" in one.evidence
+    assert not any("whatif" in command for command in one.commands)
 
 
 def test_requests_that_wait_for_a_silent_rank_are_no_trouble_of_their_own() -> None:

@@ -119,6 +119,7 @@ def demand_of(prompts: list[tuple[int, ...]], steps_between: int = 10, **config:
     return Demand(
         config=OffloadConfig(host_blocks=4, device_blocks=64, **config),
         condition=LogCondition(None, None, (), False),
+        requests=[f"r{number}" for number in range(len(prompts))],
         keys=[b"%d" % number for number in range(100)],
         chains=[array("i", prompt) for prompt in prompts],
         operations=operations,
