@@ -345,6 +345,27 @@ def tenant_floods(directory: Path, seed: int = 1) -> Path:
     return Rig(directory, seed, trace, device_blocks=700, host_blocks=1000).serve().close()
 
 
+def stamped(trace: Iterable[TraceRequest], begin_ms: float, block: int = 0) -> list[TraceRequest]:
+    """From `begin_ms` on, let the system prompt have the time in this block: it and all behind it are new."""
+    return [
+        one
+        if one.arrival_ms < begin_ms
+        else msgspec.structs.replace(one, hash_ids=(*one.hash_ids[:block], *_own_ids(number, one, block)))
+        for number, one in enumerate(trace)
+    ]
+
+
+def _own_ids(number: int, request: TraceRequest, block: int) -> range:
+    first = (1 << 44) + (number << 16)
+    return range(first + block, first + len(request.hash_ids))
+
+
+def hits_fell(directory: Path, seed: int = 1) -> Path:
+    """After 100 s, a deploy puts the time into the first block of the system prompt."""
+    trace = stamped(chats(500, seed), 100_000)
+    return Rig(directory, seed, trace, device_blocks=800).serve().close()
+
+
 def rank_fails(directory: Path, seed: int = 1) -> Path:
     """Rank 2 of 4 fails 4 % of its copies."""
 
@@ -676,6 +697,7 @@ INCIDENTS: dict[str, Seeding] = {
     for seed in (
         pool_too_small,
         tenant_floods,
+        hits_fell,
         rank_fails,
         rank_silent,
         reports_lost,

@@ -73,6 +73,46 @@ def _group_flood(figures: LogFigures) -> GroupFigures | None:
     return None
 
 
+FALL_DEVIATIONS, FALL_NEW, FALL_RATE = 5, 0.7, 0.6
+"""Hits fell by at least `FALL_DEVIATIONS` standard deviations, `FALL_NEW` of it is due to new content, and no
+more than `FALL_RATE` times as many blocks are found in a second: additional requests do not lower that."""
+
+
+def hits_fell(figures: LogFigures, limit: Limit) -> Noticed | None:
+    """Detect that prompts no longer begin like earlier ones. Other falls have a detector of their own."""
+    fall = figures.hits.fall
+    if fall is None or min(fall.lookups_before, fall.lookups_after) < limit.least:
+        return None
+    clear = fall.before - fall.after >= limit.share * fall.before and fall.deviations >= FALL_DEVIATIONS
+    evicted = _evicted_stops(figures, TRIED_FROM) is not None
+    flooded = evicted and (_tenant_flood(figures) is not None or _burst(figures) is not None)
+    if not clear or fall.new < FALL_NEW or fall.rate > FALL_RATE or flooded:
+        return None
+    at, tokens = after_start(fall.at_ns, figures.log_began_ns), figures.hits.block_tokens
+    place = f" (tokens {fall.part_at * tokens:,} to {(fall.part_at + 1) * tokens - 1:,})" if tokens else ""
+    text = (
+        f"Hits fell at {at} from {percent(fall.before)} to {percent(fall.after)} of the asked blocks: "
+        f"{percent(fall.parting)} of the prompts since then part from all earlier ones at block "
+        f"{fall.part_at}{place}; before, half of them shared {number(fall.shared_before, 'block')} or more"
+    )
+    evidence = (
+        f"{number(fall.lookups_before, 'lookup')} before and {fall.lookups_after:,} after; "
+        f"{percent(fall.new)} of the fall is content that no request had asked for before",
+        "the usual causes: a time or an id in the system prompt, tools in random order, another hash seed or "
+        "cache salt after a deploy",
+    )
+    query = (
+        "SELECT event, request, asked, on_device + on_host AS found, why FROM lookups "
+        f"WHERE event >= {fall.event} AND admitted IS NOT NULL ORDER BY event LIMIT 10"
+    )
+    commands = (_why(figures, fall.request), _command(figures, "query", query))
+    return Noticed(fall.before - fall.after, text, evidence, commands)
+
+
+def _why(figures: LogFigures, request: str) -> str:
+    return _command(figures, "why", *(["--", request] if request.startswith("-") else [request]))
+
+
 def eviction_burst(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect that most evictions of wanted blocks happened in a short time."""
     share, burst = _evicted_stops(figures, limit), _burst(figures)

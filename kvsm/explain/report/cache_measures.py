@@ -16,6 +16,7 @@ from kvsm.core.kv_events import GROUP_INDEX_BYTES
 from kvsm.explain.report.figures import (
     BurstFigures,
     EvictionFigures,
+    FallFigures,
     GroupFigures,
     HitFigures,
     PoolFigures,
@@ -59,7 +60,83 @@ def hit_figures(tables: Tables) -> HitFigures:
         on_host=on_host,
         block_tokens=tables.log.config.block_tokens,
         over_time=tuple(over_time),
+        fall=_fall(tables),
     )
+
+
+FALL_LEAST = 20
+"""Fewest lookups before and after a fall of the hits."""
+
+
+def _fall(tables: Tables) -> FallFigures | None:
+    """Find the admission that splits the lookups best into many hits before, and few hits after it."""
+    rows = tables.numbers(
+        "admitted, wall_ns, asked, found, new",
+        "FROM (SELECT admitted, wall_ns, asked, on_device + on_host AS found,"
+        f" coalesce(why = '{Gone.NEVER_STORED}', 0)"
+        " AND row_number() OVER (PARTITION BY missed ORDER BY event) = 1 AS new"
+        f" FROM lookups WHERE {ADMITTED} AND asked > 0 AND on_device IS NOT NULL)"
+        f" WHERE {tables.within('admitted')} ORDER BY admitted",
+    )
+    split = _best_split(rows[:, 2], rows[:, 3])
+    if split is None:
+        return None
+    before, after = rows[:split], rows[split:]
+    share_before, share_after = _found_share(before), _found_share(after)
+    places, times = np.unique(after[:, 3], return_counts=True)
+    part_at = int(places[np.argmax(times)])
+    first = int(after[np.argmax(after[:, 3] == part_at), 0])
+    [request] = tables.one(f"SELECT request FROM lookups WHERE admitted = {first}")
+    return FallFigures(
+        event=int(after[0, 0]),
+        at_ns=int(after[0, 1]),
+        lookups_before=len(before),
+        lookups_after=len(after),
+        before=share_before,
+        after=share_after,
+        deviations=(share_before - share_after) / max(1e-9, float(np.hypot(_error(before), _error(after)))),
+        rate=_found_rate(after) / max(1e-9, _found_rate(before)),
+        new=(_new_share(after) - _new_share(before)) / (share_before - share_after),
+        shared_before=int(np.median(before[:, 3])),
+        part_at=part_at,
+        parting=float(times.max() / len(after)),
+        request=request,
+    )
+
+
+def _best_split(asked: NDArray[np.int64], found: NDArray[np.int64]) -> int | None:
+    """The number of lookups before the fall; None: hits do not fall, or there are too few lookups.
+
+    The best split explains most of the variance of the share of found blocks.
+    """
+    split = np.arange(FALL_LEAST, len(asked) - FALL_LEAST + 1)
+    if not len(split):
+        return None
+    upto, hits = np.cumsum(asked)[split - 1], np.cumsum(found)[split - 1]
+    whole, whole_hits = int(asked.sum()), int(found.sum())
+    fall = hits / upto - (whole_hits - hits) / (whole - upto)
+    best = int(np.argmax(np.where(fall > 0, fall * fall * upto * (whole - upto), 0)))
+    return int(split[best]) if fall[best] > 0 else None
+
+
+def _found_share(rows: NDArray[np.int64]) -> float:
+    return float(rows[:, 3].sum() / rows[:, 2].sum())
+
+
+def _error(rows: NDArray[np.int64]) -> float:
+    """The standard error of the share of found blocks."""
+    rest = rows[:, 3] - _found_share(rows) * rows[:, 2]
+    return float(np.sqrt((rest * rest).sum()) / rows[:, 2].sum())
+
+
+def _found_rate(rows: NDArray[np.int64]) -> float:
+    """Blocks found in a second."""
+    return float(rows[:, 3].sum() * 1e9 / max(1, rows[:, 1].max() - rows[:, 1].min()))
+
+
+def _new_share(rows: NDArray[np.int64]) -> float:
+    """The share of the blocks that was missed behind a key that no lookup had missed before."""
+    return float(((rows[:, 2] - rows[:, 3]) * rows[:, 4]).sum() / rows[:, 2].sum())
 
 
 def stop_figures(tables: Tables) -> tuple[StopFigures, ...]:

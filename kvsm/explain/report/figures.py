@@ -23,6 +23,35 @@ class Spread(msgspec.Struct, frozen=True):
     max_ns: int | None
 
 
+class FallFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the share of found blocks fell most, and did not rise again.
+
+    event, at_ns: the first admission after the fall, and its Unix time (ns).
+    lookups_before, lookups_after: lookups that count on either side.
+    before, after: the shares of their blocks that the device or the host had.
+    deviations: by how many standard deviations the shares differ.
+    rate: blocks found per second after the fall, as a multiple of those before it.
+    new: part of the fall that is due to blocks which no lookup had asked for before.
+    shared_before: blocks that half of the prompts before it found, or more.
+    part_at: the block, from 0, at which most prompts after it part from earlier ones. parting: their share of
+        `lookups_after`. request: the first of these requests.
+    """
+
+    event: int
+    at_ns: int
+    lookups_before: int
+    lookups_after: int
+    before: float
+    after: float
+    deviations: float
+    rate: float
+    new: float
+    shared_before: int
+    part_at: int
+    parting: float
+    request: str
+
+
 class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Which blocks of their prompts requests found when they were first admitted.
 
@@ -37,6 +66,7 @@ class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
     over_time: hit rate of the requests admitted in each part of the window's time: share of the asked blocks
         that the device or the host had, or without counts of blocks, share of the lookups that the host
         served. None: no request was admitted in that part.
+    fall: None: the log has no counts of blocks, or the hits do not fall.
     """
 
     lookups: int
@@ -46,6 +76,7 @@ class HitFigures(msgspec.Struct, frozen=True, kw_only=True):
     on_host: int | None
     block_tokens: int
     over_time: tuple[float | None, ...]
+    fall: FallFigures | None
 
     def share(self, blocks: int | None) -> float | None:
         """The share of the asked blocks that `blocks` is; None if the log has no counts."""

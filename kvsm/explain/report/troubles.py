@@ -1,8 +1,8 @@
 """Find the troubles of a log: every kind of trouble with its limit, and the order in which they are shown.
 
 A detector (`detectors.py` and the three modules named after their subjects) judges the figures of a log
-(`figures.py`), and reports nothing below its limit. `DETECTORS` lists all detectors with the reasons for their
-limits. docs/troubles.md is generated from it.
+(`figures.py`), and reports nothing below its limit. `DETECTORS` lists all detectors with the reasons for
+their limits. docs/troubles.md is generated from it.
 
 Troubles are sorted by urgency, and within one urgency by impact: the share of the lookups, copies, requests
 or time that they cost. Each cause is shown once: if evictions come from a burst, or from one KV cache group,
@@ -264,6 +264,16 @@ DETECTORS = (
         Limit(),
         "A pool is kept so that a deploy finds its blocks. New weights make them wrong.",
         engine_detectors.cold_start,
+    ),
+    Detector(
+        "hits fell",
+        Urgency.COSTLY,
+        "how much smaller the share of found blocks is after its largest lasting fall, with 20 lookups on "
+        "either side, if 70 % of the fall is content that no request had asked for before, and fewer blocks "
+        "are found in a second",
+        Limit(0.4, 20),
+        "The share differs between requests, and drifts with their mix. Two fifths less at once is a change.",
+        cache_detectors.hits_fell,
     ),
     Detector(
         "eviction burst",

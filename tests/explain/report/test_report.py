@@ -24,12 +24,14 @@ from hypothesis import strategies as st
 from incidents import (
     HEALTHY,
     INCIDENTS,
+    STARTED_NS,
     Rig,
     chats,
     engine_killed,
     engine_stopped,
     processes_killed,
     property_broken,
+    stamped,
 )
 from log_life import names
 from replay_life import Life, full_life, key, random_life, story_life
@@ -51,6 +53,7 @@ from kvsm.explain.report.figures import (
     DeviceFigures,
     DirectionFigures,
     EndFigures,
+    FallFigures,
     FetchFigures,
     FloodFigures,
     GroupFigures,
@@ -94,6 +97,7 @@ def reported(log: Path, window: Window | None = None, **options: Any) -> Report:
 CAUSES = {
     "pool_too_small": "pool too small",
     "tenant_floods": "tenant floods",
+    "hits_fell": "hits fell",
     "rank_fails": "rank fails",
     "rank_silent": "rank silent",
     "reports_lost": "rank silent",
@@ -294,6 +298,26 @@ def burst(until_ns: int, **changes: Any) -> BurstFigures:
     return msgspec.structs.replace(found, **changes)
 
 
+def fall(**changes: Any) -> FallFigures:
+    """Hits fell from 80 % to 48 % after 20 of 40 lookups."""
+    found = FallFigures(
+        event=20,
+        at_ns=10**11,
+        lookups_before=20,
+        lookups_after=20,
+        before=0.8,
+        after=0.48,
+        deviations=5.0,
+        rate=0.6,
+        new=0.7,
+        shared_before=5,
+        part_at=0,
+        parting=0.9,
+        request="r20",
+    )
+    return msgspec.structs.replace(found, **changes)
+
+
 SLOTS = RunOptions().offload_config().host_blocks
 ERROR = 0.02
 
@@ -411,6 +435,7 @@ EDGES = {
     "cold start": Edge(
         {"cold": ("block_bytes: 4096, and now 8192",)}, {"cold": ("weights: v1, and now v2",)}
     ),
+    "hits fell": Edge({"hits.fall": fall()}, {"hits.fall": fall(after=0.481)}),
     "eviction burst": Edge(
         {"stops": stops(Gone.EVICTED, 50), "evictions.burst": burst(2 * 10**11)},
         {"stops": stops(Gone.EVICTED, 49), "evictions.burst": burst(2 * 10**11)},
@@ -550,6 +575,41 @@ def test_evictions_that_are_no_burst_are_not_called_one(changes: dict[str, Any])
     for more, name in (({}, "eviction burst"), (changes, "pool too small")):
         figures = replaced(quiet(), **evicted, **{"evictions.burst": burst(10**11, **more)})
         assert [one.name for one in troubles(figures)] == [name]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"lookups_before": 19}, {"lookups_after": 19}, {"deviations": 4.9}, {"rate": 0.61}, {"new": 0.69}],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_hits_that_fall_for_another_reason_are_not_shown(changes: dict[str, Any]) -> None:
+    """Few lookups, chance, other requests besides, or blocks that are gone."""
+    assert troubles(replaced(quiet(), **{"hits.fall": fall(**changes)})) == ()
+
+
+def test_hits_that_fall_in_a_flood_are_shown_as_the_flood() -> None:
+    flood = {"stops": stops(Gone.EVICTED, 300), "remedies": tried(0.0, 0.05)}
+    assert [one.name for one in troubles(replaced(quiet(), **flood, **{"hits.fall": fall()}))] == [
+        "tenant floods"
+    ]
+
+
+@pytest.mark.parametrize("block", [0, 2])
+def test_a_time_in_the_system_prompt_is_found(block: int, tmp_path: Path) -> None:
+    """With the moment, the shares and the block, as the trace has them."""
+    trace = stamped(chats(200, 1), 40_000, block)
+    began = next(one for one in trace if one.arrival_ms >= 40_000)
+    found = reported(Rig(tmp_path / "log", 1, trace, device_blocks=800).serve().close())
+    [one] = found.troubles
+    hit = found.hits.fall
+    assert (one.name, hit is not None) == ("hits fell", True)
+    assert hit is not None
+    assert abs(hit.at_ns - STARTED_NS - began.arrival_ms * 10**6) < 5 * 10**9
+    assert hit.before > 0.4
+    assert hit.after < 0.15 + block / 10
+    assert (hit.part_at, hit.parting > 0.9) == (block, True)
+    assert one.text.startswith("Hits fell at +")
+    assert f"at block {block} (tokens {512 * block:,} to {512 * block + 511:,})" in one.text
 
 
 def test_a_pool_that_is_full_late_has_no_burst(tmp_path: Path) -> None:
