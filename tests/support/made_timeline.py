@@ -172,7 +172,10 @@ class MadeTimeline:
 
     def _look_up(self, name: str, missing: bool) -> None:
         event = self._emit(ev.HitMatched, f"request {name} slots 1..3 (3)")
-        lookup = made(LookupRow, event=event, request=name, asked=8, on_device=2, on_host=3, hit_slots=3)
+        lookup = made(
+            LookupRow, event=event, request=name, asked=8, on_device=2, on_host=0 if missing else 3,
+            hit_slots=3, admitted=event,
+        )  # fmt: skip
         if missing and self._evicted:
             place = self._evicted.pop(0)
             block = self.rows.rows["blocks"][place]

@@ -53,8 +53,8 @@ COLUMNS: dict[str, tuple[str, ...]] = {
     ),
     "request_states": ("request", "began", "ended", "state", "transfer"),
     "lookups": (
-        "event", "request", "asked", "on_device", "on_host", "hit_slots", "missed", "why", "cause",
-        "cause_transfer", "cause_requests",
+        "event", "request", "asked", "on_device", "on_host", "hit_slots", "admitted", "resumed", "missed",
+        "why", "cause", "cause_transfer", "cause_requests",
     ),
     "transfers": (
         "transfer", "direction", "requests", "slots", "workers", "pending", "submitted", "ended", "outcome",

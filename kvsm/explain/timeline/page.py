@@ -18,6 +18,7 @@ import msgspec
 
 from kvsm.events import KINDS
 from kvsm.explain.timeline.columns import WindowTables
+from kvsm.explain.timeline.hits import HIT_LOOKUPS, hit_track
 from kvsm.explain.timeline.moves import EDGES, BlockEdge
 from kvsm.explain.timeline.page_words import ACTIVITIES, ACTIVITY, WHY_GONE
 from kvsm.explain.timeline.picture import block_machine_svg
@@ -81,6 +82,7 @@ def page_data(head: PageHead, stream: EventStream, tables: WindowTables) -> byte
             },
             "kinds": [kind.__name__ for kind in KINDS],
             "moves": stream.moves,
+            "hits": {"lookups": HIT_LOOKUPS, **msgspec.structs.asdict(hit_track(tables.columns["lookups"]))},
             "pool": {"event": stream.pool.event, **dict(zip(PARTS, stream.pool.parts))},
             "checkpoints": stream.checkpoints,
             "states": [state.name for state in BlockState],

@@ -20,6 +20,7 @@ from typing import Any
 
 from kvsm.explain.story.render import render_requests
 from kvsm.explain.timeline.columns import Columns, WindowTables
+from kvsm.explain.timeline.hits import HIT_LOOKUPS, hit_track
 from kvsm.explain.timeline.page_words import ACTIVITY, why_gone
 from kvsm.explain.timeline.stream import PARTS, EventStream
 from kvsm.states import RequestState
@@ -105,6 +106,7 @@ class _Tracer:
         began = self._times[0]
         clocks = [field(_CLOCK_ID, id) + field(_CLOCK_TIME, began) for id in (_REALTIME, _BOOTTIME)]
         yield field(_CLOCK_SNAPSHOT, b"".join(field(_CLOCKS, clock) for clock in clocks))
+        yield from self._hits()
         yield from self._pool()
         yield from self._resets()
         yield from self._restarts()
@@ -113,6 +115,15 @@ class _Tracer:
         yield from self._requests()
 
     # Tracks and their events.
+
+    def _hits(self) -> Iterator[bytes]:
+        uuid, described = self._track(
+            f"hits (% of the last {HIT_LOOKUPS} requests)", None, field(_COUNTER, b"")
+        )
+        yield described
+        hits = hit_track(self._columns["lookups"])
+        for event, percent in zip(hits.event, hits.percent):
+            yield self._event(uuid, _SAMPLE, min(event, self._last), field(_VALUE, percent))
 
     def _pool(self) -> Iterator[bytes]:
         group, described = self._track("host pool (slots)")

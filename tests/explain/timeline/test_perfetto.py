@@ -15,6 +15,7 @@ from replay_life import random_life
 import kvsm
 from kvsm.explain.story import Trust
 from kvsm.explain.timeline.columns import read_tables
+from kvsm.explain.timeline.hits import HIT_LOOKUPS
 from kvsm.explain.timeline.perfetto import event_times, field, fixed64, perfetto_trace, varint
 from kvsm.explain.timeline.stream import PARTS, EventStream, read_stream
 
@@ -141,6 +142,20 @@ def test_the_pool_is_a_counter_for_each_part(made: MadeTimeline, trace: Any) -> 
     events = events_by_track(trace)
     for part, column in zip(PARTS, made.stream.pool.parts, strict=True):
         assert [event.counter_value for _, event in events[f"host pool (slots)/{part}"]] == column
+
+
+def test_the_hit_rate_is_a_counter(made: MadeTimeline, trace: Any) -> None:
+    """Of the last 20 requests, at their admissions. The host has no block for one in ten."""
+    counted = events_by_track(trace)[f"hits (% of the last {HIT_LOOKUPS} requests)"]
+    rows = made.rows.rows["lookups"]
+    assert [time for time, _ in counted] == [made.stream.at[one.admitted - 1] for one in rows]
+    found = [one.on_device + one.on_host for one in rows]
+    expected = [
+        round(100 * sum(found[max(0, n - HIT_LOOKUPS + 1) : n + 1]) / (8 * min(n + 1, HIT_LOOKUPS)))
+        for n in range(len(rows))
+    ]
+    assert [event.counter_value for _, event in counted] == expected
+    assert min(expected) < max(expected)
 
 
 def test_the_clock_is_unix_time(made: MadeTimeline, trace: Any) -> None:

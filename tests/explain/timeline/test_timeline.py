@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_timeline import MadeTimeline
+from made_timeline import made as made_row
 from replay_life import CONFIGS, OPERATIONS, Life, Operations, gapped, random_life, story_life
 
 import kvsm
@@ -28,8 +29,9 @@ from kvsm.core.ledger import Ledger
 from kvsm.events import KINDS
 from kvsm.explain.story import Trust
 from kvsm.explain.story.concern import concern
-from kvsm.explain.tables.row_kinds import TABLES, Gone
+from kvsm.explain.tables.row_kinds import TABLES, Gone, LookupRow
 from kvsm.explain.timeline.columns import COLUMNS, CONDITIONS, read_tables
+from kvsm.explain.timeline.hits import HIT_LOOKUPS
 from kvsm.explain.timeline.lanes import pack
 from kvsm.explain.timeline.moves import EDGES, moves
 from kvsm.explain.timeline.page import SCRIPTS
@@ -399,6 +401,27 @@ def test_the_page_holds_the_window() -> None:
     assert [began + at for at in np.cumsum(data["events"]["at"]).tolist()] == made.stream.at
     assert data["kinds"] == [kind.__name__ for kind in KINDS]
     assert data["tables"] == msgspec.to_builtins(made.tables.columns)
+
+
+def test_the_page_has_the_hit_rate_of_the_last_requests() -> None:
+    """At each first admission, in the order of the log. Other lookups do not count."""
+    lookups = [
+        # event, admitted, resumed, asked, on_device, on_host
+        (1, 4, False, 4, 1, 1),
+        (2, None, False, 8, 0, 0),
+        (3, 3, False, 2, 2, 0),
+        (5, 5, True, 8, 0, 0),
+        (6, 6, False, 0, 0, 0),
+        (7, 7, False, None, None, None),
+        (8, 8, False, 2, 0, 0),
+    ]
+    names = ("event", "admitted", "resumed", "asked", "on_device", "on_host")
+    made = MadeTimeline(3)
+    made.rows.rows["lookups"] = [
+        made_row(LookupRow, request="r0", **dict(zip(names, row, strict=True))) for row in lookups
+    ]
+    hits = data_of(made.page())["hits"]
+    assert hits == {"lookups": HIT_LOOKUPS, "event": [3, 4, 8], "percent": [100, 67, 50]}
 
 
 def test_nothing_of_a_log_is_text_of_the_page() -> None:

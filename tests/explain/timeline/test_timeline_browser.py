@@ -69,7 +69,7 @@ def test_it_loads_without_an_error_and_asks_nobody_for_anything(browser: Browser
 
 
 TRACKS = [
-    "pool", "resets", "trouble", "evictions", "flights", "misses", "rank 0 stores", "rank 0 loads",
+    "hits", "pool", "resets", "trouble", "evictions", "flights", "misses", "rank 0 stores", "rank 0 loads",
     "rank 1 stores", "rank 1 loads", "requests",
 ]  # fmt: skip
 

@@ -138,19 +138,30 @@ class Canvas {
     if (this.frames.length > 500) this.frames.shift();
   }
 
-  draw_pool(track, top) {
-    const pool = this.model.data.pool;
-    const total = track.looks.reduce((sum, [name]) => sum + pool[name][0], 0);
-    const from = Math.max(0, lowerBound(pool.event, this.first + 1) - 1);
+  draw_hits(track, top) {
+    const { points, right } = this.pointsIn(track.places);
+    const above = points.map(({ i }) => (track.percent[i] / 100) * track.height);
+    this.context.fillStyle = this.colour('hit');
+    this.drawColumns(points, points.map(() => 0), above, top + track.height, right);
+  }
+
+  /* The samples in view, the last one of each pixel, and where the last sample ends. places: of the samples. */
+  pointsIn(places) {
     const points = [];
     let last = -Infinity;
-    for (let i = from; i < pool.event.length && pool.event[i] <= this.last; i++) {
-      const x = Math.max(GUTTER, this.x(pool.event[i]));
+    for (let i = Math.max(0, lowerBound(places, this.first + 1) - 1); i < places.length && places[i] <= this.last; i++) {
+      const x = Math.max(GUTTER, this.x(places[i]));
       if (Math.floor(x) === last) points[points.length - 1].i = i;
       else points.push({ x, i });
       last = Math.floor(x);
     }
-    const right = Math.min(this.width, Math.round(this.x(this.model.count - 1)));
+    return { points, right: Math.min(this.width, Math.round(this.x(this.model.count - 1))) };
+  }
+
+  draw_pool(track, top) {
+    const pool = this.model.data.pool;
+    const total = track.looks.reduce((sum, [name]) => sum + pool[name][0], 0);
+    const { points, right } = this.pointsIn(pool.event);
     let below = points.map(() => 0);
     for (const [name] of track.looks) {
       const above = points.map(({ i }, n) => below[n] + (pool[name][i] / total) * track.height);

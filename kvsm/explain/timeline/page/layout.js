@@ -5,6 +5,7 @@ const GAP = 2;
 const RULER = 36;
 const GUTTER = 148;
 const POOL_HEIGHT = 110;
+const HITS_HEIGHT = 44;
 const MARKS_HEIGHT = 20;
 const FLIGHT_HEIGHT = 44;
 
@@ -145,10 +146,20 @@ function markTracks(model) {
   };
 }
 
-/* All tracks with their position on the sheet. A track for marks without any marks is left out. */
+/* The hit rate after each admission. */
+function hitTrack(model) {
+  const { lookups, event, percent } = model.data.hits;
+  return {
+    id: 'hits', title: `hits, last ${lookups}`, kind: 'hits', places: event.map((one) => model.place(one)), percent,
+  };
+}
+
+/* All tracks with their position on the sheet. A track for hits or marks without any is left out. */
 function makeTracks(model) {
   const { resets, trouble, evictions, flights, misses } = markTracks(model);
+  const hits = hitTrack(model);
   const tracks = [
+    ...(hits.places.length > 0 ? [hits] : []),
     { id: 'pool', title: 'host pool', kind: 'pool', looks: POOL_LOOKS },
     ...[resets, trouble, evictions, flights, misses].filter((track) => (track.flights ?? track.things).length > 0),
     ...copyTracks(model), requestTrack(model),
@@ -156,7 +167,7 @@ function makeTracks(model) {
   let top = RULER + 4;
   for (const track of tracks) {
     track.top = top;
-    track.height = { pool: POOL_HEIGHT, marks: MARKS_HEIGHT, flights: FLIGHT_HEIGHT }[track.kind]
+    track.height = { hits: HITS_HEIGHT, pool: POOL_HEIGHT, marks: MARKS_HEIGHT, flights: FLIGHT_HEIGHT }[track.kind]
       ?? Math.max(1, track.lanes.length) * (LANE + GAP);
     top += track.height + 8;
   }
