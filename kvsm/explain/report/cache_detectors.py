@@ -73,9 +73,11 @@ def _group_flood(figures: LogFigures) -> GroupFigures | None:
     return None
 
 
-FALL_DEVIATIONS, FALL_NEW, FALL_RATE = 5, 0.7, 0.6
-"""Hits fell by at least `FALL_DEVIATIONS` standard deviations, `FALL_NEW` of it is due to new content, and no
-more than `FALL_RATE` times as many blocks are found in a second: additional requests do not lower that."""
+FALL_PARTING, FALL_DEVIATIONS, FALL_NEW, FALL_RATE = 0.5, 4, 0.7, 0.75
+"""Prompts have changed if `FALL_PARTING` of them part at one block, their share before is smaller by
+`FALL_DEVIATIONS` standard deviations, `FALL_NEW` of the fall is due to new content, and no more than
+`FALL_RATE` times as many blocks are found in the same time: additional requests of another kind do not lower
+that."""
 
 
 def hits_fell(figures: LogFigures, limit: Limit) -> Noticed | None:
@@ -83,17 +85,19 @@ def hits_fell(figures: LogFigures, limit: Limit) -> Noticed | None:
     fall = figures.hits.fall
     if fall is None or min(fall.lookups_before, fall.lookups_after) < limit.least:
         return None
-    clear = fall.before - fall.after >= limit.share * fall.before and fall.deviations >= FALL_DEVIATIONS
+    less = fall.before - fall.after >= limit.share * fall.before
+    part = fall.parting >= FALL_PARTING and fall.deviations >= FALL_DEVIATIONS
     evicted = _evicted_stops(figures, TRIED_FROM) is not None
     flooded = evicted and (_tenant_flood(figures) is not None or _burst(figures) is not None)
-    if not clear or fall.new < FALL_NEW or fall.rate > FALL_RATE or flooded:
+    if not less or not part or fall.new < FALL_NEW or fall.rate > FALL_RATE or flooded:
         return None
     at, tokens = after_start(fall.at_ns, figures.log_began_ns), figures.hits.block_tokens
     place = f" (tokens {fall.part_at * tokens:,} to {(fall.part_at + 1) * tokens - 1:,})" if tokens else ""
     text = (
         f"Hits fell at {at} from {percent(fall.before)} to {percent(fall.after)} of the asked blocks: "
         f"{percent(fall.parting)} of the prompts since then part from all earlier ones at block "
-        f"{fall.part_at}{place}; before, half of them shared {number(fall.shared_before, 'block')} or more"
+        f"{fall.part_at}{place}; before, {percent(fall.parted_before)} did, and half of them shared "
+        f"{number(fall.shared_before, 'block')} or more"
     )
     evidence = (
         f"{number(fall.lookups_before, 'lookup')} before and {fall.lookups_after:,} after; "

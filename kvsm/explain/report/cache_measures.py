@@ -25,15 +25,11 @@ from kvsm.explain.report.figures import (
     SkipFigures,
     StopFigures,
 )
-from kvsm.explain.report.measures import BINS, NOT_TOLD, SHOWN, Tables, spread_of
+from kvsm.explain.report.measures import ADMITTED, BINS, NOT_TOLD, SHOWN, Tables, spread_of
 from kvsm.explain.tables.row_kinds import Gone
 
 GROUP_DIGITS = 2 * GROUP_INDEX_BYTES
 """Number of hex digits at the end of a key that are the index of its KV cache group."""
-
-
-ADMITTED = "admitted IS NOT NULL AND NOT resumed"
-"""SQL condition for the lookup with which each request was first admitted: only these lookups count."""
 
 
 def hit_figures(tables: Tables) -> HitFigures:
@@ -85,6 +81,7 @@ def _fall(tables: Tables) -> FallFigures | None:
     share_before, share_after = _found_share(before), _found_share(after)
     places, times = np.unique(after[:, 3], return_counts=True)
     part_at = int(places[np.argmax(times)])
+    parted_before, parting = [(side[:, 3] <= part_at) & (side[:, 4] == 1) for side in (before, after)]
     first = int(after[np.argmax(after[:, 3] == part_at), 0])
     [request] = tables.one(f"SELECT request FROM lookups WHERE admitted = {first}")
     return FallFigures(
@@ -94,12 +91,13 @@ def _fall(tables: Tables) -> FallFigures | None:
         lookups_after=len(after),
         before=share_before,
         after=share_after,
-        deviations=(share_before - share_after) / max(1e-9, float(np.hypot(_error(before), _error(after)))),
-        rate=_found_rate(after) / max(1e-9, _found_rate(before)),
+        rate=_rate_beside(rows, split),
         new=(_new_share(after) - _new_share(before)) / (share_before - share_after),
         shared_before=int(np.median(before[:, 3])),
         part_at=part_at,
-        parting=float(times.max() / len(after)),
+        parted_before=float(parted_before.mean()),
+        parting=float(parting.mean()),
+        deviations=_deviations(parted_before, parting),
         request=request,
     )
 
@@ -123,15 +121,23 @@ def _found_share(rows: NDArray[np.int64]) -> float:
     return float(rows[:, 3].sum() / rows[:, 2].sum())
 
 
-def _error(rows: NDArray[np.int64]) -> float:
-    """The standard error of the share of found blocks."""
-    rest = rows[:, 3] - _found_share(rows) * rows[:, 2]
-    return float(np.sqrt((rest * rest).sum()) / rows[:, 2].sum())
+def _rate_beside(rows: NDArray[np.int64], split: int) -> float:
+    """Blocks found after a split, as a multiple of those found in a time of the same length before it.
+
+    This time is half of the shorter side's, so that a load that grows over the whole log matters little.
+    """
+    times, found = rows[:, 1], rows[:, 3]
+    span = min(times[split] - times[0], times[-1] - times[split]) // 2
+    before = found[(times >= times[split] - span) & (times < times[split])].sum()
+    after = found[(times >= times[split]) & (times < times[split] + span)].sum()
+    return float(after / max(1, before))
 
 
-def _found_rate(rows: NDArray[np.int64]) -> float:
-    """Blocks found in a second."""
-    return float(rows[:, 3].sum() * 1e9 / max(1, rows[:, 1].max() - rows[:, 1].min()))
+def _deviations(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> float:
+    """By how many standard deviations the shares of two samples differ, with one case of each kind added."""
+    shares = [(side.sum() + 1) / (len(side) + 2) for side in (before, after)]
+    errors = [(share * (1 - share) / len(side)) ** 0.5 for share, side in zip(shares, (before, after))]
+    return float((shares[1] - shares[0]) / np.hypot(*errors))
 
 
 def _new_share(rows: NDArray[np.int64]) -> float:

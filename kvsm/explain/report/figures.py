@@ -29,12 +29,13 @@ class FallFigures(msgspec.Struct, frozen=True, kw_only=True):
     event, at_ns: the first admission after the fall, and its Unix time (ns).
     lookups_before, lookups_after: lookups that count on either side.
     before, after: the shares of their blocks that the device or the host had.
-    deviations: by how many standard deviations the shares differ.
-    rate: blocks found per second after the fall, as a multiple of those before it.
+    rate: blocks found in some time after the fall, as a multiple of those found in as much time before it.
     new: part of the fall that is due to blocks which no lookup had asked for before.
     shared_before: blocks that half of the prompts before it found, or more.
-    part_at: the block, from 0, at which most prompts after it part from earlier ones. parting: their share of
-        `lookups_after`. request: the first of these requests.
+    part_at: the block, from 0, at which most prompts after it part from earlier ones. request: the first of
+        these requests.
+    parted_before, parting: share of the prompts, before and after it, that part from earlier ones at this
+        block or earlier. deviations: by how many standard deviations these two differ.
     """
 
     event: int
@@ -43,12 +44,13 @@ class FallFigures(msgspec.Struct, frozen=True, kw_only=True):
     lookups_after: int
     before: float
     after: float
-    deviations: float
     rate: float
     new: float
     shared_before: int
     part_at: int
+    parted_before: float
     parting: float
+    deviations: float
     request: str
 
 

@@ -21,6 +21,9 @@ SHOWN = 3
 NOT_TOLD = -(1 << 63)
 """Replaces a time that is NULL in the tables, in arrays of integers."""
 
+ADMITTED = "admitted IS NOT NULL AND NOT resumed"
+"""SQL condition for the lookup with which each request was first admitted: only these lookups count."""
+
 
 class Tables:
     """The tables of a log, cut to a window.

@@ -269,8 +269,8 @@ DETECTORS = (
         "hits fell",
         Urgency.COSTLY,
         "how much smaller the share of found blocks is after its largest lasting fall, with 20 lookups on "
-        "either side, if 70 % of the fall is content that no request had asked for before, and fewer blocks "
-        "are found in a second",
+        "either side, if 70 % of the fall is content that no request had asked for before, half of the "
+        "prompts part at one block, and fewer blocks are found in the same time",
         Limit(0.4, 20),
         "The share differs between requests, and drifts with their mix. Two fifths less at once is a change.",
         cache_detectors.hits_fell,

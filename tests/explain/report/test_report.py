@@ -307,12 +307,13 @@ def fall(**changes: Any) -> FallFigures:
         lookups_after=20,
         before=0.8,
         after=0.48,
-        deviations=5.0,
-        rate=0.6,
+        rate=0.75,
         new=0.7,
         shared_before=5,
         part_at=0,
-        parting=0.9,
+        parted_before=0.1,
+        parting=0.5,
+        deviations=4.0,
         request="r20",
     )
     return msgspec.structs.replace(found, **changes)
@@ -579,7 +580,14 @@ def test_evictions_that_are_no_burst_are_not_called_one(changes: dict[str, Any])
 
 @pytest.mark.parametrize(
     "changes",
-    [{"lookups_before": 19}, {"lookups_after": 19}, {"deviations": 4.9}, {"rate": 0.61}, {"new": 0.69}],
+    [
+        {"lookups_before": 19},
+        {"lookups_after": 19},
+        {"parting": 0.49},
+        {"deviations": 3.9},
+        {"rate": 0.76},
+        {"new": 0.69},
+    ],
     ids=lambda changes: next(iter(changes)),
 )
 def test_hits_that_fall_for_another_reason_are_not_shown(changes: dict[str, Any]) -> None:
