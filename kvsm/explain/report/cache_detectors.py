@@ -16,12 +16,16 @@ from kvsm.explain.story.times import after_start, duration
 from kvsm.explain.tables.row_kinds import Gone
 
 BURST_TIME = 0.2
-"""A burst of evictions takes at most this share of the time since the first eviction."""
+"""A burst of evictions takes at most this share of the time from the first eviction to the last."""
 
-BURST_TIMES, BURST_DEVIATIONS, BURST_BATCHES = 2, 4, 20
+BURST_TIMES, BURST_DEVIATIONS, BURST_BATCHES, BURST_UNREAD = 2, 4, 20, 0.5
 """Three quarters of a burst evict at least `BURST_TIMES` as many blocks as usual, and all of it exceeds the
 usual rate by `BURST_DEVIATIONS` standard deviations: by chance, the densest of 50 parts of the time does so
-in one log of 500. With fewer evictions than `BURST_BATCHES` no rate is usual."""
+in one log of 500. With fewer evictions than `BURST_BATCHES` no rate is usual. At least `BURST_UNREAD` of the
+requests that a burst makes room for store nothing that is read."""
+
+POOL_STOPS = Limit(0.1, 10)
+"""Lookups that stop at an evicted block, from which on a pool is too small."""
 
 TRIED_FROM = Limit(0.05, 10)
 """Remedies are tried if this many lookups stopped at an evicted block: the least limit of a detector."""
@@ -39,7 +43,7 @@ _BY_GROUP = (
 
 def wants_trial(figures: LogFigures) -> bool:
     """Whether a finding may propose a remedy for evictions, so that it must be tried."""
-    return _evicted_stops(figures, TRIED_FROM) is not None
+    return _evicted_stops(figures, TRIED_FROM) is not None or _finds_no_room(figures)
 
 
 def has_burst(figures: LogFigures) -> bool:
@@ -56,10 +60,11 @@ def _evicted_stops(figures: LogFigures, limit: Limit) -> float | None:
 def _burst(figures: LogFigures) -> BurstFigures | None:
     """The burst that contains most evictions of wanted blocks; None: they are spread over the time."""
     burst = figures.evictions.burst
-    if burst is None or burst.ended_ns - burst.began_ns > BURST_TIME * (figures.ended_ns - burst.full_ns):
+    if burst is None or burst.ended_ns - burst.began_ns > BURST_TIME * (burst.last_ns - burst.full_ns):
         return None
     dense = burst.lowest >= BURST_TIMES * burst.usual and burst.deviations >= BURST_DEVIATIONS
-    return burst if dense and burst.batches >= BURST_BATCHES else None
+    scan = burst.unread >= BURST_UNREAD * burst.requests
+    return burst if dense and scan and burst.batches >= BURST_BATCHES else None
 
 
 def _group_flood(figures: LogFigures) -> GroupFigures | None:
@@ -304,7 +309,7 @@ def never_stored(figures: LogFigures, limit: Limit) -> Noticed | None:
     evidence = (
         f"{number(again.keys, 'block')}, missed again {duration(again.apart_ns)} later or more",
         "with a lazy store the device evicts blocks before they are stored: raise lazy_target_blocks, or "
-        "store eagerly",
+        "store eagerly (not tried: whatif has no model of a lazy store)",
     )
     query = (
         "SELECT missed, count(*) AS times FROM lookups WHERE why = 'never stored' "
@@ -314,14 +319,26 @@ def never_stored(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 _AVOIDABLE = {
-    SkipReason.POOL_FULL.value: "every slot is pinned or copied: raise host_blocks, or see what pins them",
+    SkipReason.POOL_FULL.value: "every slot is pinned or copied",
     SkipReason.TOO_MANY_TRANSFERS.value: "copies are slow, or max_live_transfers is too low",
 }
 """The reasons for a skip that a user can do something about, with advice."""
 
 
+NO_ROOM = 0.05
+"""A larger pool is tried if the full pool skips this share of the blocks that it stored."""
+
+
+def _finds_no_room(figures: LogFigures) -> bool:
+    """Whether many blocks were skipped because the pool was full."""
+    full = sum(skip.blocks for skip in figures.skips if skip.reason == SkipReason.POOL_FULL.value)
+    return full > NO_ROOM * figures.stored
+
+
 def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect that offered blocks are skipped, because the pool is full or too many transfers are live."""
+    if _finds_no_room(figures) and pool_too_small(figures, POOL_STOPS) is not None:
+        return None
     skips = [skip for skip in figures.skips if skip.reason in _AVOIDABLE]
     skipped = sum(skip.blocks for skip in skips)
     offered = skipped + figures.stored
@@ -333,6 +350,8 @@ def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
     )
     evidence = tuple(f"{skip.reason}: {skip.blocks:,}: {_AVOIDABLE[skip.reason]}" for skip in skips)
     pool = figures.pool
+    if _finds_no_room(figures):
+        evidence += _tried(figures, lambda trial: trial.host_blocks != pool.slots)
     evidence += (f"of {pool.slots:,} slots up to {pool.pinned:,} were pinned, {pool.storing:,} being stored",)
     query = "SELECT reason, sum(blocks) FROM skips GROUP BY reason"
     return Noticed(skipped / offered, text, evidence, (_command(figures, "query", query),))

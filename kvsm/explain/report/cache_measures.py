@@ -25,7 +25,7 @@ from kvsm.explain.report.figures import (
     SkipFigures,
     StopFigures,
 )
-from kvsm.explain.report.measures import ADMITTED, BINS, NOT_TOLD, SHOWN, Tables, spread_of
+from kvsm.explain.report.measures import ADMITTED, BINS, NOT_TOLD, SHOWN, Tables, shortest_run, spread_of
 from kvsm.explain.tables.row_kinds import Gone
 
 GROUP_DIGITS = 2 * GROUP_INDEX_BYTES
@@ -193,33 +193,21 @@ BURST_PART = 0.7
 """Smallest share of all evictions of wanted blocks that a burst contains."""
 
 
-def shortest_run(counts: list[int], part: float) -> tuple[int, int] | None:
-    """(first, last) index of the shortest run of counts with this share of the sum; None if the sum is 0."""
-    needed, total, begin, best = part * sum(counts), 0, 0, None
-    for end, count in enumerate(counts):
-        total += count
-        while total - counts[begin] >= needed and begin < end:
-            total -= counts[begin]
-            begin += 1
-        if total and total >= needed and (best is None or end - begin < best[1] - best[0]):
-            best = begin, end
-    return best
-
-
 def _burst(tables: Tables, runs: NDArray[np.int64], where: str) -> BurstFigures | None:
     """Find the shortest time with most evictions of wanted blocks, and the usual rate of evictions besides.
 
     runs: (blocks, wanted, when they were evicted) of each run of evicted blocks.
     where: an SQL condition for runs of wanted blocks.
 
-    The time of the figures begins with the first eviction: before it, the pool had room.
+    The time of the figures is that from the first eviction to the last: before, the pool had room, and after,
+    nothing was stored.
     """
     blocks, wanted, gone_ns = runs[runs[:, 2] != NOT_TOLD].T
     if not (blocks * wanted).sum():
         return None
-    full_ns = int(gone_ns.min())
-    width = -(-max(1, tables.ended_ns - full_ns + 1) // BINS)
-    places = np.clip((gone_ns - full_ns) // width, 0, BINS - 1)
+    full_ns, last_ns = int(gone_ns.min()), int(gone_ns.max())
+    width = -(-(last_ns - full_ns + 1) // BINS)
+    places = (gone_ns - full_ns) // width
     evicted = np.bincount(places, weights=blocks, minlength=BINS).astype(np.float64).astype(np.float64)
     wanted_over_time = np.bincount(places, weights=blocks * wanted, minlength=BINS).astype(np.int64).tolist()
     run = shortest_run(wanted_over_time, BURST_PART)
@@ -236,8 +224,9 @@ def _burst(tables: Tables, runs: NDArray[np.int64], where: str) -> BurstFigures 
     usual, lowest, deviations = _beside_usual(evicted, inside, int(blocks.sum()) / batches)
     return BurstFigures(
         began_ns=began_ns,
-        ended_ns=min(ended_ns, tables.ended_ns),
+        ended_ns=min(ended_ns, last_ns + 1),
         full_ns=full_ns,
+        last_ns=last_ns,
         wanted=sum(wanted_over_time[inside]),
         evicted=int(evicted[inside].sum()),
         batches=batches,
@@ -251,16 +240,16 @@ def _burst(tables: Tables, runs: NDArray[np.int64], where: str) -> BurstFigures 
 
 
 def _beside_usual(evicted: NDArray[np.float64], inside: slice, batch: float) -> tuple[int, float, float]:
-    """Compare a burst with the usual rate: the median of the parts outside.
+    """Compare a burst with the usual rate: the median of the parts outside that have evictions.
 
-    evicted: blocks evicted in each part of the time since the first eviction.
+    evicted: blocks evicted in each part of the time with evictions.
     inside: the parts that are the burst.
     batch: mean number of blocks that are evicted together.
 
     Returns the `usual`, `lowest` and `deviations` of `BurstFigures`.
     """
     rest = np.delete(evicted, np.arange(inside.start, inside.stop))
-    parts = inside.stop - inside.start
+    rest, parts = rest[rest > 0], inside.stop - inside.start
     usual = float(np.median(rest)) if len(rest) else float(evicted.mean())
     lowest = float(np.quantile(evicted[inside], 0.25))
     deviation = float(evicted.mean() * batch / parts) ** 0.5

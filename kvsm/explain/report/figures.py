@@ -121,14 +121,14 @@ class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The shortest time in which most evictions of wanted blocks happened. Wanted: a later lookup missed it.
 
     began_ns, ended_ns: Unix time (ns).
-    full_ns: Unix time of the first eviction (ns): the pool was full from then on.
+    full_ns, last_ns: Unix time of the first and the last eviction (ns): between them the pool was full.
     wanted: wanted blocks that were evicted in this time.
     evicted: all blocks that were evicted in this time.
-    batches: number of evictions since `full_ns`; each makes room for one store.
-    usual: blocks that are evicted in a time of this length at the median rate of the rest since `full_ns`.
+    batches: number of all evictions; each makes room for one store.
+    usual: blocks that are evicted in a time of this length at the median rate of the rest of the time with
+        evictions.
     lowest: the same at the rate that three quarters of the burst exceed.
-    deviations: by how many standard deviations `evicted` exceeds `usual`, if the evictions since `full_ns`
-        came at random times.
+    deviations: by how many standard deviations `evicted` exceeds `usual`, if evictions came at random times.
     requests: number of requests whose stores evicted them.
     unread: how many of these requests stored no block that was ever hit.
     names: the requests whose stores evicted most.
@@ -137,6 +137,7 @@ class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     began_ns: int
     ended_ns: int
     full_ns: int
+    last_ns: int
     wanted: int
     evicted: int
     batches: int

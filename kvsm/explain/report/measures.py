@@ -90,3 +90,16 @@ def spread_of(values: NDArray[np.int64], weights: NDArray[np.int64] | None = Non
         for part in (50, 99)
     ]
     return Spread(total, middle, high, int(values[order[-1]]))
+
+
+def shortest_run(counts: list[int], part: float) -> tuple[int, int] | None:
+    """(first, last) index of the shortest run of counts with this share of the sum; None if the sum is 0."""
+    needed, total, begin, best = part * sum(counts), 0, 0, None
+    for end, count in enumerate(counts):
+        total += count
+        while total - counts[begin] >= needed and begin < end:
+            total -= counts[begin]
+            begin += 1
+        if total and total >= needed and (best is None or end - begin < best[1] - best[0]):
+            best = begin, end
+    return best

@@ -82,6 +82,8 @@ def _sample(tables: Tables) -> _Sample:
         f"FROM lookups WHERE why = '{Gone.EVICTED}' AND {ADMITTED} AND {tables.within('admitted')}"
         " ORDER BY admitted",
     )[:, 0]
+    if not len(stops):
+        return _Sample(tables.last - SAMPLE_EVENTS + 1, tables.last)
     inside = np.searchsorted(stops, stops + 1) - np.searchsorted(stops, stops - SAMPLE_EVENTS // 2)
     last = min(tables.last, max(int(stops[np.argmax(inside)]), tables.first + SAMPLE_EVENTS - 1))
     return _Sample(last - SAMPLE_EVENTS + 1, last)

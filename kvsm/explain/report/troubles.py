@@ -278,8 +278,9 @@ DETECTORS = (
     Detector(
         "eviction burst",
         Urgency.COSTLY,
-        "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time since "
-        "the first eviction, at twice the usual rate of evictions and 4 standard deviations above it",
+        "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time with "
+        "evictions, at twice the usual rate and 4 standard deviations above it, for requests of which half "
+        "store nothing that is read",
         Limit(0.05, 10),
         "Steady pressure spreads over the time since the pool is full. A scan or a batch job does not.",
         cache_detectors.eviction_burst,
@@ -308,7 +309,7 @@ DETECTORS = (
         Urgency.COSTLY,
         "lookups that stopped at an evicted block, if by `kvsm whatif` two, four or eight times the pool "
         "gains more than its error, or if `whatif` cannot simulate the log",
-        Limit(0.1, 10),
+        cache_detectors.POOL_STOPS,
         "A full pool always evicts, and most of it is never asked for again. One lookup in ten is a loss.",
         cache_detectors.pool_too_small,
     ),

@@ -42,7 +42,7 @@ from kvsm.core.log import LogEnd
 from kvsm.events import SkipReason
 from kvsm.explain.report import cache_measures
 from kvsm.explain.report import log_report as report
-from kvsm.explain.report.cache_measures import BURST_PART, shortest_run
+from kvsm.explain.report.cache_measures import BURST_PART
 from kvsm.explain.report.detectors import Limit, number, percent
 from kvsm.explain.report.engine_detectors import STILL_WRITTEN_NS
 from kvsm.explain.report.figures import (
@@ -71,6 +71,7 @@ from kvsm.explain.report.figures import (
     WaitSplit,
 )
 from kvsm.explain.report.log_report import Report, left_open, make_report
+from kvsm.explain.report.measures import shortest_run
 from kvsm.explain.report.troubles import DETECTORS, Urgency, troubles
 from kvsm.explain.story.unfinished import end_rows
 from kvsm.explain.story.window import Window
@@ -285,6 +286,7 @@ def burst(until_ns: int, **changes: Any) -> BurstFigures:
         began_ns=0,
         ended_ns=until_ns,
         full_ns=0,
+        last_ns=10**12,
         wanted=70,
         evicted=700,
         batches=100,
@@ -564,11 +566,13 @@ def test_one_cause_is_told_once() -> None:
     [
         {"ended_ns": 3 * 10**11},
         {"full_ns": 6 * 10**11, "began_ns": 8 * 10**11, "ended_ns": 9 * 10**11},
+        {"last_ns": 10**11},
         {"lowest": 199},
         {"deviations": 3.9},
         {"batches": 19},
+        {"unread": 1},
     ],
-    ids=["long", "a quarter of the time with evictions", "as usual", "by chance", "few"],
+    ids=["long", "full late", "silent later", "as usual", "by chance", "few", "read"],
 )
 def test_evictions_that_are_no_burst_are_not_called_one(changes: dict[str, Any]) -> None:
     """It takes a short part of the time with evictions, at more than the usual rate, and not by chance."""
@@ -620,6 +624,7 @@ def test_a_time_in_the_system_prompt_is_found(block: int, tmp_path: Path) -> Non
     assert f"at block {block} (tokens {512 * block:,} to {512 * block + 511:,})" in one.text
 
 
+@pytest.mark.slow
 def test_a_pool_that_is_full_late_has_no_burst(tmp_path: Path) -> None:
     """70 % of the evictions of wanted blocks are in 17 % of the log's time, but in a third of the time since
     the first eviction."""
@@ -665,6 +670,15 @@ def test_a_symptom_is_not_shown_beside_its_cause(cause: str, symptom: str) -> No
 def test_a_disk_is_not_judged_as_page_locked_memory() -> None:
     figures = replaced(quiet(), **EDGES["pool not pinned"].speaks)
     assert troubles(figures, "disk") == ()
+
+
+def test_skips_in_a_pool_that_is_too_small_are_no_other_trouble() -> None:
+    """If a larger pool gains nothing, they are one, and the report says that it was tried."""
+    full = {"stops": stops(Gone.EVICTED, 300), "skips": (SkipFigures(SkipReason.POOL_FULL.value, 500),)}
+    for gain, name in ((0.05, "pool too small"), (0.01, "blocks skipped")):
+        [one] = troubles(replaced(quiet(), **full, remedies=tried(gain)))
+        assert one.name == name
+    assert any(line.startswith("no gain beyond the error of whatif with") for line in one.evidence)
 
 
 def test_a_rank_that_reports_again_is_not_silent() -> None:
