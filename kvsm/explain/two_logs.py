@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from kvsm.explain.report.cache_measures import ADMITTED
+from kvsm.explain.report.measures import ADMITTED
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import Gone
 

@@ -24,8 +24,8 @@ from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import PropertyBroken
 from kvsm.events import Direction, OffloadConfig, OffloadingEvent
 from kvsm.explain.metrics import Metrics
-from kvsm.explain.report.cache_measures import ADMITTED, hit_figures, stored_blocks
-from kvsm.explain.report.measures import Tables
+from kvsm.explain.report.cache_measures import hit_figures, stored_blocks
+from kvsm.explain.report.measures import ADMITTED, Tables
 from kvsm.explain.story.window import Window
 from kvsm.explain.tables.extract import Extractor
 from kvsm.explain.tables.opened import OpenedLog

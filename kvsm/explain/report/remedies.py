@@ -21,9 +21,9 @@ import numpy as np
 from kvsm.core.log import LogReader
 from kvsm.core.log.trust import Trust
 from kvsm.errors import KvsmError
-from kvsm.explain.report.cache_measures import ADMITTED, names_of
+from kvsm.explain.report.cache_measures import names_of
 from kvsm.explain.report.figures import FloodFigures, RemedyFigures, TrialFigures
-from kvsm.explain.report.measures import SHOWN, Tables
+from kvsm.explain.report.measures import ADMITTED, SHOWN, Tables
 from kvsm.explain.story.window import Window
 from kvsm.explain.tables.row_kinds import Gone
 from kvsm.explain.whatif.accuracy import error_points, refuse_failing, refuse_unlike

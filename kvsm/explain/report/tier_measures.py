@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from kvsm.explain.report.cache_measures import ADMITTED, group_figures, hit_figures
+from kvsm.explain.report.cache_measures import group_figures, hit_figures
 from kvsm.explain.report.figures import DiskFailureFigures, HeldFigures, TierHitFigures, TiersFigures
-from kvsm.explain.report.measures import SHOWN, Tables
+from kvsm.explain.report.measures import ADMITTED, SHOWN, Tables
 from kvsm.explain.story.window import Window
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.row_kinds import Gone
