@@ -24,12 +24,16 @@ def _restored(kind: type[KvsmError], args: tuple[Any, ...], attributes: dict[str
     return error
 
 
+TWICE = "named twice in one batch"
+"""The `state` of an `IllegalTransition` if a batch names a thing twice."""
+
+
 class IllegalTransition(KvsmError):
     """The machine's table does not allow this trigger in this state. Nothing has changed.
 
     machine: its name.
     ids: the slots, device blocks, transfers or requests that the trigger is illegal for.
-    state: the state of the first one, with its counters.
+    state: the state of the first one, with its counters; or `TWICE`.
     trigger: its name.
     seq: number of the event that pulls the trigger.
     """
@@ -37,7 +41,8 @@ class IllegalTransition(KvsmError):
     def __init__(self, machine: str, ids: Sequence[int | str], state: str, trigger: str, seq: int) -> None:
         self.machine, self.ids, self.state, self.trigger, self.seq = machine, tuple(ids), state, trigger, seq
         named = ", ".join(map(str, self.ids[:8])) + (", ..." if len(self.ids) > 8 else "")
-        super().__init__(f"event {seq}: {machine} {named}: {trigger} is illegal in {state}")
+        where = f": {state}" if state == TWICE else f" in {state}"
+        super().__init__(f"event {seq}: {machine} {named}: {trigger} is illegal{where}")
 
 
 class InvalidEvent(KvsmError):

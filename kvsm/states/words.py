@@ -19,7 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsm.errors import IllegalTransition
+from kvsm.errors import TWICE, IllegalTransition
 from kvsm.ids import NO_IDS, IdArray, listed
 from kvsm.states.machine import Machine, UndefinedStep
 
@@ -236,7 +236,7 @@ class StateWords:
             return IllegalTransition(name, absent, f"none of the {self.size}", trigger.name, seq)
         doubled = tuple(sorted(id for id, times in Counter(ids).items() if times > 1))
         if doubled:
-            return IllegalTransition(name, doubled, "named twice in one batch", trigger.name, seq)
+            return IllegalTransition(name, doubled, TWICE, trigger.name, seq)
         wrong = [id for id in ids if not self._allows(self.words[id], trigger)]
         return self.codec.illegal(self.words[wrong[0]], trigger, tuple(wrong), seq)
 

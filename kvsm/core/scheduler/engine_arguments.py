@@ -5,7 +5,7 @@ As in `kvsm.core.offloader.arguments`, a call checks its arguments before it cha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from kvsm.core.offloader.arguments import a, integer, integers, items, request_name
@@ -101,6 +101,22 @@ def scheduled_tokens(output: StepOutput) -> Mapping[str, int] | None:
     if not isinstance(given, Mapping):
         raise WrongArgument(call, argument, f"is {a(given)}; it must be a mapping")
     return {name: token_count(call, f"{argument}[{name!r}]", tokens) for name, tokens in given.items()}
+
+
+_OF_A_POOL = ("touch", "free_blocks", "key_of", "cached_block", "free_queue")
+
+
+def device_pool(pool: object, live: Collection[int]) -> None:
+    """Check a pool that is to be bound. live: the transfers that are live."""
+    call = "bind_gpu_block_pool"
+    lacks = [name for name in _OF_A_POOL if not callable(getattr(pool, name, None))]
+    if lacks:
+        problem = f"is {a(pool)} without {', '.join(lacks)}; it must have the methods of DevicePool"
+        raise WrongArgument(call, "pool", problem)
+    if live:
+        named = ", ".join(map(str, sorted(live)[:8]))
+        problem = f"has no references for the live transfers ({named}); bind it before the first step"
+        raise WrongArgument(call, "pool", problem)
 
 
 def engine_name(call: str, request: Any) -> str:

@@ -13,6 +13,7 @@ vLLM calls `update_connector_output` last in a step: the same cycle with another
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -25,6 +26,7 @@ from kvsm.core.scheduler.device_blocks import DeviceBlocks
 from kvsm.core.scheduler.engine_arguments import (
     are_known,
     block_tables,
+    device_pool,
     engine_name,
     new_blocks,
     token_count,
@@ -41,6 +43,9 @@ from kvsm.core.scheduler.tracked import TrackedRequest
 from kvsm.errors import ConfigError, LimitReached
 from kvsm.events import Direction
 from kvsm.ids import IdArray, listed
+from kvsm.states.request import RequestState
+
+_LOGGER = logging.getLogger("kvsm")
 
 _NOTHING, _NO_RESULTS = TransferPlan(), StepResults()  # of most steps of a decode
 
@@ -71,14 +76,24 @@ class OffloadScheduler:
     # Setup, and the arrival of requests.
 
     def bind_gpu_block_pool(self, pool: DevicePool) -> None:
-        """Bind the pool of an engine that counts references to its blocks. Copies hold references in it."""
+        """Bind the pool of an engine that counts references to its blocks. Copies hold references in it.
+
+        Raises `WrongArgument` if the pool lacks a method of `DevicePool`, or if transfers are live already.
+        """
+        device_pool(pool, self.offloader.ledger.transfers)
         self.device_blocks.pool = pool
         if self.config.store is StoreMode.LAZY:
             self.walk = FreeQueueWalk(self.offloader, pool, self.config.lazy_target_blocks)
 
     def add_request(self, request: EngineRequest) -> None:
         """Note that a request has arrived. The engine runs more steps until it is finished."""
-        self._track("add_request", request)
+        tracked = self._track("add_request", request)
+        if tracked.request is not request:
+            _LOGGER.warning(
+                "request %r arrives, and an unfinished request has this name: kvsm follows only that one. "
+                "Call request_finished for it first, or give each unfinished request a name of its own",
+                tracked.name,
+            )
 
     def _track(self, call: str, request: EngineRequest) -> TrackedRequest:
         name = request.request_id
@@ -211,15 +226,29 @@ class OffloadScheduler:
             return
         tracked.trusted = tracked.local
         self.state.promises[tracked.name] = tracked.local, end
+        decided = core.ledger.seq
         job = self._plan_load(tracked, end)
         tracked.forget_asked_keys()
         if job is None:
+            if core.ledger.seq == decided:
+                self._warn_without_match(tracked.name, num_external_tokens)
             core.release(tracked.name)
             # A store may still read these blocks, which can be the reason for the missing load.
             self.device_blocks.rewrite(self._blocks_between(tracked, tracked.local, end))
             self._note_load_end(tracked.name, good=False)
             return
         self._add_to_plan(job)
+
+    def _warn_without_match(self, name: str, tokens: int) -> None:
+        """Warn if this request, which is to load tokens, holds no match of which they could be."""
+        entry = self.offloader.ledger.requests.get(name)
+        if entry is None or entry.state is not RequestState.MATCHED:
+            _LOGGER.warning(
+                "request %r is to load %d tokens, and holds no match: its load is reported as failed. "
+                "get_num_new_matched_tokens must have promised these tokens since its last blocks",
+                name,
+                tokens,
+            )
 
     def _blocks_between(self, tracked: TrackedRequest, first: int, last: int) -> list[int]:
         """Return the device blocks from token `first` up to token `last`."""

@@ -313,7 +313,7 @@ REFUSED: list[tuple[type[OffloadingEvent], tuple[object, ...], str]] = [
     (ev.RequestDeferred, ("a", 10, 5), "request a: DEFER is illegal in LOADING(loads=1)"),
     (ev.RequestDeferred, ("c", 99, 5), "transfer 99 is not live"),
     (ev.BlocksEvicted, ((0,), (), 16), "block 0: EVICT is illegal in LOADING(copies=1, pins=1)"),
-    (ev.BlocksEvicted, ((1, 1), (), 16), "block 1: EVICT is illegal in named twice in one batch"),
+    (ev.BlocksEvicted, ((1, 1), (), 16), "block 1: EVICT is illegal: named twice in one batch"),
     (ev.BlocksEvicted, ((), (2,), 16), "block 2: TOUCH is illegal in STORING(copies=1, pins=0)"),
     (ev.StorePlanned, ((), (b"x",), (3,), (0, 1)), "a plan names a chunk of device blocks for each slot"),
     (ev.StorePlanned, ((), (), (), ()), "a plan names a chunk of device blocks for each slot"),

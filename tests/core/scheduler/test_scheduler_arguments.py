@@ -18,6 +18,7 @@ from scheduler_traffic import ACTS, FULL, SLIDING, Hand, drive
 
 from examples import examples
 from kvsm.check.worlds.small_engine import SmallEngine
+from kvsm.check.worlds.small_pool import SmallPool
 from kvsm.check.worlds.small_request import HASH_TOKENS, SmallRequest
 from kvsm.core import native
 from kvsm.core.ledger.snapshot import digest
@@ -165,3 +166,67 @@ def test_request_without_a_name_is_not_remembered() -> None:
     with pytest.raises(WrongArgument):
         hand.scheduler.add_request(request)
     assert hand.scheduler.state.tracked == {}
+
+
+# What an embedder does in a wrong order, and no argument shows.
+
+
+def test_pool_without_a_method_is_refused_when_it_is_bound() -> None:
+    """Not at the first copy, with an AttributeError."""
+    hand = Hand()
+    with pytest.raises(WrongArgument, match=r"pool is an object without touch, free_blocks, key_of"):
+        hand.scheduler.bind_gpu_block_pool(object())  # type: ignore[arg-type]
+    with pytest.raises(WrongArgument, match="pool is None without"):
+        hand.scheduler.bind_gpu_block_pool(None)  # type: ignore[arg-type]
+    assert hand.scheduler.device_blocks.pool is None
+
+
+def test_pool_is_refused_while_a_transfer_holds_no_references_in_it() -> None:
+    """One release per hold (S4): the end of the transfer would release references that it never took."""
+    hand = Hand()
+    request = SmallRequest("r", range(8))
+    hand.admit(request, [0, 1])
+    hand.compute(request)
+    [job] = hand.step(request).stores
+    with pytest.raises(WrongArgument, match=rf"no references for the live transfers \({job.transfer}\)"):
+        hand.scheduler.bind_gpu_block_pool(SmallPool(64))
+    hand.report(job.transfer)
+    hand.scheduler.bind_gpu_block_pool(SmallPool(64))
+
+
+def test_second_request_of_a_name_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing of it would be stored, and its end would be the end of the first one."""
+    hand = Hand()
+    first = SmallRequest("r", range(8))
+    hand.scheduler.add_request(first)
+    hand.scheduler.add_request(first)
+    assert caplog.records == []
+    hand.scheduler.add_request(SmallRequest("r", range(50, 58)))
+    [warning] = caplog.messages
+    assert warning.startswith("request 'r' arrives, and an unfinished request has this name")
+    hand.scheduler.request_finished(first, [])
+    hand.scheduler.add_request(SmallRequest("r", range(50, 58)))
+    assert len(caplog.messages) == 1
+
+
+def test_load_that_no_match_has_promised_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    """Failure is not success (S6): it is reported as failed. A warning says which call is missing."""
+    hand = Hand()
+    request = SmallRequest("r", range(9))
+    hand.scheduler.update_state_after_alloc(request, [[4, 5, 6]], 8)
+    [warning] = caplog.messages
+    assert warning.startswith("request 'r' is to load 8 tokens, and holds no match")
+    [load] = hand.scheduler.update_connector_output([]).loads
+    assert not load.good
+
+
+def test_load_of_a_match_that_a_reset_has_voided_is_usual(caplog: pytest.LogCaptureFixture) -> None:
+    hand = Hand()
+    hand.store(SmallRequest("old", range(9)), [0, 1])
+    request = SmallRequest("r", range(9))
+    assert hand.scheduler.get_num_new_matched_tokens(request, 0) == (8, True)
+    hand.scheduler.reset_cache()
+    hand.scheduler.update_state_after_alloc(request, [[4, 5, 6]], 8)
+    [load] = hand.scheduler.update_connector_output([]).loads
+    assert not load.good
+    assert caplog.records == []
