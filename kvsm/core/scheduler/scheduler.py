@@ -229,9 +229,9 @@ class OffloadScheduler:
         decided = core.ledger.seq
         job = self._plan_load(tracked, end)
         tracked.forget_asked_keys()
+        if job is None and core.ledger.seq == decided:
+            self._warn_without_match(tracked.name, num_external_tokens)
         if job is None:
-            if core.ledger.seq == decided:
-                self._warn_without_match(tracked.name, num_external_tokens)
             core.release(tracked.name)
             # A store may still read these blocks, which can be the reason for the missing load.
             self.device_blocks.rewrite(self._blocks_between(tracked, tracked.local, end))
