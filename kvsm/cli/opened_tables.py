@@ -15,11 +15,13 @@ from kvsm.explain.report.tier_measures import OpenedTier
 from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.opened import OpenedLog
 from kvsm.explain.tables.opened import open as open_log
+from kvsm.explain.tables.table_index import ReadProgress
 
 
 @contextmanager
 def opened_log(log: Path, window: Window = EVERYTHING, **trust: Any) -> Iterator[OpenedLog]:
-    """Open a log, or the tables of a part of it. On a terminal, reading a large log shows its progress."""
+    """Open a log, or the tables of a part of it. Says on standard error how large an index it makes. On a
+    terminal, reading a log shows its progress."""
     with _opened(log, window, trust) as opened:
         if opened.note is not None:
             complain(opened.note)
@@ -46,6 +48,24 @@ def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
             yield found
 
 
+INDEX_BYTES_PER_LOG_BYTE = 2
+"""About how large an index is. Measured with logs of `kvsm run`; less if most bytes of a log are keys."""
+
+
 def _opened(log: Path, window: Window, trust: dict[str, Any]) -> OpenedLog:
-    with counting("read up to event") as progress:
-        return open_log(log, progress=progress, window=window, **trust)
+    with counting("read up to event", bar=True) as count:
+        announced = False
+
+        def show(progress: ReadProgress) -> None:
+            nonlocal announced
+            if progress.index is not None and not announced:
+                announced = True
+                size = progress.log_bytes / 1e6
+                complain(
+                    f"reading {size:,.1f} MB of log into {progress.index}, about "
+                    f"{size * INDEX_BYTES_PER_LOG_BYTE:,.0f} MB: later commands need not read the log again"
+                )
+            if count is not None:
+                count(progress.event, progress.read_bytes / max(1, progress.log_bytes))
+
+        return open_log(log, progress=show, window=window, **trust)

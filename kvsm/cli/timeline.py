@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
-from rich.console import Console
-from rich.progress import Progress, TextColumn, TimeElapsedColumn
 
 from kvsm.cli.log_answers import leave, print_rows
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
+from kvsm.cli.opened_tables import opened_log
 from kvsm.cli.output import Command, complain, say_json, say_text
+from kvsm.cli.progress import counting
 from kvsm.errors import ConfigError
 from kvsm.explain.story import Trust
 from kvsm.explain.story.window import LogPoint
-from kvsm.explain.tables.opened import open as open_log
 from kvsm.explain.timeline.page import make_page
 from kvsm.explain.timeline.perfetto import perfetto_trace
 from kvsm.explain.timeline.window_data import MOST_EVENTS, Timeline, read_timeline
@@ -106,10 +103,10 @@ def timeline(
     """
     _refuse_targets(output, perfetto, force, as_json)
     began = time.perf_counter()
-    with _progress() as progress, open_log(log, progress=progress("read"), **trust) as opened:
+    with opened_log(log, **trust) as opened, counting("drawn", "events") as progress:
         window = opened.window(since, until)
-        found = read_timeline(opened, window, Trust(**trust), most_events, progress("drawn"))
-        condition, stopped, note = opened.condition, opened.stopped, opened.note
+        found = read_timeline(opened, window, Trust(**trust), most_events, progress)
+        condition, stopped = opened.condition, opened.stopped
     if output == _STANDARD_OUTPUT:
         say_text(make_page(*found[:3]))
     elif output is not None:
@@ -121,7 +118,7 @@ def timeline(
         say_json(answer)
     elif output != _STANDARD_OUTPUT:
         _print_answer(answer)
-    for line in filter(None, [*found.left_out, note]):
+    for line in found.left_out:
         complain(line)
     if stopped is not None:
         complain(f"the log cannot be read further: {stopped}")
@@ -153,23 +150,6 @@ def _write(target: Path, content: bytes) -> None:
         write_whole(target, content)
     except OSError as error:
         raise ConfigError(f"{target}: cannot be written: {error.strerror}") from error
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], Callable[[int], None]]]:
-    """Yield a function that adds a line of progress for a part of the work; without a terminal, no lines."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda _: lambda _: None
-        return
-    columns = (TextColumn("{task.description} {task.completed:,.0f} events"), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-
-        def part(name: str) -> Callable[[int], None]:
-            task = bar.add_task(name, total=None)
-            return lambda events: bar.update(task, completed=events)
-
-        yield part
 
 
 def _answer(

@@ -155,6 +155,11 @@ class Segment:
         """The last event that was read; at first, the last event before the segment."""
         return self._next - 1
 
+    @property
+    def offset(self) -> int:
+        """How many bytes of the file were read: up to the end of the last event frame."""
+        return self._offset
+
     def batches(self) -> Iterator[list[OffloadingEvent]]:
         """Yield the events, one list per frame. A second call continues where the first ended.
 

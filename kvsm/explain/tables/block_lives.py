@@ -291,17 +291,19 @@ class BlockLives:
         """The lives in these slots, as runs. The ledger must still have the generations of their blocks."""
         if not len(slots):
             return []
+        if len(slots) == 1:  # Most evictions: a tenth of the time that arrays of one number take.
+            return [self._run(ledger, int(slots[0]))]
         slots = slots[np.argsort(self._life[slots])]
         life, store, hits, last = (
             column[slots] for column in (self._life, self._store, self._hits, self._last_hit)
         )
         new = np.ones(len(slots), dtype=np.bool_)
-        new[1:] = (np.diff(life) != 1) | (np.diff(hits) != 0) | (np.diff(last) != 0)
+        new[1:] = (life[1:] - life[:-1] != 1) | (hits[1:] != hits[:-1]) | (last[1:] != last[:-1])
         new[1:] |= (life[1:] - store[1:]) % RUN_BLOCKS == 0
         starts = np.flatnonzero(new)
         columns = (
             life[starts],
-            np.diff(starts, append=len(slots)),
+            np.append(starts[1:], len(slots)) - starts,
             store[starts],
             ledger.generation_view[slots[starts]],
             hits[starts],
@@ -309,6 +311,12 @@ class BlockLives:
             self._last_hit_ns[slots[starts]],
         )
         return [LifeRun(*run) for run in zip(*[column.tolist() for column in columns])]
+
+    def _run(self, ledger: Ledger, slot: int) -> LifeRun:
+        """The life in this slot, as a run of one."""
+        columns = self._life, self._store, self._hits, self._last_hit, self._last_hit_ns
+        life, store, hits, last, last_ns = [column.item(slot) for column in columns]
+        return LifeRun(life, 1, store, ledger.generation[slot], hits, last, last_ns)
 
     def _end(self, runs: Sequence[LifeRun], end: LifeEnd) -> None:
         for run in runs:

@@ -123,7 +123,8 @@ class Extractor:
         take_facts = FACTS.get(kind)
         if take_facts is not None:
             take_facts(self, event)
-        self._take_changes(event, changes)
+        if changes.requests or changes.ended or changes.submitted:
+            self._take_changes(event, changes)
         self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
         self._tables.add("events", self._last)
         if not event.seq % SAMPLE_EVENTS:

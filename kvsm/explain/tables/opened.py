@@ -257,7 +257,7 @@ def open(
 
     directory: the log's directory. The log may still be written; the tables cover what it has now.
     allow_policies, max_slots: as in `kvsm.explain.story.Trust`.
-    progress: called with the number of the last event that was read, from time to time.
+    progress: called from time to time while the log is read (`table_index.ReadProgress`).
     window: the events that the tables cover. A part of a log has no index: its tables are made each time, and
         `first` and `last` of the opened log are those of the part.
 

@@ -39,6 +39,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
+import zstandard
 
 from kvsm.core.ledger import Ledger
 from kvsm.core.ledger.snapshot import restore_foreign, snapshot
@@ -77,8 +78,23 @@ _STATE_SCHEMA = "CREATE TABLE _state (saved BLOB)"
 _MEMO_SCHEMA = "CREATE TABLE _memos (name TEXT PRIMARY KEY, event INTEGER, value BLOB)"
 _HEADER = b"SQLite format 3\x00"
 
-Progress = Callable[[int], None]
-"""Called with the number of the last event that was read."""
+
+class ReadProgress(msgspec.Struct, frozen=True):
+    """How far a log is read into its tables.
+
+    event: the last event that was read; 0 before the first one.
+    read_bytes, log_bytes: bytes that were read, of the bytes to read.
+    index: the index that is made from nothing; None: an index is extended, or none is made.
+    """
+
+    event: int
+    read_bytes: int
+    log_bytes: int
+    index: Path | None
+
+
+Progress = Callable[[ReadProgress], None]
+"""Called before the first event is read, from time to time, and at the end. Not called if nothing is read."""
 
 
 class KeptTables(msgspec.Struct):
@@ -338,7 +354,9 @@ def _updated(
                 make_tables(connection)
                 connection.execute(_STATE_SCHEMA)
                 connection.execute(_MEMO_SCHEMA)
-            indexer = _Indexer(connection, reader, trust, progress, saved)
+            indexer = _Indexer(
+                connection, reader, trust, progress, saved, index=path if saved is None else None
+            )
             stopped = indexer.read_to_end(place)
             condition = indexer.condition()
             connection.execute("COMMIT")
@@ -364,8 +382,8 @@ def _saved_state(connection: sqlite3.Connection, place: tuple[int, int], reader:
         raise _IndexMismatch
     found = connection.execute("SELECT saved FROM _state").fetchall()
     try:
-        saved = msgspec.msgpack.decode(found[0][0], type=SavedIndex)
-    except (IndexError, TypeError, msgspec.MsgspecError):
+        saved = msgspec.msgpack.decode(zstandard.decompress(found[0][0]), type=SavedIndex)
+    except (IndexError, TypeError, zstandard.ZstdError, msgspec.MsgspecError):
         raise _IndexMismatch from None
     if saved.place != place or saved.run != reader.head.run or not _bytes_agree(saved, reader):
         raise _IndexMismatch
@@ -416,6 +434,7 @@ class _Indexer:
 
     saved: the state of an index to resume from; None: the tables are empty.
     window: the events that get rows. Those before it are only folded, and those behind it are not read.
+    index: the index that is made from nothing, for `ReadProgress`.
     """
 
     def __init__(
@@ -426,9 +445,11 @@ class _Indexer:
         progress: Progress | None,
         saved: SavedIndex | None = None,
         window: Window = EVERYTHING,
+        index: Path | None = None,
     ) -> None:
         self._connection, self._reader, self._window = connection, reader, window
-        self._trust, self._progress = trust, progress
+        self._trust, self._progress, self._index = trust, progress, index
+        self._read_bytes = self._log_bytes = 0
         self._tables = TableWriter(connection)
         self._ledger: Ledger | None = None
         self._segments: dict[str, SeenSegment] = {}
@@ -461,10 +482,14 @@ class _Indexer:
         """
         stopped: KvsmError | None = None
         holding = self._window.first if self._ledger is None else self._ledger.seq + 1
+        sizes = self._sizes()
+        self._log_bytes = sum(sizes.values())
+        self._report_progress(0)
         with self._trust.guarded(self._reader.directory):
             try:
                 for segment in self._reader.segments(holding):
                     self._read(segment)
+                    self._read_bytes += sizes.get(segment.path.name, 0)
                     if self._is_over():
                         break
                     if place is not None and segment.successor is not None:
@@ -478,8 +503,20 @@ class _Indexer:
         self._extractor.write_unfinished()
         if place is not None:
             self._save(place, None if stopped else self.condition())
-        self._report_progress()
+        self._report_progress(0)
         return stopped
+
+    def _sizes(self) -> dict[str, int]:
+        """Name -> size of each segment file that will be read (bytes)."""
+        whole = {name for name in self._segments if name != max(self._segments)}
+        found = {name: status.st_size for name, status in _status(self._reader).items() if name not in whole}
+        first, last = self._window
+        if first is not None:
+            begin = max(
+                (name for name in found if int(Path(name).stem) <= first), default=min(found, default="")
+            )
+            found = {name: size for name, size in found.items() if name >= begin}
+        return {name: size for name, size in found.items() if last is None or int(Path(name).stem) <= last}
 
     def _read(self, segment: Segment) -> None:
         """Add the events of a segment that the tables lack."""
@@ -509,7 +546,7 @@ class _Indexer:
             if since_flush >= _FLUSH_EVENTS:
                 since_flush = 0
                 self._tables.flush()
-                self._report_progress()
+                self._report_progress(segment.offset)
         if seen < ledger.seq:
             raise _IndexMismatch  # Events that were read before are missing now.
         self._segments[segment.path.name] = segment_seen
@@ -550,8 +587,12 @@ class _Indexer:
             self._extractor.save(),
         )
         self._connection.execute("DELETE FROM _state")
-        self._connection.execute("INSERT INTO _state VALUES (?)", (msgspec.msgpack.encode(saved),))
+        packed = zstandard.compress(msgspec.msgpack.encode(saved), 1)
+        self._connection.execute("INSERT INTO _state VALUES (?)", (packed,))
 
-    def _report_progress(self) -> None:
-        if self._progress is not None and self._ledger is not None:
-            self._progress(self._ledger.seq)
+    def _report_progress(self, of_segment: int) -> None:
+        """Report progress. of_segment: bytes that were read of the segment that is being read."""
+        if self._progress is not None:
+            read = min(self._read_bytes + of_segment, self._log_bytes)  # The log may grow meanwhile.
+            event = 0 if self._ledger is None else self._ledger.seq
+            self._progress(ReadProgress(event, read, self._log_bytes, self._index))

@@ -97,7 +97,7 @@ def read_stream(
     trust: Trust,
     first: int,
     last: int,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] | None = None,
 ) -> EventStream:
     """The events `first` to `last` of a log, folded.
 
@@ -112,7 +112,7 @@ def read_stream(
         if recorder is None or recorder.ledger is not ledger:
             recorder = _Recorder(ledger, stream)
         recorder.take(event)
-        if len(stream.number) % CHECKPOINT_EVENTS == 0:
+        if progress is not None and len(stream.number) % CHECKPOINT_EVENTS == 0:
             progress(len(stream.number))
     if not stream.number:
         raise LogError(f"{log}: there is no event from {first:,} to {last:,}")

@@ -33,7 +33,7 @@ def read_timeline(
     window: Window,
     trust: Trust,
     most_events: int = MOST_EVENTS,
-    progress: Callable[[int], None] = lambda _: None,
+    progress: Callable[[int], None] | None = None,
 ) -> Timeline:
     """Read a window of a log, at most its last `most_events` events.
 

@@ -13,17 +13,19 @@ from pathlib import Path
 
 import pytest
 from changed_logs import read_plain, write_plain
+from click.testing import CliRunner
 from extracted_tables import rows_of
 from replay_life import gapped, random_life
 
 import kvsm
+from kvsm.cli import main
 from kvsm.core.log import LogDirectory
 from kvsm.core.log.frames import MARK, MARK_OFFSET, PREAMBLE_BYTES, segment_paths
 from kvsm.events import RequestArrived
 from kvsm.explain.tables import key_history
 from kvsm.explain.tables import table_index as index
 from kvsm.explain.tables.opened import OpenedLog
-from kvsm.explain.tables.table_index import INDEX_NAME, LOCK_NAME
+from kvsm.explain.tables.table_index import INDEX_NAME, LOCK_NAME, ReadProgress
 
 ARRIVED = RequestArrived.__struct_config__.tag
 """The first field of such an event in a log."""
@@ -110,12 +112,49 @@ def test_the_index_is_read_on_and_not_made_again(tmp_path: Path) -> None:
     grown(source, tmp_path / "log", size // 2)
     kvsm.open(tmp_path / "log").close()
     grown(source, tmp_path / "log", size)
-    told: list[int] = []
+    told: list[ReadProgress] = []
     assert was_read_on(tmp_path / "log", lambda: kvsm.open(tmp_path / "log", progress=told.append))
     assert told
+    assert {one.index for one in told} == {None}
     told.clear()
     kvsm.open(tmp_path / "log", progress=told.append).close()
     assert not told, "nothing is new, and nothing was read"
+
+
+@pytest.mark.parametrize("kept", [True, False])
+def test_progress_says_what_is_made_and_how_far_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    """Before the first event the size of the log, and the index that is made; at the end all of it."""
+    monkeypatch.setattr(index, "_FLUSH_EVENTS", 50)
+    log = made(tmp_path / "log")
+    if not kept:
+        log.chmod(0o777)
+    told: list[ReadProgress] = []
+    with kvsm.open(log, progress=told.append) as opened:
+        last = opened.last
+    size = sum(path.stat().st_size for path in segment_paths(log))
+    assert told[0] == ReadProgress(0, 0, size, index_of(log) if kept else None)
+    assert told[-1] == ReadProgress(last, size, size, index_of(log) if kept else None)
+    reached = [one.read_bytes for one in told]
+    assert reached == sorted(reached)
+    assert len({*reached}) > 3
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_command_says_how_large_an_index_it_makes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    """Once, on standard error; the second command makes none. A terminal shows a bar, too."""
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setattr("rich.console.Console.is_terminal", terminal)
+    log = made(tmp_path / "log")
+    asked = ["query", str(log), "SELECT 1", "--json"]
+    first, second = (CliRunner().invoke(main, asked) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert f"MB of log into {index_of(log)}, about" in first.stderr
+    assert ("100%" in first.stderr) is terminal
+    assert second.stderr == ""
 
 
 def test_gaps_of_a_log_are_remembered(tmp_path: Path) -> None:
@@ -393,16 +432,16 @@ def test_an_interrupted_indexing_goes_on_where_it_was(
     log = made(tmp_path / "log")
     told: list[int] = []
 
-    def interrupt(event: int) -> None:
-        told.append(event)
-        if len(told) % 4 == 0:
+    def interrupt(progress: ReadProgress) -> None:
+        told.append(progress.event)
+        if len(told) % 6 == 0:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(index, "_FLUSH_EVENTS", 20)
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
             kvsm.open(log, progress=interrupt)
-    assert told[4] > told[0], "a segment that was read is not read again"
+    assert told[6] > told[0], "a segment that was read is not read again"
     with kvsm.open(log) as opened:
         assert opened.note is None
         assert rows_of(opened.connection) == tables_from_nothing(log, tmp_path / "scratch")
