@@ -126,7 +126,7 @@ class Extractor:
         if changes.requests or changes.ended or changes.submitted:
             self._take_changes(event, changes)
         self._last = EventRow(event.seq, event.step, event.wall_ns, kind.__name__)
-        self._tables.add("events", self._last)
+        self._tables.add_event(self._last)
         if not event.seq % SAMPLE_EVENTS:
             self._tables.add("occupancy", occupancy(self.ledger, self._last))
 

@@ -10,6 +10,9 @@ blocks, and the view `blocks` has one for each block. Two internal tables give t
   Keys of another length or KV cache group have a row of their own.
 - `_numbers` has the numbers below `RUN_BLOCKS`.
 
+The largest table has a row for each event. `_events` holds a number for each kind, and the view `events`
+shows the names.
+
 Everything is plain SQL, so `sqlite3` and DuckDB can read the file too.
 """
 
@@ -24,8 +27,9 @@ from typing import Any, TypeVar, get_args, get_type_hints
 from msgspec.structs import astuple, replace
 
 from kvsm.errors import ConfigError, LogError
+from kvsm.events import KINDS
 from kvsm.explain.tables import key_history
-from kvsm.explain.tables.row_kinds import KEYS, TABLES, BlockRow, BlockRunRow, Row
+from kvsm.explain.tables.row_kinds import KEYS, TABLES, BlockRow, BlockRunRow, EventRow, Row
 
 INDEXES: dict[str, tuple[str, ...]] = {
     "lookups": ("request",),
@@ -42,7 +46,8 @@ WITH RECURSIVE numbers(n) AS (SELECT 0 UNION ALL SELECT n + 1 FROM numbers LIMIT
 """
 
 _TYPES = {int: "INTEGER", str: "TEXT", bool: "INTEGER"}
-_VIEWS = ("blocks",)
+_VIEWS = ("blocks", "events")
+_KIND_NUMBERS = {kind.__name__: number for number, kind in enumerate(KINDS)}
 _PLACE = "r.life + n.n - s.life"
 _DERIVED = {
     "life": "r.life + n.n",
@@ -61,6 +66,9 @@ def schema() -> list[str]:
         "CREATE TABLE _numbers (n INTEGER PRIMARY KEY)",
         key_history.SCHEMA,
         _create_blocks(),
+        "CREATE TABLE _events (event INTEGER PRIMARY KEY, step INTEGER NOT NULL, wall_ns INTEGER NOT NULL,"
+        " kind INTEGER NOT NULL)",
+        _create_events(),
         *[
             f"CREATE INDEX {table}_by_{column} ON {table} ({column})"
             for table, columns in INDEXES.items()
@@ -107,6 +115,11 @@ def _create_blocks() -> str:
     )
 
 
+def _create_events() -> str:
+    names = " ".join([f"WHEN {number} THEN '{name}'" for name, number in _KIND_NUMBERS.items()])
+    return f"CREATE VIEW events AS SELECT event, step, wall_ns, CASE kind {names} END AS kind FROM _events"
+
+
 @cache
 def _insert(table: str) -> str:
     marks = ", ".join("?" * len(TABLES[table].__struct_fields__))
@@ -118,12 +131,17 @@ class TableWriter:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self.connection = connection
-        self._rows: dict[str, list[Row]] = {table: [] for table in TABLES}
+        self._rows: dict[str, list[Row]] = {table: [] for table in TABLES if table not in _VIEWS}
+        self._events: list[tuple[int, int, int, int]] = []
         self._stores: list[tuple[int, int, bytes, int, str]] = []
 
     def add(self, table: str, row: Row) -> None:
         """Buffer a row until the next `flush`."""
         self._rows[table].append(row)
+
+    def add_event(self, row: EventRow) -> None:
+        """Buffer the row of an event."""
+        self._events.append((row.event, row.step, row.wall_ns, _KIND_NUMBERS[row.kind]))
 
     def add_store(self, life: int, keys: Sequence[bytes], slots: Sequence[int]) -> None:
         """Buffer the keys and slots of blocks with consecutive lives, as one row of `_stores`.
@@ -142,6 +160,9 @@ class TableWriter:
                 if rows:
                     self.connection.executemany(_insert(table), map(astuple, rows))
                     rows.clear()
+            if self._events:
+                self.connection.executemany("INSERT INTO _events VALUES (?, ?, ?, ?)", self._events)
+                self._events.clear()
             if self._stores:
                 self.connection.executemany("INSERT INTO _stores VALUES (?, ?, ?, ?, ?)", self._stores)
                 self._stores.clear()
