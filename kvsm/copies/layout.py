@@ -125,6 +125,8 @@ def pieces_of(name: str, tensor: Any) -> list[MemoryRows]:
     (count, *sizes), (stride, *inner) = map(int, tensor.shape), strides
     if 0 in sizes:
         raise ConfigError(f"{name} has rows of 0 bytes; they need at least 1")
+    if not count:  # numpy's strides mean nothing then
+        return [MemoryRows(address, prod(sizes) * item_bytes, 0, prod(sizes) * item_bytes)]
     dimensions = [(size, distance) for size, distance in zip(sizes, inner) if size > 1]
     row_bytes, apart = item_bytes, list(dimensions)
     for size, distance in sorted(dimensions, key=itemgetter(1)):

@@ -90,6 +90,13 @@ def test_a_single_row_may_be_cut_from_anything() -> None:
     assert rows_of("host pool", row) == MemoryRows(row.ctypes.data, 4, 1, 4)
 
 
+def test_a_tensor_without_blocks_has_rows_of_its_shape() -> None:
+    """An empty array of numpy has the stride of an item in every dimension."""
+    empty = zeros(0, 3, 2)
+    assert rows_of("host pool", empty.reshape(0, 6)) == MemoryRows(empty.ctypes.data, 6, 0, 6)
+    assert block_bytes_of([empty]) == 6
+
+
 REFUSED = {
     "no tensor": ([], zeros(4, 2), "the device pool has no tensors"),
     "rows of different bytes": (
