@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from examples import examples
-from kvsm.copies import HostCopyEngine, HostPool
+from kvsm.copies import HostCopyEngine, HostPool, VerifyingCopyEngine
 from kvsm.copies.layout import block_bytes_of
 from kvsm.errors import ConfigError
 
@@ -128,3 +128,18 @@ def test_pieces_of_a_tensor_have_places_of_their_own_between_other_ranks() -> No
         engine.submit(store(1, [3], [1]))
         assert finish(engine, [1])[0].good
     assert host[1].tolist() == [0, 0, *keys[0, 3], *keys[1, 3], 0, 0]
+
+
+def test_checksums_see_wrong_bytes_of_any_layout() -> None:
+    """The verifying engine takes the same tensors and the same pool."""
+    keys, values = torch.arange(40).reshape(2, 5, 4), torch.arange(10).reshape(5, 2)
+    device = [keys.movedim(1, 0), values]
+    with closing(HostPool(8, sum(tensor[0].nbytes for tensor in device))) as pool:
+        with closing(VerifyingCopyEngine(HostCopyEngine(device, pool), pool, device)) as engine:
+            engine.submit(store(1, [0, 4], [6, 1]))
+            assert finish(engine, [1])[0].good
+            pool.blocks[1, -1] ^= 1
+            engine.submit(load(2, [2, 3], [6, 1]))
+            [result] = finish(engine, [2])
+        assert (result.good, "host block 1" in result.error) == (False, True)
+        assert torch.equal(keys[:, 2], keys[:, 0])
