@@ -75,7 +75,7 @@ def test_tokens_are_equal_and_the_log_is_finished(
 
 
 @pytest.mark.slow
-@settings(max_examples=examples(120), deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @RANDOM
 def test_tokens_are_equal_and_the_log_is_finished_long(
     actions: list[tuple[Any, ...]], fail_rate: float, seed: int
