@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from kvsm.cli.exit_codes import ExitCode, Terminated
+from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.output import CommandGroup, complain, say
 from kvsm.errors import IllegalTransition, InvalidEvent, KvsmError, LogDamaged, LogWriteFailed
 
@@ -122,10 +122,9 @@ class _Commands(CommandGroup):
             command = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "kvsm"
             complain(f"{error.format_message()} See {command} --help.")
             ctx.exit(ExitCode.UNUSABLE)
-        except KeyboardInterrupt as error:
-            is_terminated = isinstance(error, Terminated)
-            complain("terminated" if is_terminated else "interrupted")
-            ctx.exit(ExitCode.TERMINATED if is_terminated else ExitCode.INTERRUPTED)
+        except KeyboardInterrupt:
+            complain("interrupted")
+            ctx.exit(ExitCode.INTERRUPTED)
         except (click.exceptions.Exit, click.Abort):
             raise
         except Exception:

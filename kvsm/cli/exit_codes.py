@@ -29,7 +29,3 @@ class ExitCode(IntEnum):
         member = int.__new__(cls, number)
         member._value_, member.says = number, says
         return member
-
-
-class Terminated(KeyboardInterrupt):
-    """Raised on SIGTERM (`kvsm.cli.signals`). Code that handles Ctrl-C handles this, too."""

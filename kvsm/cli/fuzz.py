@@ -30,9 +30,9 @@ from kvsm.cli.fuzz_targets import (
 )
 from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.output import Command, complain, say, say_json
-from kvsm.cli.signals import ends_with_sigterm
+from kvsm.cli.signals import EndRequest, ends_between_steps
 from kvsm.cli.toned import in_green
-from kvsm.cli.walking import shown_walk
+from kvsm.cli.walking import reduce_budget, reduce_option, shown_steps, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import Executor
 from kvsm.system.private_files import write_whole
@@ -74,7 +74,8 @@ class FuzzAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", 
     """What `kvsm fuzz --json` prints: what a walk found.
 
     interrupted: Ctrl-C or SIGTERM ended the walk.
-    failure: the reduced failure; null if nothing broke. Actions of a Hypothesis machine are program lines.
+    failure: the failure, reduced as far as --reduce-seconds allows; null if nothing broke. Actions of a
+        Hypothesis machine are program lines.
     directory: where the failure was saved.
     corpus: size of the corpus after the walk; null without --corpus.
     """
@@ -108,11 +109,12 @@ def _shard(context: click.Context, option: click.Parameter, value: str | None) -
     metavar="TARGET",
     help="The code to test (core): one of the targets below, or package.module:name of your own.",
 )
-@click.option("--seconds", type=click.FloatRange(min=0), help="Stop after this time (10).")
+@click.option("--seconds", type=click.FloatRange(min=0), help="Stop the runs after this time (10).")
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Stop after N runs instead.")
 @click.option(
     "--seed", type=click.IntRange(min=0), metavar="S", help="Seed of all runs. Default: a random one."
 )
+@reduce_option
 @jobs_option
 @cluster_option
 @click.option(
@@ -207,8 +209,10 @@ def fuzz(
       kvsm fuzz --replay kvsm-fuzz-core-7-12      does it still fail?
 
     A failure is printed as numbered steps and saved in a directory: the actions, a log for `kvsm show`,
-    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. Ctrl-C and
-    SIGTERM save the walk and the corpus, and print how to continue.
+    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. It is saved as
+    it was found, then reduced for at most --reduce-seconds, and saved again.
+    Ctrl-C and SIGTERM end the walk or the reduction after the present step. The walk, the corpus and the
+    failure are saved, and the command that continues is printed. A second Ctrl-C ends at once.
 
     A corpus is a directory with a small file for each schedule. To merge the corpora of two machines, copy
     the files into one directory: the next walk drops redundant ones.
@@ -245,7 +249,7 @@ def _repeat(
             "--allow-policy, --connector, --config"
         )
     failure = read(replayed)
-    _do_again(saved_target(failure, replayed, target, allowed), failure, as_json)
+    _do_again(saved_target(failure, replayed, target, allowed), failure, replayed, as_json)
 
 
 class _FuzzOptions(msgspec.Struct, frozen=True):
@@ -253,6 +257,7 @@ class _FuzzOptions(msgspec.Struct, frozen=True):
 
     target: str | None
     seconds: float | None
+    reduce_seconds: float | None
     runs: int | None
     seed: int | None
     shard: Shard | None
@@ -271,12 +276,19 @@ def _find(choices: _FuzzOptions, executor: Executor | None, as_json: bool) -> No
     if not as_json:
         shard = "" if start.shard == str(WHOLE) else f", shard {start.shard}"
         say(f"target {start.target}, seed {start.seed}{shard}, from run {start.next_run:,}")
-    with ends_with_sigterm() as ending:
-        walked = _Walk(target, start, choices, executor)
+    with ends_between_steps() as ending:
+        walked = _Walk(target, start, choices, executor, ending)
         result = walked.walk()
         progress = start.and_(result)
-        _keep(progress, choices.resume or (STATE_FILE if result.interrupted else None))
-        report = walked.report(progress, result)
+        walked.save_failure(progress.seed, result)
+        _keep(progress, choices.resume)
+        if walked.saved is not None and not as_json:
+            most = f"{walked.budget.left:g} s (--reduce-seconds)"
+            say(f"a failure, saved in {walked.directory}; reducing it for at most {most}")
+        walked.reduce(result)
+        if ending.is_made() and choices.resume is None:
+            _keep(progress, STATE_FILE)
+    report = walked.report(progress, result)
     if as_json:
         say_json(report)
     else:
@@ -325,44 +337,75 @@ class _Walk:
     """One walk, with or without a corpus."""
 
     def __init__(
-        self, target: FuzzTarget, start: FuzzProgress, choices: _FuzzOptions, executor: Executor | None
+        self,
+        target: FuzzTarget,
+        start: FuzzProgress,
+        choices: _FuzzOptions,
+        executor: Executor | None,
+        ending: EndRequest,
     ) -> None:
-        self._target, self._start, self._choices, self._executor = target, start, choices, executor
+        self._target, self._start, self._choices = target, start, choices
+        self._executor, self._ending = executor, ending
+        self.budget = reduce_budget(choices.reduce_seconds)
         self._shard = Shard.parse(start.shard)
         self._entries: list[CorpusEntry] = []
         """Corpus entries with which the last runs could begin."""
-        self._corpus = None if choices.corpus is None else Corpus(target, choices.corpus)
+        corpus = choices.corpus
+        self._corpus = None if corpus is None else Corpus(target, corpus, ending.is_made)
         for message in [] if self._corpus is None else self._corpus.wrong:
             complain(message)
+        self.saved: SavedFailure | None = None
+        self.directory: Path | None = None
 
     def walk(self) -> WalkResult:
-        """Walk until a limit, a failure or a signal, and save the corpus."""
+        """Walk until a limit, a failure or a signal."""
         start, choices, corpus = self._start, self._choices, self._corpus
         seconds = DEFAULT_SECONDS if choices.seconds is None and choices.runs is None else choices.seconds
+        limits: dict[str, Any] = {
+            "first_run": start.next_run,
+            "seconds": seconds,
+            "runs": choices.runs,
+            "is_over": self._ending.is_made,
+        }
         if corpus is None:
-            maker = self._target.runs(start.seed)
-            return self._round(
-                maker, start.seed, first_run=start.next_run, seconds=seconds, runs=choices.runs
-            )
+            return self._round(self._target.runs(start.seed), start.seed, **limits)
         if corpus.broken is not None:
             return WalkResult(seed=start.seed, next_run=start.next_run)
         result, self._entries = walk_in_rounds(
-            self._target,
-            corpus,
-            start.seed,
-            self._round,
-            first_run=start.next_run,
-            runs=choices.runs,
-            seconds=seconds,
-            shards=self._shard.of,
+            self._target, corpus, start.seed, self._round, shards=self._shard.of, **limits
         )
-        if not result.interrupted:
-            try:
-                corpus.reduce(result.operations)
-            except KeyboardInterrupt:
-                result = msgspec.structs.replace(result, interrupted=True)
-        corpus.save()
         return result
+
+    def save_failure(self, seed: int, result: WalkResult) -> None:
+        """Save the failure, if there is one, as it was found."""
+        broken = None if self._corpus is None else self._corpus.broken
+        if result.failure is not None:
+            self.saved = self._target.unreduced(seed, result.failure, self._entries)
+        elif broken is not None:
+            self.saved = self._target.unreduced_entry(*broken)
+        if self.saved is not None:
+            failure = self.saved
+            default = Path(f"kvsm-fuzz-{slug_of(failure)}-{failure.seed}-{failure.run}")
+            self.directory = self._choices.directory or default
+            claim(self.directory)
+            self._target.save(failure, self.directory)
+
+    def reduce(self, result: WalkResult) -> None:
+        """Reduce the failure and the corpus until the time for it or a signal, and save both."""
+        ending, corpus = self._ending, self._corpus
+        with self.budget.spending() as is_spent:
+
+            def is_over() -> bool:
+                return ending.is_made() or is_spent()
+
+            if self.saved is not None and self.directory is not None:
+                reduced = self._target.reduced(self.saved, is_over)
+                if reduced != self.saved:
+                    self.saved = reduced
+                    self._target.save(reduced, self.directory)
+            if corpus is not None and corpus.broken is None:
+                corpus.reduce(result.operations, is_over)
+                corpus.save()
 
     def _round(
         self, maker: RunMaker, seed: int, before: WalkResult | None = None, **limits: Any
@@ -378,28 +421,19 @@ class _Walk:
         )
 
     def report(self, progress: FuzzProgress, result: WalkResult) -> FuzzAnswer:
-        """Return the result. A failure is reduced and saved first."""
-        failure, directory = None, self._choices.directory
-        broken = None if self._corpus is None else self._corpus.broken
-        if result.failure is not None:
-            failure = self._target.reduced(progress.seed, result.failure, self._entries)
-        elif broken is not None:
-            failure = self._target.reduced_entry(*broken)
-        if failure is not None:
-            directory = directory or Path(f"kvsm-fuzz-{slug_of(failure)}-{failure.seed}-{failure.run}")
-            self._target.save(failure, directory)
+        """Return what the walk found."""
         return FuzzAnswer(
             progress=progress,
             operations_per_second=round(result.operations_per_second),
-            interrupted=result.interrupted,
-            failure=failure,
-            directory=str(directory) if failure else None,
+            interrupted=self._ending.is_made(),
+            failure=self.saved,
+            directory=None if self.directory is None else str(self.directory),
             corpus=None if self._corpus is None else self._corpus.totals,
         )
 
 
 def _keep(progress: FuzzProgress, path: Path | None) -> None:
-    """Save the walk atomically: a half-written file would lose it."""
+    """Save the walk atomically, if there is a path: a half-written file would lose it."""
     if path is None:
         return
     try:
@@ -428,7 +462,7 @@ def _print(report: FuzzAnswer, target: FuzzTarget, resume: Path | None) -> None:
     if report.failure is None:
         say(in_green("no property was broken"))
         return
-    say("", *target.told(report.failure).split("\n"), "")
+    say("", *shown_steps(target.told(report.failure), report.directory), "")
     say(f"saved in {report.directory}; to repeat it: {replay_command(report.failure, report.directory)}")
 
 
@@ -460,7 +494,7 @@ def _tell_ci(report: FuzzAnswer, target: FuzzTarget, choices: _FuzzOptions, as_j
     tell_ci(made, choices.junit, github=choices.github, quiet=as_json)
 
 
-def _do_again(target: FuzzTarget, failure: SavedFailure, as_json: bool) -> None:
+def _do_again(target: FuzzTarget, failure: SavedFailure, directory: Path, as_json: bool) -> None:
     """Repeat a saved failure. Exits with 1 if the run fails, even with another finding."""
     again = target.again(failure)
     if as_json:
@@ -471,6 +505,6 @@ def _do_again(target: FuzzTarget, failure: SavedFailure, as_json: bool) -> None:
         many = len(failure.actions)
         say(f"{many} {'action' if many == 1 else 'actions'}, and no property is broken: it no longer fails")
     else:
-        say(*target.told(again).split("\n"))
+        say(*shown_steps(target.told(again), directory))
     if again is not None:
         raise SystemExit(ExitCode.BROKEN)

@@ -1,4 +1,6 @@
-"""Treat SIGTERM like Ctrl-C, so that a command that a CI system or a container ends can save its results."""
+"""Ctrl-C and SIGTERM as a flag, so that a command that a person, a CI system or a container ends can save its
+results.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-from kvsm.cli.exit_codes import ExitCode, Terminated
+from kvsm.cli.exit_codes import ExitCode
+
+_CODES = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
 
 
 class EndRequest:
@@ -16,22 +20,31 @@ class EndRequest:
 
     code: ExitCode = ExitCode.GOOD
 
+    def is_made(self) -> bool:
+        """Whether to end after the present step."""
+        return self.code is not ExitCode.GOOD
+
 
 @contextmanager
-def ends_with_sigterm() -> Iterator[EndRequest]:
-    """Make SIGTERM raise `Terminated` in this block, once. Ctrl-C is left to Python."""
+def ends_between_steps() -> Iterator[EndRequest]:
+    """Let Ctrl-C and SIGTERM set a flag in this block. The command looks at it between two steps.
+
+    A Ctrl-C after that raises `KeyboardInterrupt`, for a step that hangs.
+    """
     ending, here = EndRequest(), os.getpid()
 
     def end(number: int, _frame: FrameType | None) -> None:
         if os.getpid() != here:  # a forked process has inherited this handler
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        elif ending.code is ExitCode.GOOD:  # a second signal must not interrupt saving after the first
-            ending.code = ExitCode.TERMINATED
-            raise Terminated
+        elif not ending.is_made():
+            ending.code = _CODES[signal.Signals(number)]
+        elif number == signal.SIGINT:
+            raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = {number: signal.signal(number, end) for number in _CODES}
     try:
         yield ending
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random, SystemRandom
@@ -14,7 +13,7 @@ import msgspec
 
 from kvsm.check.vllm_fuzz.drawing import ALPHABET, FAULT_ALPHABET
 from kvsm.check.vllm_fuzz.shape import FAULTS, KINDS, draw_shape, small_shapes
-from kvsm.check.walks.failures import SavedFailure, claim, reduced_case, save, told
+from kvsm.check.walks.failures import SavedFailure, claim, reduced, save, told, unreduced
 from kvsm.check.walks.short_schedules import ScheduleCounts
 from kvsm.check.walks.targets import WalkCase
 from kvsm.check.walks.walk import WalkFailure, WalkResult, random_of
@@ -24,11 +23,12 @@ from kvsm.cli.exit_codes import ExitCode
 from kvsm.cli.fuzz_targets import ConnectorConfig, replay_command
 from kvsm.cli.jobs_options import chosen_executor, cluster_option, jobs_option
 from kvsm.cli.output import Command, say, say_json
-from kvsm.cli.signals import EndRequest, ends_with_sigterm
+from kvsm.cli.signals import EndRequest, ends_between_steps
 from kvsm.cli.toned import in_green
-from kvsm.cli.walking import shown_search, shown_walk
+from kvsm.cli.walking import reduce_budget, reduce_option, shown_search, shown_steps, shown_walk
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import Executor
+from kvsm.system.stopping import TimeBudget
 
 DEFAULT_SECONDS = 60.0
 
@@ -122,7 +122,7 @@ class Choices(msgspec.Struct, frozen=True):
     help="The connector's kv_connector_extra_config. cpu_bytes_to_use is drawn unless it is given.",
 )
 @click.option(
-    "--seconds", type=click.FloatRange(min=0), help="Walk for this time (60); reducing comes on top."
+    "--seconds", type=click.FloatRange(min=0), help="Walk for this time (60). --reduce-seconds comes on top."
 )
 @click.option("--runs", type=click.IntRange(min=1), metavar="N", help="Walk N runs instead.")
 @click.option(
@@ -138,6 +138,7 @@ class Choices(msgspec.Struct, frozen=True):
     metavar="N",
     help="Draw nothing: run every schedule of at most N actions, the shortest first.",
 )
+@reduce_option
 @jobs_option
 @cluster_option
 @click.option(
@@ -169,6 +170,7 @@ def vllm_fuzz(
     faults: tuple[str, ...],
     seed: int,
     systematic: int | None,
+    reduce_seconds: float | None,
     jobs: int | None,
     cluster: str | None,
     directory: Path | None,
@@ -180,10 +182,9 @@ def vllm_fuzz(
     """Fuzz any vLLM connector under vLLM's scheduler; reduce failures.
 
     No model and no GPU are needed. Each run is a small engine of its own. vLLM's scheduler, its block pool
-    and both sides of the connector are real. Instead of a model, a stub writes words to blocks and checks
-    them. Copies are steps of a simulated device, and end when the seed says so. Requests share prefixes, and
-    are preempted, aborted and salted; caches are reset; steps overlap; prompts come in chunks; there are
-    drafts, sliding windows, mamba states and two ranks.
+    and both sides of the connector are real. A stub of a model writes words to blocks and checks them. Copies
+    are steps of a simulated device, and end when the seed says so. Requests share prefixes, and are aborted,
+    preempted and salted; caches are reset; steps overlap; there are chunks, drafts, windows, mamba and ranks.
 
     Checked: every block that a step reads holds the words of its tokens; no block is written during a copy;
     no call raises; all work ends, and each end is reported once. Then every client has its tokens, no device
@@ -206,7 +207,8 @@ def vllm_fuzz(
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until the
     defect is fixed. The command that repeats it, `kvsm fuzz --replay DIR`, is printed, too. Two failures
-    count as one defect if they break the same property with an error at the same line.
+    count as one defect if they break the same property with an error at the same line. A defect is saved as
+    it was found, then reduced and saved again. Ctrl-C and SIGTERM end the walk after the present step.
 
     \b
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 (Ctrl-C) or 143 (SIGTERM) if
@@ -214,8 +216,9 @@ def vllm_fuzz(
     """
     name = f"systematic-{systematic}" if systematic else seed
     choices = Choices(connector, extra, tuple(without), tuple(faults))
-    with chosen_executor(cluster, jobs) as executor, ends_with_sigterm() as ending:
-        hunt = Hunt(choices, seed, executor, directory or Path(f"kvsm-vllm-fuzz-{name}"), as_json)
+    with chosen_executor(cluster, jobs) as executor, ends_between_steps() as ending:
+        path = directory or Path(f"kvsm-vllm-fuzz-{name}")
+        hunt = Hunt(choices, seed, executor, ending, reduce_budget(reduce_seconds), path, as_json)
         answer = hunt.run_all(systematic, **limits) if systematic else hunt.run(**limits)
     if junit is not None or github:
         tell_ci(_ci_report(answer), junit, github=github, quiet=as_json)
@@ -236,13 +239,22 @@ def _leave(answer: VllmFuzzAnswer, ending: EndRequest, as_json: bool) -> None:
 class Hunt:
     """A walk that continues after a failure, and saves each different one.
 
-    directory: where failures are saved. quiet: print nothing during the walk.
+    budget: the time of all reductions. directory: where failures are saved. quiet: print nothing during the
+    walk.
     """
 
     def __init__(
-        self, choices: Choices, seed: int, executor: Executor | None, directory: Path, quiet: bool
+        self,
+        choices: Choices,
+        seed: int,
+        executor: Executor | None,
+        ending: EndRequest,
+        budget: TimeBudget,
+        directory: Path,
+        quiet: bool,
     ) -> None:
         self._choices, self._seed, self._executor = choices, seed, executor
+        self._ending, self._budget = ending, budget
         self._directory, self._quiet = directory, quiet
         self._found: list[tuple[Finding, VllmFuzzFinding]] = []
 
@@ -274,7 +286,7 @@ class Hunt:
             over = (seconds is not None and total.seconds >= seconds) or (
                 runs is not None and total.runs >= runs
             )
-            if over or result.interrupted or (first and self._found):
+            if over or self._ending.is_made() or (first and self._found):
                 break
         return VllmFuzzAnswer(
             connector=self._choices.connector,
@@ -283,7 +295,7 @@ class Hunt:
             runs=total.runs,
             operations=total.operations,
             seconds=round(total.seconds, 1),
-            interrupted=total.interrupted,
+            interrupted=self._ending.is_made(),
             findings=tuple([found for _, found in self._found]),
         )
 
@@ -308,6 +320,7 @@ class Hunt:
             seconds=seconds,
             runs=runs,
             text=text,
+            is_over=self._ending.is_made,
         )
 
     def run_all(self, most: int, *, seconds: float | None, runs: int | None, first: bool) -> VllmFuzzAnswer:
@@ -318,17 +331,14 @@ class Hunt:
         actions = self._choices.alphabet()
         if not self._quiet:
             say(f"connector {self._choices.connector}, vLLM {_version()}, all schedules of {most} actions")
-        done, interrupted = [ScheduleCounts() for _ in cases], False
-        try:
-            for place, case in enumerate(cases):
-                for counts, failure in shown_search(case.make, actions, most, self._executor):
-                    done[place] = counts
-                    if failure is not None:
-                        self._note(case, failure, most)
-                    if _is_over(done, seconds, runs) or (first and self._found):
-                        break
-        except KeyboardInterrupt:
-            interrupted = True
+        done, ending = [ScheduleCounts() for _ in cases], self._ending
+        for place, case in enumerate(cases):
+            for counts, failure in shown_search(case.make, actions, most, self._executor, ending.is_made):
+                done[place] = counts
+                if failure is not None:
+                    self._note(case, failure, most)
+                if _is_over(done, seconds, runs) or (first and self._found):
+                    break
         return VllmFuzzAnswer(
             connector=self._choices.connector,
             version=_version(),
@@ -336,7 +346,7 @@ class Hunt:
             runs=sum(counts.schedules for counts in done),
             operations=sum(counts.actions for counts in done),
             seconds=round(sum(counts.seconds for counts in done), 1),
-            interrupted=interrupted,
+            interrupted=ending.is_made(),
             systematic=most,
             complete=min(counts.complete for counts in done),
             findings=tuple([found for _, found in self._found]),
@@ -347,16 +357,22 @@ class Hunt:
             if finding.is_like(failure.finding):
                 self._found[place] = finding, msgspec.structs.replace(known, times=known.times + 1)
                 return
-        began = time.monotonic()
-        saved = msgspec.structs.replace(reduced_case(case, self._seed, failure), systematic=systematic)
         if not self._found:
             claim(self._directory)
         directory = self._directory / str(len(self._found) + 1)
+        claim(directory)
+        saved = unreduced(case, self._seed, failure, systematic)
         save(saved, directory)
+        place, left = len(self._found), self._budget.left
         self._found.append((failure.finding, VllmFuzzFinding(saved, 1, str(directory))))
+        with self._budget.spending() as is_spent:
+            saved = reduced(saved, lambda: is_spent() or self._ending.is_made())
+        save(saved, directory)
+        self._found[place] = failure.finding, VllmFuzzFinding(saved, 1, str(directory))
         if not self._quiet:
-            say("", *told(saved).split("\n"), "")
-            say(f"reduced in {time.monotonic() - began:.0f} s; saved in {directory}", "")
+            say("", *shown_steps(told(saved), directory), "")
+            spent = f"{left - self._budget.left:.0f} s for reducing, {max(0.0, self._budget.left):.0f} s left"
+            say(f"{spent} (--reduce-seconds); saved in {directory}", "")
 
 
 def _is_over(done: Sequence[ScheduleCounts], seconds: float | None, runs: int | None) -> bool:

@@ -1,12 +1,14 @@
-"""Walks and searches that show their progress on a terminal."""
+"""Walks, searches and reductions of their failures, as their user limits and sees them."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
+import click
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
@@ -16,8 +18,39 @@ from kvsm.check.walks.walk import MakeWorld, RunMaker, WalkFailure, WalkResult, 
 from kvsm.check.worlds.world import Action, World
 from kvsm.cli.jobs_options import told_workers
 from kvsm.system.executors.executor import Executor
+from kvsm.system.stopping import IsOver, TimeBudget
 
+REDUCE_SECONDS = 60.0
 _REFRESH_SECONDS = 0.2
+_MOST_SHOWN = 100
+"""The most lines of a failure on the screen that are shown without a gap."""
+
+Decorated = TypeVar("Decorated", bound=Callable[..., Any])
+
+
+def reduce_option(command: Decorated) -> Decorated:
+    """`--reduce-seconds`."""
+    return click.option(
+        "--reduce-seconds",
+        type=click.FloatRange(min=0),
+        metavar="SECONDS",
+        help="Reduce what was found for at most this time, on top of the walk's (60). 0: do not reduce.",
+    )(command)
+
+
+def reduce_budget(seconds: float | None) -> TimeBudget:
+    """Return the budget that `--reduce-seconds` gives."""
+    return TimeBudget(REDUCE_SECONDS if seconds is None else seconds)
+
+
+def shown_steps(told: str, directory: str | Path | None) -> list[str]:
+    """Return the lines of a failure for the screen. Of a long one, the middle is only in the directory."""
+    lines = told.split("\n")
+    if len(lines) <= _MOST_SHOWN:
+        return lines
+    half = _MOST_SHOWN // 2
+    gap = f"  ... {len(lines) - 2 * half:,} lines, which are in {directory}/steps.txt ..."
+    return [*lines[:half], gap, *lines[-half:]]
 
 
 def shown_walk(
@@ -48,14 +81,20 @@ def shown_walk(
 
 
 def shown_search(
-    make_world: Callable[[], World], alphabet: Mapping[Action, str], most: int, executor: Executor | None
+    make_world: Callable[[], World],
+    alphabet: Mapping[Action, str],
+    most: int,
+    executor: Executor | None,
+    is_over: IsOver,
 ) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
     """Run `search`, with a line of progress as in `shown_walk`. alphabet: actions, each with its actor."""
     # Refreshed by hand: processes are forked for each length, and must not be forked beside a thread.
     live = Live(console=Console(stderr=True), auto_refresh=False, transient=True)
     shown = 0.0
     with live if sys.stderr.isatty() else nullcontext():
-        for counts, failure in search(make_world, list(alphabet), alphabet.__getitem__, most, executor):
+        for counts, failure in search(
+            make_world, list(alphabet), alphabet.__getitem__, most, executor, is_over
+        ):
             if live.is_started and counts.seconds - shown >= _REFRESH_SECONDS:
                 shown = counts.seconds
                 line = (

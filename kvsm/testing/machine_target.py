@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from random import Random
@@ -19,20 +20,30 @@ import hypothesis
 import msgspec
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.control import current_build_context
-from hypothesis.database import ExampleDatabase
+from hypothesis.core import decode_failure
+from hypothesis.database import ExampleDatabase, choices_to_bytes
 from hypothesis.errors import DidNotReproduce
 from hypothesis.reporting import with_reporter
 from hypothesis.stateful import RuleBasedStateMachine, get_state_machine_test
 
 from kvsm.check.walks.corpus import CorpusEntry
-from kvsm.check.walks.failures import FILE, SavedFailure, claim, slug_of, write_files
+from kvsm.check.walks.failures import (
+    FILE,
+    SavedFailure,
+    encoded,
+    name_of_test,
+    replace_files,
+    replace_log,
+    slug_of,
+)
 from kvsm.check.walks.fuzz_target import MOST_REDUCING, FuzzTarget, Redone, Shortened
 from kvsm.check.walks.guided import GUIDED, chance_of
 from kvsm.check.walks.reduce import reduce_pieces
 from kvsm.check.walks.walk import NewlyReached, RunMaker, WalkedRun, WalkFailure
 from kvsm.check.walks.watch import Watch, watching
-from kvsm.check.worlds.world import Finding, finding_of
+from kvsm.check.worlds.world import Action, Finding, finding_of
 from kvsm.errors import ConfigError, PropertyBroken
+from kvsm.system.stopping import CutShort, IsOver, go_on_unless, never
 from kvsm.testing import recording
 
 GENERATED, FROM_BYTES = 10, 10
@@ -104,44 +115,58 @@ class MachineTarget(FuzzTarget):
         reduced = msgspec.structs.replace(entry, choices=bytes(shorter).hex(), reduced=True)
         return Shortened(reduced, examples.steps)
 
-    def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
-        """Repeat the run that failed, and let Hypothesis shrink what it finds."""
+    def unreduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
+        """Repeat the run that failed, to get the steps of the failing example."""
         corpus = [_choices(entry) for entry in entries] or None
         examples = _Examples(self._machine, _Found())
         MachineRuns(self._machine, seed, corpus, frozenset()).run_with(failure.run, examples)
-        return self._shrunk(seed, failure, examples)
+        return self._saved(seed, failure, examples)
 
-    def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
+    def unreduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
         examples = _Examples(self._machine, _Found())
         examples.from_bytes(_choices(entry))
-        return self._shrunk(entry.seed, failure, examples)
+        return self._saved(entry.seed, failure, examples)
 
-    def _shrunk(self, seed: int, failure: WalkFailure, examples: _Examples) -> SavedFailure:
-        """Shrink the failure of these examples. If Hypothesis cannot repeat it, return it unshrunk."""
-        found, made = examples.failed_after, examples.made
-        error = examples.shrink()
-        notes = "\n".join(getattr(error, "__notes__", []))
-        blob = _BLOB.search(notes)
-        steps, trace = _program(notes)
-        options = MachineOptions(hypothesis.__version__, blob[1] if blob else "", trace)
+    def _saved(self, seed: int, failure: WalkFailure, examples: _Examples) -> SavedFailure:
+        """Return the failure of these examples. If Hypothesis cannot repeat it, it has no steps."""
+        found, error = examples.failed_after, examples.found_again()
+        steps, options = _repeatable(error)
         finding = failure.finding if error is None else _finding(error)
         return SavedFailure(
             target=self.name,
             options=msgspec.to_builtins(options),
-            actions=tuple([(step,) for step in steps]),
+            actions=steps,
             property=finding.property,  # type: ignore[arg-type]  # machines name only kvsm's properties
             message=finding.message,
+            place=finding.place,
             seed=seed,
             run=failure.run,
             found=found,
-            reruns=examples.made - made,
+            reruns=0,
+            minimal=False,
+        )
+
+    def reduced(self, failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
+        """Let Hypothesis shrink the failing example."""
+        if is_over() or not _options(failure).blob:
+            return failure
+        examples = _Examples(self._machine, _Found(_example(_options(failure))), is_over)
+        error, is_minimal = examples.shrink()
+        if error is None:
+            return failure
+        steps, options = _repeatable(error)
+        return msgspec.structs.replace(
+            failure.after(steps, _finding(error)),
+            options=msgspec.to_builtins(options),
+            reruns=examples.made,
+            minimal=is_minimal,
         )
 
     def again(self, failure: SavedFailure) -> SavedFailure | None:
         finding = self._repeated(failure)
         if finding is None:
             return None
-        return msgspec.structs.replace(failure, property=finding.property, message=finding.message)
+        return failure.after(failure.actions, finding)
 
     def _repeated(self, failure: SavedFailure) -> Finding | None:
         options = _options(failure)
@@ -154,23 +179,28 @@ class MachineTarget(FuzzTarget):
 
     def told(self, failure: SavedFailure) -> str:
         many = len(failure.actions)
-        steps = f"{many} {'step' if many == 1 else 'steps'}, shrunk from {failure.found} by Hypothesis"
+        steps = f"{many} {'step' if many == 1 else 'steps'}, {_how_shrunk(failure)}"
         lines = [f"{failure.target}: {failure.property} is broken: {steps}"]
         lines.append(f"  seed {failure.seed}, run {failure.run}")
         lines += [f"  {number}. {step}" for number, (step,) in enumerate(failure.actions, 1)]
         return "\n".join([*lines, f"broken: {failure.finding()}", *_options(failure).trace])
 
     def save(self, failure: SavedFailure, directory: Path) -> None:
-        claim(directory)
-        self._repeated(failure)  # So that the remembered events are those of its core.
         files = {
-            FILE: msgspec.json.format(msgspec.json.encode(failure), indent=1),
+            FILE: encoded(failure),
+            name_of_test(failure): regression_test(failure).encode(),
             "steps.txt": (self.told(failure) + "\n").encode(),
-            f"test_{slug_of(failure)}_{failure.seed}_{failure.run}.py": regression_test(failure).encode(),
         }
-        write_files(directory, files)
+        replace_files(directory, files)
+        self._repeated(failure)  # So that the remembered events are those of its core.
         if recording.remembered():
-            recording.save(recording.remembered(), directory / "log")
+            replace_log(directory, lambda log: recording.save(recording.remembered(), log))
+
+
+def _how_shrunk(failure: SavedFailure) -> str:
+    if not failure.reruns:
+        return "not shrunk"
+    return f"shrunk from {failure.found} by Hypothesis{'' if failure.minimal else ', which was cut short'}"
 
 
 def _choices(entry: CorpusEntry) -> bytes:
@@ -190,6 +220,20 @@ def _finding(error: BaseException) -> Finding:
         return finding_of(error)  # type: ignore[arg-type]
     found = finding_of(error)
     return Finding(found.property, f"the machine says: {error}" if str(error) else "an assertion failed")
+
+
+def _repeatable(error: BaseException | None) -> tuple[tuple[Action, ...], MachineOptions]:
+    """Return the steps of a failing example, and what repeats it; nothing for an error without notes."""
+    notes = "\n".join(getattr(error, "__notes__", []))
+    steps, trace = _program(notes)
+    blob = _BLOB.search(notes)
+    options = MachineOptions(hypothesis.__version__, blob[1] if blob else "", trace)
+    return tuple([(step,) for step in steps]), options
+
+
+def _example(options: MachineOptions) -> bytes:
+    """The failing example of a saved failure, as Hypothesis' database keeps it."""
+    return choices_to_bytes(decode_failure(options.blob[2:-1].encode()))
 
 
 def _program(notes: str) -> tuple[list[str], tuple[str, ...]]:
@@ -217,8 +261,8 @@ class MachineRuns(RunMaker):
     ) -> None:
         self._machine, self._seed, self._corpus, self._known = machine, seed, corpus, known
 
-    def run(self, number: int) -> WalkedRun:
-        return self.run_with(number, _Examples(self._machine))
+    def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
+        return self.run_with(number, _Examples(self._machine, is_over=is_over))
 
     def run_with(self, number: int, examples: _Examples) -> WalkedRun:
         """Run with this runner of examples, which keeps the failing one, if any."""
@@ -259,11 +303,11 @@ def _changed(chance: Random, corpus: Sequence[bytes], fresh: bytes) -> bytes:
 
 
 class _Found(ExampleDatabase):
-    """Replaces Hypothesis' database: holds the one failing example, so that Hypothesis shrinks it."""
+    """Replaces Hypothesis' database: holds the smallest failing example so far, for Hypothesis to shrink."""
 
-    def __init__(self) -> None:
+    def __init__(self, example: bytes | None = None) -> None:
         super().__init__()
-        self.example: bytes | None = None
+        self.example = example
 
     def save(self, key: bytes, value: bytes) -> None:  # noqa: ARG002
         self.example = value
@@ -284,26 +328,25 @@ class _Examples:
     failed_after: number of steps of the first example that failed; 0: none has.
     """
 
-    def __init__(self, machine: type[RuleBasedStateMachine], found: _Found | None = None) -> None:
-        self._machine, self._found = machine, found
+    def __init__(
+        self, machine: type[RuleBasedStateMachine], found: _Found | None = None, is_over: IsOver = never
+    ) -> None:
+        self._machine, self._found, self._is_over = machine, found, is_over
         self._settings = settings(machine.TestCase.settings, database=found, **_ALWAYS)
         self._fuzz: Callable[[bytes], bytes | None] | None = None
-        self._generated: tuple[str, int] | None = None
-        """The arguments of the last call of `generate` if it found a failure."""
         self._data: Any = None
         self.steps = self.made = self.failed_after = 0
         self._steps_before = 0
 
     def generate(self, seed: str, many: int) -> Finding | None:
         """Let Hypothesis generate and run examples from a seed. Returns the failure, if there is one."""
-        error = self._generate(seed, many, [Phase.generate])
-        self._generated = None if error is None else (seed, many)
-        return None if error is None else _finding(error)
-
-    def _generate(self, seed: str, many: int, phases: Sequence[Phase]) -> BaseException | None:
         number = int.from_bytes(blake2b(seed.encode(), digest_size=8).digest(), "big")
-        chosen = settings(self._settings, max_examples=many, phases=phases, print_blob=True)
-        return self._error_of(hypothesis.seed(number)(self._test(chosen)))
+        chosen = settings(self._settings, max_examples=many, phases=[Phase.generate], print_blob=True)
+        error = self._error_of(hypothesis.seed(number)(self._test(chosen)))
+        options = _repeatable(error)[1]
+        if self._found is not None and options.blob:
+            self._found.example = _example(options)  # Hypothesis stores none of a test with a fixed seed.
+        return None if error is None else _finding(error)
 
     def from_bytes(self, choices: bytes) -> tuple[frozenset[str], Finding | None]:
         """Run one example that draws from these bytes. Returns the features reached, and its failure."""
@@ -315,13 +358,21 @@ class _Examples:
             self._note_events(watch)
         return frozenset(watch.new), None if error is None else _finding(error)
 
-    def shrink(self) -> BaseException | None:
-        """Let Hypothesis shrink the failing example, and return the error of the smallest one."""
-        if self._generated is not None:
-            # Hypothesis stores no examples of a test with a fixed seed, so generate them again.
-            return self._generate(*self._generated, [Phase.generate, Phase.shrink])
-        chosen = settings(self._settings, phases=[Phase.reuse, Phase.shrink], print_blob=True)
-        return self._error_of(self._test(chosen))
+    def found_again(self) -> BaseException | None:
+        """Run the failing example that was found, and return its error."""
+        return self._reuse([Phase.reuse])
+
+    def shrink(self) -> tuple[BaseException | None, bool]:
+        """Let Hypothesis shrink the failing example. Returns the error of the smallest one, and whether
+        Hypothesis ended by itself."""
+        with suppress(CutShort):
+            return self._reuse([Phase.reuse, Phase.shrink]), True
+        # Not inside of `except`: a machine's `teardown` winds down only if no exception is being handled.
+        self._is_over = never
+        return self.found_again(), False
+
+    def _reuse(self, phases: Sequence[Phase]) -> BaseException | None:
+        return self._error_of(self._test(settings(self._settings, phases=phases, print_blob=True)))
 
     def repeat(self, options: MachineOptions) -> Finding | None:
         """Run the example of a saved failure, and return what it raises now."""
@@ -344,7 +395,8 @@ class _Examples:
         return get_state_machine_test(self._make, settings=chosen)  # type: ignore[arg-type]
 
     def _make(self) -> RuleBasedStateMachine:
-        """Make a machine that counts its steps. Hypothesis calls this for each example."""
+        """Make a machine that counts its steps, unless the work is over. One for each example."""
+        go_on_unless(self._is_over)
         machine = self._machine()
         self.made += 1
         self._steps_before = self.steps
@@ -353,6 +405,7 @@ class _Examples:
 
         def counted(*arguments: Any, **options: Any) -> None:
             self.steps += 1
+            go_on_unless(self._is_over)
             check(*arguments, **options)
 
         machine.check_invariants = counted  # type: ignore[method-assign]

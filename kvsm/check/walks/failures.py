@@ -11,7 +11,8 @@ The directory of a failure contains
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+import shutil
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from pprint import pformat
 from typing import Any
@@ -23,11 +24,13 @@ from kvsm.check.explore.model import Refutation
 from kvsm.check.explore.rerun import RerunModel
 from kvsm.check.walks.option_trust import refuse_named
 from kvsm.check.walks.reduce import NotRepeated, Reduction, reduce, rerun
-from kvsm.check.walks.targets import WalkCase, case_of, draw_case
-from kvsm.check.walks.walk import WalkFailure, random_of
+from kvsm.check.walks.targets import WalkCase, case_of
+from kvsm.check.walks.walk import WalkFailure
 from kvsm.check.worlds.world import Action, Finding
 from kvsm.errors import ConfigError, LogError
 from kvsm.properties import Property
+from kvsm.system.private_files import write_whole
+from kvsm.system.stopping import IsOver, never
 
 FILE = "actions.json"
 
@@ -38,7 +41,9 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     options: the world's options, as builtins.
     actions: the actions, after reduction.
     found: the number of actions before reduction.
-    reruns: how many reruns the reduction took.
+    reruns: how many reruns the reduction took; 0: the failure is as it was found.
+    place: the line that raised the error, "FILE:LINE"; empty if that is irrelevant.
+    minimal: whether no single action can be removed; false if a limit or a signal ended the reduction.
     systematic: the greatest length of the schedules in a search of all short ones; 0 for a random walk.
     run: the number of the run, or of the schedule in such a search.
     """
@@ -52,15 +57,24 @@ class SavedFailure(msgspec.Struct, frozen=True, kw_only=True, rename={"property"
     actions: tuple[tuple[str | int, ...], ...]
     property: Property
     message: str
+    place: str = ""
     seed: int
     run: int
     found: int
     reruns: int
+    minimal: bool = True
     systematic: int = 0
 
+    def how_reduced(self) -> str:
+        """How far the failure was reduced, for people."""
+        if not self.reruns:
+            return "not reduced"
+        cut = "" if self.minimal else "; the reduction was cut short"
+        return f"reduced from {self.found} in {self.reruns} reruns{cut}"
+
     def finding(self) -> Finding:
-        """The broken property and its message."""
-        return Finding(self.property, self.message)
+        """The broken property, its message and its place."""
+        return Finding(self.property, self.message, self.place)
 
     def after(self, actions: tuple[Action, ...], finding: Finding) -> SavedFailure:
         """A copy of this failure with other actions and their finding."""
@@ -76,40 +90,55 @@ def slug_of(failure: SavedFailure) -> str:
     return re.sub(r"\W+", "_", failure.target)
 
 
-def reduced(target: str, seed: int, failure: WalkFailure) -> SavedFailure:
-    """Reduce a failure that a walk of this target has found."""
-    return reduced_case(draw_case(target, random_of(seed, failure.run)), seed, failure)
-
-
-def reduced_case(case: WalkCase, seed: int, failure: WalkFailure) -> SavedFailure:
-    """Reduce a failure in this case.
-
-    If its actions do not repeat it, it is kept unreduced, as a broken determinism.
-    """
-    try:
-        case, reduction = _reduced_with_requests(case, reduce(case.make, failure.actions, failure.finding))
-    except NotRepeated as error:
-        finding = Finding(Property.DETERMINISM, f"{error}; it was: {failure.finding}")
-        reduction = Reduction(failure.actions, finding, 1)
+def unreduced(case: WalkCase, seed: int, failure: WalkFailure, systematic: int = 0) -> SavedFailure:
+    """Return the failure of a run in this case as it was found."""
     return SavedFailure(
         target=case.target,
         options=msgspec.to_builtins(case.options),
-        actions=reduction.actions,
-        **_fields(reduction.finding),
+        actions=failure.actions,
+        **_fields(failure.finding),
         seed=seed,
         run=failure.run,
         found=len(failure.actions),
+        reruns=0,
+        minimal=False,
+        systematic=systematic,
+    )
+
+
+def reduced(failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
+    """Reduce a failure that was not reduced.
+
+    If its actions do not repeat it, it is kept unreduced, as a broken determinism.
+
+    is_over: asked between two actions; the reduction then ends with what it has.
+    """
+    if is_over():
+        return failure
+    case, found = failure.case(), failure.finding()
+    try:
+        reduction = reduce(case.make, failure.actions, found, is_over=is_over)
+        case, reduction = _reduced_with_requests(case, reduction, is_over)
+    except NotRepeated as error:
+        finding = Finding(Property.DETERMINISM, f"{error}; it was: {found}")
+        reduction = Reduction(failure.actions, finding, 1, True)
+    return msgspec.structs.replace(
+        failure.after(reduction.actions, reduction.finding),
+        options=msgspec.to_builtins(case.options),
         reruns=reduction.reruns,
+        minimal=reduction.minimal,
     )
 
 
 def _fields(finding: Finding) -> dict[str, Any]:
     """A finding as fields of a `SavedFailure`. Worlds report only properties of kvsm."""
     assert isinstance(finding.property, Property)
-    return {"property": finding.property, "message": finding.message}
+    return {"property": finding.property, "message": finding.message, "place": finding.place}
 
 
-def _reduced_with_requests(case: WalkCase, reduction: Reduction) -> tuple[WalkCase, Reduction]:
+def _reduced_with_requests(
+    case: WalkCase, reduction: Reduction, is_over: IsOver
+) -> tuple[WalkCase, Reduction]:
     """Remove requests from the options together with their arrivals, then reduce further.
 
     Requests arrive in the order of the options, so without an arrival alone another request would take its
@@ -121,13 +150,15 @@ def _reduced_with_requests(case: WalkCase, reduction: Reduction) -> tuple[WalkCa
     arrivals = sum(action[0] == "arrive" for action in actions)
     case = _with_requests(case, case.options.requests[:arrivals])  # type: ignore[attr-defined]
     for number in reversed(range(arrivals)):
+        if is_over():
+            break
         requests = case.options.requests  # type: ignore[attr-defined]
         fewer = _with_requests(case, requests[:number] + requests[number + 1 :])
         outcome = rerun(fewer.make, _without_arrival(actions, number), to_rest=True)
         reruns += 1
         if outcome.finding is not None and outcome.finding.property == finding.property:
             case, actions, finding = fewer, outcome.actions, outcome.finding
-    again = reduce(case.make, actions, finding)
+    again = reduce(case.make, actions, finding, is_over=is_over)
     return case, msgspec.structs.replace(again, reruns=reruns + again.reruns)
 
 
@@ -149,7 +180,7 @@ def told(failure: SavedFailure) -> str:
     lines = render(retell(model, Refutation(failure.finding(), failure.actions))).splitlines()
     # Replace the first line of `render`, which gives the length of a shortest path: only a search finds that.
     steps = "step" if len(failure.actions) == 1 else "steps"
-    size = f"{len(failure.actions)} {steps}, reduced from {failure.found} in {failure.reruns} reruns"
+    size = f"{len(failure.actions)} {steps}, {failure.how_reduced()}"
     return "\n".join([f"{failure.target}: {failure.property} is broken: {size}", *lines[1:]])
 
 
@@ -157,31 +188,50 @@ def _options_text(options: msgspec.Struct) -> str:
     return ", ".join(f"{name}={value}" for name, value in msgspec.structs.asdict(options).items())
 
 
-def save(failure: SavedFailure, directory: Path) -> list[Path]:
-    """Write the files named above and return their paths. Raises `LogError` for an unusable directory."""
-    claim(directory)
+def save(failure: SavedFailure, directory: Path) -> None:
+    """Write the files named above to a claimed directory, in place of those of the same failure.
+
+    The file that `read` needs comes first, so that a process that is killed here has saved the failure.
+
+    Raises `LogError`.
+    """
+    test = regression_test(failure).encode()
+    replace_files(directory, {FILE: encoded(failure), name_of_test(failure): test})
     outcome = rerun(failure.case().make, failure.actions)
-    test = f"test_{slug_of(failure)}_{failure.seed}_{failure.run}.py"
-    encoded = msgspec.json.format(msgspec.json.encode(failure), indent=1)
-    texts = {FILE: encoded, "steps.txt": (told(failure) + "\n").encode()}
-    texts[test] = regression_test(failure).encode()
-    written = write_files(directory, texts)
-    if not outcome.world.events:
-        return written
-    save_log(outcome.world.events, directory / "log")
-    return [*written, directory / "log"]
+    if outcome.world.events:
+        replace_log(directory, lambda log: save_log(outcome.world.events, log))
+    replace_files(directory, {"steps.txt": (told(failure) + "\n").encode()})
 
 
-def write_files(directory: Path, texts: Mapping[str, bytes]) -> list[Path]:
-    """Write new files into a claimed directory. Raises `LogError`."""
+def encoded(failure: SavedFailure) -> bytes:
+    """The content of `actions.json`."""
+    return msgspec.json.format(msgspec.json.encode(failure), indent=1)
+
+
+def name_of_test(failure: SavedFailure) -> str:
+    """The name of the file of its test."""
+    return f"test_{slug_of(failure)}_{failure.seed}_{failure.run}.py"
+
+
+def replace_files(directory: Path, contents: Mapping[str, bytes]) -> None:
+    """Write each file whole, in place of an older one. Raises `LogError`."""
     try:
-        for name, text in texts.items():
-            # "x" does not follow a link that another user has put here after the directory was claimed.
-            with (directory / name).open("xb") as file:
-                file.write(text)
+        for name, content in contents.items():
+            # Never through a link that another user has put here: this replaces the link itself.
+            write_whole(directory / name, content)
     except OSError as error:
         raise LogError(f"{directory}: {error}") from error
-    return [directory / name for name in texts]
+
+
+def replace_log(directory: Path, write: Callable[[Path], None]) -> None:
+    """Write `log/`, in place of an older one. write: writes a log to a new directory. Raises `LogError`."""
+    write(directory / "log.new")
+    try:
+        if (directory / "log").exists():
+            shutil.rmtree(directory / "log")
+        (directory / "log.new").rename(directory / "log")
+    except OSError as error:
+        raise LogError(f"{directory}: {error}") from error
 
 
 def claim(directory: Path) -> None:

@@ -27,6 +27,7 @@ from kvsm.check.walks.walk import NewlyReached, RunMaker, WalkFailure, WorldRuns
 from kvsm.check.walks.watch import watching
 from kvsm.check.worlds.world import Action, World
 from kvsm.errors import ConfigError
+from kvsm.system.stopping import IsOver, never
 
 MOST_REDUCING = 30
 """The limit of a corpus entry's reduction, in reruns of all of its actions."""
@@ -95,12 +96,16 @@ class FuzzTarget(ABC):
     # Failures.
 
     @abstractmethod
-    def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
-        """Reduce the failure of a run. entries: those passed to `guided_runs`."""
+    def unreduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
+        """The failure of a run as it was found. entries: those passed to `guided_runs`."""
 
     @abstractmethod
-    def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
-        """Reduce the failure of an entry."""
+    def unreduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
+        """The failure of an entry as it was found."""
+
+    @abstractmethod
+    def reduced(self, failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
+        """Reduce an unreduced failure. is_over: asked between two steps; it then ends with what it has."""
 
     @abstractmethod
     def again(self, failure: SavedFailure) -> SavedFailure | None:
@@ -112,7 +117,7 @@ class FuzzTarget(ABC):
 
     @abstractmethod
     def save(self, failure: SavedFailure, directory: Path) -> None:
-        """Write the text of the failure, its log and a test to an empty directory."""
+        """Write the failure, its text, log and test to a claimed directory, in place of older ones."""
 
 
 class WorldTarget(FuzzTarget):
@@ -167,11 +172,14 @@ class WorldTarget(FuzzTarget):
 
         return Shortened(entry.with_actions(reduce_pieces(entry.actions, tried), reduced=True), done)
 
-    def reduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
-        return failures.reduced_case(self._case_of_run(seed, failure.run, entries), seed, failure)
+    def unreduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
+        return failures.unreduced(self._case_of_run(seed, failure.run, entries), seed, failure)
 
-    def reduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
-        return failures.reduced_case(_case(entry), entry.seed, failure)
+    def unreduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
+        return failures.unreduced(_case(entry), entry.seed, failure)
+
+    def reduced(self, failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
+        return failures.reduced(failure, is_over)
 
     def again(self, failure: SavedFailure) -> SavedFailure | None:
         outcome = rerun(failure.case().make, failure.actions, to_rest=True)

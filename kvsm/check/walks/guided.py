@@ -17,6 +17,7 @@ from typing import NamedTuple
 from kvsm.check.walks.walk import MakeWorld, NewlyReached, WalkedRun, WorldRuns
 from kvsm.check.walks.watch import watching
 from kvsm.check.worlds.world import Action, World
+from kvsm.system.stopping import IsOver, never
 
 GUIDED = 0.5
 """The share of runs that begin with a schedule."""
@@ -49,10 +50,10 @@ class GuidedRuns(WorldRuns):
         schedule = self._schedules[place]
         return schedule.make(), changed(schedule.actions, chance)
 
-    def run(self, number: int) -> WalkedRun:
+    def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
         done: list[Action] = []
         with watching(done, self._known) as watch:
-            world, result = self.make(number, done)
+            world, result = self.make(number, done, is_over)
             watch.say(reached_by(world))
         if not watch.new:
             return result

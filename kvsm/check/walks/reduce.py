@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TypeVar
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from kvsm.check.walks.walk import rest
 from kvsm.check.worlds.world import Action, Finding, World, finding_of
 from kvsm.errors import KvsmError
+from kvsm.system.stopping import CutShort, IsOver, go_on_unless, never
 
 Item = TypeVar("Item")
 
@@ -38,32 +40,45 @@ class Rerun(msgspec.Struct, frozen=True):
 
 
 class Reduction(msgspec.Struct, frozen=True):
-    """The fewest failing actions that were found, their finding, and the number of reruns that it took."""
+    """The fewest failing actions that were found.
+
+    reruns: the number of reruns that it took.
+    minimal: whether no single action can be removed; False: a limit ended the reduction before.
+    """
 
     actions: tuple[Action, ...]
     finding: Finding
     reruns: int
+    minimal: bool
 
 
 class NotRepeated(KvsmError):
     """The same actions do not repeat a failure, so it depends on something else, too."""
 
 
-def rerun(make_world: Callable[[], World], actions: Sequence[Action], *, to_rest: bool = False) -> Rerun:
+def rerun(
+    make_world: Callable[[], World],
+    actions: Sequence[Action],
+    *,
+    to_rest: bool = False,
+    is_over: IsOver = never,
+) -> Rerun:
     """Run these actions in a fresh world, then check everything. Actions that cannot happen are skipped.
 
     to_rest: wind down afterwards and check again. The actions of winding down are not recorded.
+    is_over: asked between two actions. Raises `CutShort` if it says so.
     """
     world = make_world()
     done: list[Action] = []
     try:
         for action in actions:
+            go_on_unless(is_over)
             done.append(action)
             if not world.do(action):
                 done.pop()
         world.check()
         if to_rest:
-            rest(world, [])
+            rest(world, [], is_over)
     except Exception as error:  # whatever the real code raises is a finding
         return Rerun(world, tuple(done), finding_of(error))
     return Rerun(world, tuple(done), None)
@@ -75,22 +90,28 @@ def reduce(
     finding: Finding,
     *,
     most_reruns: int = MOST_RERUNS,
+    is_over: IsOver = never,
 ) -> Reduction:
     """Reduce actions to few ones that break the same property at the same place.
 
     Raises `NotRepeated` if all actions together do not break it again.
 
     make_world: creates a fresh world with the configuration of the failed run.
+    is_over: asked between two actions. The reduction then ends with what it has; it runs all actions first.
     """
     reducer = _Reducer(make_world, finding, most_reruns)
     # Wind down only if the failure does not show otherwise: without winding down the reduced run is shorter.
     if not reducer.fails(list(actions)) and not reducer.fails_on_the_way_to_rest(list(actions)):
         raise NotRepeated(f"{len(actions)} actions broke {finding.property}, and done again they do not")
-    reducer.leave_out_kinds()
-    reducer.leave_out_things()
-    reducer.leave_out_pieces()
-    reducer.make_numbers_small()
-    return Reduction(tuple(reducer.best), reducer.finding, reducer.reruns)
+    reducer.is_over = is_over
+    is_minimal = False
+    with suppress(CutShort):
+        reducer.leave_out_kinds()
+        reducer.leave_out_things()
+        reducer.leave_out_pieces()
+        reducer.make_numbers_small()
+        is_minimal = reducer.reruns < most_reruns
+    return Reduction(tuple(reducer.best), reducer.finding, reducer.reruns, is_minimal)
 
 
 def reduce_pieces(
@@ -127,6 +148,7 @@ class _Reducer:
 
     def __init__(self, make_world: Callable[[], World], finding: Finding, most_reruns: int) -> None:
         self._make_world, self.finding, self._most_reruns = make_world, finding, most_reruns
+        self.is_over: IsOver = never
         self.best: list[Action] = []
         self.reruns = 0
         self._to_rest = False
@@ -135,7 +157,7 @@ class _Reducer:
         if self.reruns >= self._most_reruns:
             return False
         self.reruns += 1
-        outcome = rerun(self._make_world, candidate, to_rest=self._to_rest)
+        outcome = rerun(self._make_world, candidate, to_rest=self._to_rest, is_over=self.is_over)
         if outcome.finding is None or not outcome.finding.is_like(self.finding):
             return False
         self.best, self.finding = list(outcome.actions), outcome.finding

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -16,6 +17,7 @@ from kvsm.check.walks.corpus import CorpusDirectory, CorpusEntry, smallest
 from kvsm.check.walks.fuzz_target import FuzzTarget
 from kvsm.check.walks.walk import WalkFailure, WalkResult
 from kvsm.errors import ConfigError
+from kvsm.system.stopping import IsOver, never
 
 FIRST_ROUND, MOST_ROUND = 32, 512
 """The number of runs of a shard in the first round of a walk, and its limit. Each round doubles it."""
@@ -41,9 +43,10 @@ class Corpus:
     """The corpus of one target during a walk.
 
     wrong: an error message for each skipped file.
+    is_over: asked between two entries that are run again. The files of later entries stay as they are.
     """
 
-    def __init__(self, target: FuzzTarget, directory: Path) -> None:
+    def __init__(self, target: FuzzTarget, directory: Path, is_over: IsOver = never) -> None:
         self._target, self._directory = target, CorpusDirectory(directory)
         entries, self.wrong = self._directory.read()
         self._reach: dict[str, tuple[CorpusEntry, frozenset[str]]] = {}
@@ -51,7 +54,7 @@ class Corpus:
         self.broken: tuple[CorpusEntry, WalkFailure] | None = None
         """The first entry that fails with the present code, and its failure. Later entries are not read."""
         for entry in entries:
-            if target.owns(entry) and self.broken is None:
+            if target.owns(entry) and self.broken is None and not is_over():
                 self._load(entry, directory)
         self._before = self.features
 
@@ -83,9 +86,13 @@ class Corpus:
         features = self.features
         return CorpusTotals(len(self._reach), len(features), len(features - self._before))
 
-    def add(self, seed: int, result: WalkResult, entries: Sequence[CorpusEntry]) -> None:
+    def add(
+        self, seed: int, result: WalkResult, entries: Sequence[CorpusEntry], is_over: IsOver = never
+    ) -> None:
         """Add the schedules of a round that reach new features. entries: the entries at its beginning."""
         for reached in result.reached:
+            if is_over():
+                return
             if reached.features <= self.features or (result.failure and reached.run == result.failure.run):
                 continue  # an earlier run of the round has reached the same features; or this run failed
             entry = self._target.entry(seed, reached, entries)
@@ -93,14 +100,15 @@ class Corpus:
             if not features <= self.features:
                 self._reach[entry.name] = entry, features
 
-    def reduce(self, most_actions: int) -> None:
+    def reduce(self, most_actions: int, is_over: IsOver = never) -> None:
         """Reduce each entry to the features for which it is the smallest; drop entries that are redundant.
 
-        most_actions: begin no reduction after this number of actions was run. A later walk reduces the rest.
+        Begin no reduction after `most_actions` actions were run, or when `is_over` says so. A later walk
+        reduces the rest.
         """
         for name, wanted in smallest(self._reach).items():
             entry, _ = self._reach[name]
-            if not entry.reduced and most_actions > 0:
+            if not entry.reduced and most_actions > 0 and not is_over():
                 shorter, done = self._target.shortened(entry, wanted)
                 self._reach[shorter.name] = shorter, self._target.redo(shorter).features
                 most_actions -= done
@@ -122,11 +130,13 @@ def walk_in_rounds(
     runs: int | None,
     seconds: float | None,
     shards: int = 1,
+    is_over: IsOver = never,
 ) -> tuple[WalkResult, list[CorpusEntry]]:
     """Walk as `walk` does, round by round. Returns (totals, the entries at the beginning of the last round).
 
     walk_round: makes the runs of one round; takes the arguments of `walk`.
     shards: the number of shards of the walk. A round has equally many runs in each shard.
+    is_over: asked by `walk_round`, and while the corpus is added to.
     """
     total, began, size = WalkResult(seed=seed, next_run=first_run), time.monotonic(), FIRST_ROUND * shards
     while True:
@@ -134,7 +144,8 @@ def walk_in_rounds(
         left = None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
         many = size if runs is None else min(size, runs - (total.next_run - first_run))
         maker = target.guided_runs(seed, entries, corpus.features)
-        result = walk_round(maker, seed, first_run=total.next_run, runs=many, seconds=left, before=total)
+        limits: dict[str, Any] = {"runs": many, "seconds": left, "is_over": is_over}
+        result = walk_round(maker, seed, first_run=total.next_run, before=total, **limits)
         total = msgspec.structs.replace(
             result,
             runs=total.runs + result.runs,
@@ -143,13 +154,10 @@ def walk_in_rounds(
             seconds=total.seconds + result.seconds,
             reached=(),
         )
-        try:
-            corpus.add(seed, result, entries)
-        except KeyboardInterrupt:
-            total = msgspec.structs.replace(total, interrupted=True)
-        is_over = (seconds is not None and time.monotonic() - began >= seconds) or (
+        corpus.add(seed, result, entries, is_over)
+        ends = (seconds is not None and time.monotonic() - began >= seconds) or (
             runs is not None and total.next_run - first_run >= runs
         )
-        if is_over or total.interrupted or result.failure is not None:
-            return total, entries
+        if ends or total.interrupted or is_over() or result.failure is not None:
+            return msgspec.structs.replace(total, interrupted=total.interrupted or is_over()), entries
         size = min(2 * size, MOST_ROUND * shards)

@@ -21,6 +21,7 @@ from kvsm.check.walks.reduce import rerun
 from kvsm.check.walks.walk import WalkFailure
 from kvsm.check.worlds.world import Action, Finding, World
 from kvsm.system.executors.executor import Executor
+from kvsm.system.stopping import IsOver, never
 
 Schedule = tuple[Action, ...]
 _CHUNK = 16
@@ -58,6 +59,7 @@ def search(
     actor: Callable[[Action], str],
     most: int,
     executor: Executor | None = None,
+    is_over: IsOver = never,
 ) -> Iterator[tuple[ScheduleCounts, WalkFailure | None]]:
     """Run every schedule of at most `most` actions. Yields (counts, failure or None) after each schedule.
 
@@ -65,6 +67,7 @@ def search(
 
     actor: returns the actor of an action.
     executor: where the schedules run; None for this process.
+    is_over: asked between two schedules; the search ends when it says so.
     """
     counts, began = ScheduleCounts(), time.monotonic()
     prefixes: list[Schedule] = [()]
@@ -72,7 +75,7 @@ def search(
         longer = [(*prefix, action) for prefix in prefixes for action in alphabet]
         longer.sort(key=lambda schedule: _changes(schedule, actor))
         prefixes = []
-        with _outcomes(make_world, longer, executor) as outcomes:
+        with _outcomes(make_world, longer, executor, is_over) as outcomes:
             for schedule, outcome in zip(longer, outcomes):
                 counts = msgspec.structs.replace(
                     counts,
@@ -88,6 +91,8 @@ def search(
                 if outcome.happened:
                     prefixes.append(schedule)
                 yield counts, None
+        if is_over():
+            return
         counts = msgspec.structs.replace(counts, complete=length)
         yield counts, None
 
@@ -98,14 +103,18 @@ def _changes(schedule: Schedule, actor: Callable[[Action], str]) -> int:
 
 @contextmanager
 def _outcomes(
-    make_world: Callable[[], World], schedules: Sequence[Schedule], executor: Executor | None
+    make_world: Callable[[], World],
+    schedules: Sequence[Schedule],
+    executor: Executor | None,
+    is_over: IsOver,
 ) -> Iterator[Iterator[_Outcome]]:
     task = partial(_outcomes_of, make_world)
     if executor is None:
-        yield (outcome for one in schedules for outcome in task([one]))
+        yield (task([one])[0] for one in itertools.takewhile(lambda _: not is_over(), schedules))
         return
     chunks = (schedules[first : first + _CHUNK] for first in range(0, len(schedules), _CHUNK))
-    with executor.results(task, chunks, name="the schedules from {0[0]} on".format) as results:
+    made = executor.results(task, chunks, name="the schedules from {0[0]} on".format, is_over=is_over)
+    with made as results:
         yield (outcome for outcomes in results for outcome in outcomes)
 
 

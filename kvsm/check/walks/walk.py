@@ -30,6 +30,7 @@ from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
 from kvsm.system.executors.executor import Executor
 from kvsm.system.executors.forked import ForkedProcesses
+from kvsm.system.stopping import CutShort, IsOver, go_on_unless, never
 
 MakeWorld = Callable[[Random], World]
 """Creates a new world with a configuration drawn from the random numbers."""
@@ -62,7 +63,7 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
     next_run: the number of the run to continue with.
     operations: the world's own count of operations, or else the number of actions.
     most_in_flight: the most copies at once, if the world counts them.
-    interrupted: whether Ctrl-C ended the walk.
+    interrupted: whether `is_over` or Ctrl-C ended the walk.
     reached: the runs that reached new features, if runs are watched (`kvsm.check.walks.guided`).
     """
 
@@ -75,6 +76,19 @@ class WalkResult(msgspec.Struct, frozen=True, kw_only=True):
     interrupted: bool = False
     failure: WalkFailure | None = None
     reached: tuple[NewlyReached, ...] = ()
+
+    def and_(self, run: WalkedRun, next_run: int, seconds: float) -> WalkResult:
+        """Return these totals plus those of a further run."""
+        return msgspec.structs.replace(
+            self,
+            next_run=next_run,
+            runs=self.runs + 1,
+            operations=self.operations + run.operations,
+            most_in_flight=max(self.most_in_flight, run.most_in_flight),
+            seconds=seconds,
+            failure=run.failure,
+            reached=self.reached + run.reached,
+        )
 
     @property
     def operations_per_second(self) -> float:
@@ -118,8 +132,9 @@ def walk(
     executor: Executor | None = None,
     shard: Shard = WHOLE,
     progress: Callable[[WalkResult], None] | None = None,
+    is_over: IsOver = never,
 ) -> WalkResult:
-    """Make runs from number `first_run` on, until one fails, a limit is reached, or Ctrl-C.
+    """Make runs from number `first_run` on, until one fails, a limit is reached, or the walk is over.
 
     With `runs` or `operations` the result is the same every time, for any `jobs` and any executor.
 
@@ -127,7 +142,9 @@ def walk(
     runs: the number of runs of the whole walk. A shard makes only those that belong to it.
     jobs: the number of processes. They are forked, so `make_world` need not be picklable.
     executor: where the runs are made; None for processes on this machine.
+    seconds: there is one run at least. A later one under way at the end is cut short, and does not count.
     progress: called after every run.
+    is_over: asked between two actions of a run, and while other processes make the runs.
 
     Raises `ConfigError` if the same runs lose several workers, one after the other.
     """
@@ -136,32 +153,32 @@ def walk(
     first, end = shard.place(first_run), None if runs is None else first_run + runs
     if end is not None and shard.place(end) == first:  # none of these runs belongs to the shard
         return msgspec.structs.replace(result, next_run=end)
-    with _runs_of(maker if shard == WHOLE else _ShardRuns(maker, shard), first, jobs, executor) as made:
+
+    def ends() -> bool:
+        late = seconds is not None and result.runs > 0 and time.monotonic() - start >= seconds
+        return late or is_over()
+
+    of_shard = maker if shard == WHOLE else _ShardRuns(maker, shard)
+    with _runs_of(of_shard, first, jobs, executor, ends) as made:
         try:
             for place, run in enumerate(made, first):
                 is_last = end is not None and shard.place(end) == place + 1
-                result = msgspec.structs.replace(
-                    result,
-                    next_run=end if is_last else shard.run(place) + 1,
-                    runs=result.runs + 1,
-                    operations=result.operations + run.operations,
-                    most_in_flight=max(result.most_in_flight, run.most_in_flight),
-                    seconds=time.monotonic() - start,
-                    failure=run.failure,
-                    reached=result.reached + run.reached,
-                )
+                next_run = shard.run(place) + 1 if end is None or not is_last else end
+                result = result.and_(run, next_run, time.monotonic() - start)
                 if progress is not None:
                     progress(result)
                 if (
                     run.failure is not None
                     or is_last
                     or (operations is not None and result.operations >= operations)
-                    or (seconds is not None and result.seconds >= seconds)
+                    or ends()
                 ):
                     break
+        except CutShort:
+            pass
         except KeyboardInterrupt:
-            result = msgspec.structs.replace(result, interrupted=True)
-    return result
+            return msgspec.structs.replace(result, interrupted=True)
+    return msgspec.structs.replace(result, interrupted=is_over(), seconds=time.monotonic() - start)
 
 
 def random_of(seed: int, run: int) -> Random:
@@ -173,8 +190,11 @@ class RunMaker(ABC):
     """Makes runs. Its fields, with the number of a run, determine the run."""
 
     @abstractmethod
-    def run(self, number: int) -> WalkedRun:
-        """Make the run with this number. Its outcome must depend on nothing else."""
+    def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
+        """Make the run with this number. Its outcome must depend on nothing else.
+
+        is_over: asked between two steps. Raises `CutShort` if it says so.
+        """
 
     def batch(self, first: int) -> list[WalkedRun]:
         """Make a batch of runs from number `first` on. It ends early after a failed run."""
@@ -191,8 +211,8 @@ class _ShardRuns(RunMaker):
     def __init__(self, maker: RunMaker, shard: Shard) -> None:
         self._maker, self._shard = maker, shard
 
-    def run(self, number: int) -> WalkedRun:
-        return self._maker.run(self._shard.run(number))
+    def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
+        return self._maker.run(self._shard.run(number), is_over)
 
 
 class WorldRuns(RunMaker):
@@ -205,11 +225,11 @@ class WorldRuns(RunMaker):
         """The world of a run, and the actions to do before any is drawn."""
         return self.make_world(random), ()
 
-    def run(self, number: int) -> WalkedRun:
+    def run(self, number: int, is_over: IsOver = never) -> WalkedRun:
         """Make the run with this number."""
-        return self.make(number, [])[1]
+        return self.make(number, [], is_over)[1]
 
-    def make(self, number: int, done: list[Action]) -> tuple[World, WalkedRun]:
+    def make(self, number: int, done: list[Action], is_over: IsOver = never) -> tuple[World, WalkedRun]:
         """Make the run with this number, and append its actions to `done` as they happen."""
         random = random_of(self.seed, number)
         world, planned = self.begin(number, random)
@@ -217,8 +237,10 @@ class WorldRuns(RunMaker):
         check_every = getattr(world, "check_every", CHECK_EVERY)
         try:
             for action in planned:
+                go_on_unless(is_over)
                 _do(world, action, done)
             for place in range(random.randint(FEWEST_ACTIONS, MOST_ACTIONS)):
+                go_on_unless(is_over)
                 try:
                     action = draw(world, random)
                 except IndexError:  # from `Random.choice`: no action is left
@@ -227,21 +249,22 @@ class WorldRuns(RunMaker):
                 if place % check_every == check_every - 1:
                     world.check()
             world.check()
-            rest(world, done)
+            rest(world, done, is_over)
         except Exception as error:  # whatever the real code raises is a finding
             failure = WalkFailure(number, tuple(done), finding_of(error))
             return world, _run_of(world, done, failure)
         return world, _run_of(world, done, None)
 
 
-def rest(world: World, done: list[Action]) -> None:
+def rest(world: World, done: list[Action], is_over: IsOver = never) -> None:
     """Wind down, then check the world. Appends the actions to `done`.
 
-    Raises `PropertyBroken` (progress, S9) if winding down does not end. Then it removes its actions from
-    `done`, because they follow from the state before them.
+    Raises `CutShort`; and `PropertyBroken` (progress, S9) if winding down does not end. Then it removes its
+    actions from `done`, because they follow from the state before them.
     """
     began, seen = len(done), set[bytes]()
     for number in range(MOST_WINDING):
+        go_on_unless(is_over)
         action = world.wind_down()
         if action is None:
             world.check()
@@ -313,28 +336,29 @@ def _swarm_of(world: World, seed: str) -> Callable[[World, Random], Action]:
 
 @contextmanager
 def _runs_of(
-    task: RunMaker, first_run: int, jobs: int, executor: Executor | None
+    task: RunMaker, first_run: int, jobs: int, executor: Executor | None, is_over: IsOver
 ) -> Iterator[Iterator[WalkedRun]]:
     """An endless iterator over the runs in order, made in this process or in others."""
     if executor is None and jobs > 1:
         executor = ForkedProcesses(jobs)
     if executor is not None:
         firsts = count(first_run, _BATCH)
-        with executor.results(partial(_batch_of, task), firsts, name=_batch_named) as batches:
+        made = executor.results(partial(_batch_of, task), firsts, name=_batch_named, is_over=is_over)
+        with made as batches:
             yield (run for batch in batches for run in batch)
         return
     was_enabled = gc.isenabled()
     gc.disable()
     try:
-        yield _one_by_one(task, first_run)
+        yield _one_by_one(task, first_run, is_over)
     finally:
         if was_enabled:
             gc.enable()
 
 
-def _one_by_one(task: RunMaker, first_run: int) -> Iterator[WalkedRun]:
+def _one_by_one(task: RunMaker, first_run: int, is_over: IsOver) -> Iterator[WalkedRun]:
     for number in count(first_run):
-        yield task.run(number)
+        yield task.run(number, is_over)
         if not number % _BATCH:
             gc.collect()
 

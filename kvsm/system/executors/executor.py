@@ -29,6 +29,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 import msgspec
 
 from kvsm.errors import ConfigError, KvsmError
+from kvsm.system.stopping import IsOver, never
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -38,6 +39,8 @@ Task = Callable[[Item], Result]
 
 AHEAD = 64
 """How many items may be begun beyond the item whose result is next. Their results wait in memory."""
+MOMENT_S = 0.2
+"""The longest wait for an item's end before `is_over` is asked again."""
 MOST_LOSSES = 3
 """After it has lost this number of workers, an item is not started again."""
 
@@ -60,11 +63,13 @@ class Executor(Protocol):
         *,
         name: Callable[[Item], str] = str,
         fresh: bool = False,
+        is_over: IsOver = never,
     ) -> AbstractContextManager[Iterator[Result]]:
         """Run the task for each item. Returns an iterator over the results, in the order of the items.
 
         name: returns the name of an item for errors, such as "runs 16 to 23".
         fresh: run each item in a new process, for tasks that change the state of their process.
+        is_over: asked while the next result is awaited; the iterator ends when it says so.
 
         The iterator raises `ConfigError` if an item has lost too many workers, `KvsmError` as the task raised
         it, and `RuntimeError` with the worker's traceback for any other exception of the task.
@@ -104,7 +109,7 @@ class Crew(Protocol):
         """
 
     def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
-        """Wait until at least one item has ended. Returns the number and the outcome of each ended item."""
+        """Wait until an item has ended, at most `MOMENT_S`. Returns number and outcome of each that has."""
 
 
 def outcome_of(task: Callable[[Any], Any], item: Any) -> Done | Raised:
@@ -145,7 +150,9 @@ class OrderedResults(Generic[Result]):
         items: Iterable[Item],
         name: Callable[[Item], str],
         heard: Heard,
+        is_over: IsOver = never,
     ) -> None:
+        self._is_over = is_over
         self._crew, self._workers, self._name, self._heard = crew, workers, name, heard
         self._items = enumerate(items)
         self._held: dict[int, Any] = {}
@@ -164,7 +171,7 @@ class OrderedResults(Generic[Result]):
     def __next__(self) -> Result:
         while self._wanted not in self._done:
             self._begin_more()
-            if not self._held:
+            if not self._held or self._is_over():
                 raise StopIteration
             for number, outcome in self._crew.ended():
                 self._note(number, outcome)

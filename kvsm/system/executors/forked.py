@@ -28,6 +28,7 @@ from typing import Any, NoReturn
 
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import (
+    MOMENT_S,
     Done,
     Heard,
     Item,
@@ -40,6 +41,7 @@ from kvsm.system.executors.executor import (
     outcome_of,
     unheard,
 )
+from kvsm.system.stopping import IsOver, never
 
 
 class ForkedProcesses:
@@ -61,12 +63,13 @@ class ForkedProcesses:
         *,
         name: Callable[[Item], str] = str,
         fresh: bool = False,
+        is_over: IsOver = never,
     ) -> Iterator[Iterator[Result]]:
         """As `Executor.results`. Items and results are pickled; the task is inherited by the fork."""
         server = _ForkServer(task)
         crew = _ProcessCrew(server, fresh)
         try:
-            yield OrderedResults(crew, self.workers, items, name, self._lose)
+            yield OrderedResults(crew, self.workers, items, name, self._lose, is_over)
         finally:
             server.close()
             crew.close()
@@ -91,7 +94,7 @@ class _ProcessCrew:
             connection.send(item)
 
     def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
-        ready = [source for source in wait(list(self._busy)) if isinstance(source, Connection)]
+        ready = [source for source in wait(list(self._busy), MOMENT_S) if isinstance(source, Connection)]
         return [(self._busy.pop(connection), self._outcome(connection)) for connection in ready]
 
     def _outcome(self, connection: Connection) -> Done | Raised | Lost:

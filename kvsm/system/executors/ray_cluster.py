@@ -16,6 +16,7 @@ from typing import Any
 
 from kvsm.errors import ConfigError
 from kvsm.system.executors.executor import (
+    MOMENT_S,
     Done,
     Heard,
     Item,
@@ -28,6 +29,7 @@ from kvsm.system.executors.executor import (
     unheard,
 )
 from kvsm.system.executors.ray_worker import asked, code_digest
+from kvsm.system.stopping import IsOver, never
 
 LOCAL = "local"
 _STORE_BYTES = 80 << 20
@@ -98,12 +100,13 @@ class RayCluster:
         *,
         name: Callable[[Item], str] = str,
         fresh: bool = False,
+        is_over: IsOver = never,
     ) -> Iterator[Iterator[Result]]:
         """As `Executor.results`. The task, items and results are pickled."""
         try:
             crew = _RayCrew(self._ray, task, fresh)
             try:
-                yield OrderedResults(crew, self._submitted(), items, name, self._lose)
+                yield OrderedResults(crew, self._submitted(), items, name, self._lose, is_over)
             finally:
                 crew.close()
         except ConnectionError as error:
@@ -138,8 +141,8 @@ class _RayCrew:
 
     def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
         wait, busy = self._ray.wait, list(self._busy)
-        ready, rest = wait(busy)
-        if rest:
+        ready, rest = wait(busy, timeout=MOMENT_S)
+        if ready and rest:
             ready += wait(rest, num_returns=len(rest), timeout=0)[0]
         return [(self._busy.pop(reference), self._outcome(reference)) for reference in ready]
 

@@ -213,7 +213,7 @@ def test_a_schedule_that_fails_by_now_is_a_failure(tmp_path: Path, monkeypatch: 
     free_slots_under_copies(monkeypatch)
     broken = Corpus(CORE, tmp_path).broken
     assert broken is not None
-    saved = CORE.reduced_entry(*broken)
+    saved = CORE.reduced(CORE.unreduced_entry(*broken))
     assert str(saved.finding()).startswith("conservation (S1): slot")
     assert CORE.again(saved) is not None
 
@@ -231,7 +231,7 @@ def test_a_failure_of_a_guided_run_is_reduced_in_the_world_of_its_schedule(
         if failure is not None and case != draw_case("core", random_of(8, number)):
             break
     assert failure is not None
-    saved = CORE.reduced(8, failure, corpus.entries)
+    saved = CORE.reduced(CORE.unreduced(8, failure, corpus.entries))
     assert saved.options == msgspec.to_builtins(case.options)
     assert len(saved.actions) < 10
 

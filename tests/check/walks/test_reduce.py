@@ -8,7 +8,7 @@ import pytest
 from planted_bugs import evict_what_is_pinned, free_slots_under_copies, take_doubled_reports
 from toy_worlds import Counting
 
-from kvsm.check.walks.failures import reduced
+from kvsm.check.walks.fuzz_target import WorldTarget
 from kvsm.check.walks.reduce import NotRepeated, reduce, rerun
 from kvsm.check.walks.targets import draw_case
 from kvsm.check.walks.walk import random_of, walk
@@ -22,7 +22,8 @@ def found_and_reduced(seed: int, target: str = "core") -> tuple[int, tuple[Actio
     """How long the failing run was, and its reduction."""
     failure = walk(lambda random: draw_case(target, random).make(), seed, runs=60).failure
     assert failure is not None
-    saved = reduced(target, seed, failure)
+    walked = WorldTarget(target)
+    saved = walked.reduced(walked.unreduced(seed, failure, ()))
     replayed = rerun(saved.case().make, saved.actions)
     assert replayed.finding == saved.finding()
     assert replayed.actions == saved.actions
@@ -66,7 +67,8 @@ def test_no_single_action_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> No
     take_doubled_reports(monkeypatch)
     failure = walk(lambda random: draw_case("core", random).make(), 1, runs=60).failure
     assert failure is not None
-    saved = reduced("core", 1, failure)
+    core = WorldTarget("core")
+    saved = core.reduced(core.unreduced(1, failure, ()))
     for place in range(len(saved.actions)):
         fewer = saved.actions[:place] + saved.actions[place + 1 :]
         outcome = rerun(saved.case().make, fewer)

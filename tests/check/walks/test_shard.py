@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from kvsm.check.walks.shard import Shard
 from kvsm.check.walks.walk import RunMaker, WalkedRun, walk
 from kvsm.errors import ConfigError
+from kvsm.system.stopping import IsOver, never
 
 
 class Noting(RunMaker):
@@ -17,7 +18,7 @@ class Noting(RunMaker):
     def __init__(self) -> None:
         self.made: list[int] = []
 
-    def run(self, number: int) -> WalkedRun:
+    def run(self, number: int, is_over: IsOver = never) -> WalkedRun:  # noqa: ARG002
         self.made.append(number)
         return WalkedRun(1, 0, None)
 

@@ -15,6 +15,7 @@ from planted_bugs import plant
 
 from examples import examples
 from kvsm.check.walks import failures
+from kvsm.check.walks.fuzz_target import WorldTarget
 from kvsm.check.walks.targets import draw_case, draw_two_tier_options
 from kvsm.check.walks.walk import walk
 from kvsm.check.worlds.two_tiers import TwoTierOptions, TwoTierWorld
@@ -149,9 +150,12 @@ def test_a_failure_is_reduced_to_few_steps_and_saved_with_a_test(
     a_failed_load_is_good_for_the_host(monkeypatch)
     failure = walk(drawn, 2, runs=60).failure
     assert failure is not None
-    saved = failures.reduced("tiers", 2, failure)
+    tiers = WorldTarget("tiers")
+    saved = tiers.reduced(tiers.unreduced(2, failure, ()))
     assert len(saved.actions) <= 6 < len(failure.actions)
-    test = failures.save(saved, tmp_path / "it")[2]
+    failures.claim(tmp_path / "it")
+    failures.save(saved, tmp_path / "it")
+    [test] = (tmp_path / "it").glob("test_*.py")
     told = (tmp_path / "it" / "steps.txt").read_text()
     assert told.startswith("tiers: failure is not success (S6) is broken: 6 steps, reduced from ")
     assert re.search(r"\n  4\. plan\n     host: slot .: STORED\(.*\) -> LOADING\(copies=1, pins=0\)", told)
