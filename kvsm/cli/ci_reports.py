@@ -14,6 +14,7 @@ import click
 from kvsm.check.walks.failures import SavedFailure
 from kvsm.cli.output import announce, say
 from kvsm.errors import ConfigError
+from kvsm.system.annotations import error_line
 from kvsm.system.private_files import write_whole
 from kvsm.testing.recording import story
 
@@ -41,7 +42,7 @@ class WalkFailureReport(NamedTuple):
     directory: where it is saved.
     replay: the command that repeats it.
     log: its story as `kvsm show` prints it; empty if the failure has no log.
-    place: file and line to annotate.
+    place: "FILE:LINE" to annotate.
     """
 
     failure: SavedFailure
@@ -49,7 +50,7 @@ class WalkFailureReport(NamedTuple):
     directory: Path
     replay: str
     log: Sequence[str]
-    place: tuple[str, int]
+    place: str
 
 
 class WalkReport(NamedTuple):
@@ -74,13 +75,16 @@ class WalkReport(NamedTuple):
 def failure_report(
     failure: SavedFailure, told: str, directory: Path, replay: str, place: tuple[str, int] | None = None
 ) -> WalkFailureReport:
-    """Return the report of a saved failure. place: file and line of the user's code; None: the saved test."""
+    """Return the report of a saved failure.
+
+    It is annotated at the line of the user's code that it names; otherwise at `place`, file and line of the
+    target; otherwise at the saved test.
+    """
     log = directory / "log"
     lines = story(log, failure.message) if log.is_dir() else []
     tests = sorted(directory.glob("test_*.py"))
-    return WalkFailureReport(
-        failure, told, directory, replay, lines, place or (str(tests[0] if tests else directory), 1)
-    )
+    file, line = place or (str(tests[0] if tests else directory), 1)
+    return WalkFailureReport(failure, told, directory, replay, lines, failure.place or f"{file}:{line}")
 
 
 def tell_ci(report: WalkReport, junit: Path | None, *, github: bool, quiet: bool) -> None:
@@ -156,24 +160,14 @@ def _xml(text: str) -> str:
 
 def error_lines(report: WalkReport) -> list[str]:
     """Return GitHub's workflow commands: one `::error` for each failure."""
-    lines = []
-    for one in report.failures:
-        file, line = one.place
-        title = f"{one.failure.target}: {one.failure.property} is broken"
-        about = ",".join(
-            f"{name}={_escaped(value, True)}"
-            for name, value in (("file", file), ("line", str(line)), ("title", title))
+    return [
+        error_line(
+            one.place,
+            f"{one.failure.target}: {one.failure.property} is broken",
+            f"{one.failure.message}\nto repeat it: {one.replay}",
         )
-        message = f"{one.failure.message}\nto repeat it: {one.replay}"
-        lines.append(f"::error {about}::{_escaped(message)}")
-    return lines
-
-
-def _escaped(text: str, is_property: bool = False) -> str:
-    """Escape text for a workflow command of GitHub. is_property: the text is the value of a parameter."""
-    for old, new in (("%", "%25"), ("\r", "%0D"), ("\n", "%0A")):
-        text = text.replace(old, new)
-    return text.replace(":", "%3A").replace(",", "%2C") if is_property else text
+        for one in report.failures
+    ]
 
 
 def write_summary(report: WalkReport) -> None:

@@ -78,6 +78,7 @@ _HOMES = (
     "pool",
     "strategies",
     "prefix_tree_books",
+    "traced_engine",
     "copy_engine_machine",
     "prefix_tree_machine",
     "offload_machine",

@@ -35,8 +35,9 @@ from kvsm.copies.copy_engine import CopyEngine
 from kvsm.core.plan import TransferJob
 from kvsm.errors import PropertyBroken, TransferFailed
 from kvsm.events import Direction
-from kvsm.ids import pack
+from kvsm.ids import pack, to_list
 from kvsm.properties import Property
+from kvsm.testing.block_history import Block, BlockHistory, BlockStory
 from kvsm.testing.machine_base import PropertyMachine, initialize, rule
 from kvsm.testing.strategies import block_pairs
 
@@ -52,11 +53,19 @@ _BLOCK = st.integers(0, BLOCKS - 1)
 
 
 class CopyEngineMachine(PropertyMachine):
-    """Tests one copy engine. Subclass it and override `make_engine`.
+    """Tests one copy engine.
 
-    For an engine on a device, override `make_pools`, `compute` and `synchronize` too.
+    Needs: a subclass with `make_engine(device, host)`, which returns an engine between these two pools with
+    `submit`, `hold_compute`, `poll`, `wait`, `drain`, `close` (`kvsm.copies.CopyEngine`). A pool is an array
+    of bytes, [6, `block_bytes`]. The engine must use these very pools, and no copies of them: as compute, the
+    machine writes and reads them itself, while transfers are in flight.
 
-    Attributes: `device` and `host`, the pools; `engine`; `seed`, for an engine that draws random numbers.
+    An engine on a device also needs `make_pools` (tensors in place of arrays), `compute` (queues the compute,
+    which the host runs at once) and `synchronize` (waits for it). `may_fail = True` is for an engine that may
+    end a possible transfer as bad.
+
+    Attributes in `make_engine`: `self.device` and `self.host`, the pools; `self.seed`, for an engine that
+    draws random numbers.
     """
 
     block_bytes = 2
@@ -100,8 +109,9 @@ class CopyEngineMachine(PropertyMachine):
         """Live transfers that compute waits for: compute may use their blocks, other transfers may not."""
         self._impossible: set[int] = set()
         self._submitted = 0
-        self._read: list[tuple[int, Any, int]] = []
-        """(device block, content found, content expected) of each read by compute."""
+        self._read: list[tuple[int, Any, int, BlockStory]] = []
+        """(device block, content found, content expected, its history then) of each read by compute."""
+        self._history = BlockHistory(self.under_test)
         self.engine = self.make_engine(self.device, self.host)
         self.under_test.watch(self.engine, "copy engine", _CALLED, self.make_engine)
         self.started = True
@@ -115,6 +125,7 @@ class CopyEngineMachine(PropertyMachine):
         def action() -> None:
             self.device[block] = value
 
+        self._history.wrote(Block("device block", block), f"compute writes {value}")
         self.compute(action, reads=(), writes=(block,))
         self._expected["device"][block] = value
 
@@ -125,9 +136,11 @@ class CopyEngineMachine(PropertyMachine):
         if block in self._busy("device", self._held) or right == UNKNOWN:
             return
 
+        story = self._history.told(Block("device block", block))
+
         def action() -> None:
             row = self.device[block]
-            self._read.append((block, row.clone() if hasattr(row, "clone") else row.copy(), right))
+            self._read.append((block, row.clone() if hasattr(row, "clone") else row.copy(), right, story))
 
         self.compute(action, reads=(block,), writes=())
 
@@ -238,6 +251,17 @@ class CopyEngineMachine(PropertyMachine):
         job = TransferJob(self._submitted, direction, pack(devices), pack(hosts))
         self.engine.submit(job)
         self._live[job.transfer] = job
+        self._note(job)
+
+    def _note(self, job: TransferJob) -> None:
+        """Note which blocks a possible job touches."""
+        if any(block >= BLOCKS for block in (*to_list(job.device_blocks), *to_list(job.host_blocks))):
+            return
+        source, target = _ends(job.direction)
+        for pair in zip(to_list(job.device_blocks), to_list(job.host_blocks)):
+            at = {side: Block(f"{side} block", block) for side, block in zip(("device", "host"), pair)}
+            what = f"{job.direction.name.lower()} {job.transfer} from {at[source]} to {at[target]}"
+            self._history.wrote(at[target], what, at[source], self._history.latest_call())
 
     def _must_refuse(self, transfer: int) -> None:
         try:
@@ -259,19 +283,20 @@ class CopyEngineMachine(PropertyMachine):
             raise PropertyBroken(Property.PROGRESS, f"transfers {sorted(left)} have no result after {after}")
 
     def _check_memory(self) -> None:
-        for block, found, right in self._read:
-            self._must_hold(f"compute read device block {block}, which", found, right)
+        for block, found, right, story in self._read:
+            self._must_hold(f"compute read device block {block}, which", found, right, story)
         for side, pool in (("device", self.device), ("host", self.host)):
             for block, right in enumerate(self._expected[side]):
                 if right != UNKNOWN:
-                    self._must_hold(f"{side} block {block}", pool[block], right)
+                    story = self._history.told(Block(f"{side} block", block))
+                    self._must_hold(f"at the end {side} block {block}", pool[block], right, story)
 
-    def _must_hold(self, what: str, row: Any, right: int) -> None:
+    def _must_hold(self, what: str, row: Any, right: int, story: BlockStory) -> None:
         found = np.asarray(row.cpu() if hasattr(row, "cpu") else row)
         if (found != right).any():
-            raise PropertyBroken(
-                Property.CORRECT_BYTES, f"{what} holds {found.tolist()}; it must hold {right} in every byte"
-            )
+            self.under_test.suspect = story.suspect
+            message = f"{what} holds {found.tolist()}; it must hold {right} in every byte{story.text}"
+            raise PropertyBroken(Property.CORRECT_BYTES, message)
 
 
 def _ends(direction: Direction) -> tuple[str, str]:

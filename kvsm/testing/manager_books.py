@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.testing.block_history import Block, BlockHistory
 
 
 class Told(NamedTuple):
@@ -30,10 +31,11 @@ class ManagerBooks:
     """The books of one manager with `blocks` blocks.
 
     tiers_below: whether the manager has lower tiers, from which keys may return after an eviction or a reset.
+    history: of the blocks, for failures.
     """
 
-    def __init__(self, blocks: int, tiers_below: bool) -> None:
-        self.blocks, self._tiers_below = blocks, tiers_below
+    def __init__(self, blocks: int, tiers_below: bool, history: BlockHistory) -> None:
+        self.blocks, self._tiers_below, self._history = blocks, tiers_below, history
         self.stored: dict[bytes, int | None] = {}
         """Key -> its block; None: unknown."""
         self.storing: dict[bytes, int | None] = {}
@@ -87,10 +89,11 @@ class ManagerBooks:
             self._check_blocks("load", keys, blocks)
             for key, block in zip(keys, blocks):
                 right = self.stored.get(key)
+                self._history.read(Block("block", block), f"the load of {key!r}")
                 if right is not None and block != right:
-                    _fail(
-                        Property.CORRECT_BYTES, f"{key!r} was stored to block {right}; its load reads {block}"
-                    )
+                    stories = [self._history.told(Block("block", one)).text for one in (block, right)]
+                    message = f"{key!r} was stored to block {right}; its load reads {block}"
+                    _fail(Property.CORRECT_BYTES, message + "".join(stories))
                 self.stored[key] = block
         self.loading.update(keys)
 
@@ -124,6 +127,9 @@ class ManagerBooks:
         if blocks is not None:
             self._check_blocks("store", stored, blocks)
             self._check_free(stored, blocks)
+            for key, block in zip(stored, blocks):
+                call = self._history.latest_call()
+                self._history.wrote(Block("block", block), f"the store of {key!r}", None, call)
         self.storing.update(zip(stored, blocks if blocks is not None else [None] * len(stored)))
         held = [*self.stored, *self.storing]
         if len(held) > self.blocks:

@@ -45,6 +45,7 @@ from vllm.v1.kv_offload.base import (
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.testing.block_history import BlockHistory
 from kvsm.testing.machine_base import PropertyMachine, initialize, rule
 from kvsm.testing.manager_books import ManagerBooks, Told
 from kvsm.vllm.versions import features
@@ -119,9 +120,17 @@ class Copy:
 
 
 class ManagerMachine(PropertyMachine):
-    """Tests one manager. Subclass it and override `make_manager`.
+    """Tests one manager.
 
-    Attributes: `manager`; `blocks`, the size of its pool.
+    Needs: vLLM, and a subclass with `make_manager(blocks)`, which returns an `OffloadingManager` with a pool
+    of `blocks` blocks. A manager only numbers blocks: no memory is allocated, and nothing is copied. If yours
+    needs a pool object, `make_manager` gives it a fake one of `blocks` blocks.
+
+    `pools` are the sizes to try. `publishes_events = False`: it has no KV events. `tiers_below = True`: a key
+    may hit again after an eviction or a reset. `hits_hold = True`: a hit holds until `on_schedule_end`.
+    `schedule_end_is_last`: the order of calls in the installed vLLM; leave it.
+
+    Attributes: `self.blocks`, the size of the pool, in `make_manager` too; `self.manager`.
     """
 
     pools: SearchStrategy[int] = st.integers(1, 2 * LONGEST)
@@ -161,7 +170,8 @@ class ManagerMachine(PropertyMachine):
         asks: whether at the end all requests are looked up before new keys fill the pool.
         """
         self._asks = asks
-        self.blocks, self._books = blocks, ManagerBooks(blocks, self.tiers_below)
+        self.blocks = blocks
+        self._books = ManagerBooks(blocks, self.tiers_below, BlockHistory(self.under_test))
         self._asked: list[OffloadRequest] = []
         self._live: list[Copy] = []
         self._dropped: list[Copy] = []

@@ -32,7 +32,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, MultipleResults, consumes, multiple
 from hypothesis.strategies import SearchStrategy
 
-from kvsm.check.worlds.small_engine import SmallEngine
 from kvsm.check.worlds.small_request import SmallRequest
 from kvsm.core.ledger.snapshot import restore, snapshot
 from kvsm.core.offloader import Offloader, expect_misuse
@@ -44,11 +43,14 @@ from kvsm.errors import InvalidEvent, PropertyBroken
 from kvsm.ids import to_list
 from kvsm.properties import Property
 from kvsm.testing.assertions import assert_at_rest, assert_replays, assert_sound, differences
+from kvsm.testing.block_history import Block, BlockHistory
 from kvsm.testing.machine_base import PropertyMachine, initialize, rule
 from kvsm.testing.pool import BlockPool, WatchedPool
 from kvsm.testing.recording import event_lines, remember
 from kvsm.testing.restored import RestoredCopy
 from kvsm.testing.strategies import BLOCK_TOKENS, GROUPS, Arrival, Configuration, arrivals, configurations
+from kvsm.testing.traced_engine import TracedEngine
+from kvsm.testing.under_test import POLICY
 
 MOST_REQUESTS = 4
 """Most unfinished requests at once."""
@@ -102,9 +104,21 @@ _MOSTLY = st.sampled_from([True, True, True, True, False])
 
 
 class OffloadMachine(PropertyMachine):
-    """Tests the offload core with your eviction policy, connector or block pool, which a subclass gives.
+    """Tests the offload core with your eviction policy, connector or block pool.
 
-    Attributes: `engine`, the small engine; `core`, its offload core; `configuration`.
+    Needs: one of these three, from a subclass.
+
+    - `policy = MyPolicy`, a class at the top level of its module, with the methods of
+      `kvsm.core.policies.eviction_policy`. It decides by its calls alone: it may not read a clock.
+    - `make_scheduler(offloader, config)` returns your connector: any object with the methods of
+      `OffloadScheduler`. It needs no memory and no workers: the small engine has both. If
+      `self.configuration.references` is true, it gets the engine's pool by `bind_gpu_block_pool`: a fake pool
+      with `touch`, `free_blocks`, `key_of`, `cached_block` and `free_queue`.
+    - `make_pool(blocks)` returns your pool (`kvsm.testing.BlockPool`). Blocks are numbers; it has no bytes.
+
+    `configurations` says which engines are tried.
+
+    Attributes in `make_*`: `self.configuration`; `self.engine`, the small engine; `self.core`, its core.
     """
 
     policy: str | type[EvictionPolicy] = "lru"
@@ -139,13 +153,15 @@ class OffloadMachine(PropertyMachine):
     def open(self, configuration: Configuration, first: Arrival) -> MultipleResults[SmallRequest]:
         """Make the engine, and let a first request arrive."""
         self.configuration = configuration
-        if not isinstance(self.policy, str):
-            self.under_test.is_about("policy", self.policy)
-        self.engine = engine = self._make_engine(configuration)
+        if isinstance(self.policy, str):
+            self.engine = engine = self._make_engine(configuration)
+        else:
+            self.under_test.is_about(POLICY, self.policy)
+            with self.under_test.repeatable():
+                self.engine = engine = self._make_engine(configuration)
+            self.under_test.watch(engine.core.ledger.policy, POLICY, _OF_A_POLICY, self.policy)
         self.core = engine.core
         expect_misuse(self.core)
-        if not isinstance(self.policy, str):
-            self.under_test.watch(self.core.ledger.policy, "policy", _OF_A_POLICY, self.policy)
         remember(engine.log)
         self._restored = RestoredCopy(self.core.ledger, engine.log)
         self.started = True
@@ -305,8 +321,10 @@ class OffloadMachine(PropertyMachine):
                 for worker, held in enumerate(self.engine.host[slot * self._chunk + part]):
                     if held != cells:
                         message = f"slot {slot} can be read, and holds other bytes on worker {worker}"
+                        message += f" than key {key.hex()[:12]} has"
                         raise PropertyBroken(
-                            Property.PUBLISH_AFTER_COMMIT, f"{message} than key {key.hex()[:12]} has"
+                            Property.PUBLISH_AFTER_COMMIT,
+                            message + self.engine.history.blame(Block("slot", slot)),
                         )
 
     def _contents(self) -> dict[bytes, list[list[bytes]]]:
@@ -361,9 +379,10 @@ class OffloadMachine(PropertyMachine):
         """The events so far."""
         return event_lines(self.engine.log)
 
-    def _make_engine(self, chosen: Configuration) -> SmallEngine:
+    def _make_engine(self, chosen: Configuration) -> TracedEngine:
         groups = GROUPS[chosen.groups]
-        return SmallEngine(
+        return TracedEngine(
+            BlockHistory(self.under_test),
             groups,
             chosen.device_blocks + 8 * (len(groups) - 1),
             chosen.host_blocks,

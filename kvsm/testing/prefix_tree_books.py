@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.testing.block_history import Block, BlockHistory
 
 Prefix = tuple[int, ...]
 
@@ -41,6 +42,11 @@ class TreeEvent(NamedTuple):
     prefix: Prefix = ()
 
 
+def slot_named(slot: int) -> Block:
+    """A device slot, as its history names it."""
+    return Block("device slot", slot)
+
+
 class TreeBooks:
     """The books of one tree. device_slots, host_slots: the sizes of its pools."""
 
@@ -64,8 +70,8 @@ class TreeBooks:
             self._words[prefix] = self._last_word
         return self._words[prefix]
 
-    def read(self, request: Any, prefix: Prefix, slot: int, word: int) -> None:
-        """Check the word that a step reads for the last block of a prefix."""
+    def read(self, request: Any, prefix: Prefix, slot: int, word: int, history: BlockHistory) -> None:
+        """Check the word that a step reads for the last block of a prefix. history: of the slots."""
         if word == self._words.get(prefix):
             return
         whose = [other for other, theirs in self._words.items() if theirs == word]
@@ -76,7 +82,8 @@ class TreeBooks:
             broken, what = Property.NO_STALE_DATA, "what was computed before a reset"
         else:
             what = "nothing that was computed"
-        _fail(broken, f"{request} reads device slot {slot} for {prefix}, and finds {what}")
+        story = history.blame(slot_named(slot))
+        _fail(broken, f"{request} reads device slot {slot} for {prefix}, and finds {what}{story}")
 
     # Matches.
 

@@ -39,8 +39,10 @@ from hypothesis.strategies import SearchStrategy
 
 from kvsm.errors import PropertyBroken
 from kvsm.properties import Property
+from kvsm.testing.block_history import BlockHistory
 from kvsm.testing.machine_base import PropertyMachine, initialize, rule
-from kvsm.testing.prefix_tree_books import Prefix, PrefixMatch, TreeBooks, TreeEvent
+from kvsm.testing.prefix_tree_books import Prefix, PrefixMatch, TreeBooks, TreeEvent, slot_named
+from kvsm.testing.under_test import Call
 
 LONGEST = 5
 """Most blocks of a request."""
@@ -140,9 +142,15 @@ class TreeRequest:
 
 
 class PrefixTreeMachine(PropertyMachine):
-    """Tests one tree. Subclass it and override `make_tree`.
+    """Tests one tree.
 
-    Attributes: `tree`; `device_slots` and `host_slots`, the sizes of its pools.
+    Needs: a subclass with `make_tree(device_slots, host_slots)`, which returns a tree with the methods of
+    `PrefixTree`, with its allocator and both pools. A fake pool of one word a slot will do: the machine calls
+    `write` and `read` for the device's slots, and `copy_next` lets the tree copy words between its pools.
+
+    `device_pools` and `host_pools` are the sizes to try. `publishes_events = False`: it has no KV events.
+
+    Attributes: `self.device_slots` and `self.host_slots`, the sizes, in `make_tree` too; `self.tree`.
     """
 
     device_pools: SearchStrategy[int] = st.integers(LONGEST, 2 * LONGEST)
@@ -172,6 +180,9 @@ class PrefixTreeMachine(PropertyMachine):
         """Make the tree, and let two requests arrive that share a prefix."""
         self.device_slots, self.host_slots = device_slots, host_slots
         self._books = TreeBooks(device_slots, host_slots)
+        self._history = BlockHistory(self.under_test)
+        self._given: dict[int, Call | None] = {}
+        """Device slot -> the call of the tree that gave it to a request last."""
         self._asked: list[TreeRequest] = []
         self._steps: list[tuple[Any, list[TreeRequest]]] = []
         self.tree = self.make_tree(device_slots, host_slots)
@@ -292,6 +303,9 @@ class PrefixTreeMachine(PropertyMachine):
         if match.host_blocks and len(request.blocks) - len(match.slots) <= self.tree.allocatable():
             loaded = self.tree.load_back(match)
             self._books.loaded(match, loaded)
+            call = self._history.latest_call()
+            for slot in loaded.slots[len(match.slots) :]:
+                self._history.wrote(slot_named(slot), f"a load back for {request}", None, call)
             lock = self.tree.lock(loaded)
             self.tree.unlock(request.lock)
             request.lock, match = lock, loaded
@@ -302,6 +316,7 @@ class PrefixTreeMachine(PropertyMachine):
         slots = self.tree.allocate(count)
         if slots is not None:
             self._must_be_new(slots, count)
+            self._given.update(dict.fromkeys(slots, self._history.latest_call()))
             return list(slots)
         if count <= most:
             message = f"{most} device slots are free or can be evicted, and {count} cannot be allocated"
@@ -314,10 +329,14 @@ class PrefixTreeMachine(PropertyMachine):
         for request, start in work:
             for place, slot in enumerate(request.slots[:start]):
                 prefix = request.blocks[: place + 1]
-                self._books.read(request, prefix, slot, self.tree.read(slot))
+                self._history.read(slot_named(slot), f"a step of {request} reads {prefix}")
+                self._books.read(request, prefix, slot, self.tree.read(slot), self._history)
         for request, start in work:
             for place, slot in enumerate(request.slots[start:], start):
-                self.tree.write(slot, self._books.word(request.blocks[: place + 1]))
+                prefix = request.blocks[: place + 1]
+                what = f"a step of {request} writes {prefix}"
+                self._history.wrote(slot_named(slot), what, None, self._given.get(slot))
+                self.tree.write(slot, self._books.word(prefix))
 
     def _end_step(self) -> None:
         if self._steps:

@@ -1,9 +1,13 @@
-"""The pytest plugin of kvsm: saves the event log of an offload core when its test fails.
+"""The pytest plugin of kvsm: saves the event log of an offload core when its test fails, and marks the
+suspected line on GitHub.
 
 The log of the core that was made last is written to `.kvsm/<test>/` beside the test, or under
 `--kvsm-log-dir`. With Hypothesis that core is of the smallest failing example. The plugin adds to pytest's
 report the life stories of the things that the failure names, as `kvsm show` prints them. Nothing is written
 for a test that passes, or that has no core.
+
+If a GitHub job runs pytest (GITHUB_ACTIONS=true), a failure that names a line of the user's code becomes an
+`::error` at that line: the method that raised or wrote wrong bytes, or else the one that was called last.
 
 pytest loads this file in every project of an environment with kvsm, so it imports only pytest. It uses
 `kvsm.testing.recording` only if a test has imported it, as each test with a core does.
@@ -11,6 +15,7 @@ pytest loads this file in every project of an environment with kvsm, so it impor
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
@@ -46,6 +51,8 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     """Save the log of a failed test, and add its life stories to the report."""
     outcome: Any = yield
     report = outcome.get_result()
+    if report.failed and call.excinfo is not None:
+        report.kvsm_errors = _errors(item.nodeid, call.excinfo.value)  # xdist sends it to the controller
     recording = _recording()
     if recording is None or not report.failed or call.excinfo is None or not recording.remembered():
         return
@@ -54,6 +61,26 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     except OSError as error:  # A log that cannot be written must not stop the test run.
         lines = [f"the events of this test could not be kept: {error}"]
     report.sections.append(("kvsm event log", "\n".join(lines)))
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print GitHub's workflow commands."""
+    if os.environ.get("GITHUB_ACTIONS") != "true":
+        return
+    for report in terminalreporter.getreports("failed"):
+        for line in getattr(report, "kvsm_errors", ()):
+            terminalreporter.write_line(line)
+
+
+def _errors(test: str, error: BaseException) -> list[str]:
+    """The workflow commands for an error that names a line of the user's code, and for its members."""
+    members = [line for one in getattr(error, "exceptions", ()) for line in _errors(test, one)]
+    broken, place = getattr(error, "property", None), getattr(error, "place", "")
+    if broken is None or not place:
+        return members
+    from kvsm.system.annotations import error_line
+
+    return [*members, error_line(place, f"{broken} in {test}", str(error))]
 
 
 def _recording() -> Any:

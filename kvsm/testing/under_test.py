@@ -3,7 +3,8 @@
 A wrong answer seldom fails at once. It fails later, inside kvsm, as a `KeyError` that explains nothing. So a
 machine records the calls of the objects that it tests. An error that ends a rule becomes a `PropertyBroken`
 that names the property, the last call with its answer, and the user's line that raised the error or returned
-the answer.
+the answer. Any other broken property gets as its place the line of the user's method that was called last, or
+of the one that wrote wrong bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ import re
 import reprlib
 import sysconfig
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from types import FrameType
 from typing import Any
 from unittest import SkipTest
 
@@ -24,6 +26,10 @@ from hypothesis.errors import HypothesisException
 
 from kvsm.errors import ConfigError, PropertyBroken, described, raised_at
 from kvsm.properties import Property
+from kvsm.testing.unrepeatable import Unrepeatable, unrepeatable
+
+POLICY = "policy"
+"""The kind of object whose calls a replay repeats."""
 
 MOST_CALLS = 100
 """Most calls that are kept; they are the last ones."""
@@ -43,16 +49,17 @@ _shown.maxlevel, _shown.maxlist, _shown.maxtuple, _shown.maxset, _shown.maxdict 
 _shown.maxstring = _shown.maxother = 120
 
 
-class _Call:
+class Call:
     """One call of a method of the user's object.
 
     owner: the kind of object, such as "copy engine".
     words: the call as text.
     code: the method or its class, to find its line.
+    is_theirs: whether the user wrote the method; False: it is inherited from a class that is not the user's.
     """
 
-    def __init__(self, owner: str, words: str, code: Any) -> None:
-        self.owner, self.words, self._code = owner, words, code
+    def __init__(self, owner: str, words: str, code: Any, is_theirs: bool) -> None:
+        self.owner, self.words, self._code, self.is_theirs = owner, words, code, is_theirs
         self.outcome = "has not returned"
 
     @property
@@ -63,16 +70,23 @@ class _Call:
     def __str__(self) -> str:
         return f"{self.words} {self.outcome}".rstrip()
 
+    def named(self) -> str:
+        """The call with its object and its place."""
+        return f"{self.words} of your {self.owner} ({self.place})"
+
 
 class UnderTest:
     """The user's objects in one run of a machine."""
 
     def __init__(self) -> None:
-        self.calls: list[_Call] = []
+        self.calls: list[Call] = []
         """The latest calls from outside of these objects, the oldest first."""
         self._roots: set[str] = set()
         """Prefixes of the names of installed files that are the user's."""
         self._about: tuple[str, Any] | None = None
+        self.suspect: Call | None = None
+        """The call that wrote the wrong bytes of the present failure, if it is about bytes."""
+        self._unrepeatable: list[Unrepeatable] = []
         self._depth = 0
 
     def is_about(self, kind: str, code: Any) -> None:
@@ -113,6 +127,23 @@ class UnderTest:
                 body[name] = self._noting(method, name, kind, theirs)
         return type(theirs.__name__, (theirs,), body)
 
+    @contextmanager
+    def repeatable(self) -> Iterator[None]:
+        """Note if the user's code inside of this context reads a clock, or draws unseeded random numbers."""
+        with unrepeatable(self._line_of) as found:
+            yield
+        self._unrepeatable += found
+
+    def _line_of(self, frame: FrameType | None) -> str:
+        """The user's line that called into the standard library; empty if another one called, or a logger."""
+        while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
+            if frame.f_globals.get("__name__") == "logging" or _INSTALLED in frame.f_code.co_filename:
+                break
+            frame = frame.f_back
+        if frame is None or self._is_hidden(frame.f_code.co_filename):
+            return ""
+        return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
     def _noting(self, method: Callable[..., Any], name: str, kind: str, theirs: type) -> Callable[..., Any]:
         code = method if _root(method) else theirs
 
@@ -121,12 +152,13 @@ class UnderTest:
             if self._depth:
                 return method(thing, *arguments, **named)
             shown = [*map(_show, arguments), *(f"{word}={_show(value)}" for word, value in named.items())]
-            noted = _Call(kind, f"{name}({', '.join(shown)})", code)
+            noted = Call(kind, f"{name}({', '.join(shown)})", code, code is method)
             self.calls.append(noted)
             del self.calls[:-MOST_CALLS]
             self._depth += 1
             try:
-                answer = method(thing, *arguments, **named)
+                with self.repeatable() if kind == POLICY else nullcontext():
+                    answer = method(thing, *arguments, **named)
             except BaseException as error:
                 noted.outcome = f"raised {described(error)}"
                 raise
@@ -141,11 +173,18 @@ class UnderTest:
     def guard(self) -> Iterator[None]:
         """Convert errors inside this context that the user's objects cause to `PropertyBroken`."""
         __tracebackhide__ = True
+        self.suspect = None
         try:
             yield
-        except (PropertyBroken, HypothesisException, SkipTest):
+            self._must_be_repeatable()
+        except PropertyBroken as error:
+            self._must_be_repeatable()
+            error.place = error.place or self._suspected_place()
+            raise
+        except (HypothesisException, SkipTest):
             raise
         except Exception as error:
+            self._must_be_repeatable()
             place, line = raised_at(error, self._is_hidden)
             if place:
                 raise PropertyBroken(
@@ -173,6 +212,26 @@ class UnderTest:
                 last.place,
             ) from None
 
+    def _must_be_repeatable(self) -> None:
+        """Raise `PropertyBroken` (determinism) if the user's policy did what a replay cannot repeat."""
+        if self._unrepeatable:
+            first, self._unrepeatable = self._unrepeatable[0], []
+            raise PropertyBroken(
+                Property.DETERMINISM,
+                f"the policy {first.does}; a replay of the log would get another answer. Decide by the calls "
+                "alone: count them, or keep the state of a seeded generator in the snapshot",
+                first.place,
+            ) from None
+
+    def _suspected_place(self) -> str:
+        """The line of the method that wrote wrong bytes; otherwise of the one that was called last.
+
+        Methods that the user wrote come before inherited ones, for which the line of the class stands.
+        """
+        latest = ([self.suspect] if self.suspect else []) + self.calls[::-1]
+        call = next((call for call in latest if call.is_theirs), latest[0] if latest else None)
+        return call.place if call is not None else ""
+
     def _is_hidden(self, file: str) -> bool:
         """Whether a file is not the user's. Of installed packages, only those of the user's objects are."""
         if file.startswith(_NOT_THEIRS):
@@ -189,8 +248,8 @@ class UnderTest:
 
 
 def _show(value: Any) -> str:
-    """Show a value briefly: the context of a request as the request's name, a key without its group."""
-    request = getattr(value, "req_id", None)
+    """Show a value briefly: a request or its context as the request's name, a key without its group."""
+    request = getattr(value, "req_id", None) or getattr(value, "request_id", None)
     return request if isinstance(request, str) else _KEY.sub(r"\1", _shown.repr(value))
 
 

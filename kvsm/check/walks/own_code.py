@@ -11,6 +11,7 @@ from typing import Any
 
 from kvsm.check.worlds.world import World
 from kvsm.errors import ConfigError, described
+from kvsm.system.annotations import shown
 
 KINDS = "a function that makes a World from a Random, a class of worlds, or a RuleBasedStateMachine"
 """The things that a path may name."""
@@ -70,8 +71,7 @@ def where(thing: Any) -> tuple[str, int] | None:
         return None
     if file is None:
         return None
-    relative = os.path.relpath(file)
-    return (file if relative.startswith("..") else relative), max(line, 1)
+    return shown(file), max(line, 1)
 
 
 def make_own_world(path: str, random: Random) -> World:

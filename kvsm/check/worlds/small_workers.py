@@ -221,8 +221,13 @@ class SmallWorkers:
                         message = (
                             f"request {request.request_id} reads token {token} of group {index} in device "
                             f"block {block} of worker {worker}, which holds other content"
+                            f"{self.history_of(block)}"
                         )
                         raise PropertyBroken(Property.CORRECT_BYTES, message)
+
+    def history_of(self, block: int) -> str:  # noqa: ARG002
+        """The history of this device block, for a failure. A world keeps none: its actions are told."""
+        return ""
 
     def write(self, step: ComputedRange, token: int, cell: bytes) -> None:
         """Write a token's cell to its block in every group. Later cells of the block are dropped."""
