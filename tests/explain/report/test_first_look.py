@@ -135,7 +135,7 @@ def large(failing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pat
 def kvsm(*arguments: object) -> str:
     result = CliRunner().invoke(main, [str(one) for one in arguments])
     assert result.exit_code == 0, result.output
-    return result.output
+    return result.stdout
 
 
 def test_a_large_log_is_looked_at_first_and_gets_no_index(large: Path) -> None:
@@ -172,9 +172,10 @@ def test_the_whole_log_is_indexed_on_demand_and_then_used(large: Path) -> None:
 
 def test_why_reads_only_the_part_that_names_a_request(large: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvsm.explain.tables.log_parts.PART_EVENTS", 500)
-    told = kvsm("why", large, "r120")
+    answer = CliRunner().invoke(main, ["why", str(large), "r120"])
+    told = answer.stdout
     assert "request r120" in told
-    assert "--whole reads all of the log" in told
+    assert "--whole reads all of the log" in answer.stderr
     assert not (large / INDEX_NAME).exists()
     assert "no event before" in told
     whole = kvsm("why", large, "r120", "--whole")
