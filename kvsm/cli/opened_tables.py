@@ -49,7 +49,7 @@ def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
 
 
 INDEX_BYTES_PER_LOG_BYTE = 2
-"""About how large an index is. Measured with logs of `kvsm run`; less if most bytes of a log are keys."""
+"""About the most: 1.1 for a log of large batches, most of it keys, to 1.9 for one of small events."""
 
 
 def _opened(log: Path, window: Window, trust: dict[str, Any]) -> OpenedLog:
@@ -62,7 +62,7 @@ def _opened(log: Path, window: Window, trust: dict[str, Any]) -> OpenedLog:
                 announced = True
                 size = progress.log_bytes / 1e6
                 complain(
-                    f"reading {size:,.1f} MB of log into {progress.index}, about "
+                    f"reading {size:,.1f} MB of log into {progress.index}, up to about "
                     f"{size * INDEX_BYTES_PER_LOG_BYTE:,.0f} MB: later commands need not read the log again"
                 )
             if count is not None:

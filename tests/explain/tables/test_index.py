@@ -152,7 +152,7 @@ def test_a_command_says_how_large_an_index_it_makes(
     asked = ["query", str(log), "SELECT 1", "--json"]
     first, second = (CliRunner().invoke(main, asked) for _ in range(2))
     assert first.stdout == second.stdout
-    assert f"MB of log into {index_of(log)}, about" in first.stderr
+    assert f"MB of log into {index_of(log)}, up to about" in first.stderr
     assert ("100%" in first.stderr) is terminal
     assert second.stderr == ""
 
