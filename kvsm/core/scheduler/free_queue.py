@@ -26,7 +26,7 @@ each block that is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Annotated, cast
 
@@ -37,6 +37,8 @@ from kvsm.core.offloader import Offloader, PreparedStore
 from kvsm.core.plan import TransferJob
 from kvsm.core.scheduler.protocols import DevicePool
 from kvsm.core.scheduler.retry import RetryStamp
+from kvsm.events import STORE
+from kvsm.ids import listed
 
 PIECE = 64
 """How many blocks of the queue are looked up together."""
@@ -98,11 +100,12 @@ class FreeQueueWalk:
                 for block in blocks:
                     state.outdated.pop(block, None)
 
-    def restart(self) -> None:
-        """Reset the state: the host has lost all its content."""
-        blocks, key_of = self._offloader.config.device_blocks, self._pool.key_of
-        outdated = {block: key for block in range(blocks) if (key := key_of(block)) is not None}
-        self.state = WalkState(blocks, outdated=outdated)
+    def restart(self, held: Iterable[int] = ()) -> None:
+        """Reset the state: the host has lost all its content. held: the blocks that requests hold."""
+        key_of = self._pool.key_of
+        blocks = {*self._pool.free_queue(), *held, *self._copied()}
+        outdated = {block: key for block in sorted(blocks) if (key := key_of(block)) is not None}
+        self.state = WalkState(self._offloader.config.device_blocks, outdated=outdated)
         if outdated:
             _LOGGER.warning(
                 "the cache was reset, and the device pool still has keys of %d blocks, such as block %d. "
@@ -111,6 +114,14 @@ class FreeQueueWalk:
                 len(outdated),
                 next(iter(outdated)),
             )
+
+    def _copied(self) -> Iterator[int]:
+        """Yield the pool's blocks that copies hold. Those of a copy to another tier only stand for it."""
+        ledger = self._offloader.ledger
+        for transfer in ledger.transfers.values():
+            owner = None if transfer.direction is STORE else ledger.requests.get(transfer.owners[0][0])
+            if owner is None or not owner.target:
+                yield from listed(transfer.device_blocks)
 
     def is_due(self) -> bool:
         """Whether a walk is due and a store is allowed."""

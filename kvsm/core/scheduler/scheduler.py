@@ -530,7 +530,8 @@ class OffloadScheduler:
         for tracked in self.state.tracked.values():
             tracked.offer_again()
         if self.walk is not None:
-            self.walk.restart()
+            tables = [table for tracked in self.state.tracked.values() for table in tracked.tables]
+            self.walk.restart({block for table in tables for block in table} - {self.config.null_block})
         return done
 
     def has_pending_work(self) -> bool:

@@ -472,6 +472,42 @@ def test_reset_keeps_out_what_the_pool_still_says_that_it_caches(caplog: pytest.
     assert blocks_stored(hand.step()) == taken == [0]
 
 
+class KnowsItsBlocks(KeepsKeysOfHeldBlocks):
+    """It raises an error if it is asked for a block that it does not have."""
+
+    def key_of(self, block: int) -> bytes | None:
+        _ = self.references[block]
+        return super().key_of(block)
+
+
+def test_reset_asks_for_the_blocks_of_the_pool_and_of_copies(caplog: pytest.LogCaptureFixture) -> None:
+    """With a disk below, the core has more device blocks than the pool: they stand for the disk. A block that
+    only a copy holds keeps its old key too (no stale data, S14)."""
+    pool = KnowsItsBlocks(6)
+    hand = Hand(pool=pool, core={"device_blocks": 9}, store=StoreMode.LAZY, lazy_target_blocks=6)
+    spilled, key = keys_of(SmallRequest("old", range(9)))[:2]
+    job = hand.core.prepare_store("r", [spilled], [5]).job
+    assert job is not None
+    hand.core.submit([job.transfer])
+    hand.core.report(job.transfer, 0, True)
+    hand.core.arrive("to the disk", "disk")
+    hand.core.match("to the disk", [spilled])
+    job = hand.core.prepare_load("to the disk", [8], target="disk")
+    assert job is not None
+    hand.core.submit([job.transfer])
+
+    pool.cache(0, key)
+    plan = hand.step()
+    assert blocks_stored(plan) == [0]
+    pool.forget()
+    hand.scheduler.reset_cache()
+    assert "such as block 0" in caplog.text
+    hand.end(plan)
+    hand.core.report(job.transfer, 0, True)
+    assert not hand.core.ledger.transfers
+    assert blocks_stored(hand.step()) == []
+
+
 def test_reset_fails_a_load_under_way_and_its_request_computes() -> None:
     """Failure is not success (S6), no stale data (S14): its bytes count for nothing. The engine hears once,
     when the copy has ended."""
