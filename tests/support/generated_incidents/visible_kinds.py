@@ -35,20 +35,20 @@ def stale_after_reset(scene: Scene) -> None:
         plant(monkeypatch, cache.cache_reset, "index.invalidate_all(ledger, seq)", "pass")
 
     scene.bugs.append(bug)
-    scene.once(scene.moment(0.7, 0.95), lambda rig: rig.engine.reset_cache())
+    scene.once(scene.moment(0.85, 0.97), lambda rig: rig.engine.reset_cache())
 
 
 @visible("events missing", subject="end", needs="one process, host")
 def log_disk_full(scene: Scene) -> None:
     """The disk of the log is full before the end of the log, and the engine continues without it."""
     scene.writer |= {"on_failure": "continue"}
-    scene.once(scene.moment(0.7, 0.95), lambda _: scene.undo.enter_context(disk(0)))
+    scene.once(scene.moment(0.85, 0.97), lambda _: scene.undo.enter_context(disk(0)))
 
 
 @visible("engine killed", subject="end", needs="one process, host")
 def killed(scene: Scene) -> None:
     """The process is killed, at a time when requests are running."""
-    scene.processes = [Process(scene.moment(0.7, 0.95), "kill")]
+    scene.processes = [Process(scene.moment(0.85, 0.97), "kill")]
 
 
 @visible("rank silent", subject="ranks", needs="one process")
@@ -58,7 +58,7 @@ def rank_dies(scene: Scene) -> None:
     It hangs then, so an earlier death would hide any other incident.
     """
     ranks = scene.options.setdefault("workers", 2)
-    rank, at_ms = scene.random.randrange(ranks), 1000 * scene.moment(0.7, 0.9)
+    rank, at_ms = scene.random.randrange(ranks), 1000 * scene.moment(0.85, 0.95)
 
     def dies(copying: Copying, outcome: Outcome) -> Outcome:
         dead = copying.rank == rank and copying.now_ms > at_ms
