@@ -584,7 +584,7 @@ def gateway_restarts(directory: Path, seed: int = 1) -> Path:
 
 
 def device_leak(directory: Path, seed: int = 1) -> Path:
-    """The engine loses three in a hundred of the device blocks that requests give back, up to 400 of 700."""
+    """The engine loses six in a hundred of the device blocks that requests give back, up to 400 of 700."""
     rig = Rig(directory, seed, chats(800, seed), device_blocks=700)
     pool, draw, lost = rig.engine.scheduler.pool, random.Random(f"lost {seed}"), [0]
     free = pool.free_blocks
@@ -592,7 +592,7 @@ def device_leak(directory: Path, seed: int = 1) -> Path:
     def loses(blocks: Sequence[int]) -> None:
         kept = []
         for block in blocks:
-            if pool._references[block] == 1 and lost[0] < 400 and draw.random() < 0.03:
+            if pool._references[block] == 1 and lost[0] < 400 and draw.random() < 0.06:
                 lost[0] += 1
             else:
                 kept.append(block)

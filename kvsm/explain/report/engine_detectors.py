@@ -5,7 +5,6 @@ from __future__ import annotations
 from kvsm.core.log import LogEnd
 from kvsm.explain.report.command_lines import command
 from kvsm.explain.report.detectors import Limit, Noticed, number, percent
-from kvsm.explain.report.engine_measures import IDLE_ROUNDS
 from kvsm.explain.report.figures import AbortFigures, LogFigures
 from kvsm.explain.story.times import after_start, duration, utc
 from kvsm.explain.tables.row_kinds import Gone
@@ -199,34 +198,21 @@ def _aborted_together(figures: LogFigures) -> AbortFigures | None:
     return aborts if short else None
 
 
-LEAST_ROUNDS = IDLE_ROUNDS + 1
-"""Least number of rounds over the device: no block is unused before."""
-
-LEAK_GROWTH = 1.5
-"""A leak grows: there are this many times as many unused blocks as at half time. A prompt that stays cached
-on the device holds its blocks from its first use on."""
-
-
 def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that ever more device blocks are never used again, while requests are preempted for lack of
-    blocks."""
+    """Detect that requests are preempted for lack of device blocks that no request holds."""
     device, requests, blocks = figures.device, figures.requests, figures.config.device_blocks
-    if device is None or requests.preempted < limit.least or len(device.unused) < LEAST_ROUNDS:
+    if device is None or device.steps < limit.least or device.held > (1 - limit.share) * blocks:
         return None
-    middle, lost = device.unused[len(device.unused) // 2], device.unused[-1]
-    cached = device.on_device[-1] >= device.on_device[0]
-    if lost < limit.share * blocks or lost < LEAK_GROWTH * middle or cached:
-        return None
+    lost = blocks - device.held
     text = (
-        f"The engine leaks device blocks: {lost:,} of {blocks:,} were used once and never again, and "
-        f"{middle:,} at half time"
+        "The engine leaks device blocks: it preempts requests for lack of blocks, while all requests hold "
+        f"at most {device.held:,} of {blocks:,}"
     )
     evidence = (
-        f"no copy named them while copies named {IDLE_ROUNDS} times as many blocks as the device has",
-        f"{number(requests.preemptions, 'preemption')} of {requests.preempted:,} requests; the device had "
-        f"{percent(device.on_device[0])} of the asked blocks in the first third of the time, and "
-        f"{percent(device.on_device[-1])} in the last",
-        "blocks without a request do not return to the engine's free queue: a bug in the engine",
+        f"{lost:,} blocks belong to no request that runs or loads, and to no store in flight",
+        f"{number(requests.preemptions, 'preemption')} of {requests.preempted:,} requests; "
+        f"{number(requests.open, 'request')} without an end",
+        "blocks that a request gave back do not return to the engine's free queue: a bug in the engine",
     )
     query = (
         "SELECT arrived_step / 1000 AS thousand_steps, count(*) AS requests, sum(preemptions) AS preemptions "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvsm.core.log import is_stop
-from kvsm.events import LoadPlanned, LogOpened, StorePlanned
+from kvsm.events import LogOpened
 from kvsm.explain.report.figures import (
     AbortFigures,
     ClockFigures,
@@ -14,8 +14,7 @@ from kvsm.explain.report.figures import (
     RequestFigures,
     RestartFigures,
 )
-from kvsm.explain.report.measures import ADMITTED, BINS, SHOWN, Tables, shortest_run, spread_of
-from kvsm.ids import unpack
+from kvsm.explain.report.measures import BINS, SHOWN, Tables, shortest_run, spread_of
 from kvsm.tiers.hand_over.leases import LeaseEnd
 
 
@@ -121,34 +120,49 @@ def abort_figures(tables: Tables) -> AbortFigures | None:
     )
 
 
-IDLE_ROUNDS = 3
-"""A device block is unused if no plan named it for this many rounds. A healthy engine takes the block that
-was freed first, so most blocks are named in each round."""
+def device_figures(tables: Tables, groups: int) -> DeviceFigures | None:
+    """Compute how many device blocks requests can hold when one is preempted; None: the log does not tell.
+
+    A request holds the blocks of its prompt, at most a block for each `block_tokens` steps since its arrival,
+    and two that are not full.
+
+    groups: number of KV cache groups.
+    """
+    config = tables.log.config
+    [elsewhere] = tables.one("SELECT count(*) FROM transfers WHERE coalesce(source, target) IS NOT NULL")
+    if groups > 1 or elsewhere or not config.block_tokens:
+        return None
+    preempted = tables.all(
+        "SELECT min(event), step FROM events WHERE kind = 'RequestPreempted'"
+        f" AND {tables.within('event')} GROUP BY step ORDER BY step"
+    )
+    late = preempted[len(preempted) // 2 :]
+    if not late:
+        return None
+    stays = tables.numbers(
+        f"s.began, coalesce(s.ended, {_NEVER}), r.asked + 2, coalesce(r.arrived_step, 0)",
+        "FROM request_states s JOIN requests r ON r.request = s.request AND s.began >= r.arrived"
+        " AND s.began <= coalesce(r.finished, s.began)"
+        " WHERE s.state IN ('RUNNING', 'LOADING') AND r.asked IS NOT NULL",
+    )
+    stores = tables.numbers(
+        f"submitted, coalesce(ended, {_NEVER}), slots * {config.blocks_per_chunk}",
+        "FROM transfers WHERE direction = 'store' AND submitted IS NOT NULL",
+    )
+    held = []
+    for event, step in late[:: -(-len(late) // SAMPLED_STEPS)]:
+        running = stays[(stays[:, 0] < event) & (stays[:, 1] >= event)]
+        output = np.maximum(0, step - running[:, 3]) // config.block_tokens
+        copied = stores[(stores[:, 0] < event) & (stores[:, 1] >= event), 2]
+        held.append(int(running[:, 2].sum() + output.sum() + copied.sum()))
+    return DeviceFigures(steps=len(preempted), held=int(np.median(held)))
 
 
-def device_figures(tables: Tables) -> DeviceFigures:
-    """Count the device blocks that plans no longer name, round by round. Reads the events of the window."""
-    blocks = tables.log.config.device_blocks
-    last, named = np.full(blocks, -1, dtype=np.int64), 0
-    unused: list[int] = []
-    for event in tables.log.events(tables.first, tables.last):
-        if isinstance(event, StorePlanned) or (isinstance(event, LoadPlanned) and not event.target):
-            ids = np.array(unpack(event.device_blocks), dtype=np.int64)
-            ids = ids[ids < blocks]  # Another process may have had more.
-            named += len(ids)
-            last[ids] = named
-            if named >= blocks * (len(unused) + 1):
-                unused.append(int(((last >= 0) & (last < named - IDLE_ROUNDS * blocks)).sum()))
-    third = -(-BINS // 3)
-    hits: list[list[int]] = [[0, 0], [0, 0], [0, 0]]
-    for place, asked, on_device in tables.all(
-        f"SELECT {tables.bin_of('wall_ns')} AS place, sum(asked), sum(on_device) FROM lookups"
-        f" WHERE on_device IS NOT NULL AND {ADMITTED} AND {tables.within('admitted')} GROUP BY place"
-    ):
-        hits[place // third][0] += asked
-        hits[place // third][1] += on_device
-    shares = tuple([found / max(1, asked) for asked, found in hits])
-    return DeviceFigures(unused=tuple(unused), on_device=shares)
+SAMPLED_STEPS = 200
+"""Most steps with a preemption at which the blocks of requests are counted."""
+
+_NEVER = 1 << 62
+"""Replaces the number of an event that is not in the log, in arrays of integers."""
 
 
 def clock_figures(tables: Tables) -> ClockFigures:

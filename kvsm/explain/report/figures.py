@@ -502,16 +502,15 @@ class AbortFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The device blocks that plans of copies name. A round ends when plans have named as many blocks as the
-    device has.
+    """The device blocks that the engine's requests can hold when it preempts one for lack of blocks.
 
-    unused: at the end of each round, the blocks that plans have named before, and not in the last
-        `IDLE_ROUNDS` rounds. The engine has lost them, or serves hits from them.
-    on_device: for each third of the window, the share of the asked blocks that the device had.
+    steps: number of steps with a preemption.
+    held: the most blocks that running requests and stores in flight can hold at such a step: the median of
+        the second half of them. Blocks that requests share count for each.
     """
 
-    unused: tuple[int, ...]
-    on_device: tuple[float, ...]
+    steps: int
+    held: int
 
 
 class ClockFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -718,7 +717,8 @@ class LogFigures(msgspec.Struct, frozen=True, kw_only=True):
     cold: why the process that began the log did not take over the blocks of the one before, a line each;
         empty: there was none, the log does not say, or its first event is not in the window.
     aborts: None: no request was aborted.
-    device: None: no request was preempted, and none is overdue.
+    device: None: no request was preempted, or the log does not tell what requests hold: it lacks counts of
+        blocks, there are several KV cache groups, or a disk, whose copies have device blocks of their own.
     remedies: None: few lookups stopped at an evicted block, and nothing was tried.
     """
 

@@ -114,7 +114,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures, trust: Trust) 
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)
     tables = Tables(log, window)
-    requests = engine_measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES)
+    groups = cache_cache_measures.group_figures(tables)
     computing = copy_measures.compute_figures(tables)
     figures = LogFigures(
         log="",
@@ -126,15 +126,15 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures, trust: Trust) 
         whole=tables.whole and log.part == EVERYTHING,
         config=log.config,
         stored=cache_measures.stored_blocks(tables),
-        requests=requests,
+        requests=engine_measures.request_figures(tables, OVERDUE_LEAST_NS, OVERDUE_TIMES),
         aborts=engine_measures.abort_figures(tables),
-        device=engine_measures.device_figures(tables) if requests.preempted or requests.overdue else None,
+        device=engine_measures.device_figures(tables, len(groups)),
         clock=engine_measures.clock_figures(tables),
         hits=cache_measures.hit_figures(tables),
         stops=cache_measures.stop_figures(tables),
         recomputed=cache_measures.recomputed_figures(tables, APART_NS),
         evictions=cache_measures.eviction_figures(tables),
-        groups=cache_measures.group_figures(tables),
+        groups=groups,
         remedies=None,
         copies=copy_measures.copy_figures(tables, LATE_LEAST_NS, LATE_TIMES),
         computing=computing,

@@ -248,11 +248,11 @@ DETECTORS = (
     Detector(
         "device blocks leak",
         Urgency.FAULTY,
-        "device blocks that no copy has named for three rounds over the device, if there were far fewer at "
-        "half time, requests are preempted, and the device serves fewer hits than at first",
+        "device blocks that no request and no store can hold, as a part of all, at the steps in which a "
+        "request is preempted",
         Limit(0.2, 5),
-        "An engine takes the block that was freed first, so copies name all blocks in turn: of healthy "
-        "engines' blocks, less than 16 % were unused so long.",
+        "An engine preempts when requests hold all blocks. Prompts that share blocks make their sum larger "
+        "than the device, not smaller.",
         engine_detectors.device_leak,
         explains=("preemptions",),
     ),

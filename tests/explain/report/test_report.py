@@ -390,11 +390,12 @@ def jumped(jumps: int) -> ClockFigures:
     return ClockFigures(jumps=jumps, largest=ClockJump(7, 5 * 10**9, 10**9, 4 * 10**9) if jumps else None)
 
 
-def unused(blocks: tuple[int, ...]) -> dict[str, Any]:
+def held(blocks: int) -> dict[str, Any]:
+    """Requests are preempted at five steps, and hold so many of 100 blocks."""
     return {
         "config.device_blocks": 100,
         "requests.preempted": 99,
-        "device": DeviceFigures(unused=blocks, on_device=(0.5, 0.4, 0.3)),
+        "device": DeviceFigures(steps=5, held=blocks),
     }
 
 
@@ -434,7 +435,7 @@ EDGES = {
         {"requests.aborted": 400, "requests.finished": 1000},
         {"requests.aborted": 399, "requests.finished": 1000},
     ),
-    "device blocks leak": Edge(unused((0, 0, 0, 13, 18, 20)), unused((0, 0, 0, 13, 18, 19))),
+    "device blocks leak": Edge(held(80), held(81)),
     "cold start": Edge(
         {"cold": ("block_bytes: 4096, and now 8192",)}, {"cold": ("weights: v1, and now v2",)}
     ),
