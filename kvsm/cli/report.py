@@ -250,10 +250,8 @@ def _fetches(found: LogFigures) -> Iterator[str]:
     """Format what copies from the host and the disk cost, beside what computing the tokens would."""
     for one in found.fetches:
         computed = "unknown" if one.compute_ns is None else duration(one.compute_ns)
-        yield (
-            f"from the {one.place}: {_short(one.tokens)} tokens in {duration(one.spent_ns)} of copying; "
-            f"computing takes {computed}"
-        )
+        spent = f"{duration(one.spent_ns)} of copying" if one.spent_ns else "less than a step each"
+        yield f"from the {one.place}: {_short(one.tokens)} tokens in {spent}; computing takes {computed}"
 
 
 def _worst(ranks: Sequence[RankFigures]) -> RankFigures | None:

@@ -88,10 +88,7 @@ class EventEmitter:
         """
         if not isinstance(config, OffloadConfig):
             raise WrongArgument(type(self).__name__, "config", f"is {a(config)}; it must be an OffloadConfig")
-        opened_ns = clock_ns()
-        if type(opened_ns) is not int:
-            problem = f"gives {a(opened_ns)}; it must give ints, as time.time_ns does"
-            raise WrongArgument(type(self).__name__, "clock_ns", problem)
+        opened_ns = self._checked_time(clock_ns())
         self.config = config
         self.publisher = publisher
         self.ledger = Ledger(config, publisher)
@@ -124,6 +121,13 @@ class EventEmitter:
         self._clock_ns = clock_ns
         self._drivers.clear()
         self._may_change = _FIRST_TO_ASK
+
+    def _checked_time(self, now: object) -> int:
+        """Return the first time of the clock. Raises `WrongArgument` if it is no int."""
+        if type(now) is not int:
+            problem = f"gives {a(now)}; it must give ints, as time.time_ns does"
+            raise WrongArgument(type(self).__name__, "clock_ns", problem)
+        return now
 
     def emit(self, kind: type[OffloadingEvent], *fields: object) -> TransferRecord | None:
         """Make the next event, apply it, and append it to the log. Returns the transfer that it ended.

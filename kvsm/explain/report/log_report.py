@@ -114,7 +114,7 @@ def _figures(log: OpenedLog, window: Window, check: CheckFigures, trust: Trust) 
         with suppress(msgspec.MsgspecError):
             return msgspec.msgpack.decode(kept, type=LogFigures)
     tables = Tables(log, window)
-    groups = cache_cache_measures.group_figures(tables)
+    groups = cache_measures.group_figures(tables)
     computing = copy_measures.compute_figures(tables)
     figures = LogFigures(
         log="",
