@@ -71,7 +71,7 @@ def _fall(tables: Tables) -> FallFigures | None:
         "FROM (SELECT admitted, wall_ns, asked, on_device + on_host AS found,"
         f" coalesce(why = '{Gone.NEVER_STORED}', 0)"
         " AND row_number() OVER (PARTITION BY missed ORDER BY event) = 1 AS new"
-        f" FROM lookups WHERE {ADMITTED} AND asked > 0 AND on_device IS NOT NULL)"
+        f" FROM lookups WHERE {ADMITTED} AND asked > 0 AND on_device + on_host >= 0)"
         f" WHERE {tables.within('admitted')} ORDER BY admitted",
     )
     split = _best_split(rows[:, 2], rows[:, 3])
@@ -92,7 +92,7 @@ def _fall(tables: Tables) -> FallFigures | None:
         before=share_before,
         after=share_after,
         rate=_rate_beside(rows, split),
-        new=(_new_share(after) - _new_share(before)) / (share_before - share_after),
+        new=(_new_share(after) - _new_share(before)) / max(1e-9, share_before - share_after),
         shared_before=int(np.median(before[:, 3])),
         part_at=part_at,
         parted_before=float(parted_before.mean()),
@@ -110,10 +110,11 @@ def _best_split(asked: NDArray[np.int64], found: NDArray[np.int64]) -> int | Non
     split = np.arange(FALL_LEAST, len(asked) - FALL_LEAST + 1)
     if not len(split):
         return None
-    upto, hits = np.cumsum(asked)[split - 1], np.cumsum(found)[split - 1]
-    whole, whole_hits = int(asked.sum()), int(found.sum())
-    fall = hits / upto - (whole_hits - hits) / (whole - upto)
-    best = int(np.argmax(np.where(fall > 0, fall * fall * upto * (whole - upto), 0)))
+    asks, hits = np.cumsum(asked, dtype=np.float64), np.cumsum(found, dtype=np.float64)
+    before, hits_before = asks[split - 1], hits[split - 1]
+    after, hits_after = np.maximum(1, asks[-1] - before), hits[-1] - hits_before
+    fall = hits_before / before - hits_after / after
+    best = int(np.argmax(np.where(fall > 0, fall * fall * before * after, 0)))
     return int(split[best]) if fall[best] > 0 else None
 
 
