@@ -105,7 +105,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Ran]:
         (theirs / name).mkdir()
         (theirs / name / "test_mine.py").write_text(TESTS)
     (theirs / "beside" / ".gitignore").write_text("mine")
-    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "GITHUB_ACTIONS": ""}
     arguments = json.dumps({str(theirs / name): words for name, words in RUNS.items()})
     subprocess.run([sys.executable, "-c", PROGRAM, arguments], env=environment, check=True)
     return {name: Ran(theirs / name, (theirs / name / "output.txt").read_text()) for name in RUNS}
@@ -180,6 +180,10 @@ def test_where_nothing_can_be_written_the_tests_go_on(runs: dict[str, Ran]) -> N
     assert "3 failed" in output
     assert "the events of this test could not be kept: [Errno 20] Not a directory" in output
     assert "INTERNALERROR" not in output
+
+
+def test_nothing_is_marked_outside_of_github(runs: dict[str, Ran]) -> None:
+    assert not [ran for ran in runs.values() if "::error" in ran.output]
 
 
 def test_plugin_imports_nothing_heavy() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -29,7 +31,7 @@ from kvsm.check.worlds.core_options import draw_options
 from kvsm.check.worlds.core_world import CoreWorld
 from kvsm.cli import main
 from kvsm.cli.exit_codes import ExitCode
-from kvsm.cli.signals import EndRequest
+from kvsm.cli.signals import EndRequest, ends_between_steps
 from kvsm.cli.vllm_fuzz import Choices, Hunt
 from kvsm.system import stopping
 from kvsm.system.executors.forked import ForkedProcesses
@@ -247,6 +249,20 @@ def test_a_signal_in_a_reduction_keeps_the_failure(monkeypatch: pytest.MonkeyPat
     assert not saved.minimal
     assert len(saved.actions) > 6
     assert fuzz("--replay", "found", "--target", target).exit_code == ExitCode.BROKEN
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_repeated_sigterm_changes_nothing_and_a_ctrl_c_ends_at_once(first: signal.Signals) -> None:
+    """A CI system sends both while results are saved. A person presses again if a step hangs."""
+    with ends_between_steps() as ending:
+        os.kill(os.getpid(), first)
+        assert ending.is_made()
+        code = ending.code
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert ending.code is code
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_results_of_processes_end_while_none_has_come() -> None:
