@@ -26,7 +26,7 @@ each block that is taken.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Annotated, cast
 
@@ -101,9 +101,14 @@ class FreeQueueWalk:
                     state.outdated.pop(block, None)
 
     def restart(self, held: Iterable[int] = ()) -> None:
-        """Reset the state: the host has lost all its content. held: the blocks that requests hold."""
+        """Reset the state: the host has lost all its content. held: the blocks that requests hold.
+
+        What loads write is known to be of an older epoch (`Provenance`).
+        """
         key_of = self._pool.key_of
-        blocks = {*self._pool.free_queue(), *held, *self._copied()}
+        stores = [one for one in self._offloader.ledger.transfers.values() if one.direction is STORE]
+        read = [block for store in stores for block in listed(store.device_blocks)]
+        blocks = {*self._pool.free_queue(), *held, *read}
         outdated = {block: key for block in sorted(blocks) if (key := key_of(block)) is not None}
         self.state = WalkState(self._offloader.config.device_blocks, outdated=outdated)
         if outdated:
@@ -114,14 +119,6 @@ class FreeQueueWalk:
                 len(outdated),
                 next(iter(outdated)),
             )
-
-    def _copied(self) -> Iterator[int]:
-        """Yield the pool's blocks that copies hold. Those of a copy to another tier only stand for it."""
-        ledger = self._offloader.ledger
-        for transfer in ledger.transfers.values():
-            owner = None if transfer.direction is STORE else ledger.requests.get(transfer.owners[0][0])
-            if owner is None or not owner.target:
-                yield from listed(transfer.device_blocks)
 
     def is_due(self) -> bool:
         """Whether a walk is due and a store is allowed."""

@@ -501,6 +501,8 @@ def test_reset_asks_for_the_blocks_of_the_pool_and_of_copies(caplog: pytest.LogC
     assert blocks_stored(plan) == [0]
     pool.forget()
     hand.scheduler.reset_cache()
+    hand.core.finish("to the disk")
+    hand.scheduler.reset_cache()
     assert "such as block 0" in caplog.text
     hand.end(plan)
     hand.core.report(job.transfer, 0, True)
