@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from kvsm.check.worlds.core_bench import CoreActions, CoreBench
 from kvsm.core.kv_events import Publisher
-from kvsm.core.offloader import LookupResult, Offloader
+from kvsm.core.offloader import LookupResult, Offloader, expect_misuse
 from kvsm.errors import KvsmError, PropertyBroken
 from kvsm.properties import Property
 from kvsm.tiers.warm_restart import KILLED
@@ -151,6 +151,7 @@ class CacheActions(CoreActions):
             publisher=Publisher(),
             clock_ns=lambda: 0,
         )
+        expect_misuse(bench.core)
         self.announced.clear()
         return True
 

@@ -92,6 +92,12 @@ _RARE = {
 # What a world promises.
 
 
+def test_a_walk_logs_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    """It makes wrong calls on purpose, after restarts too. A fuzzer must not tell of each."""
+    walked(CoreOptions(), 4, 1_000)
+    assert caplog.records == []
+
+
 def test_the_same_actions_give_the_same_log() -> None:
     """Determinism (S11): the logs are equal byte for byte."""
     first, actions = walked(CoreOptions(), 4, 500)
