@@ -91,8 +91,9 @@ def rank_fails(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def rank_slow(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect a rank whose median copy takes longer than the other ranks' copies, in any direction."""
-    ranks = figures.copies.ranks
+    """Detect a rank whose median copy takes longer than the other ranks' copies, in any direction. A silent
+    rank is left to `rank_silent`: it has reported other transfers than the others."""
+    ranks = [rank for rank in figures.copies.ranks if not rank.missing]
     overall = [("copies", rank, rank.latency) for rank in ranks]
     by_direction = [(f"{one.direction}s", rank, one.latency) for rank in ranks for one in rank.directions]
     for what in ("copies", "stores", "loads"):
@@ -145,12 +146,12 @@ TAIL_DIFFERENCE = 5
 
 
 def rank_tail(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect a rank of whose copies some take far longer than any copy of the other ranks."""
+    """Detect a rank of whose copies some take far longer than nearly all copies of the other ranks."""
     found = [
         (one.tail / one.latency.count, rank, one)
         for rank in figures.copies.ranks
         for one in rank.directions
-        if _has_tail(one, limit)
+        if not rank.missing and _has_tail(one, limit)
     ]
     if not found:
         return None

@@ -378,7 +378,7 @@ DETECTORS = (
         Urgency.COSTLY,
         "time of the copies from the disk, as a multiple of the time in which the engine computes as many "
         "tokens, by the slow quartile of its prompts; most copies are slower",
-        Limit(1.0, 20),
+        Limit(1.0, 5),
         "A request waits for the disk, and would have had its tokens sooner without it.",
         copy_detectors.disk_slower,
         explains=("waits",),

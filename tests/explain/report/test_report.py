@@ -668,6 +668,14 @@ def test_a_symptom_is_not_shown_beside_its_cause(cause: str, symptom: str) -> No
     assert [one.name for one in troubles(figures)] == [cause]
 
 
+def test_a_silent_rank_is_not_called_slow() -> None:
+    """It has reported other transfers than the other ranks."""
+    slow = Spread(1000, 90_000_000, 90_000_000, 90_000_000)
+    for name, missing in (("rank slow", 0), ("rank silent", 1)):
+        [found] = troubles(replaced(quiet(), **ranks(latency=slow, missing=missing)))
+        assert found.name == name
+
+
 def test_a_disk_is_not_judged_as_page_locked_memory() -> None:
     figures = replaced(quiet(), **EDGES["pool not pinned"].speaks)
     assert troubles(figures, "disk") == ()
