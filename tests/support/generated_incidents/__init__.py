@@ -13,11 +13,12 @@ from random import Random
 from typing import NamedTuple
 
 from generated_incidents.backgrounds import BACKGROUNDS, ODD, ODDITIES, Background
+from generated_incidents.hidden_kinds import HIDDEN
 from generated_incidents.kinds import Kind, together
 from generated_incidents.scenes import Played, play
 from generated_incidents.visible_kinds import VISIBLE
 
-KINDS: dict[str, Kind] = {**VISIBLE}
+KINDS: dict[str, Kind] = {**VISIBLE, **HIDDEN}
 
 
 class Made(NamedTuple):
