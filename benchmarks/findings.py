@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,18 @@ def lines(findings: Findings) -> Iterator[str]:
         yield f"| {name} | {_share(right, shown)} |"
 
 
+def write_confidence(module: Path, findings: Findings) -> None:
+    """Replace the table in `kvsm/explain/report/confidence.py`."""
+    rows = "".join(f"    {name!r}: {counts},\n" for name, counts in findings.precision.items())
+    text = re.sub(
+        r"(MEASURED: [^=]*= ){.*?}\n",
+        lambda found: f"{found[1]}{{\n{rows}}}\n",
+        module.read_text(),
+        flags=re.DOTALL,
+    )
+    module.write_text(text.replace("'", '"'))
+
+
 def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.1f} % ({part} of {whole})" if whole else "-"
 
@@ -56,6 +69,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=sorted(KINDS), help="make logs with this incident only")
     parser.add_argument("--each", action="store_true", help="print what is found in each log, too")
     parser.add_argument("--json", action="store_true", help="print the sums as JSON")
+    parser.add_argument(
+        "--confidence", type=Path, metavar="FILE", help="write the precision of the findings into this module"
+    )
     chosen = parser.parse_args()
     seeds = range(chosen.seed * 1_000_000, chosen.seed * 1_000_000 + chosen.logs)
     found: list[Found] = []
@@ -67,6 +83,8 @@ def main() -> None:
         if sys.stderr.isatty():
             print(f"\r{len(found)} of {chosen.logs} logs", end="", file=sys.stderr, flush=True)
     sums = Findings.of(found)
+    if chosen.confidence is not None:
+        write_confidence(chosen.confidence, sums)
     print(json.dumps(msgspec.to_builtins(sums), indent=1) if chosen.json else "\n".join(lines(sums)))
 
 

@@ -17,6 +17,7 @@ from kvsm.cli.output import Command, say, say_json
 from kvsm.cli.progress import counting
 from kvsm.cli.sparkline import sparkline
 from kvsm.core.log import LogEnd, LogReader
+from kvsm.explain.report.confidence import MEASURED
 from kvsm.explain.report.detectors import number, percent
 from kvsm.explain.report.figures import (
     DiskFailureFigures,
@@ -425,4 +426,7 @@ def _troubles(found: Report) -> Iterator[str]:
         tier = "" if one.tier is None else f"{one.tier.capitalize()}: "
         yield f"{place}. {tier}{one.text}"
         yield from (f"     {line}" for line in one.evidence)
+        if one.confidence is not None:
+            right, shown = MEASURED[one.name]
+            yield f"     this finding was right in {right} of {shown} generated logs"
         yield from (f"   $ {line}" for line in one.commands)

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvsm.explain.report import cache_detectors, copy_detectors, detectors, engine_detectors
+from kvsm.explain.report.confidence import confidence_in
 from kvsm.explain.report.detectors import Limit, Noticed
 from kvsm.explain.report.figures import LogFigures
 from kvsm.tiers.disk_tier import DISK
@@ -51,6 +52,8 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     evidence: more numbers, one line each.
     commands: commands that show more of it, the best first.
     tier: the tier whose log has it, `host` or `disk`; null: there is only one log.
+    confidence: the share of the generated logs with this finding in which it was a true cause
+        (`confidence.py`); null: it was not measured, or in too few logs.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Trouble(msgspec.Struct, frozen=True, kw_only=True):
     evidence: tuple[str, ...] = ()
     commands: tuple[str, ...] = ()
     tier: str | None = None
+    confidence: float | None = None
 
 
 class Detector(NamedTuple):
@@ -94,7 +98,15 @@ def troubles(figures: LogFigures, tier: str | None = None) -> tuple[Trouble, ...
             continue  # Limits of costs are for lookups by an engine's requests. The disk's log has none.
         noticed = kind.detect(figures, kind.limit)
         if noticed is not None:
-            found.append(Trouble(name=kind.name, urgency=kind.urgency.name, tier=tier, **noticed._asdict()))
+            found.append(
+                Trouble(
+                    name=kind.name,
+                    urgency=kind.urgency.name,
+                    tier=tier,
+                    confidence=confidence_in(kind.name),
+                    **noticed._asdict(),
+                )
+            )
             explained.update(kind.explains)
     return in_order(one for one in found if one.name not in explained)
 

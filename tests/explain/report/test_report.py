@@ -43,6 +43,7 @@ from kvsm.events import SkipReason
 from kvsm.explain.report import cache_measures
 from kvsm.explain.report import log_report as report
 from kvsm.explain.report.cache_measures import BURST_PART
+from kvsm.explain.report.confidence import LEAST_LOGS, MEASURED, confidence_in
 from kvsm.explain.report.detectors import Limit, number, percent
 from kvsm.explain.report.engine_detectors import STILL_WRITTEN_NS
 from kvsm.explain.report.figures import (
@@ -186,6 +187,21 @@ def test_an_unclosed_log_that_may_still_be_written_is_no_alarm(tmp_path: Path) -
     assert old.troubles[0].text.startswith("The engine was killed, or hangs: it did not close the log")
     idle = replaced(quiet(), **EDGES["engine killed"].speaks)
     assert troubles(idle)[0].text.startswith("The engine was killed, or is idle: it did not close the log")
+
+
+# Confidence.
+
+
+def test_the_confidence_in_a_finding_is_the_measured_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With few logs nothing is said."""
+    monkeypatch.setitem(MEASURED, "pool too small", (3, 4))
+    monkeypatch.setitem(MEASURED, "rank slow", (LEAST_LOGS - 1, LEAST_LOGS - 1))
+    assert (confidence_in("pool too small"), confidence_in("rank slow")) == (0.75, None)
+
+
+def test_each_measured_finding_has_a_detector() -> None:
+    assert MEASURED.keys() <= {one.name for one in DETECTORS}
+    assert all(0 <= right <= shown for right, shown in MEASURED.values())
 
 
 # Limits.
