@@ -175,7 +175,7 @@ def rank_tail(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def _has_tail(one: DirectionFigures, limit: Limit) -> bool:
-    if one.tail < limit.least or one.tail < limit.share * one.latency.count:
+    if one.episodes < limit.least or one.tail < limit.share * one.latency.count:
         return False
     return one.tail * one.others >= TAIL_DIFFERENCE * one.others_tail * one.latency.count
 

@@ -124,7 +124,8 @@ def _directions(copies: NDArray[np.int64], rank: int) -> tuple[DirectionFigures,
     found = []
     for direction, is_load in (("store", 0), ("load", 1)):
         timed = copies[(copies[:, 7] == is_load) & (copies[:, 2] != NOT_TOLD)]
-        own, others = timed[timed[:, 0] == rank, 2], timed[timed[:, 0] != rank, 2]
+        of_rank, others = timed[timed[:, 0] == rank], timed[timed[:, 0] != rank, 2]
+        own = of_rank[:, 2]
         if not len(own):
             continue
         figures = DirectionFigures(direction=direction, latency=spread_of(own))
@@ -133,12 +134,23 @@ def _directions(copies: NDArray[np.int64], rank: int) -> tuple[DirectionFigures,
             figures = msgspec.structs.replace(
                 figures,
                 tail=int((own >= tail_ns).sum()),
+                episodes=_episodes(of_rank[own >= tail_ns]),
                 tail_ns=tail_ns,
                 others_tail=int((others >= tail_ns).sum()),
                 others=len(others),
             )
         found.append(figures)
     return tuple(found)
+
+
+def _episodes(copies: NDArray[np.int64]) -> int:
+    """How many groups of copies there are that were under way together. copies: rows of `copy_figures`."""
+    if not len(copies):
+        return 0
+    submitted, reported = copies[:, 3] - copies[:, 2], copies[:, 3]
+    order = np.argsort(submitted)
+    until = np.maximum.accumulate(reported[order])
+    return 1 + int((submitted[order][1:] > until[:-1]).sum())
 
 
 _NO_REPORT = 2

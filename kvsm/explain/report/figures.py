@@ -256,11 +256,14 @@ class DirectionFigures(msgspec.Struct, frozen=True, kw_only=True):
         copies in this direction. others_tail: how many of the other ranks' copies took as long. tail_ns: this
         time (ns); None: no other rank has reported.
     others: number of the other ranks' copies.
+    episodes: how often the rank was slow: copies in its tail that were under way together count once, because
+        one slow copy delays all copies behind it.
     """
 
     direction: str
     latency: Spread
     tail: int = 0
+    episodes: int = 0
     tail_ns: int | None = None
     others_tail: int = 0
     others: int = 0

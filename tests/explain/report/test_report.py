@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import click
 import msgspec
+import numpy as np
 import pytest
 from changed_logs import PlainLog, bounded, changed, ended_well, lives, write_plain
 from click.testing import CliRunner, Result
@@ -44,6 +45,7 @@ from kvsm.explain.report import cache_measures
 from kvsm.explain.report import log_report as report
 from kvsm.explain.report.cache_measures import BURST_PART
 from kvsm.explain.report.confidence import LEAST_LOGS, MEASURED, confidence_in
+from kvsm.explain.report.copy_measures import _episodes
 from kvsm.explain.report.detectors import Limit, number, percent
 from kvsm.explain.report.engine_detectors import STILL_WRITTEN_NS
 from kvsm.explain.report.figures import (
@@ -373,11 +375,16 @@ FLOODED = (GroupFigures(0, 400, 40, 0, 0, 0), GroupFigures(1, 600, 20, 500, 490,
 OPEN = EndFigures(engine=LogEnd.OPEN.value, error=None, complete=True, notes=("open",), silent_ns=0)
 
 
-def tail(copies: int) -> dict[str, Any]:
+def tail(copies: int, episodes: int = 5) -> dict[str, Any]:
     """Rank 2 of 4 has this many of 1,000 loads in its tail; another rank has two."""
-    usual = Spread(1000, 10_000_000, 20_000_000, 90_000_000)
     one = DirectionFigures(
-        direction="load", latency=usual, tail=copies, tail_ns=40_000_000, others_tail=2, others=3000
+        direction="load",
+        latency=Spread(1000, 10_000_000, 20_000_000, 90_000_000),
+        tail=copies,
+        episodes=episodes,
+        tail_ns=40_000_000,
+        others_tail=2,
+        others=3000,
     )
     return ranks(directions=(one,))
 
@@ -690,6 +697,19 @@ def test_a_silent_rank_is_not_called_slow() -> None:
     for name, missing in (("rank slow", 0), ("rank silent", 1)):
         [found] = troubles(replaced(quiet(), **ranks(latency=slow, missing=missing)))
         assert found.name == name
+
+
+def test_copies_behind_one_slow_copy_are_no_tail() -> None:
+    assert [one.name for one in troubles(replaced(quiet(), **tail(30, episodes=5)))] == ["rank tail"]
+    assert troubles(replaced(quiet(), **tail(30, episodes=4))) == ()
+
+
+@given(times=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), max_size=30))
+def test_slow_copies_that_are_under_way_together_are_one_episode(times: list[tuple[int, int]]) -> None:
+    """Compared with the number of stretches of time in which some copy is under way."""
+    rows = np.array([(0, 1, took, begun + took) for begun, took in times], dtype=np.int64).reshape(-1, 4)
+    busy = {moment for begun, took in times for moment in range(2 * begun, 2 * (begun + took) + 1)}
+    assert _episodes(rows) == sum(moment - 1 not in busy for moment in busy)
 
 
 def test_a_disk_is_not_judged_as_page_locked_memory() -> None:
