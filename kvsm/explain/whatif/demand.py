@@ -13,8 +13,10 @@ the chain of a request is put together from its whole life. Three facts place ea
 - a key covers its whole prefix, so the key before it is always the same. Once known, it is known for all
   requests. This tells which of the touched blocks belong to which request of a step.
 
-A place whose key was never offered stays `UNKNOWN`: its request was aborted before, or may not store. Nothing
-behind it can be served. `Demand.unknown_blocks` counts such places.
+A place whose key was never offered stays `UNKNOWN`: its request was aborted before, or may not store. So does
+a place where several touched blocks may be, unless a later key of the prompt tells which one it is: a key in
+the wrong place would be wrong for each prompt that shares it. Nothing behind an unknown key can be served.
+`Demand.unknown_blocks` counts such places in lookups.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from kvsm.core.log import LogReader
 from kvsm.core.log.fold import LogCondition, condition_of, walk
 from kvsm.core.log.trust import Trust
 from kvsm.errors import LogError
-from kvsm.events import OffloadConfig, OffloadingEvent, Owners
+from kvsm.events import Offer, OffloadConfig, OffloadingEvent, Owners
 from kvsm.explain.story.window import Window
 from kvsm.ids import to_list
 from kvsm.states.transfer import TransferState
@@ -186,14 +188,17 @@ def without_stores(demand: Demand, lives: Collection[int]) -> Demand:
 
 
 class _Life:
-    """A request while the log is read. offered: its cursor, in chunks. last: what it offers as it ends."""
+    """A request while the log is read.
 
-    __slots__ = ("chain", "last", "number", "offered")
+    offered: its cursor, in chunks.
+    loaded: chunks that its load brings, if it brings the first one; else 0.
+    """
+
+    __slots__ = ("chain", "loaded", "number", "offered")
 
     def __init__(self, number: int) -> None:
-        self.number, self.offered = number, 0
+        self.number, self.offered, self.loaded = number, 0, 0
         self.chain: array[int] = array("i")
-        self.last: int | None = None
 
     def put(self, place: int, key: int) -> None:
         """Note the key at a place. What is known already stays."""
@@ -214,36 +219,71 @@ class _Batch:
         self.touched: list[int] = []
         self.in_flight: _Behind | None = None
         """All keys that are being stored; made when the first one is looked for."""
-        self.named: dict[str, list[int]] = {}
+        self.stored: dict[str, list[int]] = {}
+        self.skipped: dict[str, list[int]] = {}
         """Stored and skipped keys, by request, in prefix order."""
 
-    def name(self, owners: Owners, keys: Sequence[int]) -> None:
-        """These keys were stored or skipped."""
-        start = 0
-        for request, count in owners:
-            self.named.setdefault(request, []).extend(keys[start : start + count])
-            start += count
+    def own(self, request: str) -> Sequence[int]:
+        """The keys of a request that were stored or skipped, in prefix order.
+
+        What is skipped because there is no room, or because it was offered too seldom, is behind what is
+        stored.
+        """
+        return [*self.stored.get(request, ()), *self.skipped.get(request, ())]
+
+
+def _note(owned: dict[str, list[int]], owners: Owners, keys: Sequence[int]) -> None:
+    start = 0
+    for request, count in owners:
+        owned.setdefault(request, []).extend(keys[start : start + count])
+        start += count
 
 
 class _Behind:
-    """The keys of a batch that may stand behind a key, by the key before them."""
+    """Keys of a batch by the key before them. Keys for which that is not known are left out."""
 
     def __init__(self, keys: Iterable[int], parent: Sequence[int]) -> None:
         self._behind: dict[int, list[int]] = {}
-        for key in keys:
+        for key in dict.fromkeys(keys):
             if parent[key] != _NO_PARENT:
                 self._behind.setdefault(parent[key], []).append(key)
 
-    def first(self, before: int) -> int:
-        """The first one behind `before`; `UNKNOWN` if there is none."""
-        found = self._behind.get(before)
-        return found[0] if found else UNKNOWN
+    def all(self, before: int) -> Sequence[int]:
+        """All keys behind `before`, in the order of the batch."""
+        return self._behind.get(before, ())
 
-    def used(self, before: int, key: int) -> None:
-        """It is placed. It is given again only if no other one stands there: two requests may share it."""
-        found = self._behind.get(before, ())
-        if len(found) > 1 and key in found:
-            found.remove(key)
+
+class _Touched(_Behind):
+    """The touched keys of a batch.
+
+    They have the order of the requests in the batch, and of their prompts. A key that several requests share
+    is there once, where the first of them offers it.
+    """
+
+    def __init__(self, keys: Sequence[int], parent: Sequence[int]) -> None:
+        super().__init__(keys, parent)
+        self._left = set(keys)
+        self._is_certain = True
+        """Whether each key that an earlier request of the batch has is known to be used."""
+
+    def use(self, key: int) -> None:
+        """Note that a request has this key."""
+        self._left.discard(key)
+
+    def next(self, before: int, wanted: int) -> int | None:
+        """The key of the next request behind `before`; `UNKNOWN` if there is none, None if several may be it.
+
+        wanted: the most touched keys of this request and of those behind it in the batch.
+        """
+        found = self.all(before)
+        if len(found) < 2:
+            return found[0] if found else UNKNOWN
+        left = [key for key in found if key in self._left]
+        # If none was used before, or no key is shared from here on, the next one is the first one left.
+        if not (self._is_certain and left and (len(left) == len(found) or wanted <= len(self._left))):
+            self._is_certain = False
+            return None
+        return left[0]
 
 
 class _DemandReader:
@@ -304,6 +344,8 @@ class _DemandReader:
                 "(BlocksOffered), so the blocks of a prompt are not known; whatif needs a log of "
                 "kvsm's scheduler"
             )
+        for known in self.chains:
+            self._complete(known)
         first, last = self.events
         stores, loads = (max(1, round(median(steps))) if steps else 1 for steps in self.steps)
         return Demand(
@@ -356,14 +398,11 @@ class _DemandReader:
             self.requests.append(request)
         return life
 
-    def put_before(self, life: _Life, place: int) -> None:
-        """Note the keys before the one at `place`, as far as it is known which key stands before which."""
-        while place > 0 and life.at(place) != UNKNOWN and life.at(place - 1) == UNKNOWN:
-            before = self.parent[life.at(place)]
-            if before < 0:
-                return
-            place -= 1
-            life.put(place, before)
+    def _complete(self, known: array[int]) -> None:
+        """Fill in the keys of a chain that stand before known ones, as far as the log tells them."""
+        for place in range(len(known) - 1, 0, -1):
+            if known[place - 1] == UNKNOWN != known[place]:
+                known[place - 1] = max(self.parent[known[place]], UNKNOWN)
 
     def adopt(self, before: int, key: int) -> None:
         """Note which key stands before `key`."""
@@ -382,34 +421,59 @@ class _DemandReader:
         elif ended.state is TransferState.COMPLETED and planned is not None:
             self.steps[ended.direction].append(event.step - planned)
 
-    def place(self, ledger: Ledger, own: Sequence[int], touched: _Behind, life: _Life, places: range) -> None:
+    def place(
+        self,
+        ledger: Ledger,
+        own: Sequence[int],
+        touched: _Touched,
+        life: _Life,
+        places: range,
+        wanted: int,
+    ) -> None:
         """Find the keys of the chunks that a request has just offered.
+
+        A place stays `UNKNOWN` if several keys may be there. What is found later tells the keys before it.
 
         own: keys that were stored or skipped for it, in prefix order.
         touched: the touched keys of the batch, those of other requests among them.
+        wanted: as in `_Touched.next`.
         """
         known, waiting, left = _Behind(own, self.parent), deque(own), set(own)
         for place in places:
             before = life.at(place - 1) if place else _ROOT
-            key = life.at(place)
-            if key == UNKNOWN:
-                key = known.first(before)
-            if key == UNKNOWN and places.stop - place > len(left):
-                # Its own keys do not fill the places that are left, so some of it was touched. Or it is being
-                # stored from the same device block: such an offer leaves no event.
-                key = touched.first(before)
-                if key == UNKNOWN:
-                    key = self._in_flight(ledger).first(before)
-            if key == UNKNOWN and waiting and self.parent[waiting[0]] == _NO_PARENT:
-                key = waiting[0]
-            if key == UNKNOWN:
-                return
+            key: int | None = life.at(place)
+            if key == UNKNOWN and before != UNKNOWN and known.all(before):
+                key = known.all(before)[0]
+            elif key == UNKNOWN and places.stop - place == len(left):
+                key = waiting[0]  # Only its own keys fill the places that are left.
+            elif key == UNKNOWN and before != UNKNOWN:
+                key = self._next(ledger, waiting, touched, before, wanted)
+            if key is None or key == UNKNOWN:
+                continue
             life.put(place, key)
             self.adopt(before, key)
-            touched.used(before, key)
+            touched.use(key)
             left.discard(key)
             while waiting and waiting[0] not in left:
                 waiting.popleft()
+
+    def _next(
+        self,
+        ledger: Ledger,
+        waiting: Sequence[int],
+        touched: _Touched,
+        before: int,
+        wanted: int,
+    ) -> int | None:
+        """The key behind `before` in a request; UNKNOWN or None if that cannot be told."""
+        key = touched.next(before, wanted)
+        if key != UNKNOWN:
+            return key
+        # It may be being stored from the same device block: such an offer leaves no event.
+        in_flight = self._in_flight(ledger).all(before)
+        if in_flight:
+            return in_flight[0] if len(in_flight) == 1 else None
+        return waiting[0] if waiting and self.parent[waiting[0]] == _NO_PARENT else UNKNOWN
 
     def _in_flight(self, ledger: Ledger) -> _Behind:
         if self.batch.in_flight is None:
@@ -433,7 +497,7 @@ def _admitted(reader: _DemandReader, ledger: Ledger, event: ev.RequestAdmitted, 
     # A match that the engine does not load is released after this event.
     pins = to_list(ledger.requests[event.request].pins) if event.on_host else []
     hits = reader.numbers([ledger.key_of[slot] for slot in pins])
-    before = UNKNOWN if first else _ROOT
+    before = life.at(first - 1) if first else _ROOT
     for place, key in enumerate(hits, first):
         life.put(place, key)
         reader.adopt(before, key)
@@ -441,13 +505,13 @@ def _admitted(reader: _DemandReader, ledger: Ledger, event: ev.RequestAdmitted, 
     stop = first + len(hits)
     if event.missed is not None:
         (missed,) = reader.numbers((event.missed,))
-        if reader.parent[missed] in (before, _NO_PARENT):
+        if before == UNKNOWN or reader.parent[missed] in (before, _NO_PARENT):
             life.put(stop, missed)
             reader.adopt(before, missed)
     elif stop < end:
         # Nothing was missed: the last block is left to compute (S18), or the host was not asked.
         end = stop
-    reader.put_before(life, first)
+    life.loaded = 0 if event.on_device else event.on_host // chunk
     reader.operations.append(
         Lookup(
             event.seq,
@@ -471,7 +535,7 @@ def _planned_store(reader: _DemandReader, _ledger: Ledger, event: ev.StorePlanne
         )
     if event.source:
         reader.refuse(f"it copies blocks from {event.source}; whatif is not validated for hand-overs")
-    reader.batch.name(event.owners, reader.numbers(event.keys))
+    _note(reader.batch.stored, event.owners, reader.numbers(event.keys))
 
 
 def _planned_load(reader: _DemandReader, _ledger: Ledger, event: ev.LoadPlanned, _following: Any) -> None:
@@ -480,7 +544,7 @@ def _planned_load(reader: _DemandReader, _ledger: Ledger, event: ev.LoadPlanned,
 
 
 def _skipped(reader: _DemandReader, _ledger: Ledger, event: ev.StoreSkipped, _following: Any) -> None:
-    reader.batch.name(event.owners, reader.numbers(event.keys))
+    _note(reader.batch.skipped, event.owners, reader.numbers(event.keys))
 
 
 def _touched(reader: _DemandReader, ledger: Ledger, event: ev.BlocksTouched, _following: Any) -> None:
@@ -491,8 +555,10 @@ def _offered(
     reader: _DemandReader, ledger: Ledger, event: ev.BlocksOffered, following: OffloadingEvent | None
 ) -> None:
     reader.cursors_seen = True
-    offers, touched = [], _Behind(reader.batch.touched, reader.parent)
-    for request, _, offered in event.offers:
+    offers, touched = [], _Touched(reader.batch.touched, reader.parent)
+    wanted = sum(_others(reader, ledger, offer) for offer in event.offers)
+    for offer in event.offers:
+        request, _, offered = offer
         if len(offered) > 1:
             reader.refuse(
                 "it is of a model with several KV cache groups; whatif is not validated for that, because a "
@@ -500,15 +566,25 @@ def _offered(
             )
         life, before = reader.life(request), ledger.requests[request].settled
         start, reached = before[0] if before else 0, offered[0]
-        own = reader.batch.named.get(request, ())
-        reader.place(ledger, own, touched, life, range(start, reached))
+        own = reader.batch.own(request)
+        reader.place(ledger, own, touched, life, range(start, reached), wanted)
+        wanted -= _others(reader, ledger, offer)
         life.offered = reached
-        offers.append((life.number, reached))
+        if before or reached != life.loaded:  # Else its load has moved the cursor, and nothing is offered.
+            offers.append((life.number, reached))
     reader.batch = _Batch()
     names = [request for request, _, _ in event.offers]
     if isinstance(following, ev.RequestFinished) and names == [following.request]:
         return  # The last offer of a request: its end says the same.
-    reader.operations.append(Offers(event.seq, event.step, tuple(offers)))
+    if offers:
+        reader.operations.append(Offers(event.seq, event.step, tuple(offers)))
+
+
+def _others(reader: _DemandReader, ledger: Ledger, offer: Offer) -> int:
+    """How many chunks of an offer were neither stored nor skipped."""
+    request, _, offered = offer
+    before = ledger.requests[request].settled
+    return offered[0] - (before[0] if before else 0) - len(reader.batch.own(request))
 
 
 def _preempted(reader: _DemandReader, _ledger: Ledger, event: ev.RequestPreempted, _following: Any) -> None:

@@ -3,13 +3,16 @@
     simulate(demand, Scenario(host_blocks=4000, policy="arc", store_threshold=1))
 
 The eviction policies are kvsm's own code. The pool around them is a model: a slot is free, filled or being
-copied. It follows the rules of `kvsm.core.offloader.storing` and `kvsm.core.scheduler.offer_batch`:
+copied. It follows the rules of `kvsm.core.offloader.storing` and `kvsm.core.scheduler`:
 
 - a lookup serves the prefix of its blocks that the pool has, and holds it until the load has ended;
 - an offer touches the blocks that the pool has, and stores the others as far as there is room;
-- blocks that found no room are offered again when a copy has ended;
-- a request that ends offers all its blocks again if the pool has evicted any since it was admitted;
-- a block is stored with its `store_threshold`-th offer.
+- blocks that a load brought are not offered, and so not touched, before the request ends;
+- blocks that found no room are offered again at the end of a step in which a copy has ended; so are blocks
+  whose key is being stored from another device block;
+- a request that ends offers all its blocks again if the pool has lost one of them, else only the rest;
+- a block is stored with its `store_threshold`-th offer;
+- after a reset, blocks that a load brought before it are not stored from the same device blocks.
 
 Some inputs come from the log, although another pool would change them a little: when requests come and go,
 which blocks the device has, and how many steps a copy takes. Copies do not fail. A lookup that finds a block
@@ -17,9 +20,6 @@ in flight waits for it.
 
 A restart ends all copies: unfinished stores leave nothing, and stored blocks stay. The sizes and options of
 the log's first process are used throughout; restarts with others are not validated.
-
-Not modelled: after a reset the core does not store again blocks that a load brought before the reset. The
-simulation stores them, so its prediction for a log with many resets is up to 1.4 points too high.
 """
 
 from __future__ import annotations
@@ -142,14 +142,90 @@ class _Cursor:
     """How far a request has offered its chunks.
 
     chain: its keys. settled, offered: as in `BlocksOffered`, in chunks.
-    admitted_at: number of evictions before it was admitted.
+    loaded: the chunks that a load has brought since its last offer: (first, end).
+    found: how many of its chunks were found at its last lookup, on the device or the host.
+    stale: keys that a load brought before a reset: they are not stored from its device blocks.
+    watched_from: number of evictions when it was admitted, or when it made its first offer without a load.
     """
 
-    __slots__ = ("admitted_at", "chain", "offered", "settled")
+    __slots__ = ("chain", "found", "loaded", "offered", "settled", "stale", "watched_from")
 
     def __init__(self, chain: Sequence[int]) -> None:
         self.chain: Numbers = np.array(chain, dtype=np.int64)
-        self.settled = self.offered = self.admitted_at = 0
+        self.restart()
+        self.found = self.watched_from = 0
+        self.stale = _NO_KEYS
+
+    def restart(self) -> None:
+        """Move it back to the start: all chunks will be offered again."""
+        self.settled = self.offered = 0
+        self.loaded = _NOTHING
+
+    def load(self, first: int, end: int) -> None:
+        """Note that these chunks are loaded. They are not offered before the request ends."""
+        if first:
+            self.loaded = first, end
+        else:
+            self.settled = self.offered = end
+
+    def unsettled(self, upto: int) -> list[tuple[int, int]]:
+        """The chunks to offer next, as (first, end) of each run, if the request has computed `upto`."""
+        first, end = self.loaded
+        return (
+            [(self.settled, min(first, upto)), (max(self.settled, end), upto)]
+            if end
+            else [(self.settled, upto)]
+        )
+
+
+_NOTHING = (0, 0)
+_NO_KEY = -1
+_NO_KEYS: Numbers = np.array((), dtype=np.int64)
+
+
+class _Part(NamedTuple):
+    """Chunks of one request that follow each other in a batch.
+
+    before: the key before them; -1: they begin a prompt.
+    chunks: their numbers in the request, ascending. keys: their keys.
+    """
+
+    life: int
+    cursor: _Cursor
+    before: int
+    chunks: Numbers
+    keys: Numbers
+
+
+class _OfferedBatch:
+    """The chunks that requests offer together.
+
+    keys: all of them; a key may be there twice.
+    before: the key before each place; -1: the place begins a prompt.
+    part: the number of the part of each place.
+    begins: whether a part begins at a place.
+    is_first: whether the key of a place is not at an earlier place too.
+    """
+
+    __slots__ = ("before", "begins", "is_first", "keys", "part", "parts")
+
+    def __init__(self, parts: Sequence[_Part]) -> None:
+        self.parts = parts
+        self.keys: Numbers = np.concatenate([part.keys for part in parts])
+        sizes = [len(part.keys) for part in parts]
+        starts = np.cumsum([0, *sizes[:-1]])
+        self.part = np.repeat(np.arange(len(parts)), sizes)
+        self.begins = np.zeros(len(self.keys), dtype=np.bool_)
+        self.begins[starts] = True
+        self.before: Numbers = np.roll(self.keys, 1)
+        self.before[starts] = [part.before for part in parts]
+        self.is_first = np.zeros(len(self.keys), dtype=np.bool_)
+        self.is_first[np.unique(self.keys, return_index=True)[1]] = True
+
+    def chunks(self) -> Numbers:
+        """The number of the chunk at each place, in its request."""
+        chunks: Numbers = np.concatenate([part.chunks for part in self.parts])
+        return chunks
 
 
 _Runs = Sequence[tuple[int, int]]
@@ -181,11 +257,13 @@ class _Pool:
         self._demand, self._scenario = demand, scenario
         # The last entry is for the key UNKNOWN, which is -1, and stays empty.
         self._slot_of: Numbers = np.full(len(demand.keys) + 1, -1, dtype=np.int64)
+        self._is_loaded = np.zeros(len(demand.keys) + 1, dtype=np.bool_)
+        """Whether a load brought the block of a key that the device had last."""
         self._cursors: dict[int, _Cursor] = {}
         self._copies: list[_Copy] = []
         self._step = self._started = self._epoch = 0
         self._waiting: dict[int, None] = {}
-        """Requests (lives) with offered chunks that found no room."""
+        """Requests (lives) with chunks to be offered again: there was no room, or the key is in flight."""
         self._changed = False
         """Whether a copy has ended since these chunks were offered."""
         self.stored = self.evicted = 0
@@ -200,6 +278,8 @@ class _Pool:
         self._slot_of[:] = -1
         self._key_in: Numbers = np.full(size, -1, dtype=np.int64)
         self._readable = np.zeros(size, dtype=np.bool_)
+        self._life_of: Numbers = np.full(size, -1, dtype=np.int64)
+        """The request that stored the block in each slot."""
         self._holds: Numbers = np.zeros(size, dtype=np.int64)
         self._free = list(range(size - 1, -1, -1))
 
@@ -219,34 +299,46 @@ class _Pool:
         found = self._slot_of[cursor.chain[lookup.first : lookup.end]]
         lacking = np.flatnonzero(found < 0)
         hits = found[: lacking[0]] if len(lacking) else found
-        cursor.admitted_at = self.evicted
+        cursor.watched_from, cursor.stale = self.evicted, _NO_KEYS
+        cursor.found = lookup.first + len(hits)
+        self._is_loaded[self._key_in[hits]] = True
         if not len(hits):
             return 0
         held = hits[self._readable[hits]]
         self._hold(held)
         self._begin(held, is_store=False)
-        chunk = self._demand.config.blocks_per_chunk
-        return max(0, (lookup.first + len(hits)) * chunk - lookup.on_device)
+        chunk, end = self._demand.config.blocks_per_chunk, lookup.first + len(hits)
+        cursor.load(-(-lookup.on_device // chunk), end)
+        return max(0, end * chunk - lookup.on_device)
 
     def offer(self, offers: Offers) -> None:
-        """Offer the chunks that requests have computed."""
-        self._offer([(life, self._cursor(life), upto) for life, upto in offers.offers])
+        """Offer the chunks that requests have computed, and those that wait."""
+        due = {life: (self._cursor(life), upto) for life, upto in offers.offers}
+        self._offer({**due, **{life: waiting for life, waiting in self._again().items() if life not in due}})
 
     def preempt(self, preempted: Preempted) -> None:
         """Move the request's cursor back to the start: it will offer everything again."""
         cursor = self._cursor(preempted.life)
-        cursor.settled = cursor.offered = 0
+        cursor.restart()
+        cursor.found, cursor.stale = 0, _NO_KEYS
         self._waiting.pop(preempted.life, None)
 
     def finish(self, finished: Finished) -> None:
-        """Offer a request's chunks for the last time: all if the pool has evicted since its admission."""
+        """Offer a request's chunks for the last time: all, if the pool has lost one that is settled."""
         cursor = self._cursor(finished.life)
         if finished.chunks:
-            if self.evicted > cursor.admitted_at:
-                cursor.settled = 0
-            self._offer([(finished.life, cursor, finished.chunks)])
+            if self._has_lost_one(cursor):
+                cursor.settled, cursor.loaded = 0, _NOTHING
+            self._offer({finished.life: (cursor, finished.chunks)})
         self._waiting.pop(finished.life, None)
         del self._cursors[finished.life]
+
+    def _has_lost_one(self, cursor: _Cursor) -> bool:
+        """Whether the pool lacks a chunk that the request would not offer again by itself."""
+        if self.evicted <= cursor.watched_from:
+            return False
+        known = cursor.chain[: max(cursor.settled, cursor.loaded[1])]
+        return bool(np.any(self._slot_of[known[known >= 0]] < 0))
 
     def reset(self, _emptied: Emptied) -> None:
         """Empty the pool, and move all cursors back to the start."""
@@ -254,7 +346,9 @@ class _Pool:
         self._epoch += 1
         self._waiting.clear()
         for cursor in self._cursors.values():
-            cursor.settled = cursor.offered = 0
+            cursor.restart()
+            found = cursor.chain[: cursor.found]
+            cursor.stale = np.union1d(cursor.stale, found[self._is_loaded[found]])
 
     def restart(self, _cut_off: CutOff) -> None:
         """End all requests, copies and holds of the last process. Unfinished stores leave nothing."""
@@ -272,14 +366,20 @@ class _Pool:
         self._changed = False
 
     def go_to(self, step: int) -> None:
-        """Advance to a step: end the copies that are done by then, and offer again what found no room."""
-        while self._copies and self._copies[0].ends <= step:
-            self._end(heappop(self._copies))
-        if self._changed and self._waiting:
-            waiting = [(life, self._cursor(life)) for life in self._waiting]
-            self._changed = False
-            self._offer([(life, cursor, cursor.offered) for life, cursor in waiting])
-        self._step = step
+        """Advance to a step. Copies end at the start of a step; what waits is offered again at its end."""
+        while self._step < step:
+            self._offer(self._again())
+            self._step = min(step, self._copies[0].ends) if self._copies else step
+            while self._copies and self._copies[0].ends <= self._step:
+                self._end(heappop(self._copies))
+
+    def _again(self) -> dict[int, tuple[_Cursor, int]]:
+        """The requests whose chunks wait, if a copy has ended since."""
+        if not self._changed:
+            return {}
+        self._changed = False
+        waiting = [(life, self._cursor(life)) for life in self._waiting]
+        return {life: (cursor, cursor.offered) for life, cursor in waiting}
 
     # Copies and holds.
 
@@ -320,80 +420,103 @@ class _Pool:
             cursor = self._cursors[life] = _Cursor(self._demand.chains[life])
         return cursor
 
-    def _offer(self, offers: Sequence[tuple[int, _Cursor, int]]) -> None:
-        parts: list[Numbers] = []
-        begins: dict[int, int] = {}
-        for _, cursor, upto in offers:
-            upto = max(upto, cursor.offered)
-            part = cursor.chain[cursor.settled : upto]
-            part = part[part >= 0]
-            if len(part):
-                before = int(cursor.chain[cursor.settled - 1]) if cursor.settled else -1
-                begins.setdefault(int(part[0]), before)
-            parts.append(self._often_enough(part, cursor, upto))
-            cursor.offered = upto
-        left = self._store(_distinct(np.concatenate(parts) if len(parts) > 1 else parts[0]), begins)
-        for life, cursor, _ in offers:
-            cursor.settled = cursor.offered
+    def _offer(self, offers: Mapping[int, tuple[_Cursor, int]]) -> None:
+        """Offer chunks of requests as one batch. offers: (cursor, chunks that are computed), by life."""
+        parts: list[_Part] = []
+        begun = []
+        for life, (cursor, computed) in offers.items():
+            upto = max(computed, cursor.offered, cursor.loaded[1])
+            if not cursor.offered and cursor.loaded == _NOTHING:
+                begun.append(cursor)
+            for first, end in cursor.unsettled(upto):
+                part = self._part(life, cursor, first, end)
+                if len(part.keys):
+                    parts.append(part)
+            self._is_loaded[cursor.chain[max(cursor.offered, cursor.found) : upto]] = False
+            cursor.settled = cursor.offered = upto
+            cursor.loaded = _NOTHING
             self._waiting.pop(life, None)
-            if len(left):
-                places = np.flatnonzero(np.isin(cursor.chain[: cursor.offered], left))
-                if len(places):
-                    cursor.settled = int(places[0])
-                    self._waiting[life] = None
+        if parts:
+            batch = _OfferedBatch(parts)
+            left = self._store(batch)
+            for part, chunk in zip(batch.part[left].tolist(), batch.chunks()[left].tolist()):
+                cursor = parts[part].cursor
+                cursor.settled = min(cursor.settled, chunk)
+                self._waiting[parts[part].life] = None
+        for cursor in begun:
+            cursor.watched_from = self.evicted
 
-    def _often_enough(self, part: Numbers, cursor: _Cursor, upto: int) -> Numbers:
-        """The keys of `part` that have enough offers for `store_threshold`, or that the pool has.
+    def _part(self, life: int, cursor: _Cursor, first: int, end: int) -> _Part:
+        """The chunks from `first` to `end` that a request offers."""
+        keys = cursor.chain[first:end]
+        kept = keys >= 0
+        if self._scenario.store_threshold > 1:
+            self._count(cursor.chain[max(first, cursor.offered) : end])
+            kept &= self._offered_enough(keys)
+        if len(cursor.stale):
+            kept &= (self._slot_of[keys] >= 0) | ~np.isin(keys, cursor.stale)
+        chunks = first + np.flatnonzero(kept)
+        before = int(cursor.chain[chunks[0] - 1]) if len(chunks) and chunks[0] else _NO_KEY
+        return _Part(life, cursor, before, chunks, keys[kept])
 
-        Counts the offers between `cursor.offered` and `upto`, so each key counts once for each request.
-        """
-        threshold = self._scenario.store_threshold
-        if threshold <= 1:
-            return part
-        fresh = cursor.chain[cursor.offered : upto]
-        fresh = fresh[fresh >= 0]
-        self._offers.count(fresh[self._slot_of[fresh] < 0].tolist())
-        times = self._offers.times
-        enough = [times.get(key, 0) >= threshold for key in part.tolist()]
-        kept: Numbers = part[np.array(enough, dtype=np.bool_) | (self._slot_of[part] >= 0)]
-        return kept
+    def _count(self, keys: Numbers) -> None:
+        """Count an offer of each of these keys that the pool lacks. A request counts once per key."""
+        self._offers.count(keys[(keys >= 0) & (self._slot_of[keys] < 0)].tolist())
 
-    def _store(self, keys: Numbers, begins: Mapping[int, int]) -> Numbers:
-        """Touch the keys that the pool has, and store the others. Returns the keys that found no room.
+    def _offered_enough(self, keys: Numbers) -> NDArray[np.bool_]:
+        """Which keys have had `store_threshold` offers, or are in the pool."""
+        times, threshold = self._offers.times, self._scenario.store_threshold
+        enough = [times.get(key, 0) >= threshold for key in keys.tolist()]
+        return np.array(enough, dtype=np.bool_) | (self._slot_of[keys] >= 0)
 
-        begins: first key of each request's part of the offer -> the key before it in the prompt; -1: none.
-        """
-        slots = self._slot_of[keys]
-        places = np.flatnonzero(slots >= 0)
-        places = places[self._readable[slots[places]]]
+    def _store(self, batch: _OfferedBatch) -> Numbers:
+        """Touch the keys that the pool has, and store the others. Returns the places that wait."""
+        slots = self._slot_of[batch.keys]
+        is_new = slots < 0
+        is_readable = ~is_new & self._readable[slots]
+        places = np.flatnonzero(is_readable & batch.is_first)
         resident = slots[places]
-        for run, parent in self._each_run(resident, self._runs(keys, places, begins)):
+        for run, parent in self._each_run(resident, self._runs(batch, places)):
             idle = run[self._holds[run] == 0]
             if len(idle):
                 self._policy.touched(_ids(idle), parent)
-        places = np.flatnonzero(slots < 0)
-        if not len(places):
-            return keys[places]
-        room = self._make_room(keys[places], resident)
-        wanted, left = places[:room], places[room:]
-        if room:
-            self.stored += room
-            runs = self._runs(keys, wanted, begins)
-            self._begin(self._take(keys[wanted]), runs, is_store=True)
-        return keys[left]
+        waits = is_new & ~batch.is_first
+        for place in np.flatnonzero(~is_new & ~is_readable).tolist():
+            waits[place] = self._is_another(batch, place, int(slots[place]))
+        places = np.flatnonzero(is_new & batch.is_first)
+        if len(places):
+            keys = batch.keys[places]
+            room = self._make_room(keys, resident)
+            waits[places[room:]] = True
+            if room:
+                self.stored += room
+                slots = self._take(keys[:room])
+                self._life_of[slots] = [batch.parts[part].life for part in batch.part[places[:room]].tolist()]
+                self._begin(slots, self._runs(batch, places[:room]), is_store=True)
+        return np.flatnonzero(waits)
 
-    def _runs(self, keys: Numbers, places: Numbers, begins: Mapping[int, int]) -> _Runs:
-        """Split the blocks at these places of an offer into runs, each with the key that its first continues.
+    def _is_another(self, batch: _OfferedBatch, place: int, slot: int) -> bool:
+        """Whether the block in flight to this slot is another device block than the one offered at a place.
 
-        Within a run each block continues the one before it.
+        A request that found the block on the device shares it with the request that stores it.
         """
-        first = np.isin(keys, list(begins))
-        runs, number = list[tuple[int, int]](), np.cumsum(first)
-        for n in np.flatnonzero((np.diff(places, prepend=-2) != 1) | first[places]).tolist():
-            place = int(places[n])
-            key = begins[int(keys[place])] if first[place] else int(keys[place - 1])
-            in_one_run = n and number[places[n - 1]] == number[place]
-            if not in_one_run or self._slot_of[key] >= 0:
+        part = batch.parts[batch.part[place]]
+        return part.life != self._life_of[slot] and bool(batch.chunks()[place] >= part.cursor.found)
+
+    def _runs(self, batch: _OfferedBatch, places: Numbers) -> _Runs:
+        """Split the blocks at these places of a batch into runs, each with the key that its first continues.
+
+        Within a run each block continues the one before it. A block before a run that the pool lacks is
+        skipped: the run continues the block before that one, as far as the batch tells it.
+        """
+        runs = list[tuple[int, int]]()
+        for n in np.flatnonzero((np.diff(places, prepend=-2) != 1) | batch.begins[places]).tolist():
+            place = at = int(places[n])
+            while not batch.begins[at] and self._slot_of[batch.before[at]] < 0:
+                at -= 1
+            key = int(batch.before[at])
+            in_one_run = n and batch.part[places[n - 1]] == batch.part[place]
+            if not in_one_run or (key >= 0 and self._slot_of[key] >= 0):
                 runs.append((n, key))
         return runs
 
@@ -466,9 +589,3 @@ _STEPS: dict[type[Operation], Callable[[_Pool, Any], None]] = {
 def _ids(slots: Numbers) -> IdArray:
     """Slots in the form that policies expect: a tuple if there are few."""
     return tuple(slots.tolist()) if len(slots) <= SMALL else slots
-
-
-def _distinct(keys: Numbers) -> Numbers:
-    """Remove duplicates, keeping the first of each key."""
-    first = np.unique(keys, return_index=True)[1]
-    return keys if len(first) == len(keys) else keys[np.sort(first)]
