@@ -12,7 +12,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kvsm.serving.traces import multi_turn, read_trace
+from kvsm.serving.traces import TraceRequest, multi_turn, read_trace
 
 TRACE_BLOCK_TOKENS = 512
 Requests = list[list[bytes]]
@@ -50,25 +50,54 @@ LONGEST_PAUSE_S = 300
 class Turn(NamedTuple):
     """A request of an agent.
 
+    keys: of the full blocks of its prompt.
     live_blocks: the number of blocks in the last prompts of all running agents, this one included.
+    second: the time of its arrival. input_tokens, output_tokens: its lengths.
     """
 
     agent: int
     keys: list[bytes]
     live_blocks: int
+    second: float
+    input_tokens: int
+    output_tokens: int
 
 
-def agent_turns(path: Path, at_once: int, limit: int | None) -> Iterator[Turn]:
+def agent_trace(path: Path, at_once: int, block_tokens: int, longest_tokens: int) -> Iterator[TraceRequest]:
+    """The requests of `agent_turns` as a trace, which the serving engine can run."""
+    ids: dict[bytes | int, int] = {}
+    for number, turn in enumerate(agent_turns(path, at_once, None, block_tokens, longest_tokens)):
+        blocks: list[bytes | int] = [*turn.keys]
+        if turn.input_tokens % block_tokens:
+            blocks.append(number)  # A block that is not full belongs to this request alone.
+        yield TraceRequest(
+            1000 * turn.second,
+            turn.input_tokens,
+            max(1, turn.output_tokens),
+            tuple([ids.setdefault(block, len(ids)) for block in blocks]),
+        )
+
+
+def agent_turns(
+    path: Path,
+    at_once: int,
+    limit: int | None,
+    block_tokens: int = TRACE_BLOCK_TOKENS,
+    longest_tokens: int | None = None,
+) -> Iterator[Turn]:
     """The requests of recorded sessions, of which `at_once` run at a time.
 
     path: a gzip file with one session per line. A request is a row `[t, _, _, _, _, keep, runs]`. t is its
         time (s). Its hash ids are the first `keep` ids of the previous row, followed by the runs `[first,
         count, ...]`.
     limit: the most sessions; None for all.
+    longest_tokens: sessions with a longer prompt and output are left out; None: all are served.
     """
     with gzip.open(path) as lines:
-        sessions = enumerate(map(json.loads, lines))
-        waiting: list[tuple[float, int, int, Iterator[tuple[float, int, list[bytes]]]]] = []
+        every = map(json.loads, lines)
+        kept = (one for one in every if longest_tokens is None or _longest_tokens(one) <= longest_tokens)
+        sessions = enumerate(kept)
+        waiting: list[tuple[float, int, int, Iterator[_Row]]] = []
         live: dict[int, dict[int, int]] = {}
         now, entries = 0.0, 0
 
@@ -77,7 +106,7 @@ def agent_turns(path: Path, at_once: int, limit: int | None) -> Iterator[Turn]:
             number, session = next(sessions, (0, None))
             if session is not None and (limit is None or number < limit):
                 entries += 1
-                heappush(waiting, (now, entries, number, _session_turns(number, session)))
+                heappush(waiting, (now, entries, number, _session_turns(number, session, block_tokens)))
 
         for _ in range(at_once):
             begin()
@@ -88,34 +117,52 @@ def agent_turns(path: Path, at_once: int, limit: int | None) -> Iterator[Turn]:
                 live.pop(number, None)
                 begin()
                 continue
-            pause, agent, keys = turn
-            live.setdefault(number, {})[agent] = len(keys)
-            yield Turn(agent, keys, sum(chain.from_iterable(sizes.values() for sizes in live.values())))
+            live.setdefault(number, {})[turn.agent] = len(turn.keys)
+            blocks = sum(chain.from_iterable(sizes.values() for sizes in live.values()))
+            yield Turn(turn.agent, turn.keys, blocks, now, turn.input_tokens, turn.output_tokens)
             entries += 1
-            heappush(waiting, (now + pause, entries, number, turns))
+            heappush(waiting, (now + turn.pause, entries, number, turns))
 
 
-def _session_turns(number: int, session: dict[str, Any]) -> Iterator[tuple[float, int, list[bytes]]]:
-    """(seconds until the next request, agent, keys) of a session's and its subagents' requests, by time."""
-    pieces = TRACE_BLOCK_TOKENS // session["block_size"]
-    rows: list[tuple[float, int, list[bytes]]] = []
-    subagents = session.get("subagents", ())
-    for agent, (start, requests) in enumerate(
-        [(0.0, session["requests"]), *((subagent["t"], subagent["requests"]) for subagent in subagents)]
-    ):
+def _agents(session: dict[str, Any]) -> list[tuple[float, list[Any]]]:
+    """(second at which it begins, rows) of the session's agent and of each subagent."""
+    subagents = [(subagent["t"], subagent["requests"]) for subagent in session.get("subagents", ())]
+    return [(0.0, session["requests"]), *subagents]
+
+
+def _longest_tokens(session: dict[str, Any]) -> int:
+    """The most tokens of a request of this session, with its output."""
+    return max(row[3] + row[4] for _, rows in _agents(session) for row in rows)
+
+
+class _Row(NamedTuple):
+    """A request of a session. pause: seconds until the next one."""
+
+    pause: float
+    agent: int
+    keys: list[bytes]
+    input_tokens: int
+    output_tokens: int
+
+
+def _session_turns(number: int, session: dict[str, Any], block_tokens: int) -> Iterator[_Row]:
+    """The requests of a session and its subagents, by time."""
+    pieces = block_tokens // session["block_size"]
+    rows: list[tuple[float, int, list[bytes], int, int]] = []
+    for agent, (start, requests) in enumerate(_agents(session)):
         ids: list[int] = []
         keys: list[bytes] = []
-        for second, _, _, _, _, keep, runs in requests:
+        for second, _, _, input_tokens, output_tokens, keep, runs in requests:
             keys = keys[: min(keep, len(ids)) // pieces]
             ids = [*ids[:keep], *chain.from_iterable(range(a, a + n) for a, n in zip(runs[::2], runs[1::2]))]
             for place in range(len(keys), len(ids) // pieces):
                 block = repr((number, ids[place * pieces : (place + 1) * pieces])).encode()
                 before = keys[-1] if keys else b""
                 keys.append(blake2b(block, key=before, digest_size=32).digest() + bytes(4))
-            rows.append((start + second, (number << 10) + agent, keys))
+            rows.append((start + second, (number << 10) + agent, keys, input_tokens, output_tokens))
     rows.sort(key=lambda row: row[0])
-    for (second, agent, keys), after in zip(rows, [*rows[1:], rows[-1]]):
-        yield min(max(after[0] - second, 0.0), LONGEST_PAUSE_S), agent, keys
+    for (second, *row), after in zip(rows, [*rows[1:], rows[-1]]):
+        yield _Row(min(max(after[0] - second, 0.0), LONGEST_PAUSE_S), *row)
 
 
 def single_blocks(steps: int, per_step: int, distinct: int, seed: int = 0) -> Requests:

@@ -23,7 +23,6 @@ from kvsm.core.policies import POLICIES, refuse_foreign
 from kvsm.errors import ConfigError
 from kvsm.explain.story import Trust
 from kvsm.explain.story.window import LogPoint, Window, find_window
-from kvsm.explain.whatif.accuracy import COMPARISONS
 from kvsm.explain.whatif.comparison import Outcome, PoolComparison, compare, scenarios_of, verdict
 from kvsm.explain.whatif.demand import Demand, read_demand
 from kvsm.explain.whatif.plot import plot
@@ -289,8 +288,9 @@ def _curves(outcomes: Sequence[Outcome]) -> tuple[list[int], dict[str, list[floa
 def _notes(demand: Demand, found: PoolComparison) -> list[str]:
     most = max(one.error_points for one in found.outcomes)
     lines = [
-        f"error: up to {most:g} points, the largest difference in {COMPARISONS} comparisons with real runs "
-        f"({found.scope}). Not measured for other engines.",
+        f"error: up to {most:g} points, the largest difference in {found.comparisons} comparisons with real "
+        f"runs of {found.workload}, which this log resembles most: {found.repeated_share:.0%} of the blocks "
+        f"in its prompts are repeated. Measured for: {found.scope}.",
         "bound: what no policy can exceed at this size, even one that knows all requests to come.",
     ]
     if found.unknown_blocks:

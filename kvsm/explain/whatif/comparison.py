@@ -11,7 +11,7 @@ import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.explain.story.window import Window
-from kvsm.explain.whatif.accuracy import SCOPE, error_points, refuse_failing, refuse_unlike
+from kvsm.explain.whatif.accuracy import SCOPE, kind_of, refuse_failing, refuse_unlike, repeated_share
 from kvsm.explain.whatif.demand import Demand
 from kvsm.explain.whatif.optimum import Optimum
 from kvsm.explain.whatif.simulate import EVERYTHING, Scenario, Served, counted_lookups, recorded, simulate
@@ -52,6 +52,9 @@ class PoolComparison(msgspec.Struct, frozen=True):
     itself: the simulated result of the log's own configuration.
     unlimited_share: share of the asked blocks that are found in a pool that never evicts.
     outcomes: the requested configurations, sorted by threshold, then size, then policy.
+    repeated_share: share of the blocks in the prompts whose keys an earlier prompt has too.
+    workload: the measured kind of workload that the log resembles in this.
+    comparisons: number of real runs of that kind with which predictions were compared.
     scope: the engines and logs for which `error_points` was measured.
     """
 
@@ -64,6 +67,9 @@ class PoolComparison(msgspec.Struct, frozen=True):
     itself: Outcome
     unlimited_share: float
     outcomes: tuple[Outcome, ...]
+    repeated_share: float
+    workload: str
+    comparisons: int
     scope: str = SCOPE
 
 
@@ -104,8 +110,12 @@ def compare(
     with _results(executor, optimum.found_share, sizes) as shares:
         bounds = dict(zip(sizes, shares))
 
+    share = repeated_share(demand)
+    kind = kind_of(share)
+
     def outcome(scenario: Scenario, served: Served) -> Outcome:
-        return _outcome(scenario, served, error_points(demand, scenario), bounds[scenario.host_blocks])
+        error = kind.points(changed=scenario != own)
+        return _outcome(scenario, served, error, bounds[scenario.host_blocks])
 
     return PoolComparison(
         lookups=as_logged.lookups,
@@ -117,6 +127,9 @@ def compare(
         itself=outcome(own, itself),
         unlimited_share=optimum.unlimited,
         outcomes=tuple([outcome(scenario, served_by[scenario]) for scenario in scenarios]),
+        repeated_share=share,
+        workload=kind.about,
+        comparisons=kind.comparisons,
     )
 
 
