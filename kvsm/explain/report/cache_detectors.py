@@ -11,7 +11,14 @@ from kvsm.core.kv_events import GROUP_INDEX_BYTES
 from kvsm.events import SkipReason
 from kvsm.explain.report.command_lines import command as _command
 from kvsm.explain.report.detectors import Limit, Noticed, number, percent
-from kvsm.explain.report.figures import BurstFigures, FloodFigures, GroupFigures, LogFigures, TrialFigures
+from kvsm.explain.report.figures import (
+    BurstFigures,
+    FloodFigures,
+    GroupFigures,
+    LogFigures,
+    SkipFigures,
+    TrialFigures,
+)
 from kvsm.explain.story.times import after_start, duration
 from kvsm.explain.tables.row_kinds import Gone
 
@@ -168,8 +175,11 @@ def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 def tenant_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect requests whose stores evict what others want, and are hardly read."""
-    share, flood = _evicted_stops(figures, limit), _tenant_flood(figures)
-    if share is None or flood is None or _burst(figures) is not None:
+    flood, stops = _tenant_flood(figures), figures.stops_at(Gone.EVICTED.value)
+    if flood is None or _burst(figures) is not None:
+        return None
+    share = stops / max(1, figures.hits.lookups * (flood.of - flood.requests) / flood.of)
+    if stops < limit.least or share < limit.share:
         return None
     text = (
         f"Requests {flood.who} flood the host pool: {flood.requests:,} of {flood.of:,} requests stored "
@@ -178,12 +188,12 @@ def tenant_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"{_times(flood.all_read - flood.read, flood.all_stored - flood.stored)}"
     )
     evidence = (
-        f"{percent(share)} of the lookups stopped at an evicted block",
+        f"{percent(min(1.0, share))} of the lookups of the others stopped at an evicted block",
         f"the requests that stored most: {', '.join(flood.names)}",
         f"if their stores were refused: {_gained(flood)}",
         *_tried(figures, lambda trial: trial.host_blocks != figures.config.host_blocks),
     )
-    return Noticed(share, text, evidence, (_command(figures, "query", _BY_REQUEST),))
+    return Noticed(min(1.0, share), text, evidence, (_command(figures, "query", _BY_REQUEST),))
 
 
 _BY_REQUEST = (
@@ -240,8 +250,8 @@ def _tenant_flood(figures: LogFigures) -> FloodFigures | None:
     """The requests that flood the pool, if refusing their stores gains no less than twice the pool."""
     if figures.remedies is None or figures.remedies.flood is None:
         return None
-    flood, doubled = figures.remedies.flood, figures.remedies.trials[0]
-    return flood if flood.gain >= doubled.gain else None
+    flood = figures.remedies.flood
+    return flood if flood.gain >= flood.doubled else None
 
 
 def _tried(figures: LogFigures, which: Callable[[TrialFigures], bool]) -> tuple[str, ...]:
@@ -322,7 +332,16 @@ _AVOIDABLE = {
     SkipReason.POOL_FULL.value: "every slot is pinned or copied",
     SkipReason.TOO_MANY_TRANSFERS.value: "copies are slow, or max_live_transfers is too low",
 }
-"""The reasons for a skip that a user can do something about, with advice."""
+"""The reasons for a skip that a user can always do something about, with advice."""
+
+_SELDOM = "store_threshold is too high: lookups stop at these blocks"
+
+
+def _is_wanted(figures: LogFigures, skip: SkipFigures, limit: Limit) -> bool:
+    """Whether blocks were skipped because of the store threshold, and many lookups stopped at such blocks."""
+    stops = figures.stops_at(Gone.SKIPPED.value)
+    wanted = stops >= limit.least and stops >= limit.share * figures.hits.lookups
+    return skip.reason == SkipReason.BELOW_THRESHOLD.value and wanted
 
 
 NO_ROOM = 0.05
@@ -339,7 +358,7 @@ def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect that offered blocks are skipped, because the pool is full or too many transfers are live."""
     if _finds_no_room(figures) and pool_too_small(figures, POOL_STOPS) is not None:
         return None
-    skips = [skip for skip in figures.skips if skip.reason in _AVOIDABLE]
+    skips = [skip for skip in figures.skips if skip.reason in _AVOIDABLE or _is_wanted(figures, skip, limit)]
     skipped = sum(skip.blocks for skip in skips)
     offered = skipped + figures.stored
     if skipped < limit.least or skipped < limit.share * offered:
@@ -348,7 +367,9 @@ def skipped(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"Blocks are offered and not stored: {skipped:,} times, and {figures.stored:,} blocks were stored "
         f"({skips[0].reason})"
     )
-    evidence = tuple(f"{skip.reason}: {skip.blocks:,}: {_AVOIDABLE[skip.reason]}" for skip in skips)
+    evidence = tuple(
+        f"{skip.reason}: {skip.blocks:,}: {_AVOIDABLE.get(skip.reason, _SELDOM)}" for skip in skips
+    )
     pool = figures.pool
     if _finds_no_room(figures):
         evidence += _tried(figures, lambda trial: trial.host_blocks != pool.slots)

@@ -92,22 +92,23 @@ LEAST_RATED = 30
 def _rate(tables: Tables) -> tuple[int, int | None]:
     """The number of measured copies, and the rate of the fastest rank (bytes/s); None: it is unknown.
 
+    The faster direction counts: memory that is not page-locked slows both.
     The rate is what more bytes cost: the third with the largest copies against the third with the smallest,
     by medians. So the time to start a copy does not count, nor does a tail.
     """
     config = tables.log.config
     slot_bytes = config.block_bytes * config.blocks_per_chunk
     rows = tables.numbers(
-        "worker, slots, copied_ns",
+        "worker, copies.direction = 'load', slots, copied_ns",
         "FROM copies JOIN transfers USING (transfer) WHERE copied_ns > 0 AND good AND source IS NULL"
         f" AND target IS NULL AND {tables.within('transfer')} ORDER BY slots",
     )
     rates = []
-    for rank in np.unique(rows[:, 0]):
-        own = rows[rows[:, 0] == rank]
+    for rank, is_load in np.unique(rows[:, :2], axis=0):
+        own = rows[(rows[:, 0] == rank) & (rows[:, 1] == is_load)]
         third = len(own) // 3
         if len(own) >= LEAST_RATED:
-            small, large = (np.median(part[:, 1:], axis=0) for part in (own[:third], own[-third:]))
+            small, large = (np.median(part[:, 2:], axis=0) for part in (own[:third], own[-third:]))
             slots, copied_ns = large - small
             if slots > 0 and copied_ns > 0:
                 rates.append(slots * slot_bytes * 1e9 / copied_ns)

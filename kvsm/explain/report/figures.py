@@ -195,7 +195,8 @@ class FloodFigures(msgspec.Struct, frozen=True, kw_only=True):
     requests: number of these requests. of: number of all requests.
     names: those that stored most.
     stored, read: blocks that they stored, and hits of these blocks. all_stored, all_read: of all requests.
-    gain: share of the asked blocks that would have been found besides, if their stores had been refused.
+    gain: share of the blocks asked for by the other requests that would have been found besides, if these
+        stores had been refused. doubled: the same with twice the pool instead.
     error: as in `TrialFigures`.
     """
 
@@ -208,6 +209,7 @@ class FloodFigures(msgspec.Struct, frozen=True, kw_only=True):
     all_stored: int
     all_read: int
     gain: float
+    doubled: float
     error: float
 
     @property

@@ -157,7 +157,19 @@ class _Trials:
 
     def _without(self, group: _Group) -> FloodFigures:
         demand, (stored, read) = self._demand, self._blocks_of(group.lives)
-        served = simulate(without_stores(demand, {*group.lives}), self._own, self.lookups)
+        lives, doubled = (
+            {*group.lives},
+            msgspec.structs.replace(self._own, host_blocks=2 * self._own.host_blocks),
+        )
+        others = [lookup for lookup in self.lookups if lookup.life not in lives]
+        found, without, in_doubled = (
+            simulate(tried, scenario, others).found_share
+            for tried, scenario in (
+                (demand, self._own),
+                (without_stores(demand, lives), self._own),
+                (demand, doubled),
+            )
+        )
         names = Counter({demand.requests[life]: self._blocks_of([life])[0] for life in group.lives})
         return FloodFigures(
             who=group.who,
@@ -168,7 +180,8 @@ class _Trials:
             read=read,
             all_stored=self._stored,
             all_read=self._read,
-            gain=served.found_share - self.itself.found_share,
+            gain=without - found,
+            doubled=in_doubled - found,
             error=error_points(demand, msgspec.structs.replace(self._own, host_blocks=0)) / 100,
         )
 

@@ -355,6 +355,7 @@ def tried(larger: float, refused: float | None = None) -> RemedyFigures:
         all_stored=1000,
         all_read=300,
         gain=refused or 0.0,
+        doubled=larger,
         error=ERROR,
     )
     return RemedyFigures(
@@ -472,8 +473,8 @@ EDGES = {
         {"stops": stops(Gone.EVICTED, 99), "groups": FLOODED},
     ),
     "tenant floods": Edge(
-        {"stops": stops(Gone.EVICTED, 50), "remedies": tried(0.0, 0.03)},
-        {"stops": stops(Gone.EVICTED, 49), "remedies": tried(0.0, 0.03)},
+        {"stops": stops(Gone.EVICTED, 48), "remedies": tried(0.0, 0.03)},
+        {"stops": stops(Gone.EVICTED, 47), "remedies": tried(0.0, 0.03)},
     ),
     "pool too small": Edge(
         {"stops": stops(Gone.EVICTED, 100), "remedies": tried(ERROR + 0.001)},
@@ -697,6 +698,16 @@ def test_a_silent_rank_is_not_called_slow() -> None:
     for name, missing in (("rank slow", 0), ("rank silent", 1)):
         [found] = troubles(replaced(quiet(), **ranks(latency=slow, missing=missing)))
         assert found.name == name
+
+
+def test_a_threshold_that_keeps_wanted_blocks_out_is_found() -> None:
+    """A threshold that keeps out only what no lookup wants is right."""
+    skips = {"skips": (SkipFigures(SkipReason.BELOW_THRESHOLD.value, 500),)}
+    wanted = replaced(quiet(), **skips, stops=stops(Gone.SKIPPED, 100))
+    [one] = troubles(wanted)
+    assert one.name == "blocks skipped"
+    assert "store_threshold is too high" in one.evidence[0]
+    assert troubles(replaced(quiet(), **skips, stops=stops(Gone.SKIPPED, 49))) == ()
 
 
 def test_copies_behind_one_slow_copy_are_no_tail() -> None:
