@@ -55,9 +55,9 @@ def log_part(reader: LogReader, request: str | None, transfer: int | None = None
 
 
 def _margin(reader: LogReader) -> int:
-    """The number of events before a thing that are read to explain it."""
+    """The number of events before a thing that are read to explain it: a quarter of those of a part."""
     paths = segment_paths(reader.directory)
     if len(paths) < 2:
-        return PART_EVENTS
+        return PART_EVENTS // 4
     events = first_event(paths[-1]) - first_event(paths[0])
-    return most_events(events, sum(path.stat().st_size for path in paths[:-1]))
+    return most_events(events, 4 * sum(path.stat().st_size for path in paths[:-1]))

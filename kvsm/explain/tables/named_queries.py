@@ -7,8 +7,9 @@
 written as `:name` in the SQL. `filled` replaces it by its value, so `kvsm query --list` prints complete SQL
 that can be edited and passed to `kvsm query`.
 
-The first columns of each query are `event`, `step` and `time` (UTC): the place in the log where the row
-begins. Rows are sorted by `event`. A query that compares times omits things whose time is not in the log.
+The first columns of each query are `event`, `step` and `time` (UTC; empty in a log of a virtual clock): the
+place in the log where the row begins. Rows are sorted by `event`. A query that compares times omits things
+whose time is not in the log.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import msgspec
 
 from kvsm.errors import ConfigError
 from kvsm.events import KINDS, Direction, SkipReason
+from kvsm.explain.story.times import VIRTUAL_NS
 from kvsm.states.request import RequestState
 
 ANY = "any"
@@ -150,8 +152,12 @@ _REASON = QueryParameter(
 
 
 def _time(column: str) -> str:
-    """Return SQL for the column `time`: a wall time (ns) in the form of `kvsm.explain.story.times.utc`."""
-    return f"strftime('%Y-%m-%dT%H:%M:%fZ', {column} / 1000000 / 1e3, 'unixepoch') AS time"
+    """Return SQL for the column `time`: a wall time (ns) in the form of `kvsm.explain.story.times.utc`.
+
+    It is NULL for the time of a virtual clock.
+    """
+    utc = f"strftime('%Y-%m-%dT%H:%M:%fZ', {column} / 1000000 / 1e3, 'unixepoch')"
+    return f"CASE WHEN {column} >= {VIRTUAL_NS} THEN {utc} END AS time"
 
 
 _LOG_END = "log_end AS (SELECT event, step, wall_ns FROM events ORDER BY event DESC LIMIT 1)"

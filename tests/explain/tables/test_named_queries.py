@@ -9,6 +9,7 @@ import re
 import shlex
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -418,6 +419,14 @@ def test_rows_begin_with_where_they_are_in_the_order_of_the_log(
         assert (row["step"], row["time"]) == (event.step, utc(event.wall_ns))
 
 
+def test_the_time_of_a_virtual_clock_is_no_date(tmp_path: Path) -> None:
+    """Such a clock counts from 0; a date in 1970 says nothing about the run."""
+    random_life(1, 200, tmp_path / "log", clock_ns=count(0, 1_000_000).__next__).close()
+    rows = asked(tmp_path / "log", "events-followed", kind="StepEnded", by="StepEnded")
+    assert rows
+    assert {row["time"] for row in rows} == {None}
+
+
 KIND_PAIRS = [
     ("StorePlanned", "WorkerReported"),
     ("HitMatched", "CacheReset"),
@@ -516,7 +525,8 @@ def test_the_answer_comes_as_a_table_json_and_csv_with_a_limit(log: Path) -> Non
     table = CliRunner(env={"COLUMNS": "300"}).invoke(main, [*map(str, words)]).stdout.splitlines()
     assert (table[0].split(), len(table)) == ([*rows[0]], len(rows) + 1)
     lines = list(csv.DictReader(io.StringIO(run(*words, "--csv").stdout)))
-    assert lines == [{name: str(value) for name, value in row.items()} for row in rows]
+    texts = [{name: "" if value is None else str(value) for name, value in row.items()} for row in rows]
+    assert lines == texts
     cut = json.loads(run(*words, "--json", "--limit", 2).stdout)
     assert (cut["rows"], cut["more"]) == ([[*row.values()] for row in rows[:2]], True)
 
