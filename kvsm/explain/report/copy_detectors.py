@@ -141,6 +141,9 @@ def _p50(latency: Spread) -> int:
     return latency.p50_ns or 0
 
 
+TAIL_EPISODES = 3
+"""A rank has a tail if it was slow at least so many times. One or two are hiccups."""
+
 TAIL_DIFFERENCE = 5
 """A rank has a tail if its copies are in it this many times as often as the copies of the other ranks."""
 
@@ -175,7 +178,7 @@ def rank_tail(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def _has_tail(one: DirectionFigures, limit: Limit) -> bool:
-    if one.episodes < limit.least or one.tail < limit.share * one.latency.count:
+    if one.episodes < TAIL_EPISODES or one.tail < max(limit.least, limit.share * one.latency.count):
         return False
     return one.tail * one.others >= TAIL_DIFFERENCE * one.others_tail * one.latency.count
 

@@ -214,7 +214,7 @@ DETECTORS = (
         "rank tail",
         Urgency.FAULTY,
         "copies of a rank that took twice as long as 99 % of the other ranks' copies in this direction, as a "
-        "part of its copies; five times as often as on the other ranks; copies that wait together are a case",
+        "part of its copies; five times as often as on the other ranks, in three episodes or more",
         Limit(0.01, 5),
         "All ranks copy the same transfers, so chance gives each the same tail: less than one copy in 100. "
         "One hiccup delays all copies behind it.",

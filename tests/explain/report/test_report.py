@@ -711,8 +711,8 @@ def test_a_threshold_that_keeps_wanted_blocks_out_is_found() -> None:
 
 
 def test_copies_behind_one_slow_copy_are_no_tail() -> None:
-    assert [one.name for one in troubles(replaced(quiet(), **tail(30, episodes=5)))] == ["rank tail"]
-    assert troubles(replaced(quiet(), **tail(30, episodes=4))) == ()
+    assert [one.name for one in troubles(replaced(quiet(), **tail(30, episodes=3)))] == ["rank tail"]
+    assert troubles(replaced(quiet(), **tail(30, episodes=2))) == ()
 
 
 @given(times=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 40)), max_size=30))
