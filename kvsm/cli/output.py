@@ -32,6 +32,11 @@ if TYPE_CHECKING:
     import msgspec
 
 
+def is_terminal() -> bool:
+    """Whether standard output is a terminal, and no pipe or file."""
+    return sys.stdout.isatty()
+
+
 def say(*lines: str) -> None:
     """Print lines for people. A line break within a line is printed as an escape."""
     with writing() as out:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import io
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -18,7 +17,7 @@ from rich.table import Table
 from kvsm.cli.log_answers import leave
 from kvsm.cli.log_options import json_option, log_argument, trust_options, window_options
 from kvsm.cli.opened_tables import opened_log
-from kvsm.cli.output import Command, complain, say, say_json, say_rows, say_table
+from kvsm.cli.output import Command, complain, is_terminal, say, say_json, say_rows, say_table
 from kvsm.errors import ConfigError
 from kvsm.explain.story.window import LogPoint, Window
 from kvsm.explain.tables.named_queries import NAMED_QUERIES, NamedQuery, QueryParameter, named_query
@@ -192,7 +191,7 @@ def query(
         raise ConfigError(f"query prints one format, not {' and '.join(sorted(forms))}")
     sql = query if chosen is None else chosen.filled(given)
     assert sql is not None
-    form = forms.pop() if forms else "table" if sys.stdout.isatty() else "tsv"
+    form = forms.pop() if forms else "table" if is_terminal() else "tsv"
     if limit is None and form == "table":
         limit = 200
     _answer(log, sql, (since, until), (form, limit), timeout, trust)

@@ -26,7 +26,8 @@ from kvsm.core.offloader import Offloader
 from kvsm.core.plan import TransferJob, WorkerReport
 from kvsm.errors import WrongArgument
 from kvsm.events import Direction, OffloadConfig
-from kvsm.explain.report.detectors import Limit, slow_loads
+from kvsm.explain.report.copy_detectors import slow_loads
+from kvsm.explain.report.detectors import Limit
 from kvsm.explain.report.figures import WaitSplit
 from kvsm.explain.report.log_report import make_report
 from kvsm.explain.tables.opened import open as open_log

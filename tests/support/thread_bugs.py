@@ -205,14 +205,14 @@ BUGS = (
             Edit(
                 f"{_FOLLOWER}.poll",
                 """
-                successor = next((later for later in self._paths() if later > self._path), None)
+                successor = self._following()
                 try:
                     yield from self._news(successor)
                 """,
                 """
                 try:
                     yield from self._news(None)
-                    successor = next((later for later in self._paths() if later > self._path), None)
+                    successor = self._following()
                 """,
             ),
         ),

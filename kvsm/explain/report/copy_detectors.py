@@ -161,7 +161,7 @@ def rank_tail(figures: LogFigures, limit: Limit) -> Noticed | None:
     share, rank, tail = max(found, key=lambda one: one[0])
     assert tail.tail_ns is not None
     text = (
-        f"Rank {rank.rank} has a slow tail: {percent(share)} of its {tail.direction}s "
+        f"Rank {rank.rank} has a long tail: {percent(share)} of its {tail.direction}s "
         f"({tail.tail:,} of {tail.latency.count:,}) take {duration(tail.tail_ns)} or longer, and "
         f"{percent(tail.others_tail, tail.others)} on the other ranks"
     )
@@ -260,14 +260,17 @@ def disk_slower(figures: LogFigures, limit: Limit) -> Noticed | None:
     return _slower_than_computing(figures, limit, DISK, "The disk")
 
 
-SLOW_BYTES_PER_S = 7_000_000_000
-"""Below this rate the host's memory is most likely not page-locked."""
+SLOWEST_BYTES_PER_S, SLOW_BYTES_PER_S = 1_500_000_000, 7_000_000_000
+"""Between these rates the host's memory is most likely not page-locked. Slower copies have another cause:
+memory that is not page-locked is copied at 2 GB/s and more."""
 
 
 def pool_not_pinned(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect that all ranks copy as slowly as from memory that is not page-locked."""
     copies = figures.copies
-    if copies.bytes_per_s is None or copies.measured < limit.least or copies.bytes_per_s >= SLOW_BYTES_PER_S:
+    if copies.bytes_per_s is None or copies.measured < limit.least:
+        return None
+    if not SLOWEST_BYTES_PER_S <= copies.bytes_per_s < SLOW_BYTES_PER_S:
         return None
     config = figures.config
     slot_bytes = config.blocks_per_chunk * config.block_bytes

@@ -224,7 +224,7 @@ DETECTORS = (
     Detector(
         "pool not pinned",
         Urgency.FAULTY,
-        "measured copies, if even the fastest rank's run at less than 7 GB/s, without the time to start them",
+        "measured copies, if even the fastest rank's run at 1.5 to 7 GB/s, without the time to start them",
         Limit(0, 30),
         "PCIe copies page-locked memory at 12 GB/s or more. A driver copies other memory through a buffer, "
         "at 2 to 6 GB/s.",

@@ -723,6 +723,11 @@ def test_slow_copies_that_are_under_way_together_are_one_episode(times: list[tup
     assert _episodes(rows) == sum(moment - 1 not in busy for moment in busy)
 
 
+def test_copies_that_are_slower_than_any_memory_have_another_cause() -> None:
+    slow = {"copies.measured": 30, "copies.bytes_per_s": 15 * 10**8 - 1}
+    assert troubles(replaced(quiet(), **slow)) == ()
+
+
 def test_a_disk_is_not_judged_as_page_locked_memory() -> None:
     figures = replaced(quiet(), **EDGES["pool not pinned"].speaks)
     assert troubles(figures, "disk") == ()
