@@ -77,8 +77,8 @@ def failure_report(
 ) -> WalkFailureReport:
     """Return the report of a saved failure.
 
-    It is annotated at the line of the user's code that it names; otherwise at `place`, file and line of the
-    target; otherwise at the saved test.
+    It is annotated at the first of these that is known: the line of the user's code that the failure names,
+    `place` (file and line of the target), the saved test.
     """
     log = directory / "log"
     lines = story(log, failure.message) if log.is_dir() else []

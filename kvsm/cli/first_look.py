@@ -57,8 +57,8 @@ def look_lines(look: FirstLook, log: Path) -> Iterator[str]:
     closer = look.closer
     yield ""
     yield f"The rest of this report covers events {closer.first:,} to {closer.last:,}: {closer.why}."
-    yield "What happened to a key before that part is unknown there. --since and --until choose another."
-    yield "--whole makes an index of all of the log first."
+    yield "Earlier events are not read. --since and --until choose another part."
+    yield "--whole indexes the whole log first."
     yield ""
 
 
@@ -91,7 +91,8 @@ def _reports(part: PartLook) -> int:
 def _over_time(
     look: FirstLook, some: Callable[[PartLook], int], whole: Callable[[PartLook], int]
 ) -> list[float | None]:
-    """Return the share of `some` in `whole` in equal parts of the time; None: `whole` is 0 there."""
+    """Return the ratio of `some` to `whole` in each of the equal parts of the time; None: `whole` is 0
+    there."""
     begins, ends = look.parts[0].began_ns, look.parts[-1].began_ns
     bins = min(_BINS, len(look.parts))
     sums = [[0, 0] for _ in range(bins)]

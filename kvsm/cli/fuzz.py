@@ -209,10 +209,10 @@ def fuzz(
       kvsm fuzz --replay kvsm-fuzz-core-7-12      does it still fail?
 
     A failure is printed as numbered steps and saved in a directory: the actions, a log for `kvsm show`,
-    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. It is saved as
-    it was found, then reduced for at most --reduce-seconds, and saved again.
-    Ctrl-C and SIGTERM end the walk or the reduction after the present step. The walk, the corpus and the
-    failure are saved, and the command that continues is printed. A second Ctrl-C ends at once.
+    `kvsm verify` and `kvsm replay`, and a test for pytest that fails until the bug is fixed. It is saved at
+    once, then reduced for at most --reduce-seconds and saved again. Ctrl-C and SIGTERM end the walk or the
+    reduction after the current step: the walk, the corpus and the failure are saved, and the command to
+    continue is printed. A second Ctrl-C ends at once.
 
     A corpus is a directory with a small file for each schedule. To merge the corpora of two machines, copy
     the files into one directory: the next walk drops redundant ones.
@@ -377,7 +377,7 @@ class _Walk:
         return result
 
     def save_failure(self, seed: int, result: WalkResult) -> None:
-        """Save the failure, if there is one, as it was found."""
+        """Save the failure, if there is one, before it is reduced."""
         broken = None if self._corpus is None else self._corpus.broken
         if result.failure is not None:
             self.saved = self._target.unreduced(seed, result.failure, self._entries)
@@ -391,7 +391,7 @@ class _Walk:
             self._target.save(failure, self.directory)
 
     def reduce(self, result: WalkResult) -> None:
-        """Reduce the failure and the corpus until the time for it or a signal, and save both."""
+        """Reduce the failure and the corpus until the time is spent or a signal comes, and save both."""
         ending, corpus = self._ending, self._corpus
         with self.budget.spending() as is_spent:
 

@@ -20,8 +20,8 @@ from kvsm.explain.tables.table_index import ReadProgress
 
 @contextmanager
 def opened_log(log: Path, window: Window = EVERYTHING, **trust: Any) -> Iterator[OpenedLog]:
-    """Open a log, or the tables of a part of it. Says on standard error how large an index it makes. On a
-    terminal, reading a log shows its progress."""
+    """Open a log, or the tables of a part of it. Prints to standard error how large an index it will make. On
+    a terminal it shows the progress of reading."""
     with _opened(log, window, trust) as opened:
         if opened.note is not None:
             complain(opened.note)
@@ -32,7 +32,8 @@ def opened_log(log: Path, window: Window = EVERYTHING, **trust: Any) -> Iterator
 def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
     """Yield the other tier of a log, host or disk, with its own log opened; None: there is no other tier.
 
-    If its log is missing or cannot be opened, the tier says why. A part of a log has no other tier.
+    If its log is missing or cannot be opened, the tier says why. If only a part of a log is read, the log of
+    the other tier is not read.
     """
     other = other_tier(log) if log.part == EVERYTHING else None
     if other is None:
@@ -49,7 +50,8 @@ def opened_tier(log: OpenedLog, **trust: Any) -> Iterator[OpenedTier | None]:
 
 
 INDEX_BYTES_PER_LOG_BYTE = 2
-"""About the most: 1.1 for a log of large batches, most of it keys, to 1.9 for one of small events."""
+"""About the largest ratio: it is 1.1 for a log of large batches, mostly keys, and 1.9 for one of small
+events."""
 
 
 def _opened(log: Path, window: Window, trust: dict[str, Any]) -> OpenedLog:

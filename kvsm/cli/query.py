@@ -125,7 +125,7 @@ def _print_tables(context: click.Context, _parameter: click.Parameter, wanted: b
     "form",
     type=click.Choice(FORMATS),
     help="How to print the rows: a table for people; tsv and csv, a line for each row; or one JSON object. "
-    "In csv a cell that a spreadsheet would run gets a ' in front.  [default: table on a terminal, else tsv]",
+    "In csv a cell that a spreadsheet would run gets a ' prefix.  [default: table on a terminal, else tsv]",
 )
 @click.option("--csv", "as_csv", is_flag=True, help="Short for --format csv.")
 @click.option(

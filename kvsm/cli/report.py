@@ -46,9 +46,7 @@ _NAME_WIDTH = 12
     default=None,
     help="Check every property at every event, as `kvsm verify` does.  [default: if LOG is small (8 MB)]",
 )
-@click.option(
-    "--whole", is_flag=True, help="Make the index of all of a large LOG, and report all figures of all of it."
-)
+@click.option("--whole", is_flag=True, help="Index the whole of a large LOG, and report on all of it.")
 @trust_options
 @json_option
 def report(
@@ -68,14 +66,14 @@ def report(
     If the log of the other tier, host pool or disk, lies beside LOG, both tiers are summarized, with what
     stands out in either log.
 
-    A large LOG without an index is first counted by the minute, in seconds. The summary then covers the part
-    that stands out most, or the part between --since and --until.
+    Of a large LOG without an index, the counts of each minute are shown first, within seconds. The summary
+    then covers only the part that stands out most, or the part between --since and --until.
 
     \b
     Examples:
       kvsm report kvsm-log
       kvsm report kvsm-log --since +40s --until +60s     a part of the time
-      kvsm report kvsm-log --whole                       all of a large log: makes its index first
+      kvsm report kvsm-log --whole                       all of a large log: indexes it first
       kvsm report kvsm-log --json | jq '.troubles[].name'
 
     Exits with 1 if a property is broken, or if LOG is damaged or lacks events. Anything else that stands out
@@ -248,7 +246,7 @@ def _copies(found: LogFigures) -> Iterator[str]:
 
 
 def _fetches(found: LogFigures) -> Iterator[str]:
-    """Format what copies from the host and the disk cost, beside what computing the tokens would."""
+    """Format the time of copies from the host and the disk, and the time to compute the same tokens."""
     for one in found.fetches:
         computed = "unknown" if one.compute_ns is None else duration(one.compute_ns)
         spent = f"{duration(one.spent_ns)} of copying" if one.spent_ns else "less than a step each"

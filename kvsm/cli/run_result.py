@@ -58,7 +58,7 @@ CHECKED: tuple[tuple[str, str, tuple[Property, ...]], ...] = (
 
 
 def print_result(result: RunResult) -> None:
-    """Print the result for people. What only a benchmark compares is in the JSON alone."""
+    """Print the result for people. Figures that only benchmarks compare are only in the JSON."""
     say(*_saved(result), "")
     table = Table(show_header=False, box=None, pad_edge=False)
     table.add_column(style="bold")

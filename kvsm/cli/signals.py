@@ -1,6 +1,4 @@
-"""Ctrl-C and SIGTERM as a flag, so that a command that a person, a CI system or a container ends can save its
-results.
-"""
+"""Ctrl-C and SIGTERM as a flag, so that a command can save its results before it ends."""
 
 from __future__ import annotations
 
@@ -21,7 +19,7 @@ class EndRequest:
     code: ExitCode = ExitCode.GOOD
 
     def is_made(self) -> bool:
-        """Whether to end after the present step."""
+        """Whether to end after the current step."""
         return self.code is not ExitCode.GOOD
 
 

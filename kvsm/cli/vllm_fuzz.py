@@ -207,8 +207,8 @@ def vllm_fuzz(
 
     Each different defect is printed as numbered steps, and saved with a test for pytest that fails until the
     defect is fixed. The command that repeats it, `kvsm fuzz --replay DIR`, is printed, too. Two failures
-    count as one defect if they break the same property with an error at the same line. A defect is saved as
-    it was found, then reduced and saved again. Ctrl-C and SIGTERM end the walk after the present step.
+    count as one defect if they break the same property with an error at the same line. A defect is saved at
+    once, then reduced and saved again. Ctrl-C and SIGTERM end the walk after the current step.
 
     \b
     Exit codes: 0 nothing found; 1 defects; 2 unusable input, or no vLLM; 130 (Ctrl-C) or 143 (SIGTERM) if

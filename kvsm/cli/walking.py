@@ -1,4 +1,5 @@
-"""Walks, searches and reductions of their failures, as their user limits and sees them."""
+"""What `kvsm fuzz` and `kvsm vllm-fuzz` share: limits of walks and reductions, and the output of a
+failure."""
 
 from __future__ import annotations
 
@@ -23,7 +24,7 @@ from kvsm.system.stopping import IsOver, TimeBudget
 REDUCE_SECONDS = 60.0
 _REFRESH_SECONDS = 0.2
 _MOST_SHOWN = 100
-"""The most lines of a failure on the screen that are shown without a gap."""
+"""A failure with more lines than this is shown with its middle left out."""
 
 Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
@@ -34,7 +35,7 @@ def reduce_option(command: Decorated) -> Decorated:
         "--reduce-seconds",
         type=click.FloatRange(min=0),
         metavar="SECONDS",
-        help="Reduce what was found for at most this time, on top of the walk's (60). 0: do not reduce.",
+        help="Reduce failures and the corpus for at most this time, on top of the walk's (60). 0: never.",
     )(command)
 
 
@@ -44,7 +45,8 @@ def reduce_budget(seconds: float | None) -> TimeBudget:
 
 
 def shown_steps(told: str, directory: str | Path | None) -> list[str]:
-    """Return the lines of a failure for the screen. Of a long one, the middle is only in the directory."""
+    """Return the lines of a failure for the screen. The middle of a long one is left out: the directory has
+    all of it."""
     lines = told.split("\n")
     if len(lines) <= _MOST_SHOWN:
         return lines

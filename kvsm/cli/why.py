@@ -65,7 +65,7 @@ class WhyAnswer(msgspec.Struct, frozen=True, kw_only=True, tag_field="schema", t
 @click.option("--key", metavar="HEX", help="A key as it is shown, or the hex digits that it begins with.")
 @click.option("--transfer", type=click.IntRange(min=1), metavar="ID", help="A store or load.")
 @click.option("--block", type=click.IntRange(min=0), metavar="SLOT", help="A host slot.")
-@click.option("--whole", is_flag=True, help="Make the index of a large LOG, and explain from all of it.")
+@click.option("--whole", is_flag=True, help="Index the whole of a large LOG, and explain from all of it.")
 @window_options
 @trust_options
 @json_option
@@ -89,8 +89,8 @@ def why(
 
     Host pool and disk have a log each. A key is looked up in the other log, too, if that lies beside LOG.
 
-    Of a large LOG without an index, only the part that names the request or transfer is read, and some events
-    before it. Keys and slots need the index.
+    Of a large LOG without an index, only the events that name the request or transfer, and some events before
+    them, are read. Keys and slots need the index.
     """
     if sum(one is not None for one in (request, key, transfer, block)) != 1:
         raise ConfigError("why takes exactly one of REQUEST, --key, --transfer and --block")
@@ -105,7 +105,7 @@ def why(
             _print(opened.directory, opened.log_began_ns, found)
             _print_elsewhere(elsewhere, opened.log_began_ns)
         if part != EVERYTHING:
-            complain(f"read from events {opened.first:,} to {opened.last:,}; --whole reads all of the log")
+            complain(f"read from events {opened.first:,} to {opened.last:,}; --whole reads the whole log")
         if opened.stopped is not None:
             complain(f"{opened.stopped}; the answer is about what comes before")
         leave(opened.condition, good=opened.stopped is None)

@@ -1,6 +1,5 @@
-"""The detectors for hits, evictions, floods and the pool: one function for each kind of trouble.
-
-They work as those of `detectors.py`.
+"""The detectors for hits, evictions, floods and the pool: one function for each kind of trouble, as in
+`detectors.py`.
 """
 
 from __future__ import annotations
@@ -23,19 +22,21 @@ from kvsm.explain.story.times import after_start, duration
 from kvsm.explain.tables.row_kinds import Gone
 
 BURST_TIME = 0.2
-"""A burst of evictions takes at most this share of the time from the first eviction to the last."""
+"""A burst takes at most this share of the time between the first and the last eviction."""
 
 BURST_TIMES, BURST_DEVIATIONS, BURST_BATCHES, BURST_UNREAD = 2, 4, 20, 0.5
-"""Three quarters of a burst evict at least `BURST_TIMES` as many blocks as usual, and all of it exceeds the
-usual rate by `BURST_DEVIATIONS` standard deviations: by chance, the densest of 50 parts of the time does so
-in one log of 500. With fewer evictions than `BURST_BATCHES` no rate is usual. At least `BURST_UNREAD` of the
-requests that a burst makes room for store nothing that is read."""
+"""Conditions for a burst. Three quarters of it evict at least `BURST_TIMES` times the usual number of blocks,
+and its total exceeds the usual rate by `BURST_DEVIATIONS` standard deviations: by chance, the densest of 50
+parts of the time does so in one log of 500. There are at least `BURST_BATCHES` evictions outside of it, to
+know the usual rate. At least the share `BURST_UNREAD` of the requests that it makes room for store no block
+that is ever read."""
 
 POOL_STOPS = Limit(0.1, 10)
-"""Lookups that stop at an evicted block, from which on a pool is too small."""
+"""A pool may be too small if at least this many lookups stop at an evicted block."""
 
 TRIED_FROM = Limit(0.05, 10)
-"""Remedies are tried if this many lookups stopped at an evicted block: the least limit of a detector."""
+"""Remedies are tried if this many lookups stopped at an evicted block: the lowest limit of the detectors that
+need them."""
 
 FLOOD_STORED, FLOOD_READ = 0.6, 1 / 3
 """A KV cache group floods the pool if it has at least `FLOOD_STORED` of the stored blocks, and its blocks on
@@ -49,7 +50,7 @@ _BY_GROUP = (
 
 
 def wants_trial(figures: LogFigures) -> bool:
-    """Whether a finding may propose a remedy for evictions, so that it must be tried."""
+    """Whether a finding may propose a remedy for evictions, so remedies must be simulated."""
     return _evicted_stops(figures, TRIED_FROM) is not None or _finds_no_room(figures)
 
 
@@ -86,14 +87,15 @@ def _group_flood(figures: LogFigures) -> GroupFigures | None:
 
 
 FALL_PARTING, FALL_DEVIATIONS, FALL_NEW, FALL_RATE = 0.5, 4, 0.7, 0.75
-"""Prompts have changed if `FALL_PARTING` of them part at one block, their share before is smaller by
-`FALL_DEVIATIONS` standard deviations, `FALL_NEW` of the fall is due to new content, and no more than
-`FALL_RATE` times as many blocks are found in the same time: additional requests of another kind do not lower
-that."""
+"""Prompts have changed if the share `FALL_PARTING` of them first differ from earlier prompts at the same
+block, this share was smaller before by `FALL_DEVIATIONS` standard deviations, the share `FALL_NEW` of the
+fall is due to new content, and the number of blocks found per unit of time is at most `FALL_RATE` times that
+before. Additional requests of another kind do not lower the latter."""
 
 
 def hits_fell(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that prompts no longer begin like earlier ones. Other falls have a detector of their own."""
+    """Detect that hits fell because prompts no longer begin like earlier ones. Other causes have their own
+    detectors."""
     fall = figures.hits.fall
     if fall is None or min(fall.lookups_before, fall.lookups_after) < limit.least:
         return None
@@ -107,13 +109,13 @@ def hits_fell(figures: LogFigures, limit: Limit) -> Noticed | None:
     place = f" (tokens {fall.part_at * tokens:,} to {(fall.part_at + 1) * tokens - 1:,})" if tokens else ""
     text = (
         f"Hits fell at {at} from {percent(fall.before)} to {percent(fall.after)} of the asked blocks: "
-        f"{percent(fall.parting)} of the prompts since then part from all earlier ones at block "
-        f"{fall.part_at}{place}; before, {percent(fall.parted_before)} did, and half of them shared "
-        f"{number(fall.shared_before, 'block')} or more"
+        f"{percent(fall.parting)} of the prompts since then first differ from all earlier ones at block "
+        f"{fall.part_at}{place}; before, {percent(fall.parted_before)} did, and half of the prompts "
+        f"shared {number(fall.shared_before, 'block')} or more"
     )
     evidence = (
         f"{number(fall.lookups_before, 'lookup')} before and {fall.lookups_after:,} after; "
-        f"{percent(fall.new)} of the fall is content that no request had asked for before",
+        f"{percent(fall.new)} of the fall is due to content that no request had asked for before",
         "the usual causes: a time or an id in the system prompt, tools in random order, another hash seed or "
         "cache salt after a deploy",
     )
@@ -142,8 +144,8 @@ def eviction_burst(figures: LogFigures, limit: Limit) -> Noticed | None:
     )
     evidence = (
         f"{percent(share)} of the lookups stopped at an evicted block",
-        f"{number(burst.evicted, 'block')} evicted in this time, and {burst.usual:,} in as much other "
-        f"time since the first eviction at {after_start(burst.full_ns, figures.log_began_ns)}",
+        f"{number(burst.evicted, 'block')} evicted in this time; {burst.usual:,} is usual for as much time "
+        f"since the first eviction at {after_start(burst.full_ns, figures.log_began_ns)}",
         f"they made room for {number(burst.requests, 'request')}, most for {', '.join(burst.names)}; "
         f"of {burst.unread:,} of these no block was ever read again",
         *_tried(figures, lambda trial: trial.host_blocks == figures.config.host_blocks),
@@ -174,7 +176,7 @@ def group_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def tenant_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect requests whose stores evict what others want, and are hardly read."""
+    """Detect requests whose blocks are hardly read, and evict blocks that other requests want."""
     flood, stops = _tenant_flood(figures), figures.stops_at(Gone.EVICTED.value)
     if flood is None or _burst(figures) is not None:
         return None
@@ -183,12 +185,12 @@ def tenant_floods(figures: LogFigures, limit: Limit) -> Noticed | None:
         return None
     text = (
         f"Requests {flood.who} flood the host pool: {flood.requests:,} of {flood.of:,} requests stored "
-        f"{percent(flood.stored, flood.all_stored)} of the blocks, and each of these was read "
-        f"{_times(flood.read, flood.stored)}, each of the others "
+        f"{percent(flood.stored, flood.all_stored)} of the blocks; on average each of these was read "
+        f"{_times(flood.read, flood.stored)}, and each block of other requests "
         f"{_times(flood.all_read - flood.read, flood.all_stored - flood.stored)}"
     )
     evidence = (
-        f"{percent(min(1.0, share))} of the lookups of the others stopped at an evicted block",
+        f"{percent(min(1.0, share))} of the other requests' lookups stopped at an evicted block",
         f"the requests that stored most: {', '.join(flood.names)}",
         f"if their stores were refused: {_gained(flood)}",
         *_tried(figures, lambda trial: trial.host_blocks != figures.config.host_blocks),
@@ -229,7 +231,8 @@ def pool_too_small(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def _wanted(figures: LogFigures) -> str:
-    """A command that lists evicted blocks that lookups missed; with several KV cache groups, the groups."""
+    """Return a command that lists the evicted blocks that lookups missed, or with several KV cache groups,
+    the groups."""
     return _command(figures, "query", _BY_GROUP if len(figures.groups) > 1 else _MISSED)
 
 
@@ -240,14 +243,15 @@ _MISSED = (
 
 
 def _larger_pool(figures: LogFigures) -> TrialFigures | None:
-    """The smallest larger pool that would have gained; None: none that was tried."""
+    """The smallest of the larger pools tried that gains; None: none gains."""
     remedies, slots = figures.remedies, figures.config.host_blocks
     trials = () if remedies is None else remedies.trials
     return next((trial for trial in trials if trial.host_blocks > slots and trial.gains), None)
 
 
 def _tenant_flood(figures: LogFigures) -> FloodFigures | None:
-    """The requests that flood the pool, if refusing their stores gains no less than twice the pool."""
+    """The requests that flood the pool, if refusing their stores gains at least as much as doubling the
+    pool."""
     if figures.remedies is None or figures.remedies.flood is None:
         return None
     flood = figures.remedies.flood
@@ -255,7 +259,7 @@ def _tenant_flood(figures: LogFigures) -> FloodFigures | None:
 
 
 def _tried(figures: LogFigures, which: Callable[[TrialFigures], bool]) -> tuple[str, ...]:
-    """What the remedies of one kind would have gained, by simulation; why they cannot be tried."""
+    """Format the simulated gain of the remedies of one kind, or why none can be simulated."""
     remedies, own = figures.remedies, figures.config
     if remedies is None:
         return ()
@@ -332,7 +336,7 @@ _AVOIDABLE = {
     SkipReason.POOL_FULL.value: "every slot is pinned or copied",
     SkipReason.TOO_MANY_TRANSFERS.value: "copies are slow, or max_live_transfers is too low",
 }
-"""The reasons for a skip that a user can always do something about, with advice."""
+"""Advice for the reasons of a skip that a user can always do something about."""
 
 _SELDOM = "store_threshold is too high: lookups stop at these blocks"
 
@@ -345,7 +349,7 @@ def _is_wanted(figures: LogFigures, skip: SkipFigures, limit: Limit) -> bool:
 
 
 NO_ROOM = 0.05
-"""A larger pool is tried if the full pool skips this share of the blocks that it stored."""
+"""A larger pool is tried if a full pool skipped at least this many blocks per stored block."""
 
 
 def _finds_no_room(figures: LogFigures) -> bool:

@@ -92,7 +92,8 @@ def rank_fails(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 def rank_slow(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect a rank whose median copy takes longer than the other ranks' copies, in any direction. A silent
-    rank is left to `rank_silent`: it has reported other transfers than the others."""
+    rank does not count (`rank_silent`): it has reported only some of the transfers, so medians do not
+    compare."""
     ranks = [rank for rank in figures.copies.ranks if not rank.missing]
     overall = [("copies", rank, rank.latency) for rank in ranks]
     by_direction = [(f"{one.direction}s", rank, one.latency) for rank in ranks for one in rank.directions]
@@ -111,8 +112,8 @@ def rank_slow(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 def _slow(figures: LogFigures, slow: RankFigures, what: str, latency: Spread, usual: int) -> Noticed:
     text = (
-        f"Rank {slow.rank} is slow: half of its {what} take {duration(_p50(latency))} or longer, and "
-        f"{duration(usual)} on the other ranks"
+        f"Rank {slow.rank} is slow: half of its {what} take {duration(_p50(latency))} or longer; on the "
+        f"other ranks {duration(usual)}"
     )
     evidence = (
         f"rank {slow.rank}: p99 {duration(latency.p99_ns or 0)}, longest {duration(latency.max_ns or 0)}; "
@@ -127,7 +128,7 @@ def _slow(figures: LogFigures, slow: RankFigures, what: str, latency: Spread, us
 
 
 def _longest(figures: LogFigures, rank: int, direction: str | None) -> str:
-    """A query for the longest copies of a rank. direction: None: both."""
+    """Return a query for the longest copies of a rank. direction: None: both."""
     which = "" if direction is None else f" AND direction = '{direction}'"
     return command(
         figures,
@@ -145,11 +146,12 @@ TAIL_EPISODES = 3
 """A rank has a tail if it was slow at least so many times. One or two are hiccups."""
 
 TAIL_DIFFERENCE = 5
-"""A rank has a tail if its copies are in it this many times as often as the copies of the other ranks."""
+"""A rank has a long tail if its copies are that slow at least this many times as often as on the other
+ranks."""
 
 
 def rank_tail(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect a rank of whose copies some take far longer than nearly all copies of the other ranks."""
+    """Detect a rank with copies that take far longer than nearly all copies of the other ranks."""
     found = [
         (one.tail / one.latency.count, rank, one)
         for rank in figures.copies.ranks
@@ -162,8 +164,8 @@ def rank_tail(figures: LogFigures, limit: Limit) -> Noticed | None:
     assert tail.tail_ns is not None
     text = (
         f"Rank {rank.rank} has a long tail: {percent(share)} of its {tail.direction}s "
-        f"({tail.tail:,} of {tail.latency.count:,}) take {duration(tail.tail_ns)} or longer, and "
-        f"{percent(tail.others_tail, tail.others)} on the other ranks"
+        f"({tail.tail:,} of {tail.latency.count:,}) take {duration(tail.tail_ns)} or longer; on the other "
+        f"ranks {percent(tail.others_tail, tail.others)} do"
     )
     evidence = [f"rank {rank.rank}: {tail.direction}s {_spread_text(tail.latency)}"]
     evidence += [
@@ -251,12 +253,12 @@ def slow_loads(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def loads_slower(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that loads from the host take longer than computing the same tokens would."""
+    """Detect that loads from the host take longer than computing the same tokens would take."""
     return _slower_than_computing(figures, limit, HOST, "Loading")
 
 
 def disk_slower(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that copies from the disk take longer than computing the same tokens would."""
+    """Detect that copies from the disk take longer than computing the same tokens would take."""
     return _slower_than_computing(figures, limit, DISK, "The disk")
 
 
@@ -266,7 +268,7 @@ memory that is not page-locked is copied at 2 GB/s and more."""
 
 
 def pool_not_pinned(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that all ranks copy as slowly as from memory that is not page-locked."""
+    """Detect that all ranks copy so slowly that the host memory is most likely not page-locked."""
     copies = figures.copies
     if copies.bytes_per_s is None or copies.measured < limit.least:
         return None
@@ -292,7 +294,8 @@ def pool_not_pinned(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 MOST = 0.5
-"""Copies are slower than computing if at least this share of them is: not only the tail of one rank."""
+"""At least this share of the copies must be slower than computing, so that the tail of one rank does not
+count."""
 
 
 def _slower_than_computing(figures: LogFigures, limit: Limit, place: str, subject: str) -> Noticed | None:
@@ -314,7 +317,7 @@ def _slower(figures: LogFigures, one: FetchFigures, subject: str) -> Noticed:
     each = one.spent_ns * RATE_TOKENS // one.tokens
     evidence = (
         f"for {RATE_TOKENS:,} tokens: {duration(each)} to copy, {duration(computing.usual_ns or 0)} to "
-        f"compute (a quarter of the prompts {duration(computing.fast_ns or 0)} or less, a quarter "
+        f"compute (a quarter of the prompts takes {duration(computing.fast_ns or 0)} or less, a quarter "
         f"{duration(computing.slow_ns or 0)} or more)",
         f"computing is measured on {number(computing.requests, 'request')} that had nothing to load: from "
         "admission to the first stored blocks",

@@ -79,7 +79,7 @@ def _left_behind(figures: LogFigures) -> tuple[str, ...]:
 
 def requests_unfinished(figures: LogFigures, limit: Limit) -> Noticed | None:
     """Detect overdue requests: without an end, and much older than any request that ended. If a rank is
-    silent, requests that wait for it, or for device blocks that it holds, are its symptom."""
+    silent, requests that wait for it, or for device blocks that it holds, are symptoms of that."""
     requests = figures.requests
     silent = any(rank.missing for rank in figures.copies.ranks)
     if requests.overdue < limit.least or (silent and not requests.overdue_running):
@@ -138,8 +138,8 @@ def clock_jumped(figures: LogFigures, limit: Limit) -> Noticed | None:
         )
     evidence = (
         f"{number(clock.jumps, 'jump')} in all; this one is the largest",
-        "the times and durations of this report continue across it, so later times differ from what the "
-        "clock said; `kvsm show` gives the clock's",
+        "this report corrects all times after a jump, so they differ from the logged times, which "
+        "`kvsm show` prints",
     )
     near = f"event BETWEEN {jump.event - 3} AND {jump.event + 3}"
     query = f"SELECT event, step, wall_ns, kind FROM main.events WHERE {near} ORDER BY event"
@@ -148,12 +148,12 @@ def clock_jumped(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 ABORT_TIME, ABORT_SHARE = 0.1, 0.5
-"""Requests are aborted together if half of all aborts happen in at most `ABORT_TIME` of the time, and are at
-least `ABORT_SHARE` of what ends in it."""
+"""Requests are aborted together if half of all aborts happen within the share `ABORT_TIME` of the time, and
+at least the share `ABORT_SHARE` of the requests that end in that time are aborted."""
 
 
 def requests_aborted(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that many requests are aborted: most of all, or many at the same time."""
+    """Detect that many requests are aborted: a large share of all, or many at the same time."""
     requests, together = figures.requests, _aborted_together(figures)
     many = requests.aborted >= limit.least and requests.aborted >= limit.share * requests.finished
     at_once = together is not None and together.aborted >= limit.least
@@ -171,12 +171,12 @@ def requests_aborted(figures: LogFigures, limit: Limit) -> Noticed | None:
         )
         text = (
             f"Clients aborted {number(together.aborted, 'request')} at the same time, between {began} and "
-            f"{ended}: {percent(together.aborted, together.ended)} of all that ended then"
+            f"{ended}: {percent(together.aborted, together.ended)} of all requests that ended then"
         )
-        evidence.append(f"in the whole time {requests.aborted:,} of {requests.finished:,} were aborted")
+        evidence.append(f"over the whole time {requests.aborted:,} of {requests.finished:,} were aborted")
     if aborts is not None and aborts.age.count:
         middle, longest = aborts.age.p50_ns or 0, aborts.age.max_ns or 0
-        same = "; all of one age: a time limit of the client or a gateway" if longest < 1.2 * middle else ""
+        same = "; all had the same age, as by a time limit of a gateway" if longest < 1.2 * middle else ""
         evidence.append(
             f"half of them had lived for {duration(middle)}, all for at most {duration(longest)}{same}"
         )
@@ -189,8 +189,8 @@ def requests_aborted(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def _aborted_together(figures: LogFigures) -> AbortFigures | None:
-    """The time in which many requests were aborted together; None: there is none, or the engine ended with
-    them."""
+    """The time in which many requests were aborted together; None: there is none, or no request arrived
+    afterwards."""
     aborts = figures.aborts
     if aborts is None or not aborts.later or aborts.aborted < ABORT_SHARE * aborts.ended:
         return None
@@ -199,7 +199,8 @@ def _aborted_together(figures: LogFigures) -> AbortFigures | None:
 
 
 def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that requests are preempted for lack of device blocks that no request holds."""
+    """Detect that requests are preempted for lack of device blocks although no request holds the missing
+    blocks."""
     device, requests, blocks = figures.device, figures.requests, figures.config.device_blocks
     if device is None or device.steps < limit.least or device.held > (1 - limit.share) * blocks:
         return None
@@ -212,7 +213,7 @@ def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
         f"{lost:,} blocks belong to no request that runs or loads, and to no store in flight",
         f"{number(requests.preemptions, 'preemption')} of {requests.preempted:,} requests; "
         f"{number(requests.open, 'request')} without an end",
-        "blocks that a request gave back do not return to the engine's free queue: a bug in the engine",
+        "blocks that requests released do not return to the engine's free queue: a bug in the engine",
     )
     query = (
         "SELECT arrived_step / 1000 AS thousand_steps, count(*) AS requests, sum(preemptions) AS preemptions "
@@ -222,8 +223,8 @@ def device_leak(figures: LogFigures, limit: Limit) -> Noticed | None:
 
 
 def cold_start(figures: LogFigures, limit: Limit) -> Noticed | None:
-    """Detect that the first process of the log could have taken over blocks, and did not. New weights make
-    older blocks wrong, and no trouble."""
+    """Detect that the first process of the log did not take over the blocks of its predecessor, although the
+    weights are the same."""
     reasons = [reason for reason in figures.cold if not reason.startswith("weights: ")]
     if len(reasons) < limit.least:
         return None
@@ -232,7 +233,7 @@ def cold_start(figures: LogFigures, limit: Limit) -> Noticed | None:
     evidence = (
         *reasons[1:4],
         f"{percent(stops, lookups)} of the lookups stopped at a block that this process had not stored yet",
-        "the log of the last process was moved aside: it lies beside this one",
+        "the log of the last process was renamed, and lies beside this one",
     )
     query = "SELECT why, count(*) AS lookups FROM lookups WHERE admitted IS NOT NULL GROUP BY why"
     return Noticed(max(0.01, stops / max(1, lookups)), text, evidence, (command(figures, "query", query),))

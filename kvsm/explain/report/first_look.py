@@ -1,12 +1,12 @@
-"""A first look at a large log: what happened in each minute, and which minutes to look at closely.
+"""A first look at a large log: what happened in each minute, and which minutes to read in full.
 
     look = first_look(Path("log"))
     print(look.closer.why, look.closer.first, look.closer.last)
 
-The writer leaves counts of each minute in the log (`kvsm.core.log.minutes`). So the first look reads the head
-of each segment and the events of the last one, and takes seconds for the log of a day. The counts lack much
-that the tables have, for example the reason for each miss. So a report makes the tables of the part of the
-log that stands out most (`Closer`).
+The writer saves counts for each minute in the log (`kvsm.core.log.minutes`). So the first look reads the head
+of each segment and the events of the last one, and takes seconds for the log of a day. The counts do not hold
+everything that a report needs, for example the reason for each miss. So a report reads in full the part of
+the log that stands out most (`Closer`).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class PartLook(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Closer(msgspec.Struct, frozen=True):
-    """The part of the log to look at closely: events `first` to `last`, and why these."""
+    """The part of the log to read in full: events `first` to `last`, and why this part."""
 
     first: int
     last: int
@@ -175,7 +175,7 @@ def first_look(directory: Path, progress: Callable[[int], None] | None = None) -
 
 
 def _counts(directory: Path) -> Iterator[SegmentMinutes]:
-    """Yield the counts of each segment, in order. Segments without counts are counted side by side."""
+    """Yield the counts of each segment, in order. Segments without counts are counted in parallel."""
     found: list[SegmentMinutes | int] = []
     before = None
     for segment in LogReader(directory).segments():
@@ -311,7 +311,8 @@ _MARKS = (
     ),
     _Mark(lambda part: part.resets, 3, lambda part: f"{number(part.resets, 'reset')} of the cache"),
 )
-"""The marks, the most urgent first. The limits are those of the detectors, where there is one."""
+"""What makes a part stand out, the most urgent first. Limits equal those of the detector, where there is
+one."""
 
 HITS_FELL = 0.2
 """A part stands out if its hit rate is at least this much below the median of all parts."""
@@ -320,7 +321,7 @@ _LEAST_LOOKUPS = 20
 
 
 def _closer(places: Sequence[_Place], looks: Sequence[PartLook], last: int, most: int) -> Closer:
-    """Choose the part that stands out most; by default, the end of the log. most: its most events."""
+    """Choose the part that stands out most; if none does, the end of the log. most: the most events of it."""
     for mark in _MARKS:
         worst = max(looks, key=mark.share)
         if mark.share(worst) >= mark.limit:
@@ -333,11 +334,11 @@ def _closer(places: Sequence[_Place], looks: Sequence[PartLook], last: int, most
             why = f"hits fell to {percent(lowest.hit_rate or 0.0)}, from {percent(usual)} in most minutes"
             return _around(places, looks.index(lowest), last, most, why)
     first = max(places[0].first, last - most + 1)
-    return Closer(first, last, "its end, because no minute stands out")
+    return Closer(first, last, "the end of the log, because no minute stands out")
 
 
 def _around(places: Sequence[_Place], wanted: int, last: int, most: int, why: str) -> Closer:
-    """Return the events around the beginning of a part: a fifth of them before it. most: how many."""
+    """Return at most `most` events around the beginning of a part, a fifth of them before it."""
     part = sorted({place.part for place in places})[wanted]
     begins = next(place.first for place in places if place.part == part)
     first = max(places[0].first, begins - most // 5)

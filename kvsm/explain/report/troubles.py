@@ -213,8 +213,9 @@ DETECTORS = (
     Detector(
         "rank tail",
         Urgency.FAULTY,
-        "copies of a rank that took twice as long as 99 % of the other ranks' copies in this direction, as a "
-        "part of its copies; five times as often as on the other ranks, in three episodes or more",
+        "copies of a rank that took at least twice as long as 99 % of the other ranks' copies in the same "
+        "direction, as a part of its copies, if this is five times as frequent as on the other ranks, and "
+        "happened in three episodes or more: slow copies that were in flight together are one episode",
         Limit(0.01, 5),
         "All ranks copy the same transfers, so chance gives each the same tail: less than one copy in 100. "
         "One hiccup delays all copies behind it.",
@@ -224,7 +225,8 @@ DETECTORS = (
     Detector(
         "pool not pinned",
         Urgency.FAULTY,
-        "measured copies, if even the fastest rank's run at 1.5 to 7 GB/s, without the time to start them",
+        "measured copies, if even the fastest rank copies at 1.5 to 7 GB/s (not counting the time to start a "
+        "copy)",
         Limit(0, 30),
         "PCIe copies page-locked memory at 12 GB/s or more. A driver copies other memory through a buffer, "
         "at 2 to 6 GB/s.",
@@ -243,59 +245,61 @@ DETECTORS = (
     Detector(
         "clock jumped",
         Urgency.FAULTY,
-        "times at which the clock was a second or more behind the event before, or 20 s ahead while the "
-        "engine made only a few steps and a request was running",
+        "events that are a second or more earlier than the event before, or 20 s later although the engine "
+        "made only a few steps and a request was running",
         Limit(),
-        "A clock that runs is never set back by a second, and no step takes 20 s.",
+        "Unless it is set, a clock never goes back by a second, and no step takes 20 s.",
         engine_detectors.clock_jumped,
     ),
     Detector(
         "requests aborted",
         Urgency.FAULTY,
-        "aborted requests, as a part of those that ended; or half of all aborts in 10 % of the time, if most "
-        "requests that ended then were aborted",
+        "aborted requests, as a part of all requests that ended; or half of all aborts within 10 % of the "
+        "time, if most requests that ended in that time were aborted",
         Limit(0.4, 10),
-        "Single clients leave at any time. Many that leave together, or four in ten, were made to leave.",
+        "Some clients always leave early. If many leave at once, or four in ten leave, something made them.",
         engine_detectors.requests_aborted,
     ),
     Detector(
         "device blocks leak",
         Urgency.FAULTY,
-        "device blocks that no request and no store can hold, as a part of all, at the steps in which a "
-        "request is preempted",
+        "device blocks that neither a request nor a store can hold, as a part of all device blocks, at "
+        "steps in which a request is preempted",
         Limit(0.2, 5),
-        "An engine preempts when requests hold all blocks. Prompts that share blocks make their sum larger "
-        "than the device, not smaller.",
+        "An engine preempts only when requests hold all blocks. Shared blocks count once per request, so "
+        "the sum over requests is rather too large than too small.",
         engine_detectors.device_leak,
         explains=("preemptions",),
     ),
     Detector(
         "cold start",
         Urgency.COSTLY,
-        "reasons for which the first process of the log did not take over the blocks of the process before "
-        "it, other than new weights",
+        "reasons, other than new weights, why the first process of the log did not take over the blocks of "
+        "the process before it",
         Limit(),
-        "A pool is kept so that a deploy finds its blocks. New weights make them wrong.",
+        "A pool is kept so that the next process finds its blocks. With new weights they are useless.",
         engine_detectors.cold_start,
     ),
     Detector(
         "hits fell",
         Urgency.COSTLY,
-        "how much smaller the share of found blocks is after its largest lasting fall, with 20 lookups on "
-        "either side, if 70 % of the fall is content that no request had asked for before, half of the "
-        "prompts part at one block, and fewer blocks are found in the same time",
+        "the largest lasting fall of the hit rate, relative to the rate before it, with 20 lookups on "
+        "either side; 70 % of the fall must be content that no request had asked for before, half of the "
+        "prompts must first differ from earlier ones at the same block, and fewer blocks must be found per "
+        "unit of time",
         Limit(0.4, 20),
-        "The share differs between requests, and drifts with their mix. Two fifths less at once is a change.",
+        "Hit rates differ between requests, and drift with their mix. A sudden loss of two fifths is not.",
         cache_detectors.hits_fell,
     ),
     Detector(
         "eviction burst",
         Urgency.COSTLY,
-        "lookups that stopped at an evicted block, if 70 % of these blocks went in 20 % of the time with "
-        "evictions, at twice the usual rate and 4 standard deviations above it, for requests of which half "
-        "store nothing that is read",
+        "lookups that stopped at an evicted block, if 70 % of these blocks were evicted within 20 % of the "
+        "time with evictions, at twice the usual rate of evictions and 4 standard deviations above it, to "
+        "make room for requests half of which store no block that is ever read",
         Limit(0.05, 10),
-        "Steady pressure spreads over the time since the pool is full. A scan or a batch job does not.",
+        "Steady pressure spreads evictions over the whole time since the pool was full. A scan or a batch "
+        "job does not.",
         cache_detectors.eviction_burst,
     ),
     Detector(
@@ -311,19 +315,21 @@ DETECTORS = (
         "tenant floods",
         Urgency.COSTLY,
         "lookups that stopped at an evicted block, if requests with a common name or first block stored a "
-        "third of the blocks, these are read a third as often as the others, and by `kvsm whatif` refusing "
-        "their stores gains more than its error, and no less than twice the pool",
+        "third of the blocks, these blocks are read at most a third as often as the others, and "
+        "`kvsm whatif` predicts that refusing their stores gains more than its error, and at least as "
+        "much as doubling the pool",
         Limit(0.05, 10),
-        "Every workload stores blocks that are not read. It is a flood if the others lose by it.",
+        "Every workload stores blocks that are never read. It is a flood if other requests lose hits by it.",
         cache_detectors.tenant_floods,
     ),
     Detector(
         "pool too small",
         Urgency.COSTLY,
-        "lookups that stopped at an evicted block, if by `kvsm whatif` two, four or eight times the pool "
-        "gains more than its error, or if `whatif` cannot simulate the log",
+        "lookups that stopped at an evicted block, if `kvsm whatif` predicts that a pool of two, four or "
+        "eight times the size gains more than its error, or if `whatif` cannot simulate the log",
         cache_detectors.POOL_STOPS,
-        "A full pool always evicts, and most of it is never asked for again. One lookup in ten is a loss.",
+        "A full pool always evicts, and most evicted blocks are never asked for again. If one lookup in ten "
+        "stops at one, hits are lost.",
         cache_detectors.pool_too_small,
     ),
     Detector(
@@ -379,8 +385,8 @@ DETECTORS = (
     Detector(
         "loads slower than computing",
         Urgency.COSTLY,
-        "time of the loads from the host, as a multiple of the time in which the engine computes as many "
-        "tokens, by the slow quartile of its prompts; most loads are slower",
+        "time of the loads from the host, as a multiple of the time in which the engine computes the same "
+        "number of tokens (at the speed of its slow quartile of prompts), if most loads are slower than that",
         Limit(1.0, 20),
         "A load that is slower than computing costs time instead of saving it.",
         copy_detectors.loads_slower,
@@ -389,10 +395,11 @@ DETECTORS = (
     Detector(
         "disk slower than computing",
         Urgency.COSTLY,
-        "time of the copies from the disk, as a multiple of the time in which the engine computes as many "
-        "tokens, by the slow quartile of its prompts; most copies are slower",
+        "time of the copies from the disk, as a multiple of the time in which the engine computes the same "
+        "number of tokens (at the speed of its slow quartile of prompts), if most copies are slower than "
+        "that",
         Limit(1.0, 5),
-        "A request waits for the disk, and would have had its tokens sooner without it.",
+        "A request waits for the disk, and would have had its tokens sooner by computing them.",
         copy_detectors.disk_slower,
         explains=("waits",),
     ),

@@ -99,8 +99,8 @@ _PAGE = """\
 queries for incidents.
 
 - Event numbers count from 1. Wall times (`_ns`) are Unix time in nanoseconds. Steps are the engine's.
-- If the clock of the engine was set, times continue across the jump. The tables of the schema `main`, such as
-  `main.events`, have what the clock said.
+- If the clock of the engine was set, all later times are corrected by the jump. The logged times are in the
+  tables of the schema `main`, such as `main.events`.
 - A column is NULL if its value is not in the log, or not yet.
 - A log may lack events. If a thing began or ended in such a gap, its beginning or end is the last missing
   event, and its step and time are NULL.

@@ -170,7 +170,7 @@ def test_a_corpus_is_reduced_in_the_same_time() -> None:
 def test_help_tells_of_both_times() -> None:
     text = " ".join(fuzz("--help").stdout.split())
     assert "Stop the runs after this time (10)." in text
-    assert "Reduce what was found for at most this time, on top of the walk's (60)." in text
+    assert "Reduce failures and the corpus for at most this time, on top of the walk's (60)." in text
 
 
 # A failure is saved before it is reduced.

@@ -97,7 +97,7 @@ def test_without_a_part_that_stands_out_it_looks_at_the_end(tmp_path: Path) -> N
     rig = Rig(tmp_path / "log", 1, chats(200, 1), script=usual, device_blocks=800)
     look = first_look(rig.serve().close())
     assert look.closer.last == look.last
-    assert "its end" in look.closer.why
+    assert "the end of the log" in look.closer.why
 
 
 # The tables of a part.
@@ -175,7 +175,7 @@ def test_why_reads_only_the_part_that_names_a_request(large: Path, monkeypatch: 
     answer = CliRunner().invoke(main, ["why", str(large), "r120"])
     told = answer.stdout
     assert "request r120" in told
-    assert "--whole reads all of the log" in answer.stderr
+    assert "--whole reads the whole log" in answer.stderr
     assert not (large / INDEX_NAME).exists()
     assert "no event before" in told
     whole = kvsm("why", large, "r120", "--whole")
