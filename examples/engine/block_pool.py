@@ -1,4 +1,4 @@
-"""The device blocks: how many hold each block, which content it caches, and which block is reused next."""
+"""The device blocks: their reference counts, their content, and the order in which they are reused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class BlockPool:
             self.references[block] += 1
 
     def free_blocks(self, blocks: Sequence[int]) -> None:
-        """Drop a reference to each block. A block without references is allocated last."""
+        """Drop a reference to each block. A block that has none left joins the end of the free queue."""
         for block in blocks:
             self.references[block] -= 1
             if self.references[block] == 0:
@@ -51,7 +51,7 @@ class BlockPool:
         return len(self._free)
 
     def get_new_blocks(self, count: int) -> list[int]:
-        """Take blocks, which lose their content."""
+        """Allocate blocks. They lose their cached content."""
         blocks = [block for block, _ in zip(self._free, range(count), strict=False)]
         self.touch(blocks)
         for block in blocks:
@@ -59,13 +59,13 @@ class BlockPool:
         return blocks
 
     def cache_full_blocks(self, blocks: Sequence[int], keys: Sequence[bytes]) -> None:
-        """Let blocks[i] serve keys[i], unless another block does."""
+        """Cache keys[i] in blocks[i], unless another block caches it already."""
         for block, key in zip(blocks, keys, strict=True):
             if self._block_of.setdefault(key, block) == block:
                 self._key_of[block] = key
 
     def reset_prefix_cache(self) -> None:
-        """Make no block serve any key."""
+        """Remove all keys."""
         for block in list(self._key_of):
             self._forget(block)
 

@@ -42,19 +42,19 @@ class Request:
         return len(self.tokens)
 
     def hash_blocks(self) -> None:
-        """Hash each full block with all tokens before it."""
+        """Hash each full block, including all tokens before it."""
         for end in range((len(self.block_hashes) + 1) * BLOCK, self.num_tokens + 1, BLOCK):
             before = self.block_hashes[-1] if self.block_hashes else b""
             content = before + repr(self.tokens[end - BLOCK : end]).encode()
             self.block_hashes.append(hashlib.blake2b(content, digest_size=16).digest())
 
     def key(self, index: int, group: int) -> bytes:
-        """Return the key of a block: of the host pool, and of the device's prefix cache."""
+        """Return the key of a block, for the host pool and for the device's prefix cache."""
         return block_key(self.block_hashes[index], group)
 
 
 class Engine:
-    """Serves requests in steps. `requests` has those that have not ended."""
+    """Serves requests in steps. `requests` holds the requests that have not ended."""
 
     def __init__(self, model: Model, num_blocks: int, kvsm: OffloadScheduler, worker: Worker) -> None:
         self.model, self.kvsm, self.worker = model, kvsm, worker
@@ -85,7 +85,7 @@ class Engine:
         del self.requests[request.request_id]
 
     def update_weights(self, version: str) -> None:
-        """Load other weights. Nothing that was computed before is used again."""
+        """Load new weights. No KV of the old weights is used again."""
         for request in [request for request in self.running if not request.is_loading]:
             self.preempt(request)
         self.pool.reset_prefix_cache()
@@ -93,7 +93,7 @@ class Engine:
         self.model.load_weights(version)
 
     def close(self) -> None:
-        """Abort what is left, and step until no copy is in flight."""
+        """Abort all requests, and step until no copy is in flight."""
         for request in list(self.requests.values()):
             self.end(request, aborted=True)
         while self.kvsm.has_pending_work():
@@ -122,7 +122,7 @@ class Engine:
             self.worker.wait(self.worker.unreported())  # nothing to compute: do not spin
 
     def _take_reports(self) -> None:
-        """Take the ends of copies. A request whose load has ended begins to compute."""
+        """Process the copies that have ended. A request whose load has ended begins to compute."""
         for load in self.kvsm.update_connector_output(self.worker.poll()).loads:
             request = self.requests.get(load.request)
             if request is None or not request.is_loading:
@@ -136,7 +136,7 @@ class Engine:
                 self.preempt(request)
 
     def _schedule(self) -> dict[str, int]:
-        """Choose how many tokens each request computes (chunked prefill), and give it blocks for them."""
+        """Choose how many tokens each request computes (chunked prefill), and allocate blocks for them."""
         tokens: dict[str, int] = {}
         budget = self.max_step_tokens
         for request in list(self.running):
@@ -158,8 +158,8 @@ class Engine:
         return tokens
 
     def _admit(self, request: Request, budget: int) -> int | None:
-        """Give a waiting request blocks, for its hits and a first chunk. Return the length of the chunk, 0 if
-        it loads first; None if it must wait."""
+        """Allocate blocks for the hits and the first chunk of a waiting request. Return the length of the
+        chunk: 0 if the request loads first, None if it must wait."""
         on_device = self._device_hit(request)
         on_host, _ = self.kvsm.get_num_new_matched_tokens(request, on_device)
         if on_host is None:
@@ -186,7 +186,8 @@ class Engine:
     # Compute and blocks.
 
     def _compute(self, request: Request, count: int) -> None:
-        """Compute the next `count` tokens of a request. Count them only now, after `build_connector_meta`."""
+        """Compute the next `count` tokens of a request, and count them: `build_connector_meta` was called
+        before."""
         start, end = request.num_computed_tokens, request.num_computed_tokens + count
         token = self.model.forward(request.tokens[start:end], start, request.tables)
         request.num_computed_tokens = end
@@ -200,7 +201,8 @@ class Engine:
                 self.end(request)
 
     def _device_hit(self, request: Request) -> int:
-        """Return how many tokens the device has for all groups. One token is left to compute."""
+        """Return how many tokens all groups have on the device, without the last token, which must be
+        computed."""
         for end in range((request.num_tokens - 1) // BLOCK * BLOCK, 0, -BLOCK):
             needed = [
                 request.key(index, group)
@@ -212,8 +214,8 @@ class Engine:
         return 0
 
     def _grow(self, request: Request, count: int) -> bool:
-        """Get blocks for the next tokens, from the youngest request if none are free. Return whether the
-        request still runs."""
+        """Allocate blocks for the next tokens; if too few are free, preempt the youngest requests. Return
+        whether this request still runs."""
         while (new := self._allocate(request.tables, request.num_computed_tokens + count)) is None:
             victim = [other for other in self.running if not other.is_loading][-1]
             self.preempt(victim)
@@ -225,26 +227,26 @@ class Engine:
         return True
 
     def _allocate(self, tables: list[list[int]], tokens: int) -> list[list[int]] | None:
-        """Return new blocks by group, so that the tables cover so many tokens; None if too few are free."""
+        """Return the blocks, by group, that the tables need to cover `tokens`; None if too few are free."""
         counts = [max(0, -(-tokens // BLOCK) - len(table)) for table in tables]
         return [self.pool.get_new_blocks(n) for n in counts] if sum(counts) <= self.pool.num_free() else None
 
     def preempt(self, request: Request) -> None:
-        """Take a request's blocks. It waits, and computes or loads its tokens again."""
+        """Take a request's blocks away. It waits, and later computes or loads its tokens again."""
         self._release(request)
         self.waiting.appendleft(request)
         self.preempted.append(request.request_id)
         self.counts["preempted"] += 1
 
     def _release(self, request: Request) -> None:
-        """Free a request's blocks. Copies in flight hold references of their own."""
+        """Free a request's blocks. Copies in flight hold their own references."""
         (self.running if request in self.running else self.waiting).remove(request)
         self._free(request.tables)
         request.tables, request.num_computed_tokens = [[] for _ in GROUPS], 0
         request.is_loading = False
 
     def _cache_blocks(self, request: Request) -> None:
-        """Let the full blocks of a request serve other requests."""
+        """Add the full blocks of a request to the prefix cache."""
         for index in range(request.num_computed_tokens // BLOCK):
             for group, table in enumerate(request.tables):
                 if table[index] != NO_BLOCK:
@@ -261,5 +263,5 @@ class Engine:
         self.pool.touch([block for table in tables for block in table if block != NO_BLOCK])
 
     def _free(self, tables: list[list[int]]) -> None:
-        """Free the last blocks first: then the end of a prefix is reused before its beginning."""
+        """Free the last blocks first, so that the end of a prefix is evicted before its beginning."""
         self.pool.free_blocks([block for table in tables for block in reversed(table) if block != NO_BLOCK])

@@ -30,7 +30,7 @@ class Model:
         self.load_weights(version)
 
     def load_weights(self, version: str) -> None:
-        """Replace the weights. A version is the same weights in every process."""
+        """Replace the weights. A version gives the same weights in every process."""
         self.version = version
         torch.manual_seed(int.from_bytes(version.encode(), "big") % (1 << 63))
         self.embedding = torch.randn(VOCABULARY, SIZE, dtype=torch.float64)
@@ -40,7 +40,8 @@ class Model:
     def forward(self, tokens: Sequence[int], start: int, tables: Sequence[Sequence[int]]) -> int:
         """Compute `tokens`, which follow the first `start` tokens of a request. Return the next token.
 
-        tables: the request's blocks, by group. It writes the KV of `tokens`, and reads that of all before.
+        Writes the KV of `tokens`, and reads the KV of all tokens before them. tables: the request's blocks,
+        by group.
         """
         end = start + len(tokens)
         now, past = torch.arange(start, end), torch.arange(end)
