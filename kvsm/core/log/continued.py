@@ -149,7 +149,7 @@ def _behind(claimed: LogDirectory, head: SegmentHead, seq: int, **more: Any) -> 
 
 
 def _read_from(directory: Path, path: Path) -> tuple[LogReader, Segment | None, bytes]:
-    """Read a log from this segment to its end. Returns that segment too, and its counts; None if its head is
+    """Read a log from this segment to its end. Also returns that segment and its counts; None if its head is
     torn."""
     reader, begun, counts = LogReader(directory), None, b""
     for segment in reader.segments(first_event(path)):

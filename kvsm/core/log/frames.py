@@ -248,9 +248,9 @@ def encode_mark(number: int) -> bytes:
 
 
 def succeeded_by(first: int, data: bytes) -> int | None:
-    """Return the number that marks a segment once another one follows it; None: leave its mark.
-
-    first: the first event of the other segment. data: the mark so far, which stays if it names a loss.
+    """Return the number to write into the mark of a segment once another segment follows; None: leave the
+    mark. first: the first event of the next segment. data: the present mark, which is kept if it names a
+    loss.
     """
     mark = decode_mark(data)
     if mark is None or mark.lost is not None:
@@ -264,9 +264,9 @@ def run_mark(run: bytes, life: int = 1) -> int:
 
 
 def read_back(event: OffloadingEvent) -> OffloadingEvent:
-    """Return this event as a reader will get it. Raises `ValueError`, with the reason, unless both are equal.
-
-    The result shares no mutable object with the event, so later changes do not reach the log.
+    """Return this event as a reader will decode it. Raises `ValueError`, with the reason, if the decoded
+    event would differ. The result shares no mutable object with the event, so later changes of the event do
+    not reach the log.
     """
     try:
         read = _EVENT.decode(_ENCODER.encode(event))
@@ -608,8 +608,8 @@ def _decoded(
 
 
 def _may_be_newer(content: bytes | memoryview, problem: str) -> bool:
-    """Whether a record that cannot be decoded says itself that a later kvsm wrote it: by the schema of a
-    head, a kind of event or a reason that this kvsm does not know. problem: the decoder's message."""
+    """Whether a later kvsm wrote this record, which cannot be decoded: it has a schema, a kind of event or a
+    reason that this kvsm does not know. problem: the decoder's message."""
     if "Invalid enum value" in problem:
         return True
     try:

@@ -1,9 +1,10 @@
 """Count what happens in each minute of a segment.
 
-The writer counts while it writes, and leaves the counts of each segment in the head of the next one. So a
-first look at the log of a day reads heads, and the events of the last segment only. A reader counts a segment
-without counts itself (`counts_of`). Both give the same counts: they depend on nothing but the segment's
-events. So the duration of a copy that was submitted in an earlier segment is unknown.
+The writer counts while it writes, and saves the counts of each segment in the head of the next one. So a
+first look at the log of a day reads heads, and the events of the last segment only. If a segment has no saved
+counts, a reader counts its events (`counts_of`). Writer and reader get the same counts, because these depend
+only on the events of the segment. So the duration of a copy that was submitted in an earlier segment is
+unknown.
 
 A segment of a quiet engine may last for days. So each part of its time is one minute long or, if there would
 be more than `MOST_PARTS` parts, two, four, eight, ... minutes.
@@ -154,7 +155,7 @@ class MinuteCounter:
         self._flights: dict[int, tuple[int, int]] = {}
         """Live transfer -> its direction, and the wall time of its submission (ns); 0: not submitted."""
         self._copies_out: set[str] = set()
-        """Live requests that stand for copies to or from another tier."""
+        """Live requests that represent copies to or from another tier."""
 
     def count(self, events: Sequence[OffloadingEvent]) -> None:
         """Count these events, which follow the ones before."""
@@ -297,7 +298,7 @@ def counts_of(segment: Segment) -> SegmentMinutes:
 
 
 class WrittenMinutes:
-    """The counts of the segment that a writer fills, and of the one that it opens meanwhile."""
+    """Counts the events of the segment that a writer fills, and of the next one while it is being opened."""
 
     def __init__(self, first: int) -> None:
         """first: the number of the segment's first event."""
@@ -311,16 +312,15 @@ class WrittenMinutes:
             self._opened.count(events)
 
     def open(self, first: int) -> bytes:
-        """Also count for a new segment, which begins with event `first`.
-
-        Returns the field `before` of its head: the counts of the segment that is filled. Empty if an
-        interrupted call has left events uncounted; then readers count that segment.
+        """Begin to count for a new segment too, whose first event is `first`. Returns the field `before` of
+        its head: the counts of the segment that is filled now. Empty if an interrupted call has left events
+        uncounted; then readers count the events of that segment.
         """
         self._opened = MinuteCounter(first)
         return encode_counts(self._filled.minutes) if self._filled.is_whole else b""
 
     def fill_new(self) -> None:
-        """Note that the new segment is filled from now on."""
+        """Note that the writer fills the new segment from now on."""
         if self._opened is not None:
             self._filled, self._opened = self._opened, None
 

@@ -157,7 +157,7 @@ class Segment:
 
     @property
     def offset(self) -> int:
-        """How many bytes of the file were read: up to the end of the last event frame."""
+        """The number of bytes of the file that were read, up to the end of the last event frame."""
         return self._offset
 
     def batches(self) -> Iterator[list[OffloadingEvent]]:

@@ -57,11 +57,12 @@ class Retention:
             self.segments.append(segment)
 
     def announce_newest(self) -> None:
-        """Name the newest segment in the one before it, so that readers notice if it is missing. Idempotent.
+        """Write which segment is the newest into the mark of the one before it, so that readers notice if
+        it is missing. Idempotent.
 
-        Does nothing before its name is durable: after a power loss that name may be gone, rightly.
+        Does nothing before the name of the newest segment is durable: a power loss may remove it until then.
 
-        Raises `OSError` if a mark is left in part.
+        Raises `OSError` if a mark is left partly written.
         """
         newest = self.segments[-1]
         if newest.announced or not newest.name_is_durable:

@@ -75,8 +75,8 @@ class SegmentFile:
     synced: what the last good sync made durable.
     sync_failure: the error of a failed sync, after which it is unknown which bytes are durable; or None.
     loss: why nothing more is written here, or None.
-    marked: whether the file has the mark of the loss.
-    announced: whether the mark of the segment before it names it, if there is one.
+    marked: whether the mark of the file says that events were lost.
+    announced: whether the mark of the previous segment, if there is one, names this one.
     deleted: whether someone else has deleted the file.
     name_is_durable: whether the name survives a power loss. Then older segments may be deleted.
     """
@@ -169,8 +169,8 @@ class SegmentFile:
 
         first: the first event of the next segment, whose name is durable.
 
-        If it cannot be written, the file stays as it is: then readers cannot notice that the next segment is
-        missing. Raises `OSError` if the mark is left in part.
+        If the mark cannot be written, the file stays as it is: then readers cannot notice that the next
+        segment is missing. Raises `OSError` if the mark is left partly written.
         """
         again = SegmentFile(self.path.parent, self.first)
         try:

@@ -14,8 +14,8 @@ from kvsm.events import SCHEMA_VERSION, OffloadConfig, recorded_ns
 from kvsm.states import machines_digest
 
 MOST_COUNTS = 1 / 64
-"""The largest counts that a head takes, as a share of a full segment. Only a segment with few events for its
-time has larger ones, and readers count it quickly."""
+"""The largest size of counts in a head, as a share of a full segment. Only a segment with few events over a
+long time has larger counts; readers can count its events quickly."""
 
 
 class SegmentMaker:
@@ -54,7 +54,8 @@ class SegmentMaker:
     def make(
         self, segment: SegmentFile, state: StateCopy, ended: SegmentTail | None = None, before: bytes = b""
     ) -> None:
-        """Make the file, write its head, and publish it. ended, before: for these fields of the head."""
+        """Make the file, write its head, and publish it. ended, before: the fields of the head with these
+        names."""
         head = self.new_head(segment.first, ended, before)
         self.create(segment)
         while not state.go_on():

@@ -226,7 +226,7 @@ def _why_reject(
     core: EventEmitter, transfer: int, worker: int, direction: Direction | None
 ) -> RejectReason | None:
     """Return why this report changes nothing; None if it counts."""
-    # First of all: without the rank's report, the transfer may have ended already.
+    # Check the rank first: the transfer does not wait for it, so it may have ended already.
     if not 0 <= worker < core.config.workers:
         return RejectReason.WORKER
     entry = core.ledger.transfers.get(transfer)
@@ -241,26 +241,27 @@ def _why_reject(
 
 
 _MISUSES = {
-    RejectReason.WORKER: "rank {worker} reports, and the configuration has {workers}: transfer {transfer} "
-    "does not wait for this rank, and its blocks may be used before this rank has copied them. Make "
+    RejectReason.WORKER: "rank {worker} reports, but the configuration has {workers}: transfer {transfer} "
+    "does not wait for this rank, so its blocks may be used before this rank has copied them. Make "
     "OffloadConfig.workers the number of ranks, which count from 0",
-    RejectReason.NOT_SUBMITTED: "rank {worker} reports transfer {transfer}, which was planned and not "
-    "submitted. Call submit([{transfer}]) before its job leaves for the workers, or no report of it counts",
-    RejectReason.UNKNOWN: "rank {worker} reports transfer {transfer}, and the last event of this core is "
+    RejectReason.NOT_SUBMITTED: "rank {worker} reports transfer {transfer}, which was planned but not "
+    "submitted. Call submit([{transfer}]) before its job goes to the workers; earlier reports are ignored",
+    RejectReason.UNKNOWN: "rank {worker} reports transfer {transfer}, but the last event of this core is "
     "{seq}. Give each report to the core that planned the transfer",
     RejectReason.DIRECTION: "rank {worker} reports transfer {transfer} as a copy in the other direction. "
     "Call report, or the call that fits the direction of the job",
 }
-"""What to do about a report that no right engine makes. Reports may be late or doubled in any engine."""
+"""What to do about a report that a correct engine never makes. Late and duplicate reports occur in every
+engine."""
 
 
 def expect_misuse(core: EventEmitter) -> None:
-    """Let this core log no warning of such reports: its caller makes them on purpose."""
+    """Log no warning for such reports to this core: its caller makes them on purpose."""
     core.warned_reports = tuple(reason.name for reason in _MISUSES)
 
 
 def _warn_of_rejected(core: EventEmitter, transfer: int, worker: int, reason: RejectReason) -> None:
-    """Warn of a report that no right engine makes, once for each reason."""
+    """Warn of a report that a correct engine never makes, once for each reason."""
     misuse = _MISUSES.get(reason)
     if misuse is None or reason.name in core.warned_reports:
         return
@@ -268,7 +269,7 @@ def _warn_of_rejected(core: EventEmitter, transfer: int, worker: int, reason: Re
     workers = core.config.workers
     ranks = f"{workers} worker{'s' if workers > 1 else ''}"
     text = misuse.format(transfer=transfer, worker=worker, workers=ranks, seq=core.ledger.seq)
-    _LOGGER.warning("%s. The report changes nothing; the next ones like it are only logged as events", text)
+    _LOGGER.warning("%s. The report changes nothing; further ones like it are only logged as events", text)
 
 
 def cancel(core: EventEmitter, transfer: int) -> Ended | None:
@@ -338,16 +339,15 @@ def warn_of_unsubmitted(core: EventEmitter) -> None:
 
 
 def warn_at_close(core: EventEmitter) -> None:
-    """Warn of the plans that are not submitted when the core closes."""
+    """Warn of plans that were never submitted when the core closes."""
     plans = [one for one in core.ledger.transfers.values() if one.word & STATE_MASK == PLANNED]
     if plans:
         named = [f"{one.direction.name.lower()} {one.id} ({len(one.slots)} blocks)" for one in plans[:4]]
         _LOGGER.warning(
-            "the offloader closes with %d plans that were never submitted: %s%s. Nothing of them was copied. "
-            "Call submit when jobs go to the workers, or cancel",
-            len(plans),
+            "the offloader closes with plans that were never submitted: %s%s. None of their blocks was "
+            "copied. Call submit when jobs go to the workers, or cancel the plans",
             ", ".join(named),
-            ", ..." if len(plans) > 4 else "",
+            f", and {len(plans) - 4} more" if len(plans) > 4 else "",
         )
 
 

@@ -107,7 +107,7 @@ _OF_A_POOL = ("touch", "free_blocks", "key_of", "cached_block", "free_queue")
 
 
 def device_pool(pool: object, live: Collection[int]) -> None:
-    """Check a pool that is to be bound. live: the transfers that are live."""
+    """Check a pool before it is bound. live: the live transfers."""
     call = "bind_gpu_block_pool"
     lacks = [name for name in _OF_A_POOL if not callable(getattr(pool, name, None))]
     if lacks:

@@ -75,7 +75,8 @@ class WalkState(msgspec.Struct):
     ] = None
     """The stamp of the last walk, if the host had too little room for it; otherwise None."""
     outdated: Annotated[dict[int, bytes], filled(_outdated)] = msgspec.field(default_factory=dict)
-    """Block -> the key that the pool still had for it at the last reset, until a request gets the block."""
+    """Block -> the key that the pool still had for it at the last reset; removed when a request gets the
+    block."""
 
 
 class FreeQueueWalk:
@@ -103,7 +104,7 @@ class FreeQueueWalk:
     def restart(self, held: Iterable[int] = ()) -> None:
         """Reset the state: the host has lost all its content. held: the blocks that requests hold.
 
-        What loads write is known to be of an older epoch (`Provenance`).
+        Blocks that loads write need no entry: they are known to be of an older epoch (`Provenance`).
         """
         key_of = self._pool.key_of
         stores = [one for one in self._offloader.ledger.transfers.values() if one.direction is STORE]
@@ -113,8 +114,8 @@ class FreeQueueWalk:
         self.state = WalkState(self._offloader.config.device_blocks, outdated=outdated)
         if outdated:
             _LOGGER.warning(
-                "the cache was reset, and the device pool still has keys of %d blocks, such as block %d. "
-                "They are not stored until a request gets them. Reset the device's prefix cache before "
+                "the cache was reset, but the device pool still has keys of %d blocks, such as block %d. "
+                "They are not stored until they are allocated again. Reset the device's prefix cache before "
                 "reset_cache, so that key_of returns None",
                 len(outdated),
                 next(iter(outdated)),

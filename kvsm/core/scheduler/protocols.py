@@ -153,7 +153,7 @@ class DevicePool(Protocol):
     def key_of(self, block: int) -> bytes | None:
         """Return the key (hash and group) of the content that the block caches; None if it caches none.
 
-        A reset of the engine's prefix cache ends all keys, also of blocks that have references.
+        A reset of the engine's prefix cache must remove all keys, including those of blocks with references.
         """
 
     def cached_block(self, key: bytes) -> int | None:

@@ -90,8 +90,8 @@ class OffloadScheduler:
         tracked = self._track("add_request", request)
         if tracked.request is not request:
             _LOGGER.warning(
-                "request %r arrives, and an unfinished request has this name: kvsm follows only that one. "
-                "Call request_finished for it first, or give each unfinished request a name of its own",
+                "request %r arrives, but an unfinished request has the same name: kvsm follows only the "
+                "older one. Call request_finished for it first, or give each unfinished request its own name",
                 tracked.name,
             )
 
@@ -240,12 +240,12 @@ class OffloadScheduler:
         self._add_to_plan(job)
 
     def _warn_without_match(self, name: str, tokens: int) -> None:
-        """Warn if this request, which is to load tokens, holds no match of which they could be."""
+        """Warn if this request is to load tokens but holds no match that promised them."""
         entry = self.offloader.ledger.requests.get(name)
         if entry is None or entry.state is not RequestState.MATCHED:
             _LOGGER.warning(
-                "request %r is to load %d tokens, and holds no match: its load is reported as failed. "
-                "get_num_new_matched_tokens must have promised these tokens since its last blocks",
+                "request %r is to load %d tokens, but holds no match: its load is reported as failed. Load "
+                "only tokens that get_num_new_matched_tokens promised since the request last got blocks",
                 name,
                 tokens,
             )
@@ -514,8 +514,8 @@ class OffloadScheduler:
 
         weights: as in `Offloader.reset`.
 
-        Reset the device's prefix cache first. With a lazy store, blocks of which the pool still has keys are
-        not stored until a request gets them, and a warning counts them.
+        Reset the device's prefix cache first. With a lazy store, a block for which the pool still has a key
+        is not stored until it is allocated to a request again; a warning says how many there are.
 
         Cancels planned transfers that were not submitted. Returns False while older copies are live: then
         call it again, or wait for `StepResults.drained`.

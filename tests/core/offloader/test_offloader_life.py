@@ -242,9 +242,7 @@ class TestForgottenSubmit:
         core.close()
         core.close()
         (warning,) = caplog.messages
-        assert (
-            f"closes with 1 plans that were never submitted: store {planned.transfer} (2 blocks)" in warning
-        )
+        assert f"closes with plans that were never submitted: store {planned.transfer} (2 blocks)" in warning
         reader = LogReader(tmp_path / "log")
         rebuilt = rebuild(tmp_path / "log")
         found = unfinished_at_end(reader, rebuilt.ledger, rebuilt.condition)
@@ -270,7 +268,7 @@ class TestWrongReports:
             assert core.report(transfer, 1, True) == ReportResult(rejected=RejectReason.WORKER)
             assert log[-1] == ReportRejected(core.ledger.seq, 0, 0, transfer, 1, True, RejectReason.WORKER)
         (warning,) = caplog.messages
-        assert warning.startswith("rank 1 reports, and the configuration has 1 worker: ")
+        assert warning.startswith("rank 1 reports, but the configuration has 1 worker: ")
         assert "OffloadConfig.workers" in warning
 
     def test_report_before_the_submission_is_named(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -281,7 +279,7 @@ class TestWrongReports:
             assert core.report(job.transfer, 0, True).rejected is RejectReason.NOT_SUBMITTED
         (warning,) = caplog.messages
         assert warning.startswith(
-            f"rank 0 reports transfer {job.transfer}, which was planned and not submitted"
+            f"rank 0 reports transfer {job.transfer}, which was planned but not submitted"
         )
         assert f"submit([{job.transfer}])" in warning
 

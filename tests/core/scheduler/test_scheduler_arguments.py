@@ -203,7 +203,7 @@ def test_second_request_of_a_name_is_named(caplog: pytest.LogCaptureFixture) -> 
     assert caplog.records == []
     hand.scheduler.add_request(SmallRequest("r", range(50, 58)))
     [warning] = caplog.messages
-    assert warning.startswith("request 'r' arrives, and an unfinished request has this name")
+    assert warning.startswith("request 'r' arrives, but an unfinished request has the same name")
     hand.scheduler.request_finished(first, [])
     hand.scheduler.add_request(SmallRequest("r", range(50, 58)))
     assert len(caplog.messages) == 1
@@ -215,7 +215,7 @@ def test_load_that_no_match_has_promised_is_named(caplog: pytest.LogCaptureFixtu
     request = SmallRequest("r", range(9))
     hand.scheduler.update_state_after_alloc(request, [[4, 5, 6]], 8)
     [warning] = caplog.messages
-    assert warning.startswith("request 'r' is to load 8 tokens, and holds no match")
+    assert warning.startswith("request 'r' is to load 8 tokens, but holds no match")
     [load] = hand.scheduler.update_connector_output([]).loads
     assert not load.good
 
