@@ -1,7 +1,7 @@
 """Where the bytes of a block are, in the tensors of the device pool and in the host pool.
 
 The device pool is one or more tensors of shape `[num_blocks, ...]`, with any number of dimensions and any
-strides: for example one for each layer, one for K and one for V of each layer, or one for each storage that
+strides: for example one for each layer, one for K and one for V of each layer, or one for each buffer that
 several KV cache groups share. Block b is `tensor[b]` of each tensor; if it is not contiguous, each contiguous
 piece of it is a part of its own. On the host a block is one row with the parts of all tensors one after
 another (block-major), so that the parts that are copied together are contiguous.
@@ -125,7 +125,7 @@ def pieces_of(name: str, tensor: Any) -> list[MemoryRows]:
     (count, *sizes), (stride, *inner) = map(int, tensor.shape), strides
     if 0 in sizes:
         raise ConfigError(f"{name} has rows of 0 bytes; they need at least 1")
-    if not count:  # numpy's strides mean nothing then
+    if not count:  # numpy's strides have no meaning then
         return [MemoryRows(address, prod(sizes) * item_bytes, 0, prod(sizes) * item_bytes)]
     dimensions = [(size, distance) for size, distance in zip(sizes, inner) if size > 1]
     row_bytes, apart = item_bytes, list(dimensions)

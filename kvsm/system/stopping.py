@@ -1,7 +1,8 @@
-"""When long work stops: it asks between two of its steps, and is never interrupted inside one.
+"""When long work stops: between two of its steps it asks whether to stop; it is never interrupted inside a
+step.
 
-A signal handler that raised would raise wherever the process happens to be: inside a callback of C code or a
-finalizer the exception is printed and lost, and between two writes it leaves half of a result.
+An exception raised by a signal handler could hit any line: inside a callback of C code or a finalizer it is
+only printed, and between two writes it leaves half of a result.
 """
 
 from __future__ import annotations
@@ -20,27 +21,27 @@ def never() -> bool:
 
 
 class CutShort(KeyboardInterrupt):
-    """Raised between two steps of work that is over, by the work itself.
-
-    It is a `KeyboardInterrupt` because neither code under test nor Hypothesis takes that for a failure.
+    """Raised by work between two of its steps, when it must stop. It is a `KeyboardInterrupt`, which neither
+    code under test nor Hypothesis takes for a failure.
     """
 
 
 def go_on_unless(is_over: IsOver) -> None:
-    """Raise `CutShort` if the work is over."""
+    """Raise `CutShort` if the work must stop."""
     if is_over():
         raise CutShort
 
 
 class TimeBudget:
-    """Seconds that several pieces of work share. Time counts only inside of `spending`."""
+    """A number of seconds that several pieces of work share. Only time inside of `spending` counts."""
 
     def __init__(self, seconds: float) -> None:
         self.left = seconds
 
     @contextmanager
     def spending(self) -> Iterator[IsOver]:
-        """Count time against the budget. Yields whether it is spent."""
+        """Count the time of this block against the budget. Yields a function that says whether the budget is
+        spent."""
         began, before = monotonic(), self.left
         try:
             yield lambda: monotonic() - began >= before

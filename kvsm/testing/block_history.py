@@ -1,4 +1,5 @@
-"""Which calls touched a block of memory, so that wrong bytes name who wrote them and who read them."""
+"""Record which calls touched each block, so that a failure about wrong bytes names the calls that wrote and
+read them."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import NamedTuple
 from kvsm.testing.under_test import Call, UnderTest
 
 MOST_TOUCHES = 6
-"""Most calls that a failure lists for a block; they are the last ones."""
+"""A failure lists at most this many of the last calls that touched a block."""
 
 
 class Block(NamedTuple):
@@ -35,14 +36,15 @@ class _Touch(NamedTuple):
 
 
 class BlockStory(NamedTuple):
-    """Who touched a block. text: lines for a failure. suspect: the user's call that led to its last bytes."""
+    """The calls that touched a block. text: lines for a failure. suspect: the user's call that led to its
+    present bytes."""
 
     text: str = ""
     suspect: Call | None = None
 
 
 class BlockHistory:
-    """The latest touches of each block."""
+    """Records the latest calls that touched each block."""
 
     def __init__(self, under_test: UnderTest) -> None:
         self._under_test = under_test
@@ -54,7 +56,7 @@ class BlockHistory:
         return next((call for call in called if call.words.startswith(f"{method}(" if method else "")), None)
 
     def suspect(self, call: Call | None) -> None:
-        """Let the present failure be marked at this call's method."""
+        """Mark the present failure at the method of this call."""
         self._under_test.suspect = call
 
     def read(self, block: Block, what: str) -> None:
@@ -77,13 +79,14 @@ class BlockHistory:
             touches.append(touch)
 
     def blame(self, block: Block) -> str:
-        """Return who touched a block that has wrong bytes now, and suspect its last writer."""
+        """Return the calls that touched a block with wrong bytes, and suspect the call that wrote it last."""
         told = self.told(block)
         self.suspect(told.suspect)
         return told.text
 
     def told(self, block: Block) -> BlockStory:
-        """Tell who touched a block, and the block that its bytes were copied from, up to now."""
+        """Describe the calls that touched a block, and those that touched the block that its bytes were
+        copied from."""
         lines, seen, writer = [], set[Block](), None
         at: Block | None = block
         while at is not None and at not in seen:

@@ -57,8 +57,8 @@ class CopyEngineMachine(PropertyMachine):
 
     Needs: a subclass with `make_engine(device, host)`, which returns an engine between these two pools with
     `submit`, `hold_compute`, `poll`, `wait`, `drain`, `close` (`kvsm.copies.CopyEngine`). A pool is an array
-    of bytes, [6, `block_bytes`]. The engine must use these very pools, and no copies of them: as compute, the
-    machine writes and reads them itself, while transfers are in flight.
+    of bytes, [6, `block_bytes`]. The engine must use these pools themselves, not copies of them: while
+    transfers are in flight, the machine writes and reads the pools, as a model's compute would.
 
     An engine on a device also needs `make_pools` (tensors in place of arrays), `compute` (queues the compute,
     which the host runs at once) and `synchronize` (waits for it). `may_fail = True` is for an engine that may
@@ -254,7 +254,7 @@ class CopyEngineMachine(PropertyMachine):
         self._note(job)
 
     def _note(self, job: TransferJob) -> None:
-        """Note which blocks a possible job touches."""
+        """Note which blocks a job touches, if the job is valid."""
         if any(block >= BLOCKS for block in (*to_list(job.device_blocks), *to_list(job.host_blocks))):
             return
         source, target = _ends(job.direction)

@@ -128,7 +128,7 @@ class MachineTarget(FuzzTarget):
         return self._saved(entry.seed, failure, examples)
 
     def _saved(self, seed: int, failure: WalkFailure, examples: _Examples) -> SavedFailure:
-        """Return the failure of these examples. If Hypothesis cannot repeat it, it has no steps."""
+        """Return the failure of these examples. It has no steps if Hypothesis cannot repeat it."""
         found, error = examples.failed_after, examples.found_again()
         steps, options = _repeatable(error)
         finding = failure.finding if error is None else _finding(error)
@@ -345,7 +345,7 @@ class _Examples:
         error = self._error_of(hypothesis.seed(number)(self._test(chosen)))
         options = _repeatable(error)[1]
         if self._found is not None and options.blob:
-            self._found.example = _example(options)  # Hypothesis stores none of a test with a fixed seed.
+            self._found.example = _example(options)  # Hypothesis stores none if the seed is fixed
         return None if error is None else _finding(error)
 
     def from_bytes(self, choices: bytes) -> tuple[frozenset[str], Finding | None]:
@@ -395,7 +395,7 @@ class _Examples:
         return get_state_machine_test(self._make, settings=chosen)  # type: ignore[arg-type]
 
     def _make(self) -> RuleBasedStateMachine:
-        """Make a machine that counts its steps, unless the work is over. One for each example."""
+        """Make a machine that counts its steps, for one example. Raises `CutShort` if the work must stop."""
         go_on_unless(self._is_over)
         machine = self._machine()
         self.made += 1

@@ -5,9 +5,9 @@ Each answer of the pool is compared with the books, which share no code with it:
 - an allocated block has no holder, and is allocated once (S3);
 - a block that is released has a holder (S4);
 - the free queue has every block without a holder once, and no other block (S1);
-- the block that the pool returns for a key has the content of that key (S15), and so has a block of which the
-  pool says that it caches a key;
-- neither answer is a key from before a reset, whoever holds the block (S14).
+- a block that the pool returns for a key has the content of that key, and a block for which the pool returns
+  a key has its content (S15);
+- after a reset no older key matches, even for blocks that requests hold (S14).
 
 Not checked: the order in which free blocks are allocated, and how long their content is kept.
 """
@@ -112,7 +112,7 @@ class WatchedPool(SmallPool):
     def try_reset(self) -> None:
         """Reset the prefix cache while blocks are held once, held twice, free, and of equal content.
 
-        Call it at rest, when nothing is stored any more. Afterwards nobody holds these blocks.
+        Call this at the end, when nothing is stored any more. Afterwards no request holds these blocks.
         """
         once, twice, idle, equal = blocks = self.take(4)
         for block, key in zip(blocks, (_KEYS[0], _KEYS[1], _KEYS[2], _KEYS[0])):
@@ -140,7 +140,7 @@ class WatchedPool(SmallPool):
                 self._check_content(call, f"key_of({block}) answers a key", block, named)
 
     def _check_content(self, call: str, answer: str, block: int, key: bytes) -> None:
-        """Check an answer that says that this block caches this key."""
+        """Check an answer of the pool according to which this block caches this key."""
         if key in self._contents.get(block, ()):
             return
         about = f"after {call} {answer}; device block {block} is said to cache key {key.hex()[:12]}"

@@ -43,7 +43,7 @@ class TreeEvent(NamedTuple):
 
 
 def slot_named(slot: int) -> Block:
-    """A device slot, as its history names it."""
+    """Return the name of a device slot in its history."""
     return Block("device slot", slot)
 
 
@@ -71,7 +71,8 @@ class TreeBooks:
         return self._words[prefix]
 
     def read(self, request: Any, prefix: Prefix, slot: int, word: int, history: BlockHistory) -> None:
-        """Check the word that a step reads for the last block of a prefix. history: of the slots."""
+        """Check the word that a step reads for the last block of a prefix. history: the record of the
+        slots."""
         if word == self._words.get(prefix):
             return
         whose = [other for other, theirs in self._words.items() if theirs == word]

@@ -73,7 +73,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
 
 
 def _errors(test: str, error: BaseException) -> list[str]:
-    """The workflow commands for an error that names a line of the user's code, and for its members."""
+    """Return the workflow commands for an error that names a line of the user's code, or for the members of a
+    group."""
     members = [line for one in getattr(error, "exceptions", ()) for line in _errors(test, one)]
     broken, place = getattr(error, "property", None), getattr(error, "place", "")
     if broken is None or not place:

@@ -1,4 +1,4 @@
-"""The small engine of a machine, which remembers who touched each block of its memory."""
+"""The small engine of a machine, with a record of the calls that touched each block of its memory."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TracedEngine(SmallEngine):
         self.history = history
         self._planned_by: dict[int, Call | None] = {}
         self._finished_by: dict[str, Call | None] = {}
-        """Request -> the connector's answer to its end, if the connector is the user's."""
+        """Request -> what the user's connector returned when it finished."""
         super().__init__(*arguments, **options)
 
     def finish(self, request: SmallRequest, *, aborted: bool = False) -> None:
@@ -40,8 +40,8 @@ class TracedEngine(SmallEngine):
                 answer = f"{call.named()} {call.outcome}" if call else "the connector kept none of them"
                 raise PropertyBroken(
                     Property.ONE_RELEASE_PER_HOLD,
-                    f"the blocks of request {name} may be freed only now, when no copy touches them; "
-                    f"the engine freed them when it finished: {answer}",
+                    f"the blocks of request {name} may be freed only now, when no copy touches them; the "
+                    f"engine freed them when it finished: {answer}",
                 )
         super().take_results(results)
 
@@ -64,7 +64,7 @@ class TracedEngine(SmallEngine):
         super()._copy(job, worker, good)
 
     def _copied(self, job: TransferJob, how: str) -> None:
-        """Note what a copy reads and writes. A planned copy has torn its target."""
+        """Record what a copy reads and writes. If it is only planned, its target now has torn content."""
         is_store = job.direction is Direction.STORE
         for block, place in zip(to_list(job.device_blocks), to_list(job.host_blocks)):
             device, slot = _device(block), self.slot_of(place)

@@ -3,8 +3,8 @@
 A wrong answer seldom fails at once. It fails later, inside kvsm, as a `KeyError` that explains nothing. So a
 machine records the calls of the objects that it tests. An error that ends a rule becomes a `PropertyBroken`
 that names the property, the last call with its answer, and the user's line that raised the error or returned
-the answer. Any other broken property gets as its place the line of the user's method that was called last, or
-of the one that wrote wrong bytes.
+the answer. For any other broken property, the place is the line of the user's method that wrote the wrong
+bytes, or else of the one that was called last.
 """
 
 from __future__ import annotations
@@ -129,13 +129,15 @@ class UnderTest:
 
     @contextmanager
     def repeatable(self) -> Iterator[None]:
-        """Note if the user's code inside of this context reads a clock, or draws unseeded random numbers."""
+        """Record whether the user's code inside of this context reads a clock or draws unseeded random
+        numbers."""
         with unrepeatable(self._line_of) as found:
             yield
         self._unrepeatable += found
 
     def _line_of(self, frame: FrameType | None) -> str:
-        """The user's line that called into the standard library; empty if another one called, or a logger."""
+        """The user's line that called into the standard library; empty if other code or a logger made the
+        call."""
         while frame is not None and frame.f_code.co_filename.startswith(_STANDARD):
             if frame.f_globals.get("__name__") == "logging" or _INSTALLED in frame.f_code.co_filename:
                 break
@@ -224,9 +226,8 @@ class UnderTest:
             ) from None
 
     def _suspected_place(self) -> str:
-        """The line of the method that wrote wrong bytes; otherwise of the one that was called last.
-
-        Methods that the user wrote come before inherited ones, for which the line of the class stands.
+        """The line of the method that wrote the wrong bytes, or else of the one that was called last. Methods
+        that the user wrote come before inherited ones, for which it is the line of the class.
         """
         latest = ([self.suspect] if self.suspect else []) + self.calls[::-1]
         call = next((call for call in latest if call.is_theirs), latest[0] if latest else None)

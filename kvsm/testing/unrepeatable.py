@@ -1,7 +1,6 @@
-"""Notice code that reads a clock, or draws random numbers that no seed of its own decides.
-
-Such code decides otherwise when its calls are repeated. A log replays at another time, and a difference is
-found late, or never: a test is over before a timeout passes.
+"""Notice code that reads a clock, or draws random numbers without its own seed. Such code may decide
+differently when its calls are repeated, as in a replay. Comparing a run with its replay seldom shows this: a
+test ends before a timeout passes.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ class Unrepeatable(NamedTuple):
 
 
 def _does(function: Any) -> str:
-    """What a built-in function does that cannot be repeated; empty if it can."""
+    """Describe what a built-in function does that cannot be repeated; empty if it can be."""
     name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
     if getattr(function, "__module__", None) == "time" and name.removesuffix("_ns") in _CLOCKS:
         return f"reads the clock (time.{name}"
@@ -41,9 +40,8 @@ def _does(function: Any) -> str:
 
 @contextmanager
 def unrepeatable(line_of: Callable[[FrameType], str]) -> Iterator[list[Unrepeatable]]:
-    """Collect what the code inside of this context does that cannot be repeated.
-
-    line_of: returns the user's line that a built-in function was called for; empty if it is not the user's.
+    """Collect what the code inside of this context does that cannot be repeated. line_of: returns the user's
+    line that led to the call of a built-in function; empty if no line of the user did.
     """
     found: list[Unrepeatable] = []
 

@@ -91,7 +91,7 @@ def slug_of(failure: SavedFailure) -> str:
 
 
 def unreduced(case: WalkCase, seed: int, failure: WalkFailure, systematic: int = 0) -> SavedFailure:
-    """Return the failure of a run in this case as it was found."""
+    """Return the failure of a run, not yet reduced."""
     return SavedFailure(
         target=case.target,
         options=msgspec.to_builtins(case.options),
@@ -109,7 +109,7 @@ def unreduced(case: WalkCase, seed: int, failure: WalkFailure, systematic: int =
 def reduced(failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
     """Reduce a failure that was not reduced.
 
-    If its actions do not repeat it, it is kept unreduced, as a broken determinism.
+    If its actions do not repeat it, it stays unreduced, and is reported as broken determinism.
 
     is_over: asked between two actions; the reduction then ends with what it has.
     """
@@ -191,7 +191,7 @@ def _options_text(options: msgspec.Struct) -> str:
 def save(failure: SavedFailure, directory: Path) -> None:
     """Write the files named above to a claimed directory, in place of those of the same failure.
 
-    The file that `read` needs comes first, so that a process that is killed here has saved the failure.
+    The file that `read` needs is written first, so the failure is saved even if the process is killed here.
 
     Raises `LogError`.
     """
@@ -217,7 +217,7 @@ def replace_files(directory: Path, contents: Mapping[str, bytes]) -> None:
     """Write each file whole, in place of an older one. Raises `LogError`."""
     try:
         for name, content in contents.items():
-            # Never through a link that another user has put here: this replaces the link itself.
+            # Do not write through a link that another user may have placed here: replace the link.
             write_whole(directory / name, content)
     except OSError as error:
         raise LogError(f"{directory}: {error}") from error

@@ -97,15 +97,16 @@ class FuzzTarget(ABC):
 
     @abstractmethod
     def unreduced(self, seed: int, failure: WalkFailure, entries: Sequence[CorpusEntry]) -> SavedFailure:
-        """The failure of a run as it was found. entries: those passed to `guided_runs`."""
+        """Return the failure of a run, not yet reduced. entries: those passed to `guided_runs`."""
 
     @abstractmethod
     def unreduced_entry(self, entry: CorpusEntry, failure: WalkFailure) -> SavedFailure:
-        """The failure of an entry as it was found."""
+        """Return the failure of an entry, not yet reduced."""
 
     @abstractmethod
     def reduced(self, failure: SavedFailure, is_over: IsOver = never) -> SavedFailure:
-        """Reduce an unreduced failure. is_over: asked between two steps; it then ends with what it has."""
+        """Reduce an unreduced failure. is_over: asked between two steps; if true, the result so far is
+        returned."""
 
     @abstractmethod
     def again(self, failure: SavedFailure) -> SavedFailure | None:

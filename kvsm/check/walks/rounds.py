@@ -101,10 +101,9 @@ class Corpus:
                 self._reach[entry.name] = entry, features
 
     def reduce(self, most_actions: int, is_over: IsOver = never) -> None:
-        """Reduce each entry to the features for which it is the smallest; drop entries that are redundant.
-
-        Begin no reduction after `most_actions` actions were run, or when `is_over` says so. A later walk
-        reduces the rest.
+        """Reduce each entry to the features for which it is the smallest; drop redundant entries. Begin no
+        reduction after `most_actions` actions were run, or when `is_over` returns True. A later walk reduces
+        the rest.
         """
         for name, wanted in smallest(self._reach).items():
             entry, _ = self._reach[name]

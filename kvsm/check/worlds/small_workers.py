@@ -226,7 +226,8 @@ class SmallWorkers:
                         raise PropertyBroken(Property.CORRECT_BYTES, message)
 
     def history_of(self, block: int) -> str:  # noqa: ARG002
-        """The history of this device block, for a failure. A world keeps none: its actions are told."""
+        """Return the history of this device block, for a failure. A world has none: its list of actions shows
+        the same."""
         return ""
 
     def write(self, step: ComputedRange, token: int, cell: bytes) -> None:

@@ -109,7 +109,8 @@ class Crew(Protocol):
         """
 
     def ended(self) -> list[tuple[int, Done | Raised | Lost]]:
-        """Wait until an item has ended, at most `MOMENT_S`. Returns number and outcome of each that has."""
+        """Wait until an item has ended, at most `MOMENT_S`. Returns the number and the outcome of each item
+        that has ended."""
 
 
 def outcome_of(task: Callable[[Any], Any], item: Any) -> Done | Raised:
