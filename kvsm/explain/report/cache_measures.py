@@ -61,11 +61,11 @@ def hit_figures(tables: Tables) -> HitFigures:
 
 
 FALL_LEAST = 20
-"""Fewest lookups before and after a fall of the hits."""
+"""A fall needs at least this many lookups before and after it."""
 
 
 def _fall(tables: Tables) -> FallFigures | None:
-    """Find the admission that splits the lookups best into many hits before, and few hits after it."""
+    """Find the admission that best splits the lookups into many hits before it and few hits after it."""
     rows = tables.numbers(
         "admitted, wall_ns, asked, found, new",
         "FROM (SELECT admitted, wall_ns, asked, on_device + on_host AS found,"
@@ -123,9 +123,8 @@ def _found_share(rows: NDArray[np.int64]) -> float:
 
 
 def _rate_beside(rows: NDArray[np.int64], split: int) -> float:
-    """Blocks found after a split, as a multiple of those found in a time of the same length before it.
-
-    This time is half of the shorter side's, so that a load that grows over the whole log matters little.
+    """Return the blocks found just after a split, as a multiple of those found in as much time just before
+    it. This time is half of the shorter side, so that a load that grows over the whole log matters little.
     """
     times, found = rows[:, 1], rows[:, 3]
     span = min(times[split] - times[0], times[-1] - times[split]) // 2
@@ -142,7 +141,7 @@ def _deviations(before: NDArray[np.bool_], after: NDArray[np.bool_]) -> float:
 
 
 def _new_share(rows: NDArray[np.int64]) -> float:
-    """The share of the blocks that was missed behind a key that no lookup had missed before."""
+    """The share of the blocks that were missed from a key on that no lookup had missed before."""
     return float(((rows[:, 2] - rows[:, 3]) * rows[:, 4]).sum() / rows[:, 2].sum())
 
 
@@ -195,12 +194,13 @@ BURST_PART = 0.7
 
 
 def _burst(tables: Tables, runs: NDArray[np.int64], where: str) -> BurstFigures | None:
-    """Find the shortest time with most evictions of wanted blocks, and the usual rate of evictions besides.
+    """Find the shortest time with most evictions of wanted blocks, and the usual rate of evictions outside
+    it.
 
     runs: (blocks, wanted, when they were evicted) of each run of evicted blocks.
     where: an SQL condition for runs of wanted blocks.
 
-    The time of the figures is that from the first eviction to the last: before, the pool had room, and after,
+    The figures cover the time from the first eviction to the last: before it the pool had room, and after it
     nothing was stored.
     """
     blocks, wanted, gone_ns = runs[runs[:, 2] != NOT_TOLD].T

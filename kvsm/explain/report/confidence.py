@@ -1,4 +1,4 @@
-"""How often each finding is right, as measured on generated logs.
+"""How often each finding is right, measured on generated logs.
 
 `benchmarks/findings.py --logs 200 --seed 20261129 --confidence FILE` writes this file, and
 benchmarks/results/findings.md has the same run. Half of the kinds of incidents were unknown to the authors of
@@ -43,7 +43,7 @@ MEASURED: dict[str, tuple[int, int]] = {
 findings)."""
 
 LEAST_LOGS = 3
-"""With fewer logs a share says nothing."""
+"""With fewer logs than this, no share is given."""
 
 
 def confidence_in(trouble: str) -> float | None:

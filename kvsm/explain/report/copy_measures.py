@@ -86,15 +86,15 @@ def copy_figures(tables: Tables, late_least_ns: int, late_times: int) -> CopyFig
 
 
 LEAST_RATED = 30
-"""Least number of measured copies of a rank from which its rate is estimated."""
+"""A rate is estimated only from at least this many measured copies of a rank."""
 
 
 def _rate(tables: Tables) -> tuple[int, int | None]:
-    """The number of measured copies, and the rate of the fastest rank (bytes/s); None: it is unknown.
+    """Return the number of measured copies, and the rate of the fastest rank (bytes/s; None: unknown).
 
     The faster direction counts: memory that is not page-locked slows both.
-    The rate is what more bytes cost: the third with the largest copies against the third with the smallest,
-    by medians. So the time to start a copy does not count, nor does a tail.
+    The rate is the difference in bytes divided by the difference in time between the medians of the largest
+    third and the smallest third of the copies. So neither the time to start a copy nor a tail counts.
     """
     config = tables.log.config
     slot_bytes = config.block_bytes * config.blocks_per_chunk
@@ -145,7 +145,7 @@ def _directions(copies: NDArray[np.int64], rank: int) -> tuple[DirectionFigures,
 
 
 def _episodes(copies: NDArray[np.int64]) -> int:
-    """How many groups of copies there are that were under way together. copies: rows of `copy_figures`."""
+    """Return the number of groups of copies that were in flight together. copies: rows of `copy_figures`."""
     if not len(copies):
         return 0
     submitted, reported = copies[:, 3] - copies[:, 2], copies[:, 3]
@@ -259,17 +259,17 @@ def _wait_split(tables: Tables, stays: str) -> WaitSplit:
 
 
 RATE_TOKENS = 1000
-"""The unit of tokens in which times of computing are given."""
+"""Times to compute are given for this many tokens."""
 
 LEAST_COMPUTED = 10
-"""Least number of requests from which the time of computing is estimated."""
+"""The time to compute is estimated only from at least this many requests."""
 
 
 def compute_figures(tables: Tables) -> ComputeFigures:
     """Estimate how fast the engine computes prompts, from requests that had nothing to load.
 
-    A request's first store after its admission holds the blocks that the engine computed meanwhile. Blocks of
-    other requests in the same store are subtracted, one chunk for each.
+    A request's first store after its admission contains the blocks that the engine has computed since. If the
+    store has blocks of other requests too, one chunk is subtracted for each of these requests.
     """
     config = tables.log.config
     admitted = tables.all(
@@ -312,7 +312,7 @@ def _merged(
 
 
 def _quartiles(values: NDArray[np.int64], weights: NDArray[np.int64]) -> tuple[int, int, int]:
-    """The quartiles of values. weights: how often each value counts."""
+    """Return the quartiles of values. weights: how often each value counts."""
     order = np.argsort(values)
     upto = np.cumsum(weights[order])
     first, middle, third = (
@@ -323,7 +323,7 @@ def _quartiles(values: NDArray[np.int64], weights: NDArray[np.int64]) -> tuple[i
 
 
 def fetch_figures(tables: Tables, computing: ComputeFigures) -> tuple[FetchFigures, ...]:
-    """Compute how long requests' blocks took from the host and from other places."""
+    """Compute how long the copies took that brought requests their blocks, by place."""
     return tuple([found for place in _places(tables) if (found := _fetched(tables, place, computing)).copies])
 
 

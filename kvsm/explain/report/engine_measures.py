@@ -121,7 +121,7 @@ def abort_figures(tables: Tables) -> AbortFigures | None:
 
 
 def device_figures(tables: Tables, groups: int) -> DeviceFigures | None:
-    """Compute how many device blocks requests can hold when one is preempted; None: the log does not tell.
+    """Compute how many device blocks requests hold at most when one is preempted; None: unknown.
 
     A request holds the blocks of its prompt, at most a block for each `block_tokens` steps since its arrival,
     and two that are not full.
@@ -159,21 +159,22 @@ def device_figures(tables: Tables, groups: int) -> DeviceFigures | None:
 
 
 SAMPLED_STEPS = 200
-"""Most steps with a preemption at which the blocks of requests are counted."""
+"""At most this many steps with a preemption are examined."""
 
 _NEVER = 1 << 62
-"""Replaces the number of an event that is not in the log, in arrays of integers."""
+"""Stands for an event that is not in the log, in arrays of integers."""
 
 
 def clock_figures(tables: Tables) -> ClockFigures:
-    """Count the jumps of the clock in the window."""
+    """Return the jumps of the clock in the window."""
     jumps = [jump for jump in tables.log.clock_jumps if tables.first < jump.event <= tables.last]
     largest = max(jumps, key=lambda jump: abs(jump.by_ns), default=None)
     return ClockFigures(jumps=len(jumps), largest=largest)
 
 
 def cold_reasons(tables: Tables) -> tuple[str, ...]:
-    """Why the process that began the log did not take over the blocks of the one before, a line each."""
+    """Return why the process that began the log did not take over the blocks of its predecessor, a line
+    each."""
     for event in tables.log.events(tables.first, tables.first):
         if isinstance(event, LogOpened):
             return event.cold

@@ -24,18 +24,18 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class FallFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the share of found blocks fell most, and did not rise again.
+    """The largest lasting fall of the hit rate (the share of requested blocks that were found).
 
     event, at_ns: the first admission after the fall, and its Unix time (ns).
-    lookups_before, lookups_after: lookups that count on either side.
-    before, after: the shares of their blocks that the device or the host had.
-    rate: blocks found in some time after the fall, as a multiple of those found in as much time before it.
-    new: part of the fall that is due to blocks which no lookup had asked for before.
-    shared_before: blocks that half of the prompts before it found, or more.
-    part_at: the block, from 0, at which most prompts after it part from earlier ones. request: the first of
-        these requests.
-    parted_before, parting: share of the prompts, before and after it, that part from earlier ones at this
-        block or earlier. deviations: by how many standard deviations these two differ.
+    lookups_before, lookups_after: number of lookups before and after the fall.
+    before, after: the hit rates of these lookups, on the device or the host.
+    rate: blocks found per unit of time after the fall, as a multiple of the same before it.
+    new: the part of the fall that is due to blocks that no lookup had asked for before.
+    shared_before: half of the prompts before the fall found at least this many blocks.
+    part_at: the block, from 0, at which most prompts after the fall first differ from earlier ones. request:
+        the first request with such a prompt.
+    parted_before, parting: share of the prompts, before and after the fall, that differ from earlier ones at
+        this block or earlier. deviations: by how many standard deviations the two shares differ.
     """
 
     event: int
@@ -125,13 +125,12 @@ class BurstFigures(msgspec.Struct, frozen=True, kw_only=True):
     wanted: wanted blocks that were evicted in this time.
     evicted: all blocks that were evicted in this time.
     batches: number of all evictions; each makes room for one store.
-    usual: blocks that are evicted in a time of this length at the median rate of the rest of the time with
-        evictions.
-    lowest: the same at the rate that three quarters of the burst exceed.
+    usual: blocks that are evicted in as much time at the median rate outside of the burst.
+    lowest: the same at the lower quartile of the rates within the burst.
     deviations: by how many standard deviations `evicted` exceeds `usual`, if evictions came at random times.
     requests: number of requests whose stores evicted them.
     unread: how many of these requests stored no block that was ever hit.
-    names: the requests whose stores evicted most.
+    names: the requests whose stores evicted most blocks.
     """
 
     began_ns: int
@@ -172,7 +171,7 @@ class TrialFigures(msgspec.Struct, frozen=True):
     """A simulated configuration of the host pool.
 
     host_blocks, policy, store_threshold: the configuration.
-    gain: share of the asked blocks that would have been found besides those of the log's configuration.
+    gain: the increase of the share of found blocks over that of the log's configuration.
     error: the measured error of such a prediction, as a share of the asked blocks.
     """
 
@@ -184,19 +183,18 @@ class TrialFigures(msgspec.Struct, frozen=True):
 
     @property
     def gains(self) -> bool:
-        """Whether it gains more than the error."""
+        """Whether the gain exceeds the error."""
         return self.gain > self.error
 
 
 class FloodFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Requests that fill the pool with blocks that are hardly read.
-
-    who: what they have in common, as text behind "requests".
+    """Requests that fill the pool with blocks that are hardly read. who: what they have in common, as text
+    behind "requests".
     requests: number of these requests. of: number of all requests.
     names: those that stored most.
     stored, read: blocks that they stored, and hits of these blocks. all_stored, all_read: of all requests.
-    gain: share of the blocks asked for by the other requests that would have been found besides, if these
-        stores had been refused. doubled: the same with twice the pool instead.
+    gain: the increase of the share of found blocks of the other requests if these stores were refused.
+        doubled: the same if the pool were doubled instead.
     error: as in `TrialFigures`.
     """
 
@@ -214,19 +212,19 @@ class FloodFigures(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def gains(self) -> bool:
-        """Whether refusing their stores gains more than the error."""
+        """Whether the gain of refusing their stores exceeds the error."""
         return self.gain > self.error
 
 
 class RemedyFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """What would have helped, by simulation.
+    """What would have raised the hit rate, by simulation.
 
     why_not: why this log cannot be simulated; None: it can.
     first, last: the simulated events.
-    lookups: the lookups that count: all, or those of the second half if only a part of the log is simulated.
+    lookups: number of simulated lookups: all, or the second half if only a part of the log is simulated.
     found: share of the asked blocks that the simulation finds with the log's configuration.
     trials: larger pools, from the smallest to the first that gains, then other policies and thresholds.
-    flood: requests whose stores are in the way; None: there are none.
+    flood: requests whose stores lower the hit rate of others; None: there are none.
     """
 
     why_not: str | None
@@ -255,10 +253,10 @@ class DirectionFigures(msgspec.Struct, frozen=True, kw_only=True):
     direction: `store` or `load`.
     latency: time from the submission of a copy to its report.
     tail: how many of these copies took at least `TAIL_TIMES` times the 99th percentile of all other ranks'
-        copies in this direction. others_tail: how many of the other ranks' copies took as long. tail_ns: this
-        time (ns); None: no other rank has reported.
+        copies in this direction. others_tail: how many of the other ranks' copies took as long. tail_ns: the
+        least time (ns) of a copy in the tail; None: no other rank has reported.
     others: number of the other ranks' copies.
-    episodes: how often the rank was slow: copies in its tail that were under way together count once, because
+    episodes: how often the rank was slow. Copies in its tail that were in flight together count once, because
         one slow copy delays all copies behind it.
     """
 
@@ -313,7 +311,7 @@ class CopyFigures(msgspec.Struct, frozen=True, kw_only=True):
     late_ns: a copy without a report counts as missing after this time.
     transfers: number of ended transfers, by direction and outcome, such as `store completed`. Loads to the
         disk or another engine count only in `ElsewhereFigures`.
-    measured: copies to and from the device whose time the rank measured.
+    measured: copies to and from the device that ranks measured.
     bytes_per_s: rate of the fastest rank's copies, without the time to start them; None: there are too few,
         all have one size, or the size of a block is not in the log.
     """
@@ -343,11 +341,11 @@ class ComputeFigures(msgspec.Struct, frozen=True, kw_only=True):
 class FetchFigures(msgspec.Struct, frozen=True, kw_only=True):
     """Completed copies that requests wait for instead of computing: loads to the device, or from a disk.
 
-    place: where the bytes come from, `host` or as the log names it.
-    copies, tokens: their number, and the tokens that they bring.
+    place: where the bytes come from: `host`, or the name of another tier in the log.
+    copies, tokens: number of these copies, and of the tokens that they bring.
     took: time from submission to end.
     spent_ns: the sum of these times, without the time until an engine step noticed the end.
-    compute_ns: the time in which the engine computes as many tokens, at the slow quartile; None: unknown.
+    compute_ns: the time in which the engine computes as many tokens, at its slow quartile; None: unknown.
     slower: how many of these copies took longer than computing their tokens.
     """
 
@@ -450,7 +448,7 @@ class PoolFigures(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RequestFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """How requests ended, and which did not.
+    """How requests ended, and which ones have not ended.
 
     finished: requests that ended, including the aborted ones.
     aborted: requests that the client aborted.
@@ -493,8 +491,8 @@ class AbortFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The shortest time in which half of all aborts happened.
 
     began_ns, ended_ns: Unix time (ns).
-    aborted, ended: requests that were aborted in this time, and all that ended in it.
-    age: how long the aborted ones had lived.
+    aborted, ended: number of requests that were aborted in this time, and that ended in it in any way.
+    age: how long the aborted requests had lived.
     later: requests that arrived after this time.
     """
 
@@ -510,8 +508,8 @@ class DeviceFigures(msgspec.Struct, frozen=True, kw_only=True):
     """The device blocks that the engine's requests can hold when it preempts one for lack of blocks.
 
     steps: number of steps with a preemption.
-    held: the most blocks that running requests and stores in flight can hold at such a step: the median of
-        the second half of them. Blocks that requests share count for each.
+    held: an upper bound of the blocks that running requests and stores in flight hold at such a step: the
+        median over the second half of these steps. A block that requests share counts once for each.
     """
 
     steps: int

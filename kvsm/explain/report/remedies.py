@@ -1,11 +1,12 @@
 """Try the remedies that a report may propose: simulate the log with them.
 
 A finding proposes a larger pool, another policy or a store threshold only if `kvsm.explain.whatif` says that
-it would have gained more than the error of its predictions. The same simulation says whose stores flood the
-pool: without them, more blocks would have been found.
+it would have gained more than the error of its predictions. The same simulation shows which requests flood
+the pool: without their stores, more blocks are found.
 
-Of a longer log, `SAMPLE_EVENTS` events are simulated: where most lookups stopped at an evicted block. The
-pools begin with what the host had there, so only the lookups of the second half count.
+Of a longer log, only the `SAMPLE_EVENTS` events with most lookups that stopped at an evicted block are
+simulated. The simulated pools begin with the host's content at that event, whatever their size, so only the
+lookups of the second half count.
 """
 
 from __future__ import annotations
@@ -37,19 +38,19 @@ POOL_TIMES = (2, 4, 8)
 """Larger pools to try, as multiples of the log's, until one gains. whatif is validated up to 8 times."""
 
 POLICIES_TRIED = ("arc", "s3fifo", "sieve")
-"""Policies that keep a scan from evicting what is used."""
+"""Policies that keep a scan from evicting blocks in use."""
 
 FLOOD_STORED, FLOOD_READ, FLOOD_LEAST = 1 / 3, 1 / 3, 5
-"""Requests that have something in common may be a flood if there are at least `FLOOD_LEAST` of them, they
-stored at least the share `FLOOD_STORED` of the blocks, and these are read at most `FLOOD_READ` times as often
-as the other blocks. The simulation without their stores decides."""
+"""A group of at least `FLOOD_LEAST` requests may be a flood if it stored at least the share `FLOOD_STORED` of
+the blocks, and these are read at most `FLOOD_READ` times as often as the other blocks. A simulation without
+their stores decides."""
 
 COMMON_SHARE = 0.9
 """Prompts are grouped by the first block at which fewer than this share of them have the same content."""
 
 
 def tried_remedies(tables: Tables, trust: Trust, *, other_policies: bool) -> RemedyFigures:
-    """Simulate what may have kept the evicted blocks that lookups stopped at.
+    """Simulate remedies that may have kept the evicted blocks that lookups stopped at.
 
     other_policies: try other policies and a store threshold too.
     """
@@ -136,7 +137,7 @@ class _Trials:
         return TrialFigures(scenario.host_blocks, scenario.policy, scenario.store_threshold, gain, error)
 
     def _flood(self) -> FloodFigures | None:
-        """The requests without whose stores most more blocks would have been found; None: there are none."""
+        """Return the requests without whose stores the hit rate rises most; None: it never rises."""
         floods = [
             flood
             for groups in (_by_name(self._demand), _by_prefix(self._demand))
@@ -145,7 +146,7 @@ class _Trials:
         return max(floods, key=lambda flood: flood.gain, default=None)
 
     def _suspect(self, groups: Sequence[_Group]) -> _Group | None:
-        """The group with most of the stored blocks, if they are many and hardly read; None: there is none."""
+        """Return the group that stored most blocks, if these are many and hardly read; None: no group did."""
         found = [group for group in groups if self._may_flood(group)]
         return max(found, key=lambda group: self._blocks_of(group.lives)[0], default=None)
 
@@ -205,7 +206,7 @@ def _blocks_by_request(tables: Tables, sample: _Sample) -> dict[str, tuple[int, 
 
 
 class _Group(NamedTuple):
-    """Requests that have something in common. who: what, as text behind `requests`."""
+    """Requests that have something in common. who: what they have in common, as text behind `requests`."""
 
     who: str
     lives: Sequence[int]
@@ -216,7 +217,7 @@ _NUMBER = re.compile(r"[-_:./#]*\d*[-_:./#]*$")
 
 
 def name_stem(request: str) -> str:
-    """A request's name without what only it has: ids in hex, and one number at the end."""
+    """Return a request's name without the parts that identify it: ids in hex, and one number at the end."""
     return _NUMBER.sub("", _LONG_HEX.sub("", request))
 
 
@@ -229,7 +230,8 @@ def _by_name(demand: Demand) -> list[_Group]:
 
 
 def _by_prefix(demand: Demand) -> list[_Group]:
-    """Group the requests by the first block at which their prompts part; those that are alone, together."""
+    """Group the requests by the first block at which prompts differ; all that share it with no other form one
+    group."""
     chains = [(life, chain) for life, chain in enumerate(demand.chains) if len(chain) and chain[0] != UNKNOWN]
     place = 0
     while True:

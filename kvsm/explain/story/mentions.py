@@ -1,4 +1,5 @@
-"""Find the events that name a request, without reading a log's events: search the bytes of its files.
+"""Find the events that name a request by a search for the name in the bytes of a log's files, without
+decoding events.
 
 mentions(Path("log"), "cmpl-7")        # Window(first=118203, last=118964)
 """
@@ -25,7 +26,8 @@ class _FrameAt(NamedTuple):
 def mentions(directory: Path, name: str) -> Window | None:
     """Return the window from the first to the last frame that names a request; None: no frame does.
 
-    name: the request's id, or the beginning of it. Other text that contains it makes the window longer.
+    name: the request's id, or the beginning of it. Other text that contains the name may make the window
+        longer.
 
     Raises `NotSearchable` if the log is compressed, and `LogError` if there is no log.
     """

@@ -1,8 +1,8 @@
 """Format times for people: wall time in UTC, seconds after the start of a log, and durations.
 
 The log holds Unix time in nanoseconds. A virtual clock counts from 0 instead: its times have no date, and are
-shown since the start. `moment` and `after_start` give the forms that `--since` and `--until` take, cut (not
-rounded) to milliseconds, so that `--since` with a time that was shown finds its event.
+shown since the start. `moment` and `after_start` return the forms that `--since` and `--until` accept. They
+truncate to milliseconds instead of rounding, so that an event is found with `--since` and its printed time.
 """
 
 from __future__ import annotations

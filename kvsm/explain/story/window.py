@@ -77,7 +77,7 @@ def point_of(text: str) -> LogPoint:
 
 
 class EventTimes(Protocol):
-    """Finds the event of a point of a log.
+    """Finds the event at a point of a log.
 
     directory: the log's directory.
     first: number of the log's first event. began_ns: its time (Unix time, ns).
@@ -131,9 +131,8 @@ def window_between(times: EventTimes, since: LogPoint | None, until: LogPoint | 
 
 
 class _ReaderTimes:
-    """The times of a log as its events have them. Reads the first event of each segment.
-
-    If the clock was set back, the first event that fits counts.
+    """The times of a log as logged. Reads only the first event of each segment. If the clock was set back,
+    the first event at or after the time counts.
     """
 
     def __init__(self, reader: LogReader) -> None:

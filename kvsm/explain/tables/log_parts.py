@@ -1,4 +1,4 @@
-"""Which part of a large log a question needs, so that no index of all of it is made.
+"""Choose the part of a large log that a question needs, so that the whole log need not be indexed.
 
 log_part(LogReader("log"), "cmpl-7")        # Window(first=78203, last=118964)
 """
@@ -13,10 +13,10 @@ from kvsm.explain.story.window import EVERYTHING, Window
 from kvsm.explain.tables.table_index import unread_bytes
 
 LARGE_BYTES = 32 << 20
-"""A log is large if more bytes than this are in no index: an index would take longer than 15 s."""
+"""A log is large if more bytes than this are not indexed: indexing them would take longer than 15 s."""
 
 PART_EVENTS, PART_BYTES = 150_000, 16 << 20
-"""The most events of a part to look at closely, and about the most bytes. Its tables take some seconds."""
+"""The most events of a part that is read in full, and about the most bytes. Its tables take some seconds."""
 
 
 def is_large(reader: LogReader) -> bool:
@@ -25,15 +25,15 @@ def is_large(reader: LogReader) -> bool:
 
 
 def most_events(events: int, size: int) -> int:
-    """Return the most events of a part of a log with so many events and bytes."""
+    """Return the most events of a part, for a log with this many events and bytes."""
     return max(1, min(PART_EVENTS, PART_BYTES * events // max(1, size)))
 
 
 def log_part(reader: LogReader, request: str | None, transfer: int | None = None) -> Window:
-    """Return the part of a large log that answers for a request or a transfer, and some events before it.
+    """Return the part of a large log that names a request or a transfer, and some events before it.
 
-    It is the whole log if the log is not large, or if only an index finds what is asked for: a key, a slot,
-    or a request in a compressed log.
+    It is the whole log if the log is not large, or if an index is needed: to find a key, a slot, or a request
+    in a compressed log.
 
     Raises `LogError` if no event names the request.
     """

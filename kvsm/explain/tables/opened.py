@@ -242,7 +242,7 @@ class _TableTimes:
 
 
 _JUMPS = "clock jumps 1"
-"""Key of the stored jumps of the clock in the index. Count up when `find_jumps` finds others."""
+"""Key of the jumps of the clock in the index. Increase the number when `find_jumps` changes."""
 
 
 def open(

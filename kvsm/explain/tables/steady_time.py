@@ -1,16 +1,16 @@
-"""Make the times of a log increase with its events, although the clock of the engine was set meanwhile.
+"""Make the times of a log increase with its events even if the clock of the engine was set.
 
-The log holds what the clock said. If the clock was set, a difference of two such times is no duration. Steady
+The log holds the clock's times. If the clock was set, the difference of two such times is no duration. Steady
 time is the clock's time plus a shift that is constant between two jumps: each jump changes the shift so that
-time continues where it was. The tables of an opened log have steady times (`use_steady_time`); what the
-clock said remains in `main.events` and the other tables of `main`.
+time continues where it was. The tables of an opened log have steady times (`use_steady_time`); the logged
+times remain in `main.events` and the other tables of `main`.
 
 A jump is found from the events alone:
 
 - Backward: an event is at least a second earlier than the event before it.
 - Forward: much more time passed than the engine steps between two events take, while a request was running.
-  An idle engine makes no steps, so a request must have arrived before and have ended after. A suspended
-  machine and a process that stood still look the same, and time is continued there too.
+  An idle engine makes no steps, so the rule needs a request that arrived before the gap and ended after it. A
+  suspended machine or a paused process looks the same as a jump, and is removed from the times too.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ BACKWARD_NS = 1_000_000_000
 """Least time (ns) that counts as a jump backward. Smaller corrections of a clock change no finding."""
 
 FORWARD_NS = 20_000_000_000
-"""Least time (ns), beyond that of the steps, that counts as a jump forward: no step of an engine takes it."""
+"""Least time (ns), beyond that of the steps, that counts as a jump forward: no engine step takes as long."""
 
 LEAST_STEPS = 100
-"""Least number of measured steps to know how long a step takes. With fewer, no jump forward is seen."""
+"""Least number of measured steps to know how long a step takes. With fewer, no jump forward is detected."""
 
 STEP_SLACK = 20
-"""A step may take this many times as long as the median step before its time counts as a jump."""
+"""A step may take this many times as long as the median step before the rest counts as a jump."""
 
 
 class ClockJump(msgspec.Struct, frozen=True):
@@ -135,8 +135,8 @@ _EVENT_OF = {
         for end in ("finished", "ended", "gone")
     },
 }
-"""A column with a time -> the number of its event, where the name of the column does not say it. What a
-restart ends has the time of the event before it."""
+"""Column with a time -> the number of its event, if that is not clear from the column's name. A thing that a
+restart ended has the time of the event before the restart."""
 
 
 def _shifted(table: str, column: str) -> str:

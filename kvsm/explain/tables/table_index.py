@@ -6,9 +6,9 @@ the extractor at the event where it ends. A log that is still written is read up
 from there on the next time.
 
 An index is used only if no other user can have made or changed it, and if it fits the log as it is now. It
-has a digest of the bytes of each segment that was read. A segment whose inode, size and times (`ctime` among
-them, which no program sets) are still the same is believed; of any other one the digest is computed again, a
-second for each GB.
+has a digest of the bytes of each segment that was read. A segment is taken as unchanged if its inode, size
+and times are (among them `ctime`, which no program can set); otherwise its digest is computed again, which
+takes a second for each GB.
 
 ============================================  ==================================================
 what is found                                 what is done
@@ -80,9 +80,8 @@ _HEADER = b"SQLite format 3\x00"
 
 
 class ReadProgress(msgspec.Struct, frozen=True):
-    """How far a log is read into its tables.
-
-    event: the last event that was read; 0 before the first one.
+    """How far a log has been read into its tables. event: the last event that was read; 0 before the first
+    one.
     read_bytes, log_bytes: bytes that were read, of the bytes to read.
     index: the index that is made from nothing; None: an index is extended, or none is made.
     """
@@ -230,7 +229,7 @@ def window_tables(reader: LogReader, trust: Trust, progress: Progress | None, wi
 
 
 def unread_bytes(reader: LogReader) -> int:
-    """The number of bytes of a log that its index lacks, as far as can be seen without a lock."""
+    """Return the number of bytes of a log that are not indexed, as far as that is known without a lock."""
     sizes = {name: status.st_size for name, status in _status(reader).items()}
     path = reader.directory / INDEX_NAME
     with suppress(OSError, sqlite3.Error, _IndexMismatch):
@@ -433,7 +432,7 @@ class _Indexer:
     """Extends tables with the events of a log after their last one, and saves the state in the index.
 
     saved: the state of an index to resume from; None: the tables are empty.
-    window: the events that get rows. Those before it are only folded, and those behind it are not read.
+    window: the events that get rows. Events before it are only folded, and events behind it are not read.
     index: the index that is made from nothing, for `ReadProgress`.
     """
 

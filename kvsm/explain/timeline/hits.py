@@ -9,21 +9,22 @@ import msgspec
 from kvsm.explain.timeline.columns import Columns
 
 HIT_LOOKUPS = 20
-"""The hit rate at an admission is that of so many requests: this one and those admitted before it."""
+"""The hit rate at an admission is computed over this many requests: the admitted one and the last ones before
+it."""
 
 
 class HitTrack(msgspec.Struct):
-    """Columns: with the admission at this event, the hit rate is so many percent."""
+    """The hit rate over time, as columns: the event of each admission, and the rate (percent) from then
+    on."""
 
     event: list[int] = msgspec.field(default_factory=list)
     percent: list[int] = msgspec.field(default_factory=list)
 
 
 def hit_track(lookups: Columns) -> HitTrack:
-    """Compute the share of the asked blocks that the device or the host had, of the last requests.
-
-    A request counts once, with the lookup that it was first admitted with, as in `kvsm report`. A request
-    that asked for no whole block does not count.
+    """Compute the share of the requested blocks that were found on the device or the host, over the last
+    requests. A request counts once, with the lookup with which it was first admitted, as in `kvsm report`. A
+    request that asked for no whole block does not count.
     """
     found: dict[int, tuple[int, int]] = {}
     names = ("admitted", "resumed", "asked", "on_device", "on_host")

@@ -2,7 +2,7 @@
 
 The errors are from benchmarks/results/whatif.md: the largest difference between the predicted and the real
 share of found blocks, in percentage points, over all comparisons of a kind of workload. `kvsm whatif` prints
-the error of the kind that its log resembles. Change them only together with that page.
+the error of the kind of workload that its log resembles most. Change them only together with that page.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class WorkloadKind(NamedTuple):
     comparisons: int
 
     def points(self, *, changed: bool) -> float:
-        """The largest measured error. changed: whether it is of another configuration than the log's."""
+        """The largest measured error. changed: for another configuration than the log's."""
         return self.changed_points if changed else self.itself_points
 
 
@@ -45,15 +45,15 @@ KINDS = (
     WorkloadKind("chats", "generated conversations", 0.45, 0.1, 1.7, 54),
     WorkloadKind("trace", "a public trace of conversations", 0.0, 0.1, 0.3, 14),
 )
-"""All kinds, by `repeated_least`, descending. The limits are between the shares of the logs that were
-measured, which are in the results."""
+"""All kinds, by `repeated_least`, descending. Each limit lies between the measured shares of two kinds, which
+are in the results."""
 
 ITSELF_POINTS = max(kind.itself_points for kind in KINDS)
 CHANGED_POINTS = max(kind.changed_points for kind in KINDS)
 """The largest errors of all kinds."""
 
 UNLIKE_POINTS = 4.0
-"""From this difference on between the simulation of a log's own configuration and the log, it is refused."""
+"""A log is refused if the simulation of its own configuration differs from it by at least this much."""
 
 FAILED_SHARE_MOST = 0.02
 """Largest share of failed copies in a log that is accepted. Simulated copies never fail."""
@@ -65,8 +65,8 @@ SCOPE = "eager store, one KV cache group, kvsm's serving engine, pools from 1/8 
 def repeated_share(demand: Demand) -> float:
     """The share of the blocks in the prompts of a log whose keys an earlier prompt has too.
 
-    It tells workloads apart, whatever the device and the host had: the prompts of agents repeat nearly all
-    of the prompt before, and those of many users repeat little.
+    It tells kinds of workload apart, independently of hits: an agent's prompt repeats nearly all of its
+    previous prompt, and prompts of many users repeat little.
     """
     seen: NDArray[np.bool_] = np.zeros(len(demand.keys) + 1, dtype=np.bool_)
     repeated = blocks = 0

@@ -151,9 +151,7 @@ def read_demand(
     progress: Callable[[int], None] | None = None,
     window: Window = _WHOLE_LOG,
 ) -> Demand:
-    """Reads the demand of a log.
-
-    progress: is told the number of events read, now and then.
+    """Reads the demand of a log. progress: called with the number of events read, from time to time.
     window: reads only these events. Blocks that a request had offered before are not known then.
 
     Raises `LogError` for a log that does not tell it, and what `kvsm.core.log.fold.walk` raises.
@@ -173,7 +171,7 @@ def read_demand(
 
 
 def without_stores(demand: Demand, lives: Collection[int]) -> Demand:
-    """The demand if the stores of these lives were refused: they look up, and offer nothing."""
+    """Return the demand if the stores of these lives were refused: they still look up, but offer nothing."""
     operations: list[Operation] = []
     for operation in demand.operations:
         if isinstance(operation, Offers):
@@ -226,8 +224,8 @@ class _Batch:
     def own(self, request: str) -> Sequence[int]:
         """The keys of a request that were stored or skipped, in prefix order.
 
-        What is skipped because there is no room, or because it was offered too seldom, is behind what is
-        stored.
+        Keys that were skipped for lack of room, or because they were offered too seldom, follow the stored
+        ones.
         """
         return [*self.stored.get(request, ()), *self.skipped.get(request, ())]
 
@@ -240,7 +238,7 @@ def _note(owned: dict[str, list[int]], owners: Owners, keys: Sequence[int]) -> N
 
 
 class _Behind:
-    """Keys of a batch by the key before them. Keys for which that is not known are left out."""
+    """Keys of a batch by the previous key of the prompt. Keys with an unknown previous key are left out."""
 
     def __init__(self, keys: Iterable[int], parent: Sequence[int]) -> None:
         self._behind: dict[int, list[int]] = {}
@@ -399,7 +397,7 @@ class _DemandReader:
         return life
 
     def _complete(self, known: array[int]) -> None:
-        """Fill in the keys of a chain that stand before known ones, as far as the log tells them."""
+        """Fill in the unknown keys of a chain before known ones, as far as the log determines them."""
         for place in range(len(known) - 1, 0, -1):
             if known[place - 1] == UNKNOWN != known[place]:
                 known[place - 1] = max(self.parent[known[place]], UNKNOWN)
@@ -432,7 +430,8 @@ class _DemandReader:
     ) -> None:
         """Find the keys of the chunks that a request has just offered.
 
-        A place stays `UNKNOWN` if several keys may be there. What is found later tells the keys before it.
+        A place stays `UNKNOWN` if several keys may be there. Keys that are found later determine the keys
+        before them.
 
         own: keys that were stored or skipped for it, in prefix order.
         touched: the touched keys of the batch, those of other requests among them.
@@ -465,11 +464,11 @@ class _DemandReader:
         before: int,
         wanted: int,
     ) -> int | None:
-        """The key behind `before` in a request; UNKNOWN or None if that cannot be told."""
+        """Return the key after `before` in a request; UNKNOWN or None if the log does not determine it."""
         key = touched.next(before, wanted)
         if key != UNKNOWN:
             return key
-        # It may be being stored from the same device block: such an offer leaves no event.
+        # The key may be in flight from the same device block: such an offer leaves no event.
         in_flight = self._in_flight(ledger).all(before)
         if in_flight:
             return in_flight[0] if len(in_flight) == 1 else None
@@ -570,7 +569,7 @@ def _offered(
         reader.place(ledger, own, touched, life, range(start, reached), wanted)
         wanted -= _others(reader, ledger, offer)
         life.offered = reached
-        if before or reached != life.loaded:  # Else its load has moved the cursor, and nothing is offered.
+        if before or reached != life.loaded:  # Otherwise its load moved the cursor: nothing is offered.
             offers.append((life.number, reached))
     reader.batch = _Batch()
     names = [request for request, _, _ in event.offers]
@@ -581,7 +580,7 @@ def _offered(
 
 
 def _others(reader: _DemandReader, ledger: Ledger, offer: Offer) -> int:
-    """How many chunks of an offer were neither stored nor skipped."""
+    """Return how many chunks of an offer were neither stored nor skipped."""
     request, _, offered = offer
     before = ledger.requests[request].settled
     return offered[0] - (before[0] if before else 0) - len(reader.batch.own(request))

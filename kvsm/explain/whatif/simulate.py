@@ -11,7 +11,7 @@ copied. It follows the rules of `kvsm.core.offloader.storing` and `kvsm.core.sch
 - blocks that found no room are offered again at the end of a step in which a copy has ended; so are blocks
   whose key is being stored from another device block;
 - a request that ends offers all its blocks again if the pool has lost one of them, else only the rest;
-- a block is stored with its `store_threshold`-th offer;
+- a block is stored at its `store_threshold`-th offer;
 - after a reset, blocks that a load brought before it are not stored from the same device blocks.
 
 Some inputs come from the log, although another pool would change them a little: when requests come and go,
@@ -162,7 +162,7 @@ class _Cursor:
         self.loaded = _NOTHING
 
     def load(self, first: int, end: int) -> None:
-        """Note that these chunks are loaded. They are not offered before the request ends."""
+        """Note that these chunks were loaded: they are not offered until the request ends."""
         if first:
             self.loaded = first, end
         else:
@@ -258,7 +258,7 @@ class _Pool:
         # The last entry is for the key UNKNOWN, which is -1, and stays empty.
         self._slot_of: Numbers = np.full(len(demand.keys) + 1, -1, dtype=np.int64)
         self._is_loaded = np.zeros(len(demand.keys) + 1, dtype=np.bool_)
-        """Whether a load brought the block of a key that the device had last."""
+        """Key -> whether the latest device block with this content was written by a load."""
         self._cursors: dict[int, _Cursor] = {}
         self._copies: list[_Copy] = []
         self._step = self._started = self._epoch = 0
@@ -334,7 +334,7 @@ class _Pool:
         del self._cursors[finished.life]
 
     def _has_lost_one(self, cursor: _Cursor) -> bool:
-        """Whether the pool lacks a chunk that the request would not offer again by itself."""
+        """Whether the pool lacks a chunk that the request has settled or loaded."""
         if self.evicted <= cursor.watched_from:
             return False
         known = cursor.chain[: max(cursor.settled, cursor.loaded[1])]
@@ -464,13 +464,14 @@ class _Pool:
         self._offers.count(keys[(keys >= 0) & (self._slot_of[keys] < 0)].tolist())
 
     def _offered_enough(self, keys: Numbers) -> NDArray[np.bool_]:
-        """Which keys have had `store_threshold` offers, or are in the pool."""
+        """Return which keys have been offered `store_threshold` times, or are in the pool."""
         times, threshold = self._offers.times, self._scenario.store_threshold
         enough = [times.get(key, 0) >= threshold for key in keys.tolist()]
         return np.array(enough, dtype=np.bool_) | (self._slot_of[keys] >= 0)
 
     def _store(self, batch: _OfferedBatch) -> Numbers:
-        """Touch the keys that the pool has, and store the others. Returns the places that wait."""
+        """Touch the keys that the pool has, and store the others. Returns the places whose chunks must be
+        offered again."""
         slots = self._slot_of[batch.keys]
         is_new = slots < 0
         is_readable = ~is_new & self._readable[slots]
